@@ -1,0 +1,15 @@
+// The extension module: inner loops of planning and the CUDA executor. No policy, no global state.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+namespace uncut {
+void bind_uncut_scheduler(nb::module_ &m);
+void bind_cuda(nb::module_ &m);
+}  // namespace uncut
+
+NB_MODULE(_native, m) {
+    m.doc() = "Inner loops of uncut_mpi: the scheduler and the CUDA executor.";
+    uncut::bind_uncut_scheduler(m);
+    uncut::bind_cuda(m);
+}

@@ -1,0 +1,1 @@
+"""Devices: two backends behind one small interface. Imports neither MPI nor the communicator room."""

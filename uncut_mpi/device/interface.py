@@ -1,0 +1,290 @@
+"""
+What a device backend offers; nothing here is collective and nothing here knows of MPI.
+
+The façade carries handles (opaque bytes) between ranks and does every agreement; a backend works
+for one rank and one device, and raises on its own. Addresses are plain integers in the address
+space of this process: device pointers for `cuda`, host pointers for `host`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import OperationList
+
+MAX_LANES = 256
+"""Lanes a rank may use; the width of one rank's row of progress words."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """
+    What other ranks must know of this rank's device.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cuda"`` or ``"host"``.
+    uuid : str
+        Identifies the physical device over all processes of the node; never an ordinal.
+    name : str
+        Product name.
+    node : str
+        Identifies the node (boot id and, where memory handles need it, the PID namespace).
+    memory_bytes, free_bytes : int
+        Total and free device memory.
+    """
+
+    backend: str
+    uuid: str
+    name: str
+    node: str
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory of our own on the device: address, bytes, and the handle by which peers open it."""
+
+    address: int
+    nbytes: int
+    handle: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdoptedArray:
+    """
+    A caller's device array, ready to be shared.
+
+    Attributes
+    ----------
+    address : int
+        Of element (0, 0).
+    handle : bytes or None
+        Handle of the whole allocation the array lies in; None if it cannot be exported.
+    offset_bytes : int
+        From that allocation's base to `address`.
+    obstacle : str
+        Why it cannot be exported, naming the kind of memory; empty if it can.
+    keep : object
+        Keeps the memory alive.
+    """
+
+    address: int
+    handle: bytes | None
+    offset_bytes: int
+    obstacle: str
+    keep: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class FlagTable:
+    """
+    Where flags lie.
+
+    Attributes
+    ----------
+    own : int
+        Address of this rank's flags: 32-bit words, slot s at ``own + 4 s``.
+    peers : ndarray of int64, shape (num_ranks,)
+        Address, in this process, of every rank's flags (this rank's entry equals `own`).
+    """
+
+    own: int
+    peers: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ProgressBoard:
+    """
+    Words in host memory that every rank of the node can read, by which stalls are told from work.
+
+    Attributes
+    ----------
+    words : ndarray of uint32, shape (num_ranks, MAX_LANES)
+        Row r is written by rank r only (by its executor or its device's streams): word l counts the
+        operations that lane l has finished or, for `cuda`, the last wait reached (2·i+1 reached the
+        wait that is operation i, 2·i+2 passed it). The counts restart at 0 with every call.
+    rank : int
+        Whose row is ours.
+    """
+
+    words: np.ndarray
+    rank: int
+
+
+@dataclasses.dataclass(slots=True)
+class ExecutionReport:
+    """
+    What one run of an operation list did on this rank.
+
+    Attributes
+    ----------
+    tasks : int
+        Bodies (COPY, GEMM, COMBINE) executed.
+    copy_bytes : int
+        Bytes that the COPY tasks of this rank moved.
+    python_tasks : int
+        Bodies for which the Python interpreter ran (0 for a native executor).
+    allocations : int
+        Device allocations, streams and events made during the run.
+    issue_s, drain_s : float
+        Host time to issue everything; time from then until everything had finished.
+    error : BaseException or None
+        What went wrong on this rank; the remaining flags were written all the same, so that no peer
+        waits for ever.
+    """
+
+    tasks: int = 0
+    copy_bytes: int = 0
+    python_tasks: int = 0
+    allocations: int = 0
+    issue_s: float = 0.0
+    drain_s: float = 0.0
+    error: BaseException | None = None
+
+
+class Executable(abc.ABC):
+    """An operation list bound to addresses, with its streams, events and workspaces; runs many times."""
+
+    @abc.abstractmethod
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+        """
+        Issue every operation in order and wait until all have finished.
+
+        Called between the opening and the closing barrier. Never raises for a failure of an
+        operation: the report carries it, after every remaining flag has been written (poison).
+
+        Parameters
+        ----------
+        alpha, beta : float
+            Values of the symbols; an operand whose factor is 0 is not read.
+        epoch : int
+            Value written to flags; a wait is over when (flag − epoch) mod 2³² is below 2³¹.
+        timeout_s : float
+            A `StallError` goes into the report when no word of the progress board, of any rank, has
+            changed for so long while this rank still waits. It names the awaited task and rank.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release streams, events and workspaces. Nothing may be in flight."""
+
+
+class Backend(abc.ABC):
+    """One rank's device. Every method raises `DeviceError` when a call into the system fails."""
+
+    name: str
+
+    @abc.abstractmethod
+    def identity(self) -> DeviceIdentity:
+        """Return what other ranks must know of this device."""
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> Allocation:
+        """
+        Allocate device memory that peers can open.
+
+        Raises
+        ------
+        CapacityError
+            With bytes needed, bytes available and what to change.
+        """
+
+    @abc.abstractmethod
+    def free(self, allocation: Allocation) -> None:
+        """Free what `allocate` gave, after every peer has closed it."""
+
+    @abc.abstractmethod
+    def open(self, handle: bytes) -> int:
+        """
+        Map a peer's allocation and return its base address here.
+
+        Raises
+        ------
+        TopologyError
+            If there is no peer access, or the handle is from another node.
+        """
+
+    @abc.abstractmethod
+    def close_peer(self, address: int) -> None:
+        """Unmap what `open` gave. The exporter may free it after a barrier."""
+
+    @abc.abstractmethod
+    def owns(self, array: object) -> bool:
+        """Whether `array` is a device array of this backend (cupy for cuda; none for host)."""
+
+    @abc.abstractmethod
+    def adopt(self, array: Any) -> AdoptedArray:
+        """Return how a caller's device array can be shared (see `owns`)."""
+
+    @abc.abstractmethod
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Register host memory with the device; False if it was registered already (then never unpin it)."""
+
+    @abc.abstractmethod
+    def unpin(self, address: int) -> None:
+        """Undo a `pin` that returned True."""
+
+    @abc.abstractmethod
+    def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:
+        """Return a new exportable device array (cupy for cuda; a numpy view of an allocation for host)."""
+
+    @abc.abstractmethod
+    def to_host(self, address: int, ld: int, out: np.ndarray) -> None:
+        """Copy a column-major device matrix (leading dimension `ld` elements) into the F-ordered array `out`; synchronous."""
+
+    @abc.abstractmethod
+    def from_host(self, address: int, ld: int, data: np.ndarray) -> None:
+        """Copy the F-ordered array `data` into a column-major device matrix; synchronous."""
+
+    @abc.abstractmethod
+    def fill_words(self, address: int, count: int, value: int) -> None:
+        """Set `count` 32-bit words; synchronous. For flags, before any use of them."""
+
+    @abc.abstractmethod
+    def await_caller(self, stream: Any = None) -> None:
+        """
+        Return once the caller's earlier work on this device is done.
+
+        Parameters
+        ----------
+        stream : object, optional
+            A stream with attribute ``ptr`` or an integer handle; the current stream by default.
+        """
+
+    @abc.abstractmethod
+    def executable(
+        self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard
+    ) -> Executable:
+        """
+        Bind an operation list and prepare everything it needs (streams, events, workspaces, warm-up).
+
+        Parameters
+        ----------
+        addresses : ndarray of int64, shape (number of buffers,)
+            Address of element (0, 0) of each buffer in this process; 0 for buffers the list does
+            not touch.
+        """
+
+    @abc.abstractmethod
+    def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
+        """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
+
+    @abc.abstractmethod
+    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
+        """Return the best time in seconds of a size×size×size product of full-mantissa random data."""
+
+    @abc.abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes of device memory now."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release everything this backend still holds."""

@@ -1,0 +1,112 @@
+"""
+The exception tree of uncut_mpi; every room may import it and it imports nothing of ours.
+
+::
+
+    UncutError
+      ParamError(ValueError)            the caller's arguments; raised before any device work
+        RankMismatchError               ranks passed different values; lists rank: value
+        DataFileError                   a matrix file is missing, truncated, of another dtype, ...
+      TopologyError(RuntimeError)       no peer access, two ranks on one GPU, machine file for other hardware
+      PlanError(RuntimeError)           no feasible schedule; says the limit and by how much it is missed
+        ScheduleError                   a schedule that breaks the rules of its own representation or its proof
+      CapacityError(MemoryError)        device or shared memory: needed, available, what to change
+      DeviceError(RuntimeError)         a CUDA or cuBLAS call failed: call, code name, device, task
+      PeerFailedError(RuntimeError)     this rank is healthy; names the rank that was not
+      StallError(TimeoutError)          no task finished anywhere for the time allowed; says who awaits whom
+
+A message says what was asked, what was found and what to do, value first, advice last. Every class
+takes one message, so that an error caught on one rank can be carried to the others as text and
+raised there as the same type.
+"""
+
+from __future__ import annotations
+
+
+class UncutError(Exception):
+    """Base of every error that uncut_mpi raises on purpose."""
+
+
+class ParamError(UncutError, ValueError):
+    """The caller's arguments cannot be used; raised before any device work."""
+
+
+class RankMismatchError(ParamError):
+    """Ranks passed different values to a collective call; the message lists rank: value."""
+
+
+class DataFileError(ParamError):
+    """A matrix file is missing, truncated, not two-dimensional or of another dtype."""
+
+
+class TopologyError(UncutError, RuntimeError):
+    """The ranks and devices of this job cannot work together as asked."""
+
+
+class PlanError(UncutError, RuntimeError):
+    """No feasible schedule exists for the problem, machine and options given."""
+
+
+class ScheduleError(PlanError):
+    """A schedule breaks the rules of its own representation or fails its proof."""
+
+
+class CapacityError(UncutError, MemoryError):
+    """Too little device or shared memory; the message says needed, available and the mend."""
+
+
+class DeviceError(UncutError, RuntimeError):
+    """A call into CUDA, cuBLAS or the operating system's memory failed on this rank."""
+
+
+class PeerFailedError(UncutError, RuntimeError):
+    """This rank is healthy; another rank of the session failed, and the message names it."""
+
+
+class StallError(UncutError, TimeoutError):
+    """No task finished anywhere for the time allowed; the message says who awaits whom."""
+
+
+_BY_NAME = {
+    cls.__name__: cls
+    for cls in (
+        UncutError,
+        ParamError,
+        RankMismatchError,
+        DataFileError,
+        TopologyError,
+        PlanError,
+        ScheduleError,
+        CapacityError,
+        DeviceError,
+        PeerFailedError,
+        StallError,
+    )
+}
+
+
+def to_wire(error: BaseException) -> tuple[str, str]:
+    """Return (type name, message) of an error, to be carried to other ranks."""
+    return type(error).__name__, str(error) or repr(error)
+
+
+def from_wire(name: str, message: str, *, rank: int) -> UncutError:
+    """
+    Rebuild an error that was caught on another rank.
+
+    Parameters
+    ----------
+    name, message : str
+        What `to_wire` returned there.
+    rank : int
+        The rank that it was caught on; named when the type is not one of ours.
+
+    Returns
+    -------
+    UncutError
+        The same type with the same message, or `PeerFailedError` for a foreign type.
+    """
+    cls = _BY_NAME.get(name)
+    if cls is None:
+        return PeerFailedError(f"rank {rank} raised {name}: {message}")
+    return cls(message)

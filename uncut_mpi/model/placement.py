@@ -1,0 +1,110 @@
+"""Where matrices live before and after a call."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from uncut_mpi.errors import ParamError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Location:
+    """
+    A memory that can hold a matrix.
+
+    Attributes
+    ----------
+    space : str
+        ``"device"`` or ``"host"``.
+    rank : int or None
+        The rank that owns the memory. None only with ``"host"``: host memory that every rank of
+        the node can read. A host location with a rank is private to that rank, and only that
+        rank's link to its device reaches it.
+    """
+
+    space: str
+    rank: int | None
+
+    @classmethod
+    def device(cls, rank: int) -> Location:
+        """Return the device memory of `rank`."""
+        return cls("device", rank)
+
+    @classmethod
+    def host(cls, rank: int | None = None) -> Location:
+        """Return the host memory that all ranks read, or the private one of `rank`."""
+        return cls("host", rank)
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """
+        Parse ``h`` (shared host), ``3`` (device of rank 3) or ``h3`` (private host memory of rank 3).
+
+        Raises
+        ------
+        ParamError
+            If the text is none of these.
+        """
+        match = re.fullmatch(r"(h?)(\d*)", text.strip())
+        if match is None or not match.group(0):
+            raise ParamError(f"placement {text!r} is not a location: write h for host memory or a rank number")
+        host, rank = match.groups()
+        if host:
+            return cls.host(int(rank) if rank else None)
+        return cls.device(int(rank))
+
+    def __str__(self) -> str:
+        if self.space == "host":
+            return "h" if self.rank is None else f"h{self.rank}"
+        return str(self.rank)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """
+    Locations of A, B and C.
+
+    Attributes
+    ----------
+    a, b, c : Location
+        Where each whole matrix lives. C is read (beta not 0) and written there.
+    """
+
+    a: Location
+    b: Location
+    c: Location
+
+    @classmethod
+    def parse(cls, text: str) -> Placement:
+        """
+        Parse three comma-separated locations, as ``h,h,h``, ``0,0,0`` or ``2,1,h``.
+
+        Raises
+        ------
+        ParamError
+            If there are not three of them or one cannot be parsed.
+        """
+        parts = text.split(",")
+        if len(parts) != 3:
+            raise ParamError(f"placement {text!r} has {len(parts)} parts: write three, for A, B and C, as 0,0,h")
+        return cls(*(Location.parse(part) for part in parts))
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """
+        Check that every rank named exists.
+
+        Raises
+        ------
+        ParamError
+            If a location names a rank that is not below `num_ranks`.
+        """
+        for name, location in (("A", self.a), ("B", self.b), ("C", self.c)):
+            if location.rank is not None and not 0 <= location.rank < num_ranks:
+                raise ParamError(
+                    f"matrix {name} is placed on rank {location.rank}, but there are {num_ranks} ranks "
+                    f"(0 to {num_ranks - 1}): start more ranks or place it on one of these"
+                )
+
+    def __str__(self) -> str:
+        return f"{self.a},{self.b},{self.c}"

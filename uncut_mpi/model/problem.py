@@ -1,0 +1,176 @@
+"""
+The problem of one call, in column-major form.
+
+C := alpha op(A) op(B) + beta C, op(A) m×k, op(B) k×n, C m×n, every matrix stored column-major.
+A C-order (row-major) array is its own transpose stored column-major, so an input of either order
+becomes a column-major matrix with its transposition flipped; a C-order result is computed as
+Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places (`GemmProblem.swapped`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """
+    How a caller's matrix is stored.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Shape as the caller sees it (elements).
+    order : str
+        ``"F"`` (column-major) or ``"C"`` (row-major).
+    ld : int
+        Leading dimension in elements: distance between columns (F) or rows (C).
+    """
+
+    rows: int
+    cols: int
+    order: str = "F"
+    ld: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in ("F", "C"):
+            raise ParamError(f"order {self.order!r}: use 'F' (column-major) or 'C' (row-major)")
+        if self.rows < 0 or self.cols < 0:
+            raise ParamError(f"shape {self.rows}×{self.cols} has a negative extent")
+        least = max(1, self.rows if self.order == "F" else self.cols)
+        if self.ld == 0:
+            object.__setattr__(self, "ld", least)
+        elif self.ld < least:
+            raise ParamError(f"leading dimension {self.ld} of a {self.rows}×{self.cols} matrix in order {self.order} "
+                             f"is below {least}")
+
+    @property
+    def column_major_shape(self) -> tuple[int, int]:
+        """Rows and columns of the same memory read as a column-major matrix."""
+        return (self.rows, self.cols) if self.order == "F" else (self.cols, self.rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GemmProblem:
+    """
+    C := alpha op(A) op(B) + beta C with every matrix stored column-major.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Rows of op(A) and C; columns of op(B) and C; shared extent (elements, 0 allowed).
+    dtype : DType
+        Type of A, B and C. Half types accumulate in float32 and are rounded once.
+    trans_a, trans_b : str
+        ``"N"`` or ``"T"``: whether op transposes the stored matrix.
+    lda, ldb, ldc : int
+        Leading dimensions of the stored column-major matrices (elements).
+    reads_c : bool
+        Whether beta may be other than 0. False: C is never read, so NaN in it does not matter.
+    scales_only : bool
+        True when alpha is 0: A and B are never read. Implied by k = 0 (see `has_product`).
+    swapped : bool
+        True when A here is the caller's B and B the caller's A (C-order result, see module).
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    trans_a: str = "N"
+    trans_b: str = "N"
+    lda: int = 0
+    ldb: int = 0
+    ldc: int = 0
+    reads_c: bool = True
+    scales_only: bool = False
+    swapped: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            if getattr(self, name) < 0:
+                raise ParamError(f"{name} = {getattr(self, name)} is negative")
+        for name in ("trans_a", "trans_b"):
+            if getattr(self, name) not in ("N", "T"):
+                raise ParamError(f"{name} = {getattr(self, name)!r}: use 'N' or 'T'")
+        for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, max(1, rows))
+            elif getattr(self, name) < max(1, rows):
+                raise ParamError(f"{name} = {getattr(self, name)} is below the {rows} stored rows")
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """Stored rows and columns of A: m×k, or k×m when trans_a is T."""
+        return (self.m, self.k) if self.trans_a == "N" else (self.k, self.m)
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """Stored rows and columns of B: k×n, or n×k when trans_b is T."""
+        return (self.k, self.n) if self.trans_b == "N" else (self.n, self.k)
+
+    @property
+    def has_product(self) -> bool:
+        """Whether A and B are read at all (k and alpha both other than 0)."""
+        return self.k > 0 and not self.scales_only
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations counted the usual way, 2mnk (the beta term is ignored)."""
+        return 2 * self.m * self.n * self.k
+
+    @classmethod
+    def from_operands(
+        cls,
+        a: StoredMatrix,
+        b: StoredMatrix,
+        c: StoredMatrix,
+        *,
+        dtype: DType,
+        trans_a: str = "N",
+        trans_b: str = "N",
+        reads_c: bool = True,
+        alpha_is_zero: bool = False,
+    ) -> GemmProblem:
+        """
+        Return the column-major problem for the caller's matrices.
+
+        Raises
+        ------
+        ParamError
+            If a shape does not fit the others; the message gives all three.
+        """
+        for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
+            if trans not in ("N", "T"):
+                raise ParamError(f"{name} = {trans!r}: use 'N' or 'T'")
+        m, k = (a.rows, a.cols) if trans_a == "N" else (a.cols, a.rows)
+        k_b, n = (b.rows, b.cols) if trans_b == "N" else (b.cols, b.rows)
+        if k != k_b or (c.rows, c.cols) != (m, n):
+            raise ParamError(
+                f"shapes do not fit: op(A) is {m}×{k}, op(B) is {k_b}×{n}, C is {c.rows}×{c.cols}; "
+                "the columns of op(A) must equal the rows of op(B), and C must be rows of op(A) × columns of op(B)"
+            )
+        flip = {"N": "T", "T": "N"}
+        stored_a = (trans_a if a.order == "F" else flip[trans_a], a.ld)
+        stored_b = (trans_b if b.order == "F" else flip[trans_b], b.ld)
+        if c.order == "F":
+            first, second, rows, cols = stored_a, stored_b, m, n
+        else:
+            first, second, rows, cols = (flip[stored_b[0]], stored_b[1]), (flip[stored_a[0]], stored_a[1]), n, m
+        return cls(
+            m=rows,
+            n=cols,
+            k=k,
+            dtype=dtype,
+            trans_a=first[0],
+            trans_b=second[0],
+            lda=first[1],
+            ldb=second[1],
+            ldc=c.ld,
+            reads_c=reads_c,
+            scales_only=alpha_is_zero,
+            swapped=c.order == "C",
+        )

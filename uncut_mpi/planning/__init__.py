@@ -1,0 +1,1 @@
+"""Pure planning: problem, machine and options in; schedules and operation lists out. No MPI, GPU, clock or randomness."""

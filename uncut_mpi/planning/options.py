@@ -1,0 +1,75 @@
+"""What a caller may fix about a schedule; every field changes the schedule's bytes or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from uncut_mpi.errors import ParamError
+
+ROUTINGS = ("origin", "bw", "eta")
+ORDERS = ("fixed", "eta")
+SCHEDULERS = ("uncut",)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """
+    Options of the planner.
+
+    Attributes
+    ----------
+    scheduler : str
+        ``"uncut"``, the schedule of the Uncut-GEMMs paper.
+    tile : int
+        Tile edge T in elements; 0 lets the heuristic of section III-A choose.
+    tile_min : int
+        T_min of the latency term of that heuristic.
+    grid : tuple of int or None
+        Process grid (rows, cols) with rows × cols at most the ranks; None chooses.
+    chunks : int
+        Chunks p of a batched fetch (section III-E).
+    compute_lanes : int
+        Compute lanes per rank (section III-B).
+    caching : bool
+        Keep fetched tiles for later sub-problems (III-C). Without it every sub-problem fetches its
+        tiles anew and from their origin, since no copy is kept to route from.
+    overlap : bool
+        Lanes of their own per (source, destination) and for compute (III-B). Without it each rank
+        does everything on one lane.
+    routing : str
+        ``"origin"``, ``"bw"`` (III-D1) or ``"eta"`` (III-D2).
+    batch : bool
+        Fetch a read-only tile once for all ranks that need it (III-E); needs caching.
+    wr_lazy : bool
+        Fetch C at the end where A or B shares its location (III-F).
+    order : str
+        ``"fixed"`` or ``"eta"``, how the next sub-problem of a rank is chosen (III-G1).
+    """
+
+    scheduler: str = "uncut"
+    tile: int = 0
+    tile_min: int = 2048
+    grid: tuple[int, int] | None = None
+    chunks: int = 8
+    compute_lanes: int = 8
+    caching: bool = True
+    overlap: bool = True
+    routing: str = "eta"
+    batch: bool = True
+    wr_lazy: bool = True
+    order: str = "eta"
+
+    def __post_init__(self) -> None:
+        if self.scheduler not in SCHEDULERS:
+            raise ParamError(f"scheduler {self.scheduler!r} does not exist: use one of {', '.join(SCHEDULERS)}")
+        if self.routing not in ROUTINGS:
+            raise ParamError(f"routing {self.routing!r} does not exist: use one of {', '.join(ROUTINGS)}")
+        if self.order not in ORDERS:
+            raise ParamError(f"order {self.order!r} does not exist: use one of {', '.join(ORDERS)}")
+        for name, least in (("tile", 0), ("tile_min", 1), ("chunks", 1), ("compute_lanes", 1)):
+            if getattr(self, name) < least:
+                raise ParamError(f"{name} = {getattr(self, name)} is below {least}")
+        if self.compute_lanes > 64:
+            raise ParamError(f"compute_lanes = {self.compute_lanes} is above 64")
+        if self.grid is not None and min(self.grid) < 1:
+            raise ParamError(f"grid {self.grid[0]}x{self.grid[1]} has an extent below 1")

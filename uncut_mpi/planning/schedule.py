@@ -1,0 +1,506 @@
+"""
+The schedule: fixed-size task records in one global order, and the tables they point into.
+
+A schedule is the one contract between the rooms. Schedulers emit it, `verify` proves it, `lower`
+turns it into each rank's operation list, executors run that.
+
+Rules (checked by `Schedule.check` and, for meaning, by `verify`):
+
+* Every awaited task stands earlier in the global order, and each rank issues its tasks in that
+  order. With the premises P1 to P5 of ``docs/architecture.md`` no executor can then deadlock.
+* Operand 0 of a task is the region it writes; the others are the regions it reads.
+* COPY reads one region of the same shape. GEMM reads op(A), op(B) and, if it accumulates, the
+  region it writes: write := f_A op(A) op(B) + f_C C, where f_A is the factor of operand 1, operand 2
+  carries ONE and f_C is the factor of operand 3 (absent: the written region is not read).
+* COMBINE writes the sum of factor × region over its reads, converted to the written buffer's type
+  and rounded once; without reads it writes zeros. An operand whose factor is 0 at run time is not
+  read, so NaN stays out.
+* JOIN has no operands: it awaits many and is awaited by many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+
+HOST: Final = -1
+"""Owner of memory that every rank of the node can read; also the host end of a copy lane."""
+
+
+class Kind(enum.IntEnum):
+    """What a task does."""
+
+    COPY = 0
+    GEMM = 1
+    COMBINE = 2
+    JOIN = 3
+
+
+class Factor(enum.IntEnum):
+    """A scalar factor as a symbol, so that new values of alpha and beta need no new schedule."""
+
+    ZERO = 0
+    ONE = 1
+    ALPHA = 2
+    BETA = 3
+
+
+class Op(enum.IntEnum):
+    """Whether an operand is used as stored or transposed."""
+
+    N = 0
+    T = 1
+
+
+class Space(enum.IntEnum):
+    """Kind of memory a buffer lies in."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+class Role(enum.IntEnum):
+    """
+    What a buffer is for.
+
+    USER: a matrix of the caller. PANEL: one block of a matrix in a SoftBuf, one leading dimension.
+    CACHE: copies kept for later readers. STAGING: passed through.
+    """
+
+    USER = 0
+    PANEL = 1
+    CACHE = 2
+    STAGING = 3
+
+
+class LaneKind(enum.IntEnum):
+    """A lane becomes one stream: COMPUTE lanes carry GEMM and COMBINE, COPY lanes carry copies."""
+
+    COMPUTE = 0
+    COPY = 1
+
+
+class Matrix(enum.IntEnum):
+    """Which matrix a buffer belongs to; NONE for scratch that belongs to none."""
+
+    A = 0
+    B = 1
+    C = 2
+    NONE = 255
+
+
+BUFFER_DTYPE: Final = np.dtype(
+    [
+        ("owner", "<i4"),  # rank, or HOST for shared host memory
+        ("space", "u1"),
+        ("role", "u1"),
+        ("matrix", "u1"),
+        ("dtype", "u1"),
+        ("rows", "<i8"),
+        ("cols", "<i8"),
+        ("ld", "<i8"),  # elements
+        ("offset", "<i8"),  # bytes from the start of the owner's SoftBuf; -1 for USER buffers
+    ]
+)
+REGION_DTYPE: Final = np.dtype(
+    [("buffer", "<i4"), ("pad", "<i4"), ("row", "<i8"), ("col", "<i8"), ("rows", "<i8"), ("cols", "<i8")]
+)
+OPERAND_DTYPE: Final = np.dtype([("region", "<i4"), ("factor", "u1"), ("op", "u1"), ("pad", "<u2")])
+LANE_DTYPE: Final = np.dtype(
+    [
+        ("rank", "<i4"),  # whose device issues it
+        ("kind", "<i4"),
+        ("source", "<i4"),  # COPY: rank or HOST; COMPUTE: -2
+        ("destination", "<i4"),  # COPY: rank or HOST; COMPUTE: number of the lane on its rank
+    ]
+)
+TASK_DTYPE: Final = np.dtype(
+    [
+        ("kind", "u1"),
+        ("pad", "u1"),
+        ("num_operands", "<u2"),
+        ("rank", "<i4"),
+        ("lane", "<i4"),  # index into lanes
+        ("group", "<i4"),  # ties the chunks and hops of one fetch; -1 for none
+        ("first_operand", "<i4"),
+        ("first_await", "<i4"),
+        ("num_awaits", "<i4"),
+    ]
+)
+AWAIT_DTYPE: Final = np.dtype("<i4")
+
+_TABLES: Final = (
+    ("tasks", TASK_DTYPE),
+    ("operands", OPERAND_DTYPE),
+    ("regions", REGION_DTYPE),
+    ("awaits", AWAIT_DTYPE),
+    ("buffers", BUFFER_DTYPE),
+    ("lanes", LANE_DTYPE),
+)
+_MAGIC: Final = b"UNCUTSCH"
+FORMAT_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sIIQ6Q")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """
+    All tasks of a call in one global order.
+
+    Attributes
+    ----------
+    num_ranks : int
+        Ranks of the session.
+    problem : GemmProblem
+        What the schedule computes.
+    placement : Placement
+        Where the column-major problem's A, B and C live (after any exchange of A and B).
+    scheduler : str
+        Name of the scheduler that made it.
+    grid : tuple of int
+        Process grid (rows, cols); ranks are numbered row by row.
+    tile : int
+        Tile edge in elements; 0 where the scheduler has none.
+    tasks, operands, regions, awaits, buffers, lanes : ndarray
+        Tables of the dtypes in this module; read-only.
+    """
+
+    num_ranks: int
+    problem: GemmProblem
+    placement: Placement
+    scheduler: str
+    grid: tuple[int, int]
+    tile: int
+    tasks: np.ndarray
+    operands: np.ndarray
+    regions: np.ndarray
+    awaits: np.ndarray
+    buffers: np.ndarray
+    lanes: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name, dtype in _TABLES:
+            table = getattr(self, name)
+            if table.dtype != dtype or table.ndim != 1:
+                raise ScheduleError(f"table {name} has dtype {table.dtype}, expected {dtype}")
+            table.flags.writeable = False
+
+    # -- parts of a task ---------------------------------------------------------------------
+
+    def awaited(self, task: int) -> np.ndarray:
+        """Return the indices of the tasks that task `task` awaits."""
+        record = self.tasks[task]
+        first = int(record["first_await"])
+        return self.awaits[first : first + int(record["num_awaits"])]
+
+    def operands_of(self, task: int) -> np.ndarray:
+        """Return the operand records of task `task`, the written one first."""
+        record = self.tasks[task]
+        first = int(record["first_operand"])
+        return self.operands[first : first + int(record["num_operands"])]
+
+    # -- encoding ----------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """
+        Return the schedule as bytes: a versioned header, a JSON description, the tables.
+
+        Same schedule, same bytes.
+        """
+        about = json.dumps(
+            {
+                "num_ranks": self.num_ranks,
+                "problem": {**dataclasses.asdict(self.problem), "dtype": self.problem.dtype.name},
+                "placement": str(self.placement),
+                "scheduler": self.scheduler,
+                "grid": list(self.grid),
+                "tile": self.tile,
+            },
+            sort_keys=True,
+            separators=(",", ":"),
+        ).encode()
+        about += b" " * (-len(about) % 8)
+        tables = [getattr(self, name) for name, _ in _TABLES]
+        header = _HEADER.pack(
+            _MAGIC, FORMAT_VERSION, len(_TABLES), len(about), *(len(table) for table in tables)
+        )
+        parts = [header, about]
+        for table in tables:
+            raw = table.tobytes()
+            parts += [raw, b"\0" * (-len(raw) % 8)]
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Schedule:
+        """
+        Rebuild a schedule from `encode`'s bytes.
+
+        Raises
+        ------
+        ScheduleError
+            If the bytes are not a schedule of this format version, are cut short, or point outside
+            their tables.
+        """
+        view = memoryview(data)
+        if len(view) < _HEADER.size:
+            raise ScheduleError(f"{len(view)} bytes are too few for a schedule header of {_HEADER.size}")
+        magic, version, num_tables, about_bytes, *counts = _HEADER.unpack_from(view)
+        if magic != _MAGIC or num_tables != len(_TABLES):
+            raise ScheduleError("these bytes are not an uncut_mpi schedule")
+        if version != FORMAT_VERSION:
+            raise ScheduleError(f"schedule format {version} was found, this version reads {FORMAT_VERSION}")
+        position = _HEADER.size
+        need = position + about_bytes + sum(
+            -(-count * dtype.itemsize // 8) * 8 for count, (_, dtype) in zip(counts, _TABLES, strict=True)
+        )
+        if need != len(view):
+            raise ScheduleError(f"the schedule says {need} bytes, {len(view)} were given")
+        about = json.loads(bytes(view[position : position + about_bytes]))
+        position += about_bytes
+        tables: dict[str, np.ndarray] = {}
+        for count, (name, dtype) in zip(counts, _TABLES, strict=True):
+            tables[name] = np.frombuffer(view, dtype, count, position).copy()
+            position += -(-count * dtype.itemsize // 8) * 8
+        problem = {**about["problem"], "dtype": DType[about["problem"]["dtype"]]}
+        schedule = cls(
+            num_ranks=about["num_ranks"],
+            problem=GemmProblem(**problem),
+            placement=Placement.parse(about["placement"]),
+            scheduler=about["scheduler"],
+            grid=(about["grid"][0], about["grid"][1]),
+            tile=about["tile"],
+            **tables,
+        )
+        schedule.check()
+        return schedule
+
+    def digest(self) -> str:
+        """Return 32 hexadecimal digits of BLAKE2b over `encode`'s bytes."""
+        return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+
+    # -- structure ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """
+        Check the structure: every index in range, every await earlier, lanes on their ranks.
+
+        Raises
+        ------
+        ScheduleError
+            Naming the first offender. Meaning is `verify`'s business.
+        """
+        tasks, operands, regions, buffers, lanes = (
+            self.tasks,
+            self.operands,
+            self.regions,
+            self.buffers,
+            self.lanes,
+        )
+
+        def require(good: np.ndarray, what: str) -> None:
+            if not good.all():
+                raise ScheduleError(f"{what} (first at index {int(np.argmin(good))})")
+
+        first = tasks["first_await"].astype(np.int64)
+        stop = first + tasks["num_awaits"]
+        require((first >= 0) & (tasks["num_awaits"] >= 0) & (stop <= len(self.awaits)), "awaits outside their table")
+        waiter = np.repeat(np.arange(len(tasks)), tasks["num_awaits"])
+        awaited = self.awaits[expand_ranges(first, tasks["num_awaits"])]
+        require((awaited >= 0) & (awaited < waiter), "a task awaits one that is not earlier in the global order")
+        first = tasks["first_operand"].astype(np.int64)
+        require((first >= 0) & (first + tasks["num_operands"] <= len(operands)), "operands outside their table")
+        require((tasks["lane"] >= 0) & (tasks["lane"] < len(lanes)), "a task's lane does not exist")
+        require(tasks["kind"] <= max(Kind), "a task's kind does not exist")
+        if len(tasks):
+            require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
+        require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
+        require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
+        require((operands["factor"] <= max(Factor)) & (operands["op"] <= max(Op)), "an operand's factor or op is unknown")
+        require((regions["buffer"] >= 0) & (regions["buffer"] < len(buffers)), "a region's buffer does not exist")
+        if len(regions):
+            of = buffers[regions["buffer"]]
+            require(
+                (regions["row"] >= 0)
+                & (regions["col"] >= 0)
+                & (regions["rows"] >= 0)
+                & (regions["cols"] >= 0)
+                & (regions["row"] + regions["rows"] <= of["rows"])
+                & (regions["col"] + regions["cols"] <= of["cols"]),
+                "a region leaves its buffer",
+            )
+        require((buffers["owner"] >= HOST) & (buffers["owner"] < self.num_ranks), "a buffer's owner does not exist")
+        require(buffers["ld"] >= np.maximum(buffers["rows"], 1), "a buffer's leading dimension is below its rows")
+
+    # -- summaries ---------------------------------------------------------------------------
+
+    def softbuf_bytes(self) -> np.ndarray:
+        """Return the SoftBuf bytes that each rank needs, int64 of shape (num_ranks,)."""
+        needed = np.zeros(self.num_ranks, np.int64)
+        own = self.buffers[self.buffers["offset"] >= 0]
+        np.maximum.at(needed, own["owner"], own["offset"] + buffer_bytes(own))
+        return needed
+
+    def copies(self) -> np.ndarray:
+        """
+        Return every COPY as (task, source, destination, bytes).
+
+        Returns
+        -------
+        ndarray of int64, shape (number of copies, 4)
+            Source and destination are ranks, or HOST for host memory of either kind.
+        """
+        at = np.flatnonzero(self.tasks["kind"] == Kind.COPY)
+        first = self.tasks["first_operand"][at]
+        out = np.empty((len(at), 4), np.int64)
+        out[:, 0] = at
+        for column, which in ((1, 1), (2, 0)):
+            region = self.regions[self.operands["region"][first + which]]
+            of = self.buffers[region["buffer"]]
+            out[:, column] = np.where(of["space"] == Space.HOST, HOST, of["owner"])
+            if which == 0:
+                sizes = np.array([dtype.itemsize for dtype in DType])
+                out[:, 3] = region["rows"] * region["cols"] * sizes[of["dtype"]]
+        return out
+
+    def bytes_by_link(self) -> dict[str, int]:
+        """Return bytes copied per kind of link: ``host_to_device``, ``device_to_host``, ``device_to_device``, ``local``."""
+        copies = self.copies()
+        source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
+        host_in, host_out = source == HOST, destination == HOST
+        local = source == destination
+        return {
+            "host_to_device": int(size[host_in & ~host_out].sum()),
+            "device_to_host": int(size[host_out & ~host_in].sum()),
+            "device_to_device": int(size[~host_in & ~host_out & ~local].sum()),
+            "local": int(size[local].sum()),
+        }
+
+
+def buffer_bytes(buffers: np.ndarray) -> np.ndarray:
+    """Return the bytes each buffer record spans: (ld·(cols−1) + rows) elements, 0 if it is empty."""
+    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)
+    elements = buffers["ld"] * np.maximum(buffers["cols"] - 1, 0) + buffers["rows"]
+    return np.where((buffers["rows"] > 0) & (buffers["cols"] > 0), elements, 0) * sizes[buffers["dtype"]]
+
+
+def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return first[0] … first[0]+count[0]−1, first[1] … as one int64 array."""
+    count = count.astype(np.int64)
+    total = int(count.sum())
+    starts = np.repeat(first.astype(np.int64) - (np.cumsum(count) - count), count)
+    return starts + np.arange(total)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionRef:
+    """A rectangle of a buffer while a schedule is being built: buffer index, first row and column, extent."""
+
+    buffer: int
+    row: int
+    col: int
+    rows: int
+    cols: int
+
+
+class ScheduleBuilder:
+    """
+    Collects buffers, lanes and tasks in the global order and makes a `Schedule` of them.
+
+    For schedulers written in Python and for tests; the inner loops of large schedulers fill the
+    tables natively.
+    """
+
+    def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
+        self._about = (num_ranks, problem, placement)
+        self._buffers: list[tuple[Any, ...]] = []
+        self._lanes: dict[tuple[int, int, int, int], int] = {}
+        self._regions: dict[RegionRef, int] = {}
+        self._tasks: list[tuple[Any, ...]] = []
+        self._operands: list[tuple[int, int, int, int]] = []
+        self._awaits: list[int] = []
+
+    def buffer(
+        self,
+        *,
+        owner: int,
+        rows: int,
+        cols: int,
+        dtype: DType,
+        role: Role,
+        matrix: Matrix = Matrix.NONE,
+        space: Space = Space.DEVICE,
+        ld: int | None = None,
+        offset: int = -1,
+    ) -> int:
+        """Add a buffer and return its index; `ld` defaults to the rows."""
+        self._buffers.append(
+            (owner, space, role, matrix, dtype, rows, cols, ld if ld is not None else max(1, rows), offset)
+        )
+        return len(self._buffers) - 1
+
+    def compute_lane(self, rank: int, number: int = 0) -> int:
+        """Return the index of compute lane `number` of `rank`, added at first use."""
+        return self._lanes.setdefault((rank, LaneKind.COMPUTE, -2, number), len(self._lanes))
+
+    def copy_lane(self, rank: int, source: int, destination: int) -> int:
+        """Return the index of the lane on which `rank` issues copies source → destination."""
+        return self._lanes.setdefault((rank, LaneKind.COPY, source, destination), len(self._lanes))
+
+    def task(
+        self,
+        kind: Kind,
+        lane: int,
+        write: RegionRef | None = None,
+        reads: Sequence[tuple[RegionRef, Factor, Op]] = (),
+        awaits: Iterable[int] = (),
+        group: int = -1,
+    ) -> int:
+        """Append a task at the end of the global order and return its index."""
+        awaited = sorted(set(awaits))
+        first_operand, first_await = len(self._operands), len(self._awaits)
+        if write is not None:
+            self._operands.append((self._region(write), Factor.ONE, Op.N, 0))
+        for region, factor, op in reads:
+            self._operands.append((self._region(region), factor, op, 0))
+        self._awaits += awaited
+        rank = list(self._lanes)[lane][0]
+        self._tasks.append(
+            (kind, 0, len(self._operands) - first_operand, rank, lane, group, first_operand, first_await, len(awaited))
+        )
+        return len(self._tasks) - 1
+
+    def build(self, *, scheduler: str, grid: tuple[int, int], tile: int) -> Schedule:
+        """Return the checked schedule."""
+        num_ranks, problem, placement = self._about
+        regions = [(ref.buffer, 0, ref.row, ref.col, ref.rows, ref.cols) for ref in self._regions]
+        schedule = Schedule(
+            num_ranks=num_ranks,
+            problem=problem,
+            placement=placement,
+            scheduler=scheduler,
+            grid=grid,
+            tile=tile,
+            tasks=np.array(self._tasks, TASK_DTYPE),
+            operands=np.array(self._operands, OPERAND_DTYPE),
+            regions=np.array(regions, REGION_DTYPE),
+            awaits=np.array(self._awaits, AWAIT_DTYPE),
+            buffers=np.array(self._buffers, BUFFER_DTYPE),
+            lanes=np.array(list(self._lanes), LANE_DTYPE),
+        )
+        schedule.check()
+        return schedule
+
+    def _region(self, ref: RegionRef) -> int:
+        return self._regions.setdefault(ref, len(self._regions))
