@@ -245,6 +245,10 @@ class Backend(abc.ABC):
         """Copy the F-ordered array `data` into a column-major device matrix; synchronous."""
 
     @abc.abstractmethod
+    def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
+        """Copy `columns` columns of `width_bytes`, `pitch_bytes` apart on both sides, within the device; synchronous."""
+
+    @abc.abstractmethod
     def fill_words(self, address: int, count: int, value: int) -> None:
         """Set `count` 32-bit words; synchronous. For flags, before any use of them."""
 

@@ -1,0 +1,477 @@
+"""
+One call, in one direction: check, agree, plan, reserve, fire, close.
+
+A repeated call is: look the plan up, opening barrier, fire, drain, closing barrier. The opening
+barrier is one small allgather that carries each rank's argument digest, readiness and error status,
+so that agreement costs no message of its own. Between it and the closing barrier no rank may leave
+alone: what goes wrong is carried as a value and raised on all ranks afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.gemm_plan import CallResult, PlanSummary
+from uncut_mpi.api.matrices import MatrixStore
+from uncut_mpi.api.matrix import Matrix, overlap
+from uncut_mpi.api.memory import Arena
+from uncut_mpi.device.interface import (
+    MAX_LANES,
+    Backend,
+    DeviceIdentity,
+    Executable,
+    ExecutionReport,
+    FlagTable,
+    ProgressBoard,
+)
+from uncut_mpi.errors import ParamError, StallError, UncutError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Lowering, OperationList, lower
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan as plan_schedule
+from uncut_mpi.planning.schedule import Role, Schedule, Space, expand_ranges
+from uncut_mpi.planning.verify import verify
+from uncut_mpi.spmd import agreement, exchange
+from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.order import DeviceOrder
+
+Operands = tuple[Matrix, Matrix, Matrix]
+_FIRST_FLAGS = 1 << 16
+_FLAG_PERIOD = 1 << 30
+_EPOCHS = 1 << 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanKey:
+    """What a plan depends on, besides the machine: calls with equal keys share one."""
+
+    problem: GemmProblem
+    placement: Placement
+    options: ScheduleOptions
+
+    def digest(self) -> bytes:
+        """Return 16 bytes that equal keys share on every rank."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
+
+
+class PlanEntry:
+    """A plan as this rank holds it: the schedule, this rank's operations, and their bindings to addresses."""
+
+    def __init__(self, key: PlanKey) -> None:
+        self.key = key
+        self.key_digest = key.digest()
+        self.executables: dict[tuple[int, ...], Executable] = {}
+        self.staged = False
+        self._schedule: Schedule | None = None
+        self._summary: PlanSummary | None = None
+
+    def fill(self, schedule: Schedule, lowering: Lowering, summary: PlanSummary, rank: int) -> None:
+        """Take in what rank 0 planned."""
+        self._schedule, self._summary = schedule, summary
+        self.program: OperationList = lowering.rank_list(rank)
+        self.softbuf_bytes = schedule.softbuf_bytes()
+        self.num_flags = lowering.num_flags()
+        self.user_buffers = np.flatnonzero(schedule.buffers["role"] == Role.USER)
+        self.foreign = _touched_by_peers(schedule)
+
+    @property
+    def filled(self) -> bool:
+        """Whether `fill` has happened."""
+        return self._schedule is not None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule, the same on all ranks."""
+        assert self._schedule is not None  # callers check `filled`
+        return self._schedule
+
+    @property
+    def summary(self) -> PlanSummary:
+        """The plan in numbers."""
+        assert self._summary is not None  # callers check `filled`
+        return self._summary
+
+    def close(self) -> None:
+        """Release streams and events. Local."""
+        for executable in self.executables.values():
+            executable.close()
+        self.executables.clear()
+
+    def forget_matrix(self, number: int) -> None:
+        """Release the bindings that use one matrix. Local."""
+        for binding in [binding for binding in self.executables if number in binding[:3]]:
+            self.executables.pop(binding).close()
+
+
+class CallMachinery:
+    """Plans, reserves and fires; owns the SoftBuf, the flags and the session's epoch."""
+
+    def __init__(
+        self,
+        group: Group,
+        backend: Backend,
+        identities: Sequence[DeviceIdentity],
+        store: MatrixStore,
+        counters: Counters,
+        *,
+        machine: Machine,
+        timeout_s: float,
+        verify: bool,
+    ) -> None:
+        self._group, self._backend, self._store, self._counters = group, backend, store, counters
+        self._machine, self._timeout_s, self._verify = machine, timeout_s, verify
+        self.broken = False
+        self._epoch = 0
+        self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
+        store.on_release.append(self._forget_matrix)
+
+        board_bytes = group.size * MAX_LANES * 4
+        self._control = exchange.shared_segment(group, board_bytes + group.size * 8, "the progress board")
+        self._board = ProgressBoard(
+            self._control.array(np.uint32, group.size * MAX_LANES).reshape(group.size, MAX_LANES), group.rank
+        )
+        with agreement.collective(group, "pinning the progress board"):
+            self._control_pinned = backend.pin(self._control.address, self._control.nbytes)
+        arrivals = self._control.array(np.uint64, group.size, offset=board_bytes)
+        self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
+        self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
+        self._flags = Arena(group, backend, store.mappings, counters, "flags")
+        self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
+        self._reset_flags()
+        self._opening = agreement.CallOpener(group)
+
+    # -- local checks ------------------------------------------------------------------------
+
+    def key(
+        self,
+        a: object,
+        b: object,
+        c: object,
+        trans_a: str,
+        trans_b: str,
+        reads_c: bool,
+        alpha_is_zero: bool,
+        options: ScheduleOptions | None,
+    ) -> PlanKey:
+        """
+        Return the plan key of a call. Local.
+
+        Raises
+        ------
+        ParamError
+            If shapes, types, layouts or overlaps do not allow the product.
+        """
+        checked = [self._store.check(name, matrix) for name, matrix in (("A", a), ("B", b), ("C", c))]
+        first, second, result = checked
+        if len({matrix.dtype for matrix in checked}) > 1:
+            raise ParamError(
+                f"dtypes differ: A is {first.dtype.name}, B is {second.dtype.name}, C is {result.dtype.name}; "
+                "convert them to one"
+            )
+        if not result.info.writeable:
+            raise ParamError("C is a read-only array: pass a writeable one")
+        problem = GemmProblem.from_operands(
+            first.info.stored,
+            second.info.stored,
+            result.info.stored,
+            dtype=result.dtype,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            reads_c=reads_c,
+            alpha_is_zero=alpha_is_zero,
+        )
+        for name, matrix in (("A", first), ("B", second)):
+            if overlap(matrix.info, result.info):
+                raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
+        places = [matrix.location for matrix in checked]
+        if problem.swapped:
+            places[0], places[1] = places[1], places[0]
+        return PlanKey(problem, Placement(*places), options or ScheduleOptions())
+
+    def check_execution(self, entry: PlanEntry, planned: Operands, matrices: Operands, beta: float) -> None:
+        """Check that matrices and beta fit a plan. Local."""
+        if beta != 0 and not entry.key.problem.reads_c:
+            raise ParamError(f"beta = {beta}, but the plan was made with reads_c=False: plan with reads_c=True")
+        for name, old, new in zip("ABC", planned, matrices, strict=True):
+            self._store.check(name, new)
+            if new is old:
+                continue
+            wanted, found = (
+                f"{m.info.stored.rows}×{m.info.stored.cols} {m.dtype.name}, order {m.order}, "
+                f"leading dimension {m.info.stored.ld}, at {m.location}"
+                for m in (old, new)
+            )
+            if wanted != found:
+                raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
+            if name == "C" and not new.info.writeable:
+                raise ParamError("C is a read-only array: pass a writeable one")
+        for name, matrix in (("A", matrices[0]), ("B", matrices[1])):
+            if overlap(matrix.info, matrices[2].info):
+                raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
+
+    def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float) -> Matrix:
+        """Return a new host matrix for op(A) op(B). Collective."""
+        with agreement.collective(self._group, "gemm"):
+            if beta != 0:
+                raise ParamError(f"beta = {beta}, but there is no C: pass out=, or beta=0")
+            first, second = self._store.check("A", a), self._store.check("B", b)
+            rows = first.shape[0 if trans_a == "N" else 1]
+            cols = second.shape[1 if trans_b == "N" else 0]
+            dtype = first.dtype
+        return self._store.empty_host((rows, cols), dtype, "C")
+
+    # -- planning ----------------------------------------------------------------------------
+
+    def plan(self, make_key: Callable[[], PlanKey]) -> PlanEntry:
+        """Return a new plan for an agreed key. Collective."""
+        error: BaseException | None = None
+        key: PlanKey | None = None
+        try:
+            key = make_key()
+        except UncutError as caught:
+            error = caught
+        agreement.collective_result(self._group, error, "plan")
+        assert key is not None  # no rank had an error
+        agreement.agree(self._group, key.digest(), lambda: repr(key))
+        entry = PlanEntry(key)
+        self._fill(entry)
+        return entry
+
+    def _fill(self, entry: PlanEntry) -> None:
+        before = self._group.bytes_broadcast
+        data = agreement.from_root(self._group, lambda: self._plan_on_root(entry.key))
+        with agreement.collective(self._group, "decoding the schedule"):
+            (about_bytes,) = struct.unpack_from("<Q", data)
+            about = json.loads(data[8 : 8 + about_bytes])
+            schedule = Schedule.decode(data[8 + about_bytes :])
+            about["grid"] = tuple(about["grid"])
+            entry.fill(schedule, lower(schedule), PlanSummary(**about), self._group.rank)
+        self._entries.add(entry)
+        self._counters.planner_calls += 1
+        self._counters.schedule_bytes_broadcast += self._group.bytes_broadcast - before
+
+    def _plan_on_root(self, key: PlanKey) -> bytes:
+        started = time.perf_counter()
+        planned = plan_schedule(key.problem, key.placement, self._group.size, self._machine, key.options)
+        plan_s = time.perf_counter() - started
+        schedule = planned.schedule
+        if self._verify:
+            verify(schedule, lower(schedule))
+        about = json.dumps(
+            dataclasses.asdict(
+                PlanSummary(
+                    scheduler=schedule.scheduler,
+                    grid=schedule.grid,
+                    tile=schedule.tile,
+                    tasks=len(schedule.tasks),
+                    bytes_by_link=schedule.bytes_by_link(),
+                    predicted_s=planned.predicted_s,
+                    plan_s=plan_s,
+                    digest=schedule.digest(),
+                    softbuf_bytes=schedule.softbuf_bytes().tolist(),
+                )
+            )
+        ).encode()
+        return struct.pack("<Q", len(about)) + about + schedule.encode()
+
+    def prepare(self, entry: PlanEntry, matrices: Operands) -> None:
+        """Reserve memory and bind the plan to these matrices. Collective."""
+        if self._softbuf.ensure(entry.softbuf_bytes):
+            self._close_bindings()
+        needed = 4 * entry.num_flags.astype(np.int64)
+        if not self._flags.fits(needed):
+            self._close_bindings()
+            self._flags.ensure(needed)
+            self._reset_flags()
+        entry.staged = False
+        operands = _in_schedule_order(entry.key.problem, matrices)
+        for buffer in entry.foreign:
+            entry.staged |= self._store.share(operands[entry.schedule.buffers["matrix"][buffer]])
+        with agreement.collective(self._group, "binding the plan"):
+            binding = self._binding(matrices)
+            if binding not in entry.executables:
+                flags = FlagTable(int(self._flags.addresses[self._group.rank]), self._flags.addresses.copy())
+                entry.executables[binding] = self._backend.executable(
+                    entry.program, self._addresses(entry, operands), flags, self._board
+                )
+
+    def _addresses(self, entry: PlanEntry, operands: Sequence[Matrix]) -> np.ndarray:
+        buffers = entry.schedule.buffers
+        addresses = np.zeros(len(buffers), np.int64)
+        for index in entry.program.buffers_used():
+            buffer = buffers[index]
+            if buffer["role"] == Role.USER:
+                addresses[index] = self._store.address(operands[buffer["matrix"]])
+            else:
+                addresses[index] = self._softbuf.addresses[buffer["owner"]] + buffer["offset"]
+        return addresses
+
+    def _binding(self, matrices: Operands) -> tuple[int, ...]:
+        return (*(matrix.info.number for matrix in matrices), self._softbuf.generation, self._flags.generation)
+
+    # -- the call ----------------------------------------------------------------------------
+
+    def call(
+        self,
+        find: Callable[[], PlanEntry],
+        matrices: Operands,
+        alpha: float,
+        beta: float,
+        stream: Any,
+        keep: Callable[[PlanEntry], None] | None,
+    ) -> CallResult:
+        """
+        Run one product. Collective.
+
+        Parameters
+        ----------
+        find : callable
+            Local: returns the plan, filled or new, or raises for bad arguments.
+        keep : callable, optional
+            Takes a plan that this call filled.
+        """
+        error: BaseException | None = None
+        entry: PlanEntry | None = None
+        executable: Executable | None = None
+        digest = bytes(16)
+        try:
+            entry = find()
+            digest = _call_digest(entry, matrices, alpha, beta)
+            executable = entry.executables.get(self._binding(matrices))
+            self._backend.await_caller(stream)
+        except Exception as caught:  # carried to every rank by the opening record
+            error = caught
+        self._order.acquire(self._timeout_s)
+        try:
+            all_ready = self._opening.open(
+                digest, self._epoch, ready=executable is not None, error=error, describe=lambda: _describe(entry, matrices, alpha, beta)
+            )
+            assert entry is not None  # no rank had an error
+            if not all_ready:
+                if not entry.filled:
+                    self._fill(entry)
+                self.prepare(entry, matrices)
+                if keep is not None:
+                    keep(entry)
+                executable = entry.executables[self._binding(matrices)]
+            assert executable is not None  # ready or just prepared
+            return self._fire(entry, executable, matrices, float(alpha), float(beta), planned=not all_ready)
+        finally:
+            self._order.release()
+
+    def _fire(
+        self, entry: PlanEntry, executable: Executable, matrices: Operands, alpha: float, beta: float, *, planned: bool
+    ) -> CallResult:
+        self._epoch = (self._epoch + 1) % _EPOCHS
+        if self._epoch % _FLAG_PERIOD == 0:
+            self._reset_flags()
+        if entry.staged:
+            self._stage(matrices, inward=True)
+        self._board.words[self._group.rank] = 0
+        if planned or entry.staged:
+            self._group.barrier()
+        report = executable.run(alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s)
+        self._count(report)
+        self._finish(report)
+        if entry.staged:
+            self._stage(matrices, inward=False)
+        return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, entry.staged)
+
+    def _finish(self, report: ExecutionReport) -> None:
+        """Closing barrier with verdict."""
+        if isinstance(report.error, StallError):
+            # Tasks of ours are still in flight: nothing may be freed or reused any more.
+            self.broken = True
+        failed = self._opening.close(report.error)
+        if failed:
+            stalled = any(self._group.allgather_objects(isinstance(report.error, StallError)))
+            self.broken |= stalled
+            agreement.collective_result(self._group, report.error, "gemm")
+
+    def _stage(self, matrices: Operands, *, inward: bool) -> None:
+        with agreement.collective(self._group, "staging"):
+            for matrix in matrices if inward else matrices[2:]:
+                self._store.stage(matrix, inward=inward)
+
+    def _count(self, report: ExecutionReport) -> None:
+        counters = self._counters
+        counters.calls += 1
+        counters.tasks += report.tasks
+        counters.copy_bytes += report.copy_bytes
+        counters.python_tasks += report.python_tasks
+        counters.allocations += report.allocations
+
+    # -- life --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release everything. Collective."""
+        self._close_bindings()
+        self._softbuf.close()
+        self._flags.close()
+        if self._control_pinned:
+            self._backend.unpin(self._control.address)
+        self._order.close()
+        self._group.barrier()
+        self._control.close()
+
+    def abandon(self) -> None:
+        """Let go without collective calls, after a call that did not end."""
+        self._softbuf.abandon()
+        self._flags.abandon()
+        self._order.close()
+
+    def _reset_flags(self) -> None:
+        """Set every flag one epoch back, so that none looks reached. Collective."""
+        with agreement.collective(self._group, "resetting the flags"):
+            own = int(self._flags.addresses[self._group.rank])
+            count = int(self._flags.sizes[self._group.rank]) // 4
+            self._backend.fill_words(own, count, (self._epoch - 1) % _EPOCHS)
+
+    def _close_bindings(self) -> None:
+        for entry in self._entries:
+            entry.close()
+
+    def _forget_matrix(self, number: int) -> None:
+        for entry in self._entries:
+            entry.forget_matrix(number)
+
+
+def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
+    a, b, c = matrices
+    return (b, a, c) if problem.swapped else (a, b, c)
+
+
+def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
+    numbers = [matrix.info.number for matrix in matrices]
+    return hashlib.blake2b(
+        entry.key_digest + struct.pack("<3qdd", *numbers, alpha, beta), digest_size=16
+    ).digest()
+
+
+def _describe(entry: PlanEntry | None, matrices: Operands, alpha: float, beta: float) -> str:
+    key = entry.key if entry is not None else None
+    numbers = ", ".join(str(getattr(getattr(m, "info", None), "number", m)) for m in matrices)
+    return f"matrices {numbers}, alpha {alpha}, beta {beta}, {key}"
+
+
+def _touched_by_peers(schedule: Schedule) -> list[int]:
+    """Return the user buffers in device memory that a rank other than their owner reads or writes."""
+    tasks = schedule.tasks
+    operand = expand_ranges(tasks["first_operand"], tasks["num_operands"])
+    rank = np.repeat(tasks["rank"], tasks["num_operands"])
+    buffer = schedule.regions["buffer"][schedule.operands["region"][operand]]
+    of = schedule.buffers[buffer]
+    foreign = (of["role"] == Role.USER) & (of["space"] == Space.DEVICE) & (of["owner"] != rank)
+    return [int(index) for index in np.unique(buffer[foreign])]

@@ -1,0 +1,279 @@
+"""
+The matrices of a session: made, registered, shared with peers, released.
+
+Memory that peers may have mapped is never freed by the garbage collector: a dropped `Matrix` is
+only marked, and the next collective call that makes or releases a matrix frees those which every
+rank has dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.matrix import Matrix, MatrixInfo, Span, host_view, layout_of
+from uncut_mpi.api.memory import PeerMappings
+from uncut_mpi.device.interface import Allocation, Backend
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+from uncut_mpi.model.problem import StoredMatrix
+from uncut_mpi.segments import Segment
+from uncut_mpi.spmd import agreement, exchange
+from uncut_mpi.spmd.group import Group
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """What this rank holds for one matrix until it is released on all ranks."""
+
+    info: MatrixInfo
+    address: int
+    keep: Any = None
+    segment: Segment | None = None
+    pinned: bool = False
+    peer_handle: bytes | None = None
+    peer_address: int = 0
+    shadow: Allocation | None = None
+
+
+class MatrixStore:
+    """Every matrix of a session. Methods are collective unless they say otherwise."""
+
+    def __init__(self, group: Group, backend: Backend, counters: Counters) -> None:
+        self._group, self._backend, self._counters = group, backend, counters
+        self.mappings = PeerMappings(backend)
+        self._held: dict[int, _Held] = {}
+        self._dropped: set[int] = set()
+        self._next = 0
+        self.on_release: list[Any] = []
+
+    # -- making ------------------------------------------------------------------------------
+
+    def empty_host(self, shape: tuple[int, int], dtype: object, order: str) -> Matrix:
+        """See `Session.empty_host`."""
+        stored, kind = self._agreed_shape("empty_host", shape, dtype, order, None)
+        self._collect()
+        nbytes = stored.rows * stored.cols * kind.itemsize
+        segment = exchange.shared_segment(self._group, nbytes, f"a {stored.rows}×{stored.cols} host matrix")
+        number = self._take_number()
+        info = MatrixInfo(number, stored, kind, Location.host(), Span(f"segment {number}", 0))
+        held = _Held(info, segment.address, segment=segment)
+        self._held[number] = held
+        self._pin(held, nbytes)
+        array = host_view(segment.array(kind.numpy, stored.rows * stored.cols), info)
+        return self._publish(held, array)
+
+    def empty_device(self, shape: tuple[int, int], dtype: object, rank: int, order: str) -> Matrix:
+        """See `Session.empty_device`."""
+        stored, kind = self._agreed_shape("empty_device", shape, dtype, order, rank)
+        array = None
+        with agreement.collective(self._group, "allocating a device matrix"):
+            if self._group.rank == rank:
+                array = self._backend.empty(stored.rows, stored.cols, kind, order)
+                self._counters.allocations += 1
+        return self.register(array, rank)
+
+    def register(self, array: Any, root: int) -> Matrix:
+        """See `Session.register`."""
+        agreement.agree(self._group, repr(("register", root)).encode(), lambda: f"register(root={root})")
+        with agreement.collective(self._group, "registering a matrix"):
+            if not 0 <= root < self._group.size:
+                raise ParamError(f"root = {root} is not a rank of this session (0 to {self._group.size - 1})")
+        self._collect()
+        number = self._take_number()
+        held: _Held | None = None
+        error: BaseException | None = None
+        if self._group.rank == root:
+            try:
+                held = self._describe(array, number, root)
+            except Exception as caught:  # carried to every rank by the agreement below
+                error = caught
+        agreement.collective_result(self._group, error, "registering a matrix")
+        infos = self._group.allgather_objects(held.info if held else None)
+        info = infos[root]
+        if held is None:
+            held = _Held(info, 0)
+        if info.location == Location.host():
+            base = self._held[int(info.span.memory.split()[1])]
+            held.address = base.address + info.span.start
+            assert base.segment is not None  # its span says so
+            held.segment = base.segment
+            flat = base.segment.array(np.uint8, base.segment.nbytes)[info.span.start :]
+            array = host_view(flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info)
+        self._held[number] = held
+        if info.location == Location.host(root):
+            rows, cols = info.stored.column_major_shape
+            nbytes = ((cols - 1) * info.stored.ld + rows) * info.dtype.itemsize if rows and cols else 0
+            self._pin(held, nbytes if self._group.rank == root else 0)
+        return self._publish(held, array if held.address else None)
+
+    # -- using -------------------------------------------------------------------------------
+
+    def check(self, name: str, matrix: object) -> Matrix:
+        """Return `matrix` if it is a live matrix of this session, else raise ParamError. Local."""
+        if not isinstance(matrix, Matrix):
+            raise ParamError(
+                f"{name} is a {type(matrix).__name__}: pass a Matrix (session.register(array, root=...) or session.empty_host)"
+            )
+        held = self._held.get(matrix.info.number)
+        if matrix.closed or held is None or held.info is not matrix.info:
+            raise ParamError(f"{name} is a matrix that was released or belongs to another session")
+        return matrix
+
+    def address(self, matrix: Matrix) -> int:
+        """Return where this rank finds element (0, 0): its own address, or the peer's memory mapped here. Local."""
+        held = self._held[matrix.info.number]
+        owner = matrix.location.rank
+        if matrix.location.space == "host" or owner == self._group.rank:
+            return held.shadow.address if held.shadow else held.address
+        if not held.peer_address:
+            assert held.peer_handle is not None or matrix.info.handle is not None  # `share` came first
+            handle = held.peer_handle or matrix.info.handle or b""
+            held.peer_address = self.mappings.open(handle)
+            held.peer_handle = handle
+            if matrix.info.handle is not None:
+                held.peer_address += matrix.info.offset_bytes
+        return held.peer_address
+
+    def share(self, matrix: Matrix) -> bool:
+        """
+        Make a device matrix reachable by peers; return whether it goes through memory of our own.
+
+        Memory that cannot be exported (stream-ordered pools, managed memory) gets a shadow: an
+        allocation of ours that the owner fills before a call and reads back after it.
+        """
+        info = matrix.info
+        if info.location.space == "host" or info.handle is not None:
+            return False
+        held = self._held[info.number]
+        if held.peer_handle is None:
+            with agreement.collective(self._group, "allocating staging memory"):
+                if self._group.rank == info.location.rank:
+                    rows, cols = info.stored.column_major_shape
+                    held.shadow = self._backend.allocate(max(1, cols * info.stored.ld * info.dtype.itemsize))
+                    self._counters.allocations += 1
+            handles = exchange.exchange_handles(self._group, held.shadow.handle if held.shadow else b"")
+            held.peer_handle = handles[info.location.rank or 0]
+        return True
+
+    def stage(self, matrix: Matrix, *, inward: bool) -> None:
+        """Copy between the caller's array and its shadow, on its owner. Local."""
+        held = self._held[matrix.info.number]
+        if held.shadow is None:
+            return
+        stored, item = matrix.info.stored, matrix.dtype.itemsize
+        rows, cols = stored.column_major_shape
+        there, here = (held.shadow.address, held.address) if inward else (held.address, held.shadow.address)
+        self._backend.copy_matrix(there, here, rows * item, cols, stored.ld * item)
+        self._counters.staged_bytes += rows * cols * item
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    def release(self, matrix: Matrix) -> None:
+        """See `Session.release`."""
+        error: BaseException | None = None
+        try:
+            self.check("matrix", matrix)
+        except ParamError as caught:
+            error = caught
+        agreement.collective_result(self._group, error, "releasing a matrix")
+        number = matrix.info.number
+        agreement.agree(self._group, repr(("release", number)).encode(), lambda: f"release(matrix {number})")
+        matrix.closed = True
+        self._free([number])
+
+    def close(self) -> None:
+        """Release every matrix."""
+        self._free(sorted(self._held))
+
+    def _free(self, numbers: list[int]) -> None:
+        for number in numbers:
+            for call in self.on_release:
+                call(number)
+            held = self._held[number]
+            if held.peer_address and held.peer_handle:
+                self.mappings.close(held.peer_handle)
+        self._group.barrier()  # every importer has closed
+        for number in numbers:
+            held = self._held.pop(number)
+            self._dropped.discard(number)
+            if held.pinned:
+                self._backend.unpin(held.address)
+            if held.shadow is not None:
+                self._backend.free(held.shadow)
+            shared_by_other = any(other.segment is held.segment for other in self._held.values())
+            if held.segment is not None and not shared_by_other:
+                held.segment.close()
+
+    def _collect(self) -> None:
+        """Free what every rank has dropped."""
+        mine = frozenset(self._dropped)
+        everywhere = frozenset.intersection(*self._group.allgather_objects(mine))
+        if everywhere:
+            self._free(sorted(everywhere))
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _agreed_shape(
+        self, what: str, shape: tuple[int, int], dtype: object, order: str, rank: int | None
+    ) -> tuple[StoredMatrix, DType]:
+        text = f"{what}(shape={shape}, dtype={dtype}, order={order!r}" + (f", rank={rank})" if rank is not None else ")")
+        agreement.agree(self._group, text.encode(), lambda: text)
+        with agreement.collective(self._group, what):
+            if len(shape) != 2:
+                raise ParamError(f"shape {shape} has {len(shape)} extents; a matrix has two")
+            if rank is not None and not 0 <= rank < self._group.size:
+                raise ParamError(f"rank = {rank} is not a rank of this session (0 to {self._group.size - 1})")
+            return StoredMatrix(int(shape[0]), int(shape[1]), order), DType.parse(dtype)
+
+    def _describe(self, array: Any, number: int, root: int) -> _Held:
+        if self._backend.owns(array):
+            stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
+            dtype = DType.parse(array.dtype)
+            adopted = self._backend.adopt(array)
+            info = MatrixInfo(
+                number,
+                stored,
+                dtype,
+                Location.device(root),
+                Span(f"device {root}", adopted.address),
+                adopted.handle,
+                adopted.offset_bytes,
+                adopted.obstacle,
+            )
+            return _Held(info, adopted.address, keep=adopted.keep)
+        if not isinstance(array, np.ndarray):
+            raise ParamError(
+                f"rank {root} registered a {type(array).__name__}; pass a two-dimensional numpy array"
+                + (" or cupy array" if self._backend.name == "cuda" else "")
+            )
+        stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
+        dtype = DType.parse(array.dtype)
+        address = array.__array_interface__["data"][0]
+        for held in self._held.values():
+            segment = held.segment
+            if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
+                base = held.info.span.memory
+                info = MatrixInfo(number, stored, dtype, Location.host(), Span(base, address - segment.address), writeable=array.flags.writeable)
+                return _Held(info, address, keep=array)
+        span = Span(f"host {root}", address)
+        info = MatrixInfo(number, stored, dtype, Location.host(root), span, writeable=array.flags.writeable)
+        return _Held(info, address, keep=array)
+
+    def _pin(self, held: _Held, nbytes: int) -> None:
+        with agreement.collective(self._group, "pinning a host matrix"):
+            held.pinned = self._backend.pin(held.address, nbytes) if nbytes else False
+
+    def _take_number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _publish(self, held: _Held, array: Any) -> Matrix:
+        matrix = Matrix(held.info, array=array, address=held.address)
+        weakref.finalize(matrix, self._dropped.add, held.info.number)
+        return matrix

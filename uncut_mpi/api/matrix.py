@@ -1,0 +1,181 @@
+"""Matrices of a session: what every rank knows of them, and what their owner alone holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+from uncut_mpi.model.problem import StoredMatrix
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """
+    The bytes a matrix covers, in terms that all ranks share.
+
+    Attributes
+    ----------
+    memory : str
+        Names one address space: a rank's device, a rank's private host memory, one shared segment.
+    start : int
+        Address of element (0, 0) in it.
+    """
+
+    memory: str
+    start: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MatrixInfo:
+    """
+    What every rank of the session knows of a matrix.
+
+    Attributes
+    ----------
+    number : int
+        The session's number for it, the same on all ranks.
+    stored : StoredMatrix
+        Shape, order and leading dimension (elements).
+    dtype : DType
+        Element type.
+    location : Location
+        Where it lives.
+    span : Span
+        The bytes it covers.
+    handle : bytes or None
+        For device memory: the exported allocation it lies in; None if that cannot be exported.
+    offset_bytes : int
+        From that allocation's base to element (0, 0).
+    obstacle : str
+        Why it cannot be exported; empty if it can.
+    writeable : bool
+        Whether it may be C.
+    """
+
+    number: int
+    stored: StoredMatrix
+    dtype: DType
+    location: Location
+    span: Span
+    handle: bytes | None = None
+    offset_bytes: int = 0
+    obstacle: str = ""
+    writeable: bool = True
+
+
+class Matrix:
+    """
+    A matrix that a session can multiply; made by `Session.empty_host`, `empty_device` and `register`.
+
+    Attributes
+    ----------
+    array : numpy.ndarray, cupy.ndarray or None
+        The matrix as this rank sees it: the shared array for host matrices that all ranks read,
+        the owner's array for the others (None on every other rank).
+    """
+
+    def __init__(self, info: MatrixInfo, *, array: Any, address: int) -> None:
+        self.info = info
+        self.array = array
+        self._address = address
+        self.closed = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.info.stored.rows, self.info.stored.cols
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.info.dtype
+
+    @property
+    def order(self) -> str:
+        """``"F"`` or ``"C"``."""
+        return self.info.stored.order
+
+    @property
+    def location(self) -> Location:
+        """Where the matrix lives."""
+        return self.info.location
+
+    @property
+    def address(self) -> int:
+        """Address of element (0, 0) in this process, 0 where this rank cannot reach it directly."""
+        return self._address
+
+    def __repr__(self) -> str:
+        rows, cols = self.shape
+        return f"<Matrix {self.info.number}: {rows}×{cols} {self.dtype.name} {self.order}-order at {self.location}>"
+
+
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:
+    """
+    Return how an array with these strides (bytes) is stored.
+
+    Raises
+    ------
+    ParamError
+        If it is not two-dimensional, or neither its rows nor its columns are contiguous.
+    """
+    if len(shape) != 2:
+        raise ParamError(f"an array of {len(shape)} dimensions was given; a matrix has two (reshape it first)")
+    rows, cols = shape
+    row_stride, col_stride = strides
+    if rows == 0 or cols == 0:
+        return StoredMatrix(rows, cols, "F")
+    # A stride along an extent of 1 is never used, so it says nothing about the order.
+    if (rows == 1 or row_stride == itemsize) and (cols == 1 or (col_stride % itemsize == 0 and col_stride >= rows * itemsize)):
+        return StoredMatrix(rows, cols, "F", col_stride // itemsize if cols > 1 else rows)
+    if (cols == 1 or col_stride == itemsize) and (rows == 1 or (row_stride % itemsize == 0 and row_stride >= cols * itemsize)):
+        return StoredMatrix(rows, cols, "C", row_stride // itemsize if rows > 1 else cols)
+    raise ParamError(
+        f"a {rows}×{cols} array with strides {row_stride} and {col_stride} bytes is contiguous along neither "
+        "rows nor columns: pass a copy (numpy.ascontiguousarray)"
+    )
+
+
+def overlap(x: MatrixInfo, y: MatrixInfo) -> bool:
+    """
+    Return whether two matrices share an element's bytes.
+
+    Exact for matrices of one order, leading dimension and type; otherwise true whenever the spans
+    from first to last byte intersect.
+    """
+    if x.span.memory != y.span.memory or not (x.stored.rows and x.stored.cols and y.stored.rows and y.stored.cols):
+        return False
+    if _stop(x) <= y.span.start or _stop(y) <= x.span.start:
+        return False
+    item = x.dtype.itemsize
+    same = x.stored.ld == y.stored.ld and x.stored.order == y.stored.order and x.dtype is y.dtype
+    distance = y.span.start - x.span.start
+    if not same or distance % item:
+        return True
+    # Rectangles of one array of leading dimension ld. y starts `col` columns and `row` rows after x;
+    # a negative row offset appears as ld − |row| in the column before.
+    ld = x.stored.ld
+    (x_rows, x_cols), (y_rows, y_cols) = x.stored.column_major_shape, y.stored.column_major_shape
+    col, row = divmod(distance // item, ld)
+    for c, r in ((col, row), (col + 1, row - ld)):
+        if -y_rows < r < x_rows and -y_cols < c < x_cols:
+            return True
+    return False
+
+
+def _stop(info: MatrixInfo) -> int:
+    rows, cols = info.stored.column_major_shape
+    return info.span.start + ((cols - 1) * info.stored.ld + rows) * info.dtype.itemsize
+
+
+def host_view(address_array: np.ndarray, info: MatrixInfo) -> np.ndarray:
+    """Return the strided matrix of `info` over a flat array that starts at its element (0, 0)."""
+    item = info.dtype.itemsize
+    stored = info.stored
+    strides = (item, stored.ld * item) if stored.order == "F" else (stored.ld * item, item)
+    return np.lib.stride_tricks.as_strided(address_array, (stored.rows, stored.cols), strides)

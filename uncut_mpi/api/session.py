@@ -1,0 +1,399 @@
+"""
+Sessions: a communicator with its devices, buffers and bounded plan cache.
+
+Every method marked collective must be called by all ranks of the session, in the same order and
+with the same arguments; where ranks differ, all of them raise the same error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.api.calls import CallMachinery, PlanEntry, PlanKey
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.gemm_plan import CallResult, GemmPlan, Operands
+from uncut_mpi.api.matrices import MatrixStore
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.measure import obtain_machine
+from uncut_mpi.api.start import start_backend
+from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.spmd.group import Group
+
+logger = logging.getLogger("uncut_mpi")
+
+
+class Session:
+    """
+    A communicator with its devices, buffers and bounded plan cache. Collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The ranks that multiply together; duplicated, so that no message of the program is touched.
+        All of them on one node.
+    backend : str, default "auto"
+        ``"cuda"`` (one GPU per rank; never falls back), ``"host"`` (numpy), or ``"auto"``: cuda if
+        every rank can have a GPU of its own, else host; `backend_reason` says why.
+    devices : sequence of int, optional
+        Device ordinal of each rank; by default rank i takes device i, or the only one it sees.
+    allow_shared_gpu : bool, default False
+        Let several ranks use one GPU (slow; for tests).
+    machine : Machine, optional
+        Measured links and rates to plan with; by default those kept for this hardware, measured in
+        under 3 s at the first session.
+    timeout_s : float, default 60
+        A call fails when no task finishes anywhere for so long.
+    max_plans : int, default 32
+        Plans that one-shot calls keep; the least recently used goes first.
+    verify : bool, default False
+        Prove every schedule, and what was lowered from it, before its first use.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and how many there are.
+    backend_name, backend_reason : str
+        ``"cuda"`` or ``"host"``, and why.
+    device_names : list of str
+        Device of every rank.
+    machine : Machine
+        What plans are made with.
+    counters : Counters
+        What this rank has done so far.
+
+    Raises
+    ------
+    ParamError, TopologyError
+        On all ranks; see the parameters.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        *,
+        backend: str = "auto",
+        devices: Sequence[int] | None = None,
+        allow_shared_gpu: bool = False,
+        machine: Machine | None = None,
+        timeout_s: float = 60.0,
+        max_plans: int = 32,
+        verify: bool = False,
+    ) -> None:
+        if max_plans < 1:
+            raise ParamError(f"max_plans = {max_plans} is below 1")
+        if not timeout_s > 0:
+            raise ParamError(f"timeout_s = {timeout_s} is not above 0")
+        self._group = Group(comm)
+        self._closed = False
+        try:
+            started = start_backend(
+                self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu
+            )
+        except BaseException:
+            self._group.free()
+            raise
+        self._backend = started.backend
+        self.backend_name = started.backend.name
+        self.backend_reason = started.reason
+        self.device_names = [identity.name for identity in started.identities]
+        self.devices_shared = started.shared
+        self.counters = Counters()
+        try:
+            self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
+            self._store = MatrixStore(self._group, self._backend, self.counters)
+            self._calls = CallMachinery(
+                self._group,
+                self._backend,
+                started.identities,
+                self._store,
+                self.counters,
+                machine=self.machine,
+                timeout_s=timeout_s,
+                verify=verify,
+            )
+        except BaseException:
+            self._backend.close()
+            self._group.free()
+            raise
+        self._plans: OrderedDict[PlanKey, PlanEntry] = OrderedDict()
+        self._max_plans = max_plans
+        self._own_plans: weakref.WeakSet[GemmPlan] = weakref.WeakSet()
+        self._busy = threading.Lock()
+        logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
+
+    # -- facts -------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This rank in the session's communicator."""
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._group.size
+
+    @property
+    def broken(self) -> bool:
+        """Whether a call ended with tasks still in flight; only leaving the program helps then."""
+        return self._calls.broken
+
+    # -- matrices ----------------------------------------------------------------------------
+
+    def empty_host(self, shape: tuple[int, int], dtype: object = np.float64, *, order: str = "C") -> Matrix:
+        """
+        Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
+
+        One segment per node, pinned for every rank's device; each rank's `Matrix.array` is a view of it.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Rows and columns.
+        dtype : numpy dtype or str
+            float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16).
+        order : {"C", "F"}
+            Storage order.
+
+        Raises
+        ------
+        CapacityError
+            If the node has too little memory for it; nothing is left behind.
+        """
+        with self._exclusive():
+            return self._store.empty_host(shape, dtype, order)
+
+    def empty_device(self, shape: tuple[int, int], dtype: object = np.float64, *, rank: int, order: str = "C") -> Matrix:
+        """
+        Return an uninitialised matrix in the device memory of one rank. Collective.
+
+        `Matrix.array` is a cupy array there (a numpy array with the host backend), None elsewhere.
+
+        Raises
+        ------
+        CapacityError
+            If that device has too little memory.
+        """
+        with self._exclusive():
+            return self._store.empty_device(shape, dtype, rank, order)
+
+    def register(self, array: Any, *, root: int) -> Matrix:
+        """
+        Make an existing array of one rank usable by all. Collective.
+
+        Parameters
+        ----------
+        array : numpy.ndarray or cupy.ndarray on rank `root`; ignored elsewhere (pass None)
+            Two-dimensional, rows or columns contiguous (any leading dimension). A numpy array is
+            private host memory of `root`: only its link reaches it (see `empty_host`).
+        root : int
+            The rank that has it.
+
+        Raises
+        ------
+        ParamError
+            If it is not such an array; on all ranks.
+        """
+        with self._exclusive():
+            return self._store.register(array, root)
+
+    def release(self, matrix: Matrix) -> None:
+        """Give a matrix of this session back: unpin, unmap, free. Collective."""
+        with self._exclusive():
+            self._store.release(matrix)
+
+    # -- products ----------------------------------------------------------------------------
+
+    def gemm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        trans_a: str = "N",
+        trans_b: str = "N",
+        options: ScheduleOptions | None = None,
+        stream: Any = None,
+    ) -> Matrix:
+        """
+        Compute C := alpha op(A) op(B) + beta C. Collective.
+
+        Parameters
+        ----------
+        a, b : Matrix
+            op(A) is m×k, op(B) is k×n; same dtype.
+        out : Matrix, optional
+            C, m×n, overwritten. By default a new host matrix (`empty_host`, C order).
+        alpha, beta : float
+            Scalars. With beta = 0 C is not read, with alpha = 0 A and B are not.
+        trans_a, trans_b : {"N", "T"}
+            Whether op transposes.
+        options : ScheduleOptions, optional
+            What to fix about the schedule.
+        stream : optional
+            Stream whose earlier work must be done first; the current one by default.
+
+        Returns
+        -------
+        Matrix
+            C.
+
+        Raises
+        ------
+        ParamError
+            If arguments do not fit or differ between ranks, C overlaps A or B, or beta is not 0
+            and there is no C. Nothing was computed.
+        CapacityError
+            If a device has too little memory for the SoftBuf.
+        UncutError
+            If a rank failed while computing; C is undefined then.
+        """
+        if out is None:
+            with self._exclusive():
+                out = self._calls.make_output(a, b, trans_a, trans_b, beta)
+        self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream)
+        return out
+
+    def plan(
+        self,
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+        *,
+        reads_c: bool = True,
+        trans_a: str = "N",
+        trans_b: str = "N",
+        options: ScheduleOptions | None = None,
+    ) -> GemmPlan:
+        """
+        Plan C := alpha op(A) op(B) + beta C once, for many executions. Collective.
+
+        Parameters
+        ----------
+        a, b, c : Matrix
+            As for `gemm`; others of the same shape, type, order, leading dimension and location
+            may be given to `GemmPlan.execute`.
+        reads_c : bool, default True
+            False promises beta = 0 in every execution, and saves reading C.
+
+        Raises
+        ------
+        ParamError, PlanError, CapacityError
+            On all ranks.
+        """
+        with self._exclusive():
+            entry = self._calls.plan(
+                lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, False, options)
+            )
+            self._calls.prepare(entry, (a, b, c))
+        plan = GemmPlan(self._execute_plan, self._discard, entry, (a, b, c))
+        self._own_plans.add(plan)
+        return plan
+
+    # -- life --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release every plan, matrix and buffer. Collective; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.broken:
+            # Device work of ours may still be in flight, so nothing of it can be freed safely.
+            self._calls.abandon()
+            return
+        for plan in list(self._own_plans):
+            plan.closed = True
+        self._plans.clear()
+        self._calls.close()
+        self._store.close()
+        self._backend.close()
+        self._group.free()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # An error that is on its way on this rank only must not be followed by collective calls
+        # that the other ranks do not make; the abort hook or the caller ends the job.
+        if error is None or (isinstance(error, UncutError) and not self.broken):
+            self.close()
+
+    def _exclusive(self) -> _Exclusive:
+        if self._closed:
+            raise ParamError("the session is closed: make a new one")
+        if self.broken:
+            raise ParamError("an earlier call of this session did not end; its devices may still be at work: end the program")
+        return _Exclusive(self._busy)
+
+    def _run_once(
+        self,
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+        alpha: float,
+        beta: float,
+        trans_a: str,
+        trans_b: str,
+        options: ScheduleOptions | None,
+        stream: Any,
+    ) -> CallResult:
+        def entry() -> PlanEntry | None:
+            key = self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+            return found if found is not None else PlanEntry(key)
+
+        def keep(made: PlanEntry) -> None:
+            self._plans[made.key] = made
+            while len(self._plans) > self._max_plans:
+                _, oldest = self._plans.popitem(last=False)
+                oldest.close()
+
+        with self._exclusive():
+            return self._calls.call(entry, (a, b, c), alpha, beta, stream, keep)
+
+    def _execute_plan(
+        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
+    ) -> CallResult:
+        def same() -> PlanEntry:
+            self._calls.check_execution(entry, planned, matrices, beta)
+            return entry
+
+        with self._exclusive():
+            return self._calls.call(same, matrices, alpha, beta, stream, None)
+
+    def _discard(self, entry: PlanEntry) -> None:
+        if not self._closed and not self.broken:
+            entry.close()
+
+
+class _Exclusive:
+    """A session serves one call at a time: a second thread inside it is a mistake, not a wait."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ParamError(
+                "another thread is inside a call of this session: give every thread a session of its own "
+                "(on communicators of their own)"
+            )
+
+    def __exit__(self, *unused: object) -> None:
+        self._lock.release()
+
+

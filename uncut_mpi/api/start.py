@@ -1,0 +1,114 @@
+"""Start of a session: which backend, which device for which rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from uncut_mpi.device.interface import Backend, DeviceIdentity
+from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
+from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
+
+BACKENDS = ("auto", "cuda", "host")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started:
+    """
+    The devices of a session.
+
+    Attributes
+    ----------
+    backend : Backend
+        This rank's.
+    reason : str
+        Why this kind of backend was taken.
+    identities : list of DeviceIdentity
+        One per rank.
+    shared : bool
+        Whether two ranks are on one device.
+    """
+
+    backend: Backend
+    reason: str
+    identities: list[DeviceIdentity]
+    shared: bool
+
+
+def start_backend(
+    group: Group, *, backend: str, devices: Sequence[int] | None, allow_shared_gpu: bool
+) -> Started:
+    """
+    Choose and open the backend, the same kind on every rank. Collective.
+
+    Raises
+    ------
+    ParamError
+        If the backend's name is unknown or `devices` does not name one device per rank of a node.
+    TopologyError
+        If ``"cuda"`` was asked for and some rank cannot have a GPU of its own, if two ranks would
+        share one without `allow_shared_gpu`, or if the ranks are on several nodes.
+    """
+    with agreement.collective(group, "choosing the backend"):
+        if backend not in BACKENDS:
+            raise ParamError(f"backend {backend!r} does not exist: use one of {', '.join(BACKENDS)}")
+        if group.num_nodes > 1:
+            raise TopologyError(
+                f"the {group.size} ranks are on {group.num_nodes} nodes; a session spans one node: "
+                "split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
+            )
+    gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
+    seen: list[tuple[list[str], str]] = group.allgather_objects((gpus, why))
+    ordinals, obstacle = _assign(seen, devices, allow_shared_gpu)
+    if obstacle and backend == "cuda":
+        raise TopologyError(f"backend cuda was asked for, but {obstacle}")
+    with agreement.collective(group, "opening the device"):
+        if obstacle:
+            reason = why if backend == "host" else f"host backend, since {obstacle}"
+            opened = make_host(group.local_rank, group.size)
+        else:
+            reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
+            opened = make_cuda(ordinals[group.rank])
+    identities: list[DeviceIdentity] = group.allgather_objects(opened.identity())
+    shared = len({identity.uuid for identity in identities}) < len(identities)
+    return Started(opened, reason, identities, shared)
+
+
+def _assign(
+    seen: Sequence[tuple[list[str], str]], devices: Sequence[int] | None, allow_shared: bool
+) -> tuple[list[int], str]:
+    """
+    Return every rank's device ordinal, or why they cannot all have one.
+
+    One visible device per rank means that the launcher has masked the others: take it. Otherwise
+    rank i takes device i, never a wrapped-round one, unless sharing was asked for.
+    """
+    ordinals = []
+    for rank, (gpus, why) in enumerate(seen):
+        if not gpus:
+            return [], f"rank {rank} sees no GPU ({why})"
+        if devices is not None:
+            if len(devices) < len(seen):
+                return [], f"--devices names {len(devices)} devices for {len(seen)} ranks"
+            ordinal = devices[rank]
+        elif len(gpus) == 1:
+            ordinal = 0
+        elif len(gpus) >= len(seen) or not allow_shared:
+            ordinal = rank
+        else:
+            ordinal = rank % len(gpus)
+        if not 0 <= ordinal < len(gpus):
+            return [], f"rank {rank} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks or name --devices"
+        ordinals.append(ordinal)
+    taken: dict[str, int] = {}
+    for rank, ordinal in enumerate(ordinals):
+        uuid = seen[rank][0][ordinal]
+        if uuid in taken and not allow_shared:
+            return [], (
+                f"ranks {taken[uuid]} and {rank} would both be on GPU {uuid}: start one rank per GPU, "
+                "or pass --allow-shared-gpu (slow; for tests)"
+            )
+        taken[uuid] = rank
+    return ordinals, ""

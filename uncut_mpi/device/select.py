@@ -1,0 +1,32 @@
+"""Makes backends by name; the only place that imports both, and the CUDA one only when asked."""
+
+from __future__ import annotations
+
+from uncut_mpi.device.interface import Backend
+
+
+def visible_gpus() -> tuple[list[str], str]:
+    """
+    Return the UUIDs of the GPUs this process sees, by ordinal, and why there are none if so.
+
+    Never raises: cupy missing, no driver and no device are all reasons.
+    """
+    try:
+        from uncut_mpi.device.cuda import visible_devices
+    except ImportError as error:
+        return [], str(error)
+    return visible_devices()
+
+
+def make_cuda(ordinal: int) -> Backend:
+    """Return the CUDA backend of device `ordinal`."""
+    from uncut_mpi.device.cuda import CudaBackend
+
+    return CudaBackend(ordinal)
+
+
+def make_host(local_rank: int, ranks_on_node: int) -> Backend:
+    """Return the host backend of one rank among `ranks_on_node`."""
+    from uncut_mpi.device.host import HostBackend
+
+    return HostBackend(local_rank, ranks_on_node)
