@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import os
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -122,20 +123,47 @@ def summarise(stages: list[Stage]) -> tuple[list[str], int]:
     return lines, int(failed > 0 or passed == 0)
 
 
+def _place(log: str) -> str:
+    """Return where a rank stood when it noted its place: the innermost frame outside of installed code."""
+    dump = log.rpartition("Timeout (")[2]
+    frames = re.findall(r'^  File "([^"]+)", line (\d+) in (\S+)', dump, re.MULTILINE)
+    for path, line, name in frames:
+        if "/lib/python" not in path and not path.startswith("<"):
+            return f"{os.path.relpath(path)}:{line} in {name}"
+    return ""
+
+
 def blame(folder: Path) -> list[str]:
     """
-    Return the last lines of the rank, other than 0, whose output best explains a failed stage.
+    Return what explains a failed stage of several ranks, naming the rank.
 
-    A rank that reports a failed test comes before one that was only waiting too long, and that before
-    one that merely stopped; among equals the lowest rank counts.
+    If a rank reported a failure, the end of that rank's output (the lowest rank's, without rank 0,
+    whose output was seen already). Else, if the ranks hang, where each of them stood. Else the end of
+    the first output that holds an error.
     """
-    signs = (r"^(FAILED|ERROR) |^E  ", r"\+\+ Timeout \+\+", r"^Traceback|Error\b")
     logs = {int(path.stem[4:]): _text(path) for path in folder.glob("rank*.log")}
-    for sign in signs:
-        for rank, text in sorted(logs.items()):
-            if re.search(sign, text, re.MULTILINE):
-                return [f"--- rank {rank} of {folder.name} ---", *text.splitlines()[-80:]]
-    return []
+    failed = sorted(rank for rank, text in logs.items() if re.search(r"^(FAILED|ERROR) ", text, re.MULTILINE))
+    if failed:
+        lines = [f"rank {', '.join(map(str, failed))} of {folder.name} reported a failure"]
+        if failed[0] != 0:
+            lines += [f"--- rank {failed[0]} ---", *logs[failed[0]].splitlines()[-80:]]
+        return lines
+    places = {rank: place for rank, text in sorted(logs.items()) if (place := _place(text))}
+    if places:
+        counts = collections.Counter(places.values())
+        common = max(counts.values())
+        lines = [f"{folder.name} hangs; where each rank stood:"]
+        for rank, place in places.items():
+            odd = "   <-- differs from the others" if counts[place] < common else ""
+            lines.append(f"  rank {rank}: {place}{odd}")
+        silent = sorted(set(logs) - set(places))
+        if silent:
+            lines.append(f"  not heard of: rank {', '.join(map(str, silent))}")
+        return lines
+    for rank, text in sorted(logs.items()):
+        if re.search(r"^Traceback|Error\b", text, re.MULTILINE):
+            return [f"--- rank {rank} of {folder.name} ---", *text.splitlines()[-80:]]
+    return [f"no rank of {folder.name} said why"]
 
 
 def main(arguments: list[str] | None = None) -> int:
