@@ -144,7 +144,7 @@ class CallMachinery:
         )
         with agreement.collective(group, "pinning the progress board"):
             self._control_pinned = backend.pin(self._control.address, self._control.nbytes)
-        arrivals = self._control.array(np.uint64, group.size, offset=board_bytes)
+        arrivals = self._control.array(np.uint64, group.size, offset_bytes=board_bytes)
         self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
         self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
         self._flags = Arena(group, backend, store.mappings, counters, "flags")

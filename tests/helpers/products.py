@@ -1,0 +1,176 @@
+"""Random products for tests that run on several ranks: the same numbers on every rank, whatever holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi import Matrix, Session
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One product: C := alpha op(A) op(B) + beta C, and where and how its matrices are stored."""
+
+    m: int
+    n: int
+    k: int
+    place: tuple[str, str, str] = ("h", "h", "h")
+    dtype: str = "f64"
+    trans_a: str = "N"
+    trans_b: str = "N"
+    orders: str = "FFF"
+    pad: tuple[int, int, int] = (0, 0, 0)
+    alpha: float = 1.2345
+    beta: float = 1.1154
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.m}x{self.n}x{self.k} {self.dtype} {','.join(self.place)} {self.trans_a}{self.trans_b} "
+            f"{self.orders} pad{self.pad} a{self.alpha} b{self.beta}"
+        )
+
+
+@dataclasses.dataclass
+class Operands:
+    """Matrices of a case in a session, and the same numbers as numpy arrays on every rank."""
+
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    a_MK: np.ndarray
+    b_KN: np.ndarray
+    c_MN: np.ndarray
+    extra: list[Matrix]
+
+
+def random_matrix(rows: int, cols: int, dtype: DType, seed: tuple[int, ...]) -> np.ndarray:
+    """Return full-mantissa values in (−1, 1), rounded to the type."""
+    return np.random.default_rng(seed).uniform(-1.0, 1.0, (rows, cols)).astype(dtype.numpy)
+
+
+def place_matrix(session: Session, data: np.ndarray, where: str, order: str, pad: int) -> tuple[Matrix, list[Matrix]]:
+    """Put `data` at a location, in an order, with a leading dimension `pad` above the least; collective."""
+    rows, cols = data.shape
+    outer = (rows + pad, cols) if order == "F" else (rows, cols + pad)
+    location = Location.parse(where)
+    if location.space == "device":
+        assert location.rank is not None
+        whole = session.empty_device(outer, data.dtype, rank=location.rank, order=order)
+        part = None
+        if session.rank == location.rank:
+            part = whole.array[:rows, :cols]
+            part[...] = as_device_array(session, data)
+        matrix = session.register(part, root=location.rank)
+        return matrix, [whole]
+    if location.rank is None:
+        whole = session.empty_host(outer, data.dtype, order=order)
+        part = whole.array[:rows, :cols]
+        if session.rank == 0:
+            whole.array.fill(np.nan)
+            part[...] = data
+        matrix = session.register(part, root=0)
+        return matrix, [whole]
+    part = None
+    if session.rank == location.rank:
+        part = np.full(outer, np.nan, data.dtype, order=order)[:rows, :cols]
+        part[...] = data
+    return session.register(part, root=location.rank), []
+
+
+def as_device_array(session: Session, data: np.ndarray) -> Any:
+    """Return `data` as what the session's device arrays accept."""
+    if session.backend_name == "cuda":
+        import cupy
+
+        return cupy.asarray(data)
+    return data
+
+
+def set_matrix(session: Session, matrix: Matrix, data: np.ndarray) -> None:
+    """Overwrite a matrix with `data` (local to whoever holds it)."""
+    if matrix.array is not None and (matrix.location.rank is not None or session.rank == 0):
+        target = matrix.array
+        target[...] = as_device_array(session, data) if matrix.location.space == "device" else data
+
+
+def make_operands(session: Session, case: Case) -> Operands:
+    """Make the matrices of a case; collective."""
+    dtype = DType[case.dtype]
+    a = random_matrix(*((case.m, case.k) if case.trans_a == "N" else (case.k, case.m)), dtype, (case.seed, 1))
+    b = random_matrix(*((case.k, case.n) if case.trans_b == "N" else (case.n, case.k)), dtype, (case.seed, 2))
+    c = random_matrix(case.m, case.n, dtype, (case.seed, 3))
+    if case.beta == 0:
+        c[...] = np.nan
+    if case.alpha == 0:
+        a[...] = np.nan
+        b[...] = np.inf
+    made, extra = [], []
+    for data, where, order, pad in zip((a, b, c), case.place, case.orders, case.pad, strict=True):
+        matrix, more = place_matrix(session, data, where, order, pad)
+        made.append(matrix)
+        extra += more
+    return Operands(*made, a, b, c, extra)
+
+
+def release(session: Session, operands: Operands) -> None:
+    """Release a case's matrices; collective."""
+    for matrix in (operands.a, operands.b, operands.c, *operands.extra):
+        session.release(matrix)
+
+
+def as_numpy(matrix: Matrix) -> np.ndarray | None:
+    """Return the matrix's elements where this rank holds them, else None."""
+    if matrix.array is None:
+        return None
+    array = matrix.array
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Return the product in float64 and the elementwise error bound.
+
+    |C − Ĉ| ≤ γ_{k+2} |alpha| |op(A)| |op(B)| + 3u |beta| |C| with γ_n = n u/(1 − n u), u of the
+    accumulator (Higham 2002, section 3.5), plus one rounding of the result to the type.
+    """
+    dtype = DType[case.dtype]
+    a = operands.a_MK.astype(np.float64)
+    b = operands.b_KN.astype(np.float64)
+    a = a if case.trans_a == "N" else a.T
+    b = b if case.trans_b == "N" else b.T
+    product = np.zeros((case.m, case.n))
+    magnitude = np.zeros((case.m, case.n))
+    if case.alpha != 0 and case.k > 0:
+        product = case.alpha * (a @ b)
+        magnitude = abs(case.alpha) * (np.abs(a) @ np.abs(b))
+    old = case.beta * operands.c_MN.astype(np.float64) if case.beta != 0 else np.zeros((case.m, case.n))
+    u = dtype.accumulator.unit_roundoff
+    steps = (case.k + 4) * u
+    result = product + old
+    bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * dtype.unit_roundoff * np.abs(result)
+    return result, bound + np.finfo(np.float64).tiny
+
+
+def mismatch(case: Case, operands: Operands) -> str:
+    """Return what is wrong with C where this rank holds it; empty if nothing."""
+    found = as_numpy(operands.c)
+    if found is None:
+        return ""
+    result, bound = expected(case, operands)
+    error = np.abs(found.astype(np.float64) - result)
+    good = error <= bound  # NaN is not good
+    if good.all():
+        return ""
+    i, j = (int(x) for x in np.argwhere(~good)[0])
+    worst = math.inf if not np.isfinite(error).all() else float((error / bound).max())
+    return (
+        f"{case}: {int((~good).sum())} of {good.size} elements are off, first ({i}, {j}): found {found[i, j]}, "
+        f"expected {result[i, j]}; worst error/bound {worst:.3g}"
+    )

@@ -1,0 +1,176 @@
+"""Products through a session on the host backend: placements, layouts, types, edges, scalars."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+def run(session: um.Session, comm, case: Case, options: um.ScheduleOptions | None = None) -> None:
+    operands = make_operands(session, case)
+    session.poison_softbuf()
+    session.gemm(
+        operands.a,
+        operands.b,
+        operands.c,
+        alpha=case.alpha,
+        beta=case.beta,
+        trans_a=case.trans_a,
+        trans_b=case.trans_b,
+        options=options,
+    )
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not wrong, wrong)
+    release(session, operands)
+
+
+def places(size: int) -> list[tuple[str, str, str]]:
+    ends = ["h", "0", str(size - 1)]
+    return sorted(set(itertools.product(dict.fromkeys(ends), repeat=3)))
+
+
+def test_every_placement_on_host_first_and_last_rank(session, comm):
+    for number, place in enumerate(places(session.size)):
+        run(session, comm, Case(65, 43, 57, place=place, seed=number), um.ScheduleOptions(tile=16))
+
+
+def test_every_transpose_and_order_with_leading_dimensions(session, comm):
+    last = str(session.size - 1)
+    for number, (trans_a, trans_b, order_a, order_b, order_c) in enumerate(itertools.product("NT", "NT", "FC", "FC", "FC")):
+        place = [("h", "h", "h"), ("0", last, "h"), ("h", "0", last)][number % 3]
+        case = Case(
+            37, 51, 29, place=place, trans_a=trans_a, trans_b=trans_b, orders=order_a + order_b + order_c, pad=(3, 5, 1), seed=number
+        )
+        run(session, comm, case, um.ScheduleOptions(tile=13))
+
+
+def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
+    last = str(session.size - 1)
+    for dtype, place in itertools.product(("f64", "f32", "f16", "bf16"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))):
+        for beta in (0.0, 1.1154):
+            run(session, comm, Case(48, 40, 96, place=place, dtype=dtype, beta=beta), um.ScheduleOptions(tile=16))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 40, 7), (40, 1, 7), (7, 40, 1), (3, 2, 300), (129, 2, 1), (0, 5, 3), (5, 0, 3), (5, 4, 0), (0, 0, 0)])
+def test_edges_of_size(session, comm, shape):
+    last = str(session.size - 1)
+    for place, beta in itertools.product((("h", "h", "h"), ("0", last, "0"), ("h", "0", last)), (0.0, 0.5)):
+        run(session, comm, Case(*shape, place=place, beta=beta))
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.0, 2.5), (1.0, 1.0), (-2.0, 0.0), (1.0, -1.0)])
+def test_scalars_and_what_they_leave_unread(session, comm, alpha, beta):
+    last = str(session.size - 1)
+    for place, dtype in itertools.product((("h", "h", "h"), ("0", "0", "0"), (last, "h", "0")), ("f64", "bf16")):
+        run(session, comm, Case(33, 35, 20, place=place, dtype=dtype, alpha=alpha, beta=beta), um.ScheduleOptions(tile=16))
+
+
+def test_private_host_memory_of_a_rank(session, comm):
+    last = f"h{session.size - 1}"
+    for place in ((last, "h", "h"), ("h0", "0", last), (last, last, last), ("0", "h0", "0")):
+        run(session, comm, Case(40, 44, 36, place=place), um.ScheduleOptions(tile=16))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"caching": False},
+        {"overlap": False},
+        {"caching": False, "overlap": False, "routing": "origin", "batch": False, "wr_lazy": False, "order": "fixed"},
+        {"routing": "origin"},
+        {"routing": "bw"},
+        {"batch": False},
+        {"wr_lazy": False},
+        {"order": "fixed"},
+        {"compute_lanes": 1, "chunks": 3},
+        {"tile": 100},
+    ],
+    ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_every_option_gives_the_right_product(session, comm, options):
+    last = str(session.size - 1)
+    for place in (("h", "h", "h"), ("0", "0", "0"), ("h", last, "0")):
+        run(session, comm, Case(70, 66, 50, place=place), um.ScheduleOptions(**{"tile": 16, **options}))
+
+
+def test_more_ranks_than_tiles_leave_ranks_without_work(session, comm):
+    run(session, comm, Case(8, 8, 8), um.ScheduleOptions(tile=128))
+    run(session, comm, Case(8, 8, 8, place=("0", "0", "0")), um.ScheduleOptions(grid=(1, 1)))
+
+
+def test_the_same_matrix_may_be_a_and_b(session, comm):
+    case = Case(40, 40, 40)
+    operands = make_operands(session, case)
+    session.gemm(operands.a, operands.a, operands.c, alpha=1.5, beta=0.0, trans_b="T")
+    wanted = 1.5 * operands.a_MK @ operands.a_MK.T
+    collective_assert(comm, np.allclose(operands.c.array, wanted, rtol=0, atol=1e-12), "C is not alpha A Aᵀ")
+    release(session, operands)
+
+
+def test_gemm_without_out_makes_the_result(session, comm):
+    case = Case(20, 30, 40)
+    operands = make_operands(session, case)
+    c = session.gemm(operands.a, operands.b)
+    wanted = operands.a_MK @ operands.b_KN
+    collective_assert(comm, np.allclose(c.array, wanted, rtol=0, atol=1e-13), "C is not A B")
+    session.release(c)
+    release(session, operands)
+
+
+def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
+    case = Case(50, 40, 60, place=("h", "0", "h"))
+    operands = make_operands(session, case)
+    others = make_operands(session, Case(50, 40, 60, place=("h", "0", "h"), seed=9))
+    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(tile=16)) as plan:
+        for alpha, beta, given in ((1.0, 0.5, operands), (-0.25, 2.0, operands), (3.0, 0.0, others), (0.0, 1.5, others)):
+            set_matrix(session, given.c, given.c_MN)
+            comm.Barrier()
+            session.poison_softbuf()
+            plan.execute(alpha, beta, a=given.a, b=given.b, c=given.c)
+            seed = 9 if given is others else 0
+            wrong = mismatch(Case(50, 40, 60, place=case.place, alpha=alpha, beta=beta, seed=seed), given)
+            collective_assert(comm, not wrong, wrong)
+    for made in (operands, others):
+        release(session, made)
+
+
+def test_repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing(session, comm):
+    case = Case(64, 64, 64, place=("0", "h", "0"))
+    operands = make_operands(session, case)
+    session.gemm(operands.a, operands.b, operands.c, alpha=1.0, beta=1.0)
+    before = session.counters.snapshot()
+    for _ in range(3):
+        session.gemm(operands.a, operands.b, operands.c, alpha=0.5, beta=0.25)
+    after = session.counters
+    collective_assert(
+        comm,
+        (after.planner_calls, after.schedule_bytes_broadcast, after.allocations)
+        == (before.planner_calls, before.schedule_bytes_broadcast, before.allocations)
+        and after.calls == before.calls + 3,
+        f"before {before}, after {after}",
+    )
+    release(session, operands)
+
+
+def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):
+    case = Case(90, 80, 70, place=("h", "0", "0"))
+    operands = make_operands(session, case)
+    with session.plan(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=16)) as plan:
+        result = plan.execute(1.0, 1.0)
+        totals = comm.allgather((result.tasks, result.copy_bytes))
+        schedule = plan.schedule
+        bodies = int((schedule.tasks["kind"] != 3).sum())
+        collective_assert(
+            comm,
+            sum(t for t, _ in totals) == bodies and sum(b for _, b in totals) == int(schedule.copies()[:, 3].sum()),
+            f"counted {totals}, scheduled {bodies} tasks and {int(schedule.copies()[:, 3].sum())} bytes",
+        )
+    release(session, operands)

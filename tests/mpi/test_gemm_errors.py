@@ -1,0 +1,141 @@
+"""Bad input gets one clear error on every rank, and the session goes on working after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from tests.helpers.products import Case, make_operands, mismatch, release
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+def expect(comm, error: type[Exception], parts: list[str], call) -> None:
+    """`call` must raise `error` with all `parts` in its message, the same on every rank."""
+    try:
+        call()
+        found = "nothing was raised"
+    except error as caught:
+        found = str(caught)
+    except Exception as caught:
+        found = f"raised {type(caught).__name__}: {caught}"
+    collective_assert(comm, all(part in found for part in parts), f"wanted {error.__name__} with {parts}, got: {found}")
+    collective_assert(comm, len(set(comm.allgather(found))) == 1, f"ranks raised different messages; here: {found}")
+
+
+@pytest.fixture
+def operands(session):
+    made = make_operands(session, Case(24, 20, 16))
+    yield made
+    release(session, made)
+
+
+def test_shapes_that_do_not_fit(session, comm, operands):
+    expect(comm, um.ParamError, ["24×16", "24×20"], lambda: session.gemm(operands.a, operands.c, operands.c))
+
+
+def test_types_that_differ(session, comm, operands):
+    other = session.empty_host((16, 20), np.float32)
+    expect(comm, um.ParamError, ["f64", "f32"], lambda: session.gemm(operands.a, other, operands.c))
+    session.release(other)
+
+
+def test_unsupported_type(session, comm):
+    expect(comm, um.ParamError, ["int32"], lambda: session.empty_host((4, 4), np.int32))
+
+
+def test_c_overlapping_an_input(session, comm, operands):
+    square = session.empty_host((24, 24), np.float64)
+    part = session.register(square.array[:, :16] if session.rank == 0 else None, root=0)
+    expect(comm, um.ParamError, ["overlaps"], lambda: session.gemm(part, operands.b, session_c(session, square)))
+    session.release(part)
+    session.release(square)
+
+
+def session_c(session, square):
+    return session.register(square.array[:, 4:24] if session.rank == 0 else None, root=0)
+
+
+def test_disjoint_parts_of_one_array_do_not_overlap(session, comm):
+    whole = session.empty_host((30, 60), np.float64)
+    if session.rank == 0:
+        whole.array[:] = np.random.default_rng(0).uniform(-1, 1, whole.shape)
+    comm.Barrier()
+    root = session.rank == 0
+    a, b, c = (
+        session.register(whole.array[:, at : at + 20][:rows] if root else None, root=0)
+        for at, rows in ((0, 30), (20, 20), (40, 30))
+    )
+    session.gemm(a, b, c)
+    wanted = whole.array[:, :20] @ whole.array[:20, 20:40]
+    collective_assert(comm, np.allclose(whole.array[:, 40:], wanted, rtol=0, atol=1e-13), "C is not A B")
+    for matrix in (a, b, c, whole):
+        session.release(matrix)
+
+
+def test_beta_without_c(session, comm, operands):
+    expect(comm, um.ParamError, ["beta", "2.0"], lambda: session.gemm(operands.a, operands.b, beta=2.0))
+
+
+def test_beta_in_a_plan_that_promised_none(session, comm, operands):
+    with session.plan(operands.a, operands.b, operands.c, reads_c=False) as plan:
+        expect(comm, um.ParamError, ["beta = 0.5", "reads_c"], lambda: plan.execute(1.0, 0.5))
+        plan.execute(1.0, 0.0)
+
+
+def test_matrices_that_do_not_fit_the_plan(session, comm, operands):
+    with session.plan(operands.a, operands.b, operands.c) as plan:
+        expect(comm, um.ParamError, ["planned", "given"], lambda: plan.execute(a=operands.b))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_pass_different_scalars(session, comm, operands):
+    alpha = 2.0 if session.rank == session.size - 1 else 1.0
+    expect(comm, um.RankMismatchError, ["alpha 2.0", "alpha 1.0"], lambda: session.gemm(operands.a, operands.b, operands.c, alpha=alpha))
+    session.gemm(operands.a, operands.b, operands.c, alpha=1.2345, beta=1.1154)
+    wrong = mismatch(Case(24, 20, 16), operands)
+    collective_assert(comm, not wrong, wrong)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_rank_with_a_bad_argument(session, comm, operands):
+    trans = "X" if session.rank == 1 else "N"
+    expect(comm, um.ParamError, ["'X'"], lambda: session.gemm(operands.a, operands.b, operands.c, trans_a=trans))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_rank_registers_something_else(session, comm):
+    expect(comm, um.ParamError, ["rank 1", "list"], lambda: session.register([[1.0]], root=1))
+    expect(comm, um.ParamError, ["1 dimensions"], lambda: session.register(np.ones(3) if session.rank == 1 else None, root=1))
+
+
+def test_a_rank_that_does_not_exist(session, comm):
+    missing = session.size
+    expect(comm, um.ParamError, [str(missing)], lambda: session.register(None, root=missing))
+    expect(comm, um.ParamError, [str(missing)], lambda: session.empty_device((4, 4), rank=missing))
+
+
+def test_a_matrix_that_was_released(session, comm, operands):
+    matrix = session.empty_host((16, 20))
+    session.release(matrix)
+    expect(comm, um.ParamError, ["released"], lambda: session.gemm(operands.a, matrix, operands.c))
+
+
+def test_a_read_only_result(session, comm, operands):
+    array = np.zeros((24, 20))
+    array.flags.writeable = False
+    c = session.register(array if session.rank == 0 else None, root=0)
+    expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(operands.a, operands.b, c))
+    session.release(c)
+
+
+def test_too_little_shared_memory(session, comm):
+    expect(comm, um.CapacityError, ["needs", "available"], lambda: session.empty_host((1 << 22, 1 << 22)))
+
+
+def test_a_closed_session(comm):
+    session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size))
+    session.close()
+    expect(comm, um.ParamError, ["closed"], lambda: session.empty_host((2, 2)))
