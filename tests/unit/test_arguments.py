@@ -1,0 +1,191 @@
+"""The command line of the gemm command, as a pure function of its words."""
+
+from __future__ import annotations
+
+import pytest
+
+from uncut_mpi.command.arguments import HelpRequested, ablation_steps, parse
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.planning.options import ScheduleOptions
+
+
+def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
+    args = parse([])
+    assert (args.m, args.n, args.k, args.has_files, args.check) == (None, None, None, False, True)
+    assert (args.alpha, args.beta) == (1.2345, 1.1154)
+    assert args.options == ScheduleOptions()
+    assert args.place == Placement.parse("h,h,h")
+
+
+def test_every_flag_reaches_its_field():
+    args = parse(
+        [
+            "-m",
+            "1000",
+            "-n",
+            "777",
+            "-k",
+            "1301",
+            "--dtype",
+            "bf16",
+            "--trans-a",
+            "T",
+            "--trans-b",
+            "T",
+            "--alpha",
+            "2",
+            "--beta",
+            "0.5",
+            "--place",
+            "3,h,5",
+            "--backend",
+            "host",
+            "--devices",
+            "3,1",
+            "--allow-shared-gpu",
+            "--scheduler",
+            "uncut",
+            "--tile",
+            "128",
+            "--tile-min",
+            "64",
+            "--grid",
+            "2x4",
+            "--chunks",
+            "3",
+            "--compute-lanes",
+            "2",
+            "--no-caching",
+            "--no-overlap",
+            "--routing",
+            "bw",
+            "--no-batch",
+            "--no-wr-lazy",
+            "--order",
+            "fixed",
+            "--warmup",
+            "0",
+            "--repeat",
+            "7",
+            "--timeout",
+            "2.5",
+            "--no-check",
+            "--json",
+            "facts.json",
+            "--seed",
+            "9",
+        ]
+    )
+    assert (args.m, args.n, args.k, args.dtype, args.trans_a, args.trans_b) == (1000, 777, 1301, DType.bf16, "T", "T")
+    assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "host")
+    assert (args.devices, args.allow_shared_gpu) == ((3, 1), True)
+    assert args.options == ScheduleOptions(
+        tile=128, tile_min=64, grid=(2, 4), chunks=3, compute_lanes=2, caching=False, overlap=False, routing="bw",
+        batch=False, wr_lazy=False, order="fixed",
+    )  # fmt: skip
+    assert (args.warmup, args.repeat, args.timeout_s, args.check, args.json_path, args.seed) == (
+        0, 7, 2.5, False, "facts.json", 9,
+    )  # fmt: skip
+
+
+def test_n_and_k_are_m_unless_given():
+    args = parse(["-m", "500", "-k", "7"])
+    assert (args.m, args.n, args.k) == (500, 500, 7)
+
+
+def test_an_extent_of_zero_is_allowed():
+    assert parse(["-m", "3", "-k", "0"]).k == 0
+
+
+def test_files_are_multiplied_with_alpha_1_and_no_c():
+    args = parse(["A.npy", "B.npy", "-o", "OUT.npy", "--overwrite"])
+    assert (args.a_path, args.b_path, args.c_path, args.out_path, args.overwrite) == (
+        "A.npy", "B.npy", None, "OUT.npy", True,
+    )  # fmt: skip
+    assert (args.alpha, args.beta, args.m) == (1.0, 0.0, None)
+
+
+def test_a_c_file_is_added_unless_beta_says_otherwise():
+    words = ["A.npy", "B.npy", "-c", "C.npy", "-o", "OUT.npy"]
+    assert parse(words).beta == 1.0
+    assert parse([*words, "--beta", "0.25"]).beta == 0.25
+
+
+@pytest.mark.parametrize("text", ["-1.5", "-1e-3", "-2E+1"])
+def test_negative_scalars_need_no_equals_sign(text):
+    assert parse(["--alpha", text, "--beta", text]).alpha == float(text)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_is_handed_over_and_not_printed(flag, capsys):
+    with pytest.raises(HelpRequested) as caught:
+        parse(["-m", "3", flag])
+    for name in ["--place", "--no-wr-lazy", "--compute-lanes", "--allow-shared-gpu", "-o", "OUT.npy"]:
+        assert name in caught.value.text
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "advice"),
+    [
+        ("--dtype f8", "f8", "f64, f32, f16, bf16"),
+        ("--trans-a t", "'t'", "N, T"),
+        ("--backend gpu", "gpu", "auto, cuda, host"),
+        ("--routing fast", "fast", "origin, bw, eta"),
+        ("--order random", "random", "fixed, eta"),
+        ("--scheduler best", "best", "uncut"),
+        ("--place h,h", "'h,h'", "three"),
+        ("--place h,x,0", "'x'", "rank number"),
+        ("--grid 8", "'8'", "2x4"),
+        ("--grid 0x4", "'0'", "at least 1"),
+        ("--tile 0", "'0'", "at least 1"),
+        ("--chunks 1.5", "1.5", "whole number"),
+        ("-m -3", "-3", "at least 0"),
+        ("--alpha nan", "nan", "finite"),
+        ("--beta inf", "inf", "finite"),
+        ("--timeout 0", "'0'", "above 0"),
+        ("--repeat 0", "'0'", "at least 1"),
+        ("--devices 0,a", "'a'", "whole number"),
+        ("--compute-lanes 65", "65", "64"),
+        ("-n 5", "-n 5", "-m"),
+        ("A.npy", "A.npy", "B.npy"),
+        ("A.npy B.npy", "A.npy", "-o"),
+        ("A.npy B.npy C.npy -o OUT.npy", "C.npy", "--help"),
+        ("A.npy B.npy -o OUT.npy -m 5", "-m 5", "leave it out"),
+        ("A.npy B.npy -o OUT.npy --beta 2", "2.0", "-c"),
+        ("A.npy B.npy -o X --json X", "X", "different"),
+        ("-o OUT.npy", "OUT.npy", "A.npy"),
+        ("-c C.npy", "C.npy", "A.npy"),
+        ("--overwrite", "--overwrite", "-o"),
+        ("--ablation --no-caching", "--no-caching", "--ablation"),
+        ("--ablation --routing eta", "--routing", "--ablation"),
+        ("A.npy B.npy -o OUT.npy --ablation", "--ablation", "files"),
+        ("--no-cach", "--no-cach", "--help"),
+        ("--tile", "--tile", "--help"),
+    ],
+)
+def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, advice, capsys):
+    with pytest.raises(ParamError) as caught:
+        parse(words.split())
+    message = str(caught.value)
+    assert value in message
+    assert advice in message
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ablation_steps_add_up_from_nothing_to_everything():
+    steps = ablation_steps(ScheduleOptions(tile=256, grid=(2, 2)))
+    assert [name for name, _ in steps] == [
+        "baseline",
+        "+ caching and overlap",
+        "+ bandwidth routing",
+        "+ ETA routing and batching",
+        "+ WR-lazy and ETA order",
+    ]
+    assert steps[0][1] == ScheduleOptions(
+        tile=256, grid=(2, 2), caching=False, overlap=False, routing="origin", batch=False, wr_lazy=False, order="fixed"
+    )
+    assert steps[-1][1] == ScheduleOptions(tile=256, grid=(2, 2))
+    assert len({options for _, options in steps}) == 5

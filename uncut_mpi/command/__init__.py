@@ -1,0 +1,1 @@
+"""Pieces of the command modules that need no MPI: arguments, matrix files, generated data, result check, report."""
