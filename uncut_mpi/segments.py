@@ -1,0 +1,449 @@
+"""
+Memory that several processes of one node share.
+
+A segment is anonymous where it can be (``memfd_create``, which a small ``/dev/shm`` does not limit
+and which cannot outlive its processes); peers open it through ``/proc/<pid>/fd``. Where that is
+refused it is an exclusive file in ``/dev/shm``, mode 0600, whose name goes as soon as every peer
+has opened it. Either way all of its pages are reserved before it is used, so that too little memory
+is a `CapacityError` and never a bus error in the middle of a product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import pathlib
+import platform
+import secrets
+import struct
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
+
+_SHM = "/dev/shm"
+_MEMFD, _FILE = 1, 2
+# magic, kind, creator's pid, creator's descriptor, node, PID namespace, device and inode of the
+# memory object, bytes asked for, bytes mapped, file name.
+_HANDLE = struct.Struct("<4sBxxxii16sQQQQQ56s")
+_MAGIC = b"UMS1"
+
+# Memory left to the rest of the node when a segment is reserved: the kernel kills processes before
+# it runs out to the last page.
+_MARGIN_BYTES = 128 << 20
+_TURN_TIMEOUT_S = 60.0
+
+
+def node_identity() -> str:
+    """Return a text that is equal for processes which can open each other's anonymous segments."""
+    return f"{_boot_id()}/{_pid_namespace()}"
+
+
+def available_bytes() -> tuple[int, str]:
+    """
+    Return how much memory this process may still take, and what sets that limit.
+
+    Returns
+    -------
+    nbytes : int
+        The least of the kernel's estimate (``MemAvailable``) and what every enclosing control group
+        leaves, page cache counted as free.
+    limit : str
+        Name of the one that is least.
+    """
+    limits = [*_meminfo_limit(), *_cgroup_limits()]
+    return min(limits) if limits else (1 << 62, "no known limit")
+
+
+class Segment:
+    """
+    Memory shared by processes of one node; made by `create`, mapped by peers with `open`.
+
+    Not collective. Closing while arrays of it exist is safe: the handle and the name go at once,
+    while the pages stay mapped here until the last such array is dropped, because every array holds
+    the mapping.
+
+    Attributes
+    ----------
+    address : int
+        Of its first byte in this process; page-aligned, valid also when `nbytes` is 0.
+    nbytes : int
+        Bytes asked for. Whole pages are mapped, at least one.
+    handle : bytes
+        By which peers on the same node open it, until `unlink` or `close` of the creator.
+    """
+
+    def __init__(self, mapping: mmap.mmap, nbytes: int, handle: bytes, descriptor: int = -1, path: str = "") -> None:
+        self._mapping: mmap.mmap | None = mapping
+        self.nbytes = nbytes
+        self.handle = handle
+        self.address = int(np.frombuffer(mapping, np.uint8).__array_interface__["data"][0])
+        # Runs at close, when the object is collected, and at the latest at interpreter exit.
+        self._withdraw = weakref.finalize(self, _withdraw, descriptor, path, os.getpid())
+
+    @classmethod
+    def create(cls, nbytes: int, purpose: str, *, use_file: bool = False) -> Segment:
+        """
+        Reserve a new segment, filled with zeros.
+
+        Parameters
+        ----------
+        nbytes : int
+            Its size; 0 is allowed.
+        purpose : str
+            What it is for, as an error message calls it.
+        use_file : bool, default False
+            Use a file in ``/dev/shm`` even where anonymous memory can be had.
+
+        Raises
+        ------
+        CapacityError
+            If the node, the container or ``/dev/shm`` has too little memory left; nothing is kept.
+        DeviceError
+            If the system refuses for another reason.
+        """
+        if nbytes < 0:
+            raise ParamError(f"{purpose} of {nbytes} bytes: a size cannot be negative")
+        mapped = _whole_pages(nbytes)
+        descriptor, path, kind = _make_object(purpose, use_file=use_file)
+        try:
+            with _turn():
+                _check_room(mapped, purpose, kind)
+                _reserve(descriptor, mapped, purpose, kind)
+            mapping = _map(descriptor, mapped, purpose)
+            status = os.fstat(descriptor)
+            handle = _HANDLE.pack(
+                _MAGIC,
+                kind,
+                os.getpid(),
+                descriptor,
+                _digest(_boot_id()),
+                _pid_namespace(),
+                status.st_dev,
+                status.st_ino,
+                nbytes,
+                mapped,
+                os.path.basename(path).encode(),
+            )
+        except BaseException:
+            _withdraw(descriptor, path, os.getpid())
+            raise
+        return cls(mapping, nbytes, handle, descriptor, path)
+
+    @classmethod
+    def open(cls, handle: bytes) -> Segment:
+        """
+        Map a segment that another process of this node created.
+
+        Raises
+        ------
+        TopologyError
+            If the creator is on another node or in another PID namespace, is gone, or has withdrawn
+            the segment, or if the system does not let this process look at it.
+        CapacityError
+            If the address space of this process is too small.
+        """
+        parts = _unpack(handle)
+        path = _locate(parts)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if parts.kind == _FILE else 0))
+        except OSError as error:
+            raise _refused(parts, path, error) from error
+        try:
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino, status.st_size) != (parts.device, parts.inode, parts.mapped):
+                # The creator has ended and its process or file number serves something else now.
+                raise TopologyError(
+                    f"{path} is no longer the shared memory that process {parts.pid} created: that process has "
+                    "ended or withdrawn it; keep it open until every peer has mapped it"
+                )
+            mapping = _map(descriptor, parts.mapped, "shared memory of a peer")
+        finally:
+            os.close(descriptor)
+        return cls(mapping, parts.nbytes, handle)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._mapping is None
+
+    def array(
+        self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset_bytes: int = 0
+    ) -> np.ndarray[Any, Any]:
+        """
+        Return a C-ordered array whose memory is this segment.
+
+        Parameters
+        ----------
+        dtype : numpy dtype
+            Type of its elements.
+        shape : int or tuple of int, optional
+            By default as many elements as fit.
+        offset_bytes : int, default 0
+            Where it starts.
+
+        Raises
+        ------
+        ParamError
+            If the segment is closed or the array does not lie inside it.
+        """
+        if self._mapping is None:
+            raise ParamError("the shared memory is closed: no new array can be made of it")
+        kind = np.dtype(dtype)
+        if shape is None:
+            shape = max(0, self.nbytes - offset_bytes) // kind.itemsize
+        extent = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = int(np.prod(extent, dtype=np.int64))
+        if not 0 <= offset_bytes <= self.nbytes - count * kind.itemsize:
+            raise ParamError(
+                f"an array of {extent} {kind} at byte {offset_bytes} does not lie within the {self.nbytes} bytes of "
+                "shared memory"
+            )
+        return np.frombuffer(self._mapping, kind, count, offset_bytes).reshape(extent)
+
+    def unlink(self) -> None:
+        """Withdraw the handle, once every peer has opened it; the memory stays mapped. A second call does nothing."""
+        self._withdraw()
+
+    def close(self) -> None:
+        """Withdraw the handle and unmap, now or when the last array of it is dropped. A second call does nothing."""
+        self._withdraw()
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            # While arrays exist the mapping refuses; they keep it, and it goes with the last of them.
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+
+def _withdraw(descriptor: int, path: str, creator: int) -> None:
+    if os.getpid() != creator:
+        return  # a forked child inherits the object, not the duty
+    if path:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+# -- making --------------------------------------------------------------------------------------
+
+
+def _whole_pages(nbytes: int) -> int:
+    return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
+def _make_object(purpose: str, *, use_file: bool) -> tuple[int, str, int]:
+    """Return (descriptor, path or "", kind) of an empty memory object."""
+    if not use_file:
+        try:
+            descriptor = os.memfd_create("uncut_mpi", os.MFD_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                raise DeviceError(f"{purpose}: memfd_create failed: {error.strerror}") from error
+        else:
+            os.fchmod(descriptor, 0o600)
+            return descriptor, "", _MEMFD
+    path = f"{_SHM}/uncut_mpi-{os.getuid()}-{secrets.token_hex(8)}"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DeviceError(
+            f"{purpose}: cannot create {path}: {error.strerror}; the node must allow memfd_create or a writable {_SHM}"
+        ) from error
+    return descriptor, path, _FILE
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """
+    Let the processes of a node reserve one after the other.
+
+    Ranks that ask at the same moment would each find the same memory free, and together take more
+    than there is. Advisory: where no lock can be had in time, the check is only less exact.
+    """
+    descriptor = -1
+    try:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(_SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        deadline = time.monotonic() + _TURN_TIMEOUT_S
+        while descriptor >= 0 and time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.002)
+            except OSError:
+                break
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _check_room(nbytes: int, purpose: str, kind: int) -> None:
+    available, limit = available_bytes()
+    usable = available - min(_MARGIN_BYTES, available // 16)
+    if nbytes > usable:
+        raise CapacityError(
+            f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; {max(0, usable)} bytes are "
+            f"available ({limit}): use smaller matrices or fewer ranks, or raise the limit (docker run --memory=SIZE)"
+        )
+    if kind == _FILE:
+        file_system = os.statvfs(_SHM)
+        room = file_system.f_bavail * file_system.f_frsize
+        if nbytes > room:
+            raise _shm_too_small(nbytes, purpose, room)
+
+
+def _shm_too_small(nbytes: int, purpose: str, room: int) -> CapacityError:
+    return CapacityError(
+        f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; {_SHM} has {room} bytes left: "
+        "enlarge it (docker run --shm-size=SIZE or --ipc=host; mount -o remount,size=SIZE /dev/shm)"
+    )
+
+
+def _reserve(descriptor: int, nbytes: int, purpose: str, kind: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise DeviceError(f"{purpose}: reserving {nbytes} bytes failed: {error.strerror}") from error
+        if kind == _FILE:
+            file_system = os.statvfs(_SHM)
+            raise _shm_too_small(nbytes, purpose, file_system.f_bavail * file_system.f_frsize) from error
+        available, limit = available_bytes()
+        raise CapacityError(
+            f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; the system refused, with "
+            f"{available} bytes available ({limit}): use smaller matrices or fewer ranks"
+        ) from error
+
+
+def _map(descriptor: int, nbytes: int, purpose: str) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise DeviceError(f"{purpose}: mapping {nbytes} bytes failed: {error.strerror}") from error
+        raise CapacityError(
+            f"{purpose} needs {nbytes} bytes of address space, and the system refused: raise the limit (ulimit -v)"
+        ) from error
+
+
+# -- opening -------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """The fields of a handle."""
+
+    def __init__(self, fields: tuple[Any, ...]) -> None:
+        (_, self.kind, self.pid, self.descriptor, self.node, self.namespace) = fields[:6]
+        (self.device, self.inode, self.nbytes, self.mapped, name) = fields[6:]
+        self.name = name.rstrip(b"\0").decode()
+
+
+def _unpack(handle: bytes) -> _Parts:
+    if len(handle) != _HANDLE.size or handle[: len(_MAGIC)] != _MAGIC:
+        raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: pass Segment.handle unchanged")
+    return _Parts(_HANDLE.unpack(handle))
+
+
+def _locate(parts: _Parts) -> str:
+    if parts.node != _digest(_boot_id()):
+        raise TopologyError(
+            f"the shared memory of process {parts.pid} is on another node than {platform.node()}: only processes of "
+            "one node can open it; split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
+        )
+    if parts.kind == _FILE:
+        return f"{_SHM}/{os.path.basename(parts.name)}"
+    own = _pid_namespace()
+    if parts.namespace != own:
+        raise TopologyError(
+            f"the shared memory of process {parts.pid} is in PID namespace {parts.namespace}, this process in {own}: "
+            "start all ranks in one container, or share it (docker run --pid=host --ipc=host)"
+        )
+    return f"/proc/{parts.pid}/fd/{parts.descriptor}"
+
+
+def _refused(parts: _Parts, path: str, error: OSError) -> TopologyError:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return TopologyError(
+            f"the system does not let this process open {path}: run all ranks as one user, in one container"
+        )
+    where = f"its {_SHM} is not ours" if parts.kind == _FILE else "it has ended"
+    return TopologyError(
+        f"{path}, shared memory of process {parts.pid}, cannot be opened ({error.strerror}): {where}, or it has "
+        "withdrawn the memory; start all ranks in one container and keep it until every peer has mapped it"
+    )
+
+
+# -- facts of the node ---------------------------------------------------------------------------
+
+
+def _boot_id() -> str:
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _meminfo_limit() -> Iterator[tuple[int, str]]:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024, "MemAvailable of the node"
+
+
+def _cgroup_limits(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> Iterator[tuple[int, str]]:
+    """Yield (bytes left, name) of every control group with a memory limit, of either version, that encloses us."""
+    try:
+        lines = pathlib.Path(membership).read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            bases, names = [root, f"{root}/unified"], ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            bases, names = [f"{root}/memory"], ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        for base in bases:
+            # In a container the path may be that of the host, of which only the root is mounted.
+            inner = pathlib.PurePosixPath(path.lstrip("/"))
+            for group in dict.fromkeys([inner, *inner.parents, pathlib.PurePosixPath(".")]):
+                left = _cgroup_room(pathlib.Path(base) / group, *names)
+                if left is not None:
+                    yield left, f"memory limit of control group /{'' if str(group) == '.' else group}"
+
+
+def _cgroup_room(directory: pathlib.Path, limit_name: str, usage_name: str) -> int | None:
+    try:
+        limit = int((directory / limit_name).read_text())  # "max" is no number: no limit
+        usage = int((directory / usage_name).read_text())
+        cache = 0
+        for line in (directory / "memory.stat").read_text().splitlines():
+            name, value = line.split()
+            if name in ("inactive_file", "active_file"):
+                cache += int(value)
+    except (OSError, ValueError):
+        return None
+    return max(0, limit - max(0, usage - cache))

@@ -1,0 +1,248 @@
+"""
+Agreement: the same value or the same error on all ranks.
+
+A rank must never raise between two collective calls of which the others make the second: they would
+wait for ever. Errors are therefore caught, carried to the next agreement as values, and raised there
+by all ranks alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from uncut_mpi.errors import PeerFailedError, RankMismatchError, UncutError, from_wire, to_wire
+from uncut_mpi.spmd.group import Group, Missing
+
+DIGEST_BYTES = 16
+
+RECORD = np.dtype(
+    [
+        ("digest", np.uint64, 2),
+        ("call", np.uint64),
+        ("epoch", np.uint32),
+        ("flags", np.uint32),
+        ("status", np.int32),
+        ("detail", np.int32, 7),
+    ]
+)
+"""
+What ranks tell each other when a call opens and closes, 64 bytes: digest of the arguments, number of
+the call, epoch, flags, error status (0 = none), and room for what the façade wants to add.
+"""
+
+
+def digest_of(value: bytes) -> np.ndarray:
+    """Return the 16-byte digest of encoded arguments, as two uint64 for `RECORD`."""
+    return np.frombuffer(hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest(), np.uint64)
+
+
+def agree(group: Group, value_digest: bytes, describe: Callable[[], object], timeout_s: float | None = None) -> None:
+    """
+    Check that all ranks pass the same value. Collective; one message if they do.
+
+    Parameters
+    ----------
+    value_digest : bytes
+        The encoded value, or a digest of it; any length.
+    describe : callable
+        Returns what an error shows as this rank's value; called only on a mismatch.
+
+    Raises
+    ------
+    RankMismatchError
+        On all ranks, listing every rank and its value.
+    """
+    records = group.allgather_bytes(digest_of(value_digest), "comparing arguments", timeout_s)
+    if (records == records[0]).all():
+        return
+    raise_mismatch(group, records, describe)
+
+
+def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], object]) -> None:
+    """
+    Raise the error of ranks that passed different values. Collective.
+
+    Parameters
+    ----------
+    digests : ndarray of uint64, shape (size, 2)
+        Of every rank's value.
+    describe : callable
+        Returns what to show as this rank's value.
+
+    Raises
+    ------
+    RankMismatchError
+        Always, on all ranks.
+    """
+    try:
+        text = str(describe())
+    except Exception as error:  # the mismatch is what must be said, on every rank
+        text = f"(cannot be shown: {error})"
+    texts = group.allgather_objects(text, "comparing arguments")
+    if len(set(texts)) < len({tuple(digest) for digest in digests.tolist()}):
+        # They print alike and differ all the same; the digest tells them apart.
+        texts = [f"{text} [{digest[0]:016x}]" for text, digest in zip(texts, digests.tolist(), strict=True)]
+    raise RankMismatchError(
+        f"ranks passed different values to one collective call: {by_rank(texts)}; pass the same on every rank"
+    )
+
+
+def by_rank(values: Sequence[object]) -> str:
+    """Return ``ranks 0-2: x, rank 3: y``, equal values together, in the order of their lowest ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(str(value), []).append(rank)
+    return ", ".join(f"{name_ranks(those)}: {value}" for value, those in ranks.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2`` or ``ranks 0-2, 5`` for ascending rank numbers."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def collective_result(
+    group: Group, error: BaseException | None, what: str, timeout_s: float | None = None
+) -> None:
+    """
+    Raise on all ranks what any rank has caught. Collective; one small message if none has.
+
+    Parameters
+    ----------
+    error : BaseException or None
+        What this rank caught.
+    what : str
+        What was being done.
+
+    Raises
+    ------
+    UncutError
+        The error of the lowest rank that has one: same type and message on all ranks, preceded by
+        ``rank r:`` unless all ranks failed alike. An error of a foreign type is raised as it is
+        where it arose and as `PeerFailedError` elsewhere.
+    """
+    status = group.allgather_bytes(np.array([error is not None], np.int8), what, timeout_s)
+    if not status.any():
+        return
+    wires = group.allgather_objects(None if error is None else to_wire(error), what, timeout_s)
+    failed = [rank for rank, wire in enumerate(wires) if wire is not None]
+    first = failed[0]
+    name, message = wires[first]
+    if error is not None and to_wire(error) == (name, message) and not isinstance(error, UncutError):
+        error.add_note(f"(while {what})") if hasattr(error, "add_note") else None
+        raise error
+    if all(wire == wires[first] for wire in wires) and isinstance(error, UncutError):
+        raise from_wire(name, message, rank=first) from error
+    carried = from_wire(name, message, rank=first)
+    if not isinstance(carried, PeerFailedError) or name == PeerFailedError.__name__:
+        alike = [rank for rank in failed if wires[rank] == wires[first]]
+        carried = from_wire(name, f"{name_ranks(alike)}: {message}", rank=first)
+    raise carried from error
+
+
+@contextlib.contextmanager
+def collective(group: Group, what: str, timeout_s: float | None = None) -> Iterator[None]:
+    """
+    Run a block in which a rank may fail alone; an error of any rank leaves it on all ranks. Collective.
+
+    The block itself must hold no collective call that a failing rank would skip.
+
+    Raises
+    ------
+    UncutError
+        See `collective_result`.
+    """
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as caught:  # also an interrupt: the other ranks must not wait for this one
+        if group.stalled:
+            raise
+        error = caught
+    collective_result(group, error, what, timeout_s)
+
+
+def from_root(
+    group: Group, function: Callable[[], bytes], root: int = 0, what: str = "broadcast", timeout_s: float | None = None
+) -> bytes:
+    """
+    Run a function on one rank and give its bytes, or its error, to all. Collective.
+
+    Parameters
+    ----------
+    function : callable
+        Returns bytes; called on `root` only.
+
+    Raises
+    ------
+    UncutError
+        On all ranks, what `function` raised; see `Group.bcast_envelope`.
+    """
+    content: bytes | BaseException | None = None
+    if group.rank == root:
+        try:
+            content = function()
+        except BaseException as error:  # the others wait for the result or the error
+            content = error
+    return group.bcast_envelope(content, root, what, timeout_s)
+
+
+def new_record() -> np.ndarray:
+    """Return a zeroed record of a call, an array of shape (1,) and dtype `RECORD`."""
+    return np.zeros(1, RECORD)
+
+
+class CallExchange:
+    """
+    The exchange of one `RECORD` per rank that opens and closes a call, on buffers kept for all calls.
+
+    Attributes
+    ----------
+    mine : ndarray of RECORD, shape (1,)
+        Filled in by the caller before `exchange`.
+    everyone : ndarray of RECORD, shape (size,)
+        Records of all ranks; overwritten by the next exchange.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.mine = new_record()
+        self.everyone = np.zeros(group.size, RECORD)
+        self._mine_raw = self.mine.view(np.uint8)
+        self._everyone_raw = self.everyone.view(np.uint8)
+
+    def exchange(self, what: str, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
+        """
+        Give `mine` to all ranks and return the records of all. Collective; allocates nothing.
+
+        Raises
+        ------
+        StallError
+            If a rank does not take part within `timeout_s`; names those that `missing` tells.
+        """
+        self._group.allgather_into(self._mine_raw, self._everyone_raw, what, timeout_s, missing)
+        return self.everyone
+
+
+def open_call(
+    calls: CallExchange, timeout_s: float | None = None, missing: Missing | None = None
+) -> np.ndarray:
+    """
+    Open a call: the barrier that also carries digest, epoch and status of every rank. Collective.
+
+    Returns
+    -------
+    ndarray of RECORD, shape (size,)
+        Overwritten by the next exchange.
+    """
+    return calls.exchange("opening barrier", timeout_s, missing)

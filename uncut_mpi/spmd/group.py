@@ -1,0 +1,374 @@
+"""
+A group: the ranks of one session, on a communicator of their own, with waits that watch.
+
+MPI libraries wait by spinning, which starves the rank that is awaited as soon as ranks outnumber
+cores, and their waits never end when a rank is missing. Every wait here is therefore a nonblocking
+collective that is polled: it spins briefly, then yields, then sleeps, and can have a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError, PeerFailedError, StallError, from_wire, to_wire
+from uncut_mpi.spmd.runtime import MPI, require_mpi, require_thread_multiple
+
+# Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
+# from running, so it is all but left out.
+_SPIN_S = 200e-6
+_SPIN_SHARED_S = 10e-6
+_YIELD_S = 1e-3
+_SLEEP_MIN_S, _SLEEP_MAX_S = 50e-6, 1e-3
+
+Missing = Callable[[], Sequence[int]]
+"""Tells which ranks have not arrived, from what they wrote into shared memory."""
+
+
+class Backoff:
+    """
+    Waiting in short steps: spin, then yield, then sleep 50 µs to 1 ms.
+
+    Parameters
+    ----------
+    spin_s : float
+        How long to spin before yielding.
+    """
+
+    __slots__ = ("_sleep_s", "_spin_s", "_start_s")
+
+    def __init__(self, spin_s: float) -> None:
+        self._spin_s = spin_s
+        self._start_s = time.perf_counter()
+        self._sleep_s = _SLEEP_MIN_S
+
+    def elapsed_s(self) -> float:
+        """Return the time since the wait began."""
+        return time.perf_counter() - self._start_s
+
+    def pause(self) -> None:
+        """Let a little time pass."""
+        waited = time.perf_counter() - self._start_s
+        if waited < self._spin_s:
+            return
+        if waited < self._spin_s + _YIELD_S:
+            os.sched_yield()
+            return
+        time.sleep(self._sleep_s)
+        self._sleep_s = min(2 * self._sleep_s, _SLEEP_MAX_S)
+
+
+class Group:
+    """
+    The ranks of one session, on a duplicate of the caller's communicator. Collective.
+
+    Methods are collective unless they say otherwise. One thread at a time may use a group; different
+    groups may be used from different threads if MPI offers ``MPI_THREAD_MULTIPLE``.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        An intracommunicator; it is duplicated, so that no message of the program is touched.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    node : int
+        Index of this rank's node, nodes counted in the order of their lowest ranks.
+    num_nodes : int
+        Number of nodes.
+    node_of : tuple of int
+        Node of every rank.
+    local_rank, local_size : int
+        This rank among those of its node, and how many those are.
+    oversubscribed : bool
+        Whether this node has fewer cores than ranks, so that spinning delays others.
+    bytes_broadcast : int
+        Payload bytes that have gone through `bcast_bytes` and its like so far.
+
+    Raises
+    ------
+    ParamError
+        If `comm` is no intracommunicator.
+    TopologyError
+        If MPI is not running, or was not initialised for the threads that use it.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        require_mpi()
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise ParamError(
+                f"a session needs an intracommunicator of mpi4py, not {type(comm).__name__}"
+                f"{' (COMM_NULL: this rank is not part of it)' if comm == MPI.COMM_NULL else ''}"
+            )
+        if not MPI.Is_thread_main():
+            require_thread_multiple()
+        self._thread = threading.get_ident()
+        self._spin_s = _SPIN_SHARED_S
+        self._stalled: list[Any] = []
+        self._freed = False
+        self.bytes_broadcast = 0
+        self._comm = comm.Dup()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._find_nodes()
+
+    def _find_nodes(self) -> None:
+        shared = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        try:
+            self.local_rank, self.local_size = shared.rank, shared.size
+            leader = np.array([self.rank], np.int64)
+            shared.Bcast(leader, root=0)
+        finally:
+            shared.Free()
+        facts = self.allgather_objects((int(leader[0]), os.sched_getaffinity(0)))
+        leaders = sorted({fact[0] for fact in facts})
+        self.node_of = tuple(leaders.index(fact[0]) for fact in facts)
+        self.node, self.num_nodes = self.node_of[self.rank], len(leaders)
+        cores: set[int] = set().union(*(fact[1] for fact in facts if fact[0] == int(leader[0])))
+        self.oversubscribed = len(cores) < self.local_size
+        self._spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a wait ran past its deadline: this group can only be abandoned. Not collective."""
+        return bool(self._stalled)
+
+    def backoff(self) -> Backoff:
+        """Return a fresh `Backoff` that suits this node. Not collective."""
+        return Backoff(self._spin_s)
+
+    def wait(
+        self, request: MPI.Request, what: str, timeout_s: float | None, keep: object, missing: Missing | None = None
+    ) -> None:
+        """
+        Poll a request until it is complete. Not collective.
+
+        Parameters
+        ----------
+        request : mpi4py.MPI.Request
+            Of a nonblocking operation.
+        what : str
+            What is awaited, as the error calls it.
+        timeout_s : float or None
+            Deadline; None waits for ever.
+        keep : object
+            The buffers of the operation. After a stall MPI may still write to them, so the group
+            keeps them alive.
+        missing : callable, optional
+            Tells which ranks have not arrived.
+
+        Raises
+        ------
+        StallError
+            Past the deadline.
+        """
+        if request.Test():
+            return
+        backoff = Backoff(self._spin_s)
+        while True:
+            backoff.pause()
+            if request.Test():
+                return
+            if timeout_s is not None and backoff.elapsed_s() > timeout_s:
+                self._stalled.append((request, keep))
+                raise StallError(self._stall_message(what, timeout_s, missing))
+
+    def _stall_message(self, what: str, timeout_s: float, missing: Missing | None) -> str:
+        absent = list(missing()) if missing is not None else []
+        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else "other ranks"
+        return (
+            f"{what}: rank {self.rank} of {self.size} waited {timeout_s:g} s for {who}; a rank has failed, is still "
+            "computing, or does not make this collective call: see the other ranks' output, or allow more time"
+        )
+
+    def _enter(self) -> None:
+        if self._freed:
+            raise ParamError("the group of this session is freed: make a new session")
+        if self._stalled:
+            raise StallError("an earlier collective call of this session never ended: end the program")
+        if threading.get_ident() != self._thread:
+            require_thread_multiple()
+            self._thread = threading.get_ident()
+
+    # -- collectives -------------------------------------------------------------------------
+
+    def barrier(self, what: str = "barrier", timeout_s: float | None = None, missing: Missing | None = None) -> None:
+        """
+        Wait until every rank is here.
+
+        Raises
+        ------
+        StallError
+            If they are not within `timeout_s`; names those that `missing` tells.
+        """
+        self._enter()
+        self.wait(self._comm.Ibarrier(), what, timeout_s, None, missing)
+
+    def allgather_into(
+        self,
+        mine: np.ndarray[Any, Any],
+        everyone: np.ndarray[Any, Any],
+        what: str = "allgather",
+        timeout_s: float | None = None,
+        missing: Missing | None = None,
+    ) -> None:
+        """
+        Gather one record of every rank, without allocating.
+
+        Parameters
+        ----------
+        mine : ndarray of uint8, shape (record bytes,)
+            This rank's record.
+        everyone : ndarray of uint8, shape (size * record bytes,)
+            Filled with the records of all, in rank order.
+
+        Raises
+        ------
+        StallError
+            If a rank does not take part within `timeout_s`.
+        """
+        self._enter()
+        request = self._comm.Iallgather(mine, everyone)
+        self.wait(request, what, timeout_s, (mine, everyone), missing)
+
+    def allgather_bytes(
+        self, record: np.ndarray[Any, Any], what: str = "allgather", timeout_s: float | None = None
+    ) -> np.ndarray[Any, Any]:
+        """
+        Gather one array of every rank.
+
+        Parameters
+        ----------
+        record : ndarray
+            Same shape and dtype on all ranks.
+
+        Returns
+        -------
+        ndarray, shape (size, *record.shape)
+            That of every rank.
+        """
+        mine = np.ascontiguousarray(record)
+        everyone = np.empty((self.size, *record.shape), record.dtype)
+        self.allgather_into(_raw(mine), _raw(everyone), what, timeout_s)
+        return everyone
+
+    def allgather_variable(self, data: bytes, what: str = "allgather", timeout_s: float | None = None) -> list[bytes]:
+        """
+        Gather byte strings of any length, one of every rank.
+
+        Returns
+        -------
+        list of bytes
+            In rank order.
+        """
+        sizes = self.allgather_bytes(np.array([len(data)], np.int64), what, timeout_s)[:, 0]
+        ends = np.cumsum(sizes)
+        if ends[-1] == 0:
+            return [b""] * self.size
+        mine = np.frombuffer(data, np.uint8)
+        everyone = np.empty(ends[-1], np.uint8)
+        starts = ends - sizes
+        request = self._comm.Iallgatherv(mine, (everyone, sizes.tolist(), starts.tolist(), MPI.BYTE))
+        self.wait(request, what, timeout_s, (mine, everyone))
+        return [everyone[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
+
+    def allgather_objects(self, value: Any, what: str = "allgather", timeout_s: float | None = None) -> list[Any]:
+        """
+        Gather one picklable object of every rank; for small control data, never for matrices.
+
+        Raises
+        ------
+        PeerFailedError
+            On all ranks, if one rank's object cannot be pickled.
+        """
+        try:
+            data = b"\0" + pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # it must reach the other ranks, which already wait
+            data = b"\1" + pickle.dumps(to_wire(error))
+        gathered = self.allgather_variable(data, what, timeout_s)
+        for rank, one in enumerate(gathered):
+            if one[:1] == b"\1":
+                name, message = pickle.loads(one[1:])
+                raise PeerFailedError(f"rank {rank} could not send its part of {what}: {name}: {message}")
+        return [pickle.loads(memoryview(one)[1:]) for one in gathered]
+
+    def bcast_bytes(
+        self, data: bytes | None, root: int = 0, what: str = "broadcast", timeout_s: float | None = None
+    ) -> bytes:
+        """
+        Send bytes of one rank to all: their number first, then they as typed data.
+
+        Parameters
+        ----------
+        data : bytes
+            On `root`; ignored elsewhere.
+        """
+        return self.bcast_envelope(data if self.rank == root else None, root, what, timeout_s)
+
+    def bcast_envelope(
+        self,
+        content: bytes | BaseException | None,
+        root: int = 0,
+        what: str = "broadcast",
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """
+        Send a result, or the error that took its place, of one rank to all.
+
+        Parameters
+        ----------
+        content : bytes or BaseException
+            On `root`; ignored elsewhere.
+
+        Raises
+        ------
+        UncutError
+            On all ranks, if `content` is an error: the same type and message, or `PeerFailedError`
+            on the other ranks for a type that is not one of ours.
+        """
+        self._enter()
+        header = np.zeros(2, np.int64)  # whether the body is an error, and its bytes
+        body = np.empty(0, np.uint8)
+        if self.rank == root:
+            if content is None:
+                content = ParamError(f"{what}: rank {root} has nothing to send")
+            failed = isinstance(content, BaseException)
+            payload = pickle.dumps(to_wire(content)) if isinstance(content, BaseException) else content
+            body = np.frombuffer(payload, np.uint8)
+            header[:] = failed, len(body)
+        self.wait(self._comm.Ibcast(header, root=root), what, timeout_s, header)
+        if self.rank != root:
+            body = np.empty(int(header[1]), np.uint8)
+        if len(body):
+            self.wait(self._comm.Ibcast(body, root=root), what, timeout_s, body)
+        self.bytes_broadcast += len(body)
+        if not header[0]:
+            return body.tobytes()
+        name, message = pickle.loads(body.tobytes())
+        carried = from_wire(name, message, rank=root)
+        if isinstance(content, BaseException):
+            if isinstance(carried, PeerFailedError) and not isinstance(content, PeerFailedError):
+                raise content
+            raise carried from content
+        raise carried
+
+    def free(self) -> None:
+        """Free the communicator; a second call does nothing. A stalled group only lets go of it."""
+        if self._freed:
+            return
+        self._freed = True
+        if not self._stalled and not MPI.Is_finalized():
+            self._comm.Free()
+
+
+def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.reshape(-1).view(np.uint8)
