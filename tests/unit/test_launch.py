@@ -1,0 +1,321 @@
+"""The launchers: what they count, what they blame, when they stop. No MPI or GPU: stand-ins take their place."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = ROOT / "launch"
+
+
+def load_summarise():
+    spec = importlib.util.spec_from_file_location("launch_summarise", LAUNCH / "summarise.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+summarise = load_summarise()
+
+
+def report(folder, rank, **cases):
+    """Write the JUnit report of one rank: test name = passed, failed, error, or a reason to skip."""
+    body = {
+        "passed": "",
+        "failed": '<failure message="assert 1 == 2">trace</failure>',
+        "error": '<error message="set-up">trace</error>',
+    }
+    lines = [
+        f'<testcase classname="t" name="{name}">'
+        + body.get(outcome, f'<skipped type="pytest.skip" message="{outcome}"/>')
+        + "</testcase>"
+        for name, outcome in cases.items()
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    text = f"<testsuites><testsuite>{''.join(lines)}</testsuite></testsuites>"
+    (folder / f"rank{rank}.xml").write_text(text)
+
+
+class TestSummary:
+    def test_counts_passed_failed_and_skipped_per_reason(self, tmp_path):
+        report(tmp_path / "unit", 0, a="passed", b="passed", c="no GPU", d="no GPU", e="other", f="failed", g="error")
+        (tmp_path / "unit" / "problem").write_text("exit status 1\n")
+        lines, status = summarise.summarise([summarise.read_stage(tmp_path / "unit")])
+        assert lines[-1] == "2 passed, 2 failed, 3 skipped"
+        assert "      2  no GPU" in lines
+        assert "      1  other" in lines
+        assert status == 1
+
+    def test_all_passed_is_status_zero(self, tmp_path):
+        report(tmp_path / "unit", 0, a="passed", b="why not")
+        lines, status = summarise.summarise([summarise.read_stage(tmp_path / "unit")])
+        assert (lines[-1], status) == ("1 passed, 0 failed, 1 skipped", 0)
+
+    def test_a_test_that_failed_on_one_rank_has_failed(self, tmp_path):
+        report(tmp_path / "mpi-2", 0, a="passed", b="passed")
+        report(tmp_path / "mpi-2", 1, a="failed", b="passed")
+        stage = summarise.read_stage(tmp_path / "mpi-2")
+        assert (stage.passed, stage.failed) == (1, 1)
+
+    def test_a_stage_ended_by_force_counts_as_failed_though_no_test_did(self, tmp_path):
+        report(tmp_path / "unit", 0, a="passed")
+        (tmp_path / "unit" / "problem").write_text("ended by force after 9 s (limit 9 s)\n")
+        lines, status = summarise.summarise([summarise.read_stage(tmp_path / "unit")])
+        assert lines[-1] == "1 passed, 1 failed, 0 skipped"
+        assert any("ended by force" in line for line in lines)
+        assert status == 1
+
+    def test_a_report_cut_short_counts_as_failed(self, tmp_path):
+        report(tmp_path / "mpi-2", 0, a="passed")
+        (tmp_path / "mpi-2" / "rank1.xml").write_text("<testsuites><testsui")
+        stage = summarise.read_stage(tmp_path / "mpi-2")
+        assert stage.failed == 1
+        assert "rank1.xml" in stage.problem
+
+    def test_no_test_at_all_is_a_failure(self, tmp_path):
+        lines, status = summarise.summarise([])
+        assert (lines[-1], status) == ("0 passed, 0 failed, 0 skipped", 1)
+        report(tmp_path / "unit", 0)
+        stage = summarise.read_stage(tmp_path / "unit")
+        assert (stage.failed, stage.problem) == (1, "no test was run")
+
+    def test_a_stage_that_was_not_run_is_one_skip_with_its_reason(self, tmp_path):
+        (tmp_path / "gpu").mkdir()
+        (tmp_path / "gpu" / "skipped").write_text("no GPU on this machine\n")
+        report(tmp_path / "unit", 0, a="passed")
+        stages = [summarise.read_stage(tmp_path / name) for name in ("gpu", "unit")]
+        lines, status = summarise.summarise(stages)
+        assert "      1  stage gpu: no GPU on this machine" in lines
+        assert (lines[-1], status) == ("1 passed, 0 failed, 1 skipped", 0)
+
+    def test_only_skips_is_a_failure(self, tmp_path):
+        report(tmp_path / "unit", 0, a="no reason to run")
+        assert summarise.summarise([summarise.read_stage(tmp_path / "unit")])[1] == 1
+
+    def test_a_linter_is_one_check(self, tmp_path):
+        (tmp_path / "lint").mkdir()
+        (tmp_path / "lint" / "seconds").write_text("1\n")
+        assert summarise.read_stage(tmp_path / "lint").passed == 1
+        (tmp_path / "lint" / "problem").write_text("exit status 1\n")
+        assert summarise.read_stage(tmp_path / "lint").failed == 1
+
+    def test_the_exit_status_is_the_verdict(self, tmp_path, capsys):
+        report(tmp_path / "unit", 0, a="failed")
+        assert summarise.main([str(tmp_path)]) == 1
+        report(tmp_path / "unit", 0, a="passed")
+        assert summarise.main([str(tmp_path)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
+
+class TestBlame:
+    def test_the_rank_that_reported_a_failure_is_named_and_quoted(self, tmp_path):
+        (tmp_path / "rank0.log").write_text("+++ Timeout +++\n")
+        (tmp_path / "rank1.log").write_text("waiting\n")
+        (tmp_path / "rank2.log").write_text("E   assert 3 == 4\nFAILED tests/mpi/test_a.py::test_x - assert\n")
+        lines = summarise.blame(tmp_path)
+        assert lines[0].startswith("rank 2 of ")
+        assert "E   assert 3 == 4" in lines
+
+    def test_of_a_hanging_job_the_rank_that_stands_elsewhere_is_marked(self, tmp_path):
+        for rank, line in ((0, 15), (1, 15), (2, 14)):
+            (tmp_path / f"rank{rank}.log").write_text(
+                "..Timeout (0:00:50)!\nThread 0x1 (most recent call first):\n"
+                '  File "/v/lib/python3.11/site-packages/x.py", line 1 in wait\n'
+                f'  File "/r/tests/test_a.py", line {line} in test_h\n'
+                '  File "/r/tests/other.py", line 3 in outer\n'
+            )
+        marked = [line for line in summarise.blame(tmp_path) if "differs" in line]
+        assert len(marked) == 1
+        assert re.search(r"rank 2: .*test_a.py:14 in test_h", marked[0])
+
+    def test_a_rank_that_noted_nothing_is_said_to_be_silent(self, tmp_path):
+        (tmp_path / "rank0.log").write_text('Timeout (0:00:50)!\n  File "/r/tests/test_a.py", line 1 in test_h\n')
+        (tmp_path / "rank1.log").write_text("")
+        assert "  not heard of: rank 1" in summarise.blame(tmp_path)
+
+
+def executable(path, text):
+    path.write_text("#!/bin/bash\n" + text)
+    path.chmod(0o755)
+
+
+def run(command, path, **environment):
+    return subprocess.run(
+        command,
+        env={"PATH": path, "HOME": os.environ.get("HOME", "/"), **environment},
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Run launch/node on a pretended machine with two GPUs."""
+    bus = "00000000:{:02X}:00.0"
+    executable(
+        tmp_path / "nvidia-smi",
+        'case $* in *--id=7*) exit 6 ;; *--id=1*) echo "' + bus.format(0x2B) + '" ;;\n'
+        '*) printf "%s\\n" "' + bus.format(0x1A) + '" "' + bus.format(0x2B) + '" ;; esac\n',
+    )
+    # A stand-in for mpiexec: runs every rank in turn and tells each its number, unless NO_RANK is set.
+    executable(
+        tmp_path / "mpiexec",
+        "if [[ $1 == --version ]]; then echo HYDRA; exit; fi\nn=$2; shift 4\n"
+        'for ((r = 0; r < n; r++)); do [[ -n $NO_RANK ]] || export MPI_LOCALRANKID=$r; "$@" || exit; done\n',
+    )
+
+    def start(*arguments, **environment):
+        path = f"{tmp_path}:/usr/bin:/bin"
+        return run([str(LAUNCH / "node"), *arguments], path, VIRTUAL_ENV="/none", **environment)
+
+    return start
+
+
+class TestNode:
+    def test_starts_one_rank_per_gpu_and_prints_the_map(self, node):
+        done = node("--", "sh", "-c", "echo program $MPI_LOCALRANKID $CUDA_DEVICE_MAX_CONNECTIONS $0", "x")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == ["program 0 32 x", "program 1 32 x"]
+        assert "rank 0 -> GPU 0 (00000000:1a:00.0)" in done.stderr
+        assert "rank 1 -> GPU 1 (00000000:2b:00.0)" in done.stderr
+
+    def test_passes_the_programs_own_options_through(self, node):
+        done = node("-n", "1", "--", "echo", "-n", "5", "--dry-run", "a b")
+        assert done.stdout == "5 --dry-run a b"
+
+    def test_stops_when_ranks_outnumber_gpus(self, node):
+        done = node("-n", "3", "--", "echo", "started")
+        assert done.returncode == 1
+        assert "3 ranks for 2 GPUs" in done.stderr
+        assert "started" not in done.stdout
+
+    def test_stops_when_the_local_rank_is_unknown(self, node):
+        done = node("--", "echo", "started", NO_RANK="1")
+        assert done.returncode == 1
+        assert "does not tell its ranks their number" in done.stderr
+        assert "started" not in done.stdout
+
+    def test_a_mask_limits_the_gpus(self, node):
+        done = node("-n", "2", "--", "echo", "started", CUDA_VISIBLE_DEVICES="1")
+        assert "2 ranks for 1 GPUs" in done.stderr
+        one = node("--", "echo", "started", CUDA_VISIBLE_DEVICES="1")
+        assert "rank 0 -> GPU 0 (00000000:2b:00.0)" in one.stderr
+
+    def test_a_mask_that_names_no_gpu_stops(self, node):
+        done = node("--", "echo", "started", CUDA_VISIBLE_DEVICES="7")
+        assert done.returncode == 1
+        assert "CUDA_VISIBLE_DEVICES names 7" in done.stderr
+
+    def test_stops_without_a_driver(self, tmp_path):
+        executable(tmp_path / "mpiexec", "echo HYDRA\n")
+        for tool in ("bash", "dirname", "env"):
+            (tmp_path / tool).symlink_to(f"/bin/{tool}" if Path(f"/bin/{tool}").exists() else f"/usr/bin/{tool}")
+        (tmp_path / "grep").symlink_to("/bin/grep")
+        done = run([str(LAUNCH / "node"), "--", "echo", "started"], str(tmp_path), VIRTUAL_ENV="/none")
+        assert done.returncode == 1
+        assert "no nvidia-smi" in done.stderr
+
+    def test_a_program_must_be_given(self, node):
+        assert "no program was given" in node().stderr
+
+
+class TestSetup:
+    def test_installs_first_what_the_build_requires(self):
+        # Read as text: tomllib is not in Python 3.10.
+        project = (ROOT / "pyproject.toml").read_text()
+        required = re.search(r"^requires = \[(.*)\]", project, re.MULTILINE).group(1).replace(",", "")
+        named = re.search(r"^build_requires=\((.*)\)", (LAUNCH / "setup").read_text(), re.MULTILINE).group(1)
+        assert named == required
+
+    @pytest.fixture
+    def setup_on(self, tmp_path):
+        """Run launch/setup in a copy of its folder, on a machine with only the tools named."""
+        tools, checkout = tmp_path / "tools", tmp_path / "checkout"
+        tools.mkdir()
+        (checkout / "launch").mkdir(parents=True)
+        (checkout / "uncut_mpi" / "csrc").mkdir(parents=True)
+        for name in ("pyproject.toml", "CMakeLists.txt", "launch/setup"):
+            (checkout / name).write_bytes((ROOT / name).read_bytes())
+        basic = "bash env dirname uname flock cat find sort xargs sha256sum cut mktemp rm mkdir touch head grep"
+        for tool in basic.split():
+            (tools / tool).symlink_to(next(p for p in (Path("/usr/bin") / tool, Path("/bin") / tool) if p.exists()))
+
+        def start(*arguments, **environment):
+            return run(["bash", str(checkout / "launch" / "setup"), *arguments], str(tools), **environment)
+
+        start.tools, start.checkout = tools, checkout
+        return start
+
+    def fake_python(self, tools, lacks):
+        executable(
+            tools / "python3",
+            f'case $1 in --version) echo Python 3.12.1 ;; -c) echo 3.12 ;; *) echo "{lacks}" ;; esac\n',
+        )
+
+    def test_a_missing_compiler_is_named_with_the_command_that_brings_it(self, setup_on):
+        self.fake_python(setup_on.tools, "nothing")
+        done = setup_on()
+        assert done.returncode == 1
+        assert "no C++20 compiler" in done.stderr
+        assert "sudo apt-get install -y g++" in done.stderr
+        assert "sudo dnf install -y gcc-c++" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("lacks", "said", "command"),
+        [
+            ("venv", "lacks the venv module", "apt-get install -y python3.12-venv"),
+            ("headers", "lacks the headers (Python.h)", "apt-get install -y python3.12-dev"),
+            (
+                "venv headers",
+                "the venv module and the headers (Python.h)",
+                "apt-get install -y python3.12-venv python3.12-dev",
+            ),
+        ],
+    )
+    def test_what_python_lacks_is_named_with_the_command_that_brings_it(self, setup_on, lacks, said, command):
+        self.fake_python(setup_on.tools, lacks)
+        executable(setup_on.tools / "c++", "exit 0\n")
+        done = setup_on()
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert command in done.stderr
+        assert "dnf install -y python3" in done.stderr
+
+    def test_no_python_at_all_is_said(self, setup_on):
+        executable(setup_on.tools / "c++", "exit 0\n")
+        done = setup_on()
+        assert done.returncode == 1
+        assert "no Python 3.10 or later" in done.stderr
+
+    def test_an_old_python_is_refused(self, setup_on):
+        self.fake_python(setup_on.tools, "old")
+        executable(setup_on.tools / "c++", "exit 0\n")
+        done = setup_on("--python", str(setup_on.tools / "python3"))
+        assert done.returncode == 1
+        assert "needs Python 3.10 or later" in done.stderr
+
+    def test_an_environment_of_the_user_is_not_touched(self, setup_on):
+        self.fake_python(setup_on.tools, "nothing")
+        executable(setup_on.tools / "c++", "exit 0\n")
+        theirs = setup_on.checkout / ".venv"
+        theirs.mkdir()
+        (theirs / "precious").write_text("x")
+        done = setup_on()
+        assert done.returncode == 1
+        assert "was not made by launch/setup" in done.stderr
+        assert (theirs / "precious").exists()
+
+    @pytest.mark.parametrize("arguments", [("--mpi", "lam"), ("--cuda", "11"), ("--bogus",), ("--python",)])
+    def test_unknown_choices_are_refused(self, setup_on, arguments):
+        assert setup_on(*arguments).returncode == 1
