@@ -60,7 +60,7 @@ class DeviceError(UncutError, RuntimeError):
 
 
 class PeerFailedError(UncutError, RuntimeError):
-    """This rank is healthy; another rank of the session failed, and the message names it."""
+    """Another rank of the session failed, and the message names it; this one is healthy."""
 
 
 class StallError(UncutError, TimeoutError):

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from tests.helpers.collective import collective_assert
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -44,22 +44,48 @@ def test_every_placement_on_host_first_and_last_rank(session, comm):
 
 def test_every_transpose_and_order_with_leading_dimensions(session, comm):
     last = str(session.size - 1)
-    for number, (trans_a, trans_b, order_a, order_b, order_c) in enumerate(itertools.product("NT", "NT", "FC", "FC", "FC")):
+    for number, (trans_a, trans_b, order_a, order_b, order_c) in enumerate(
+        itertools.product("NT", "NT", "FC", "FC", "FC")
+    ):
         place = [("h", "h", "h"), ("0", last, "h"), ("h", "0", last)][number % 3]
         case = Case(
-            37, 51, 29, place=place, trans_a=trans_a, trans_b=trans_b, orders=order_a + order_b + order_c, pad=(3, 5, 1), seed=number
+            37,
+            51,
+            29,
+            place=place,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            orders=order_a + order_b + order_c,
+            pad=(3, 5, 1),
+            seed=number,
         )
         run(session, comm, case, um.ScheduleOptions(tile=13))
 
 
 def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
     last = str(session.size - 1)
-    for dtype, place in itertools.product(("f64", "f32", "f16", "bf16"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))):
+    for dtype, place in itertools.product(
+        ("f64", "f32", "f16", "bf16"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))
+    ):
         for beta in (0.0, 1.1154):
             run(session, comm, Case(48, 40, 96, place=place, dtype=dtype, beta=beta), um.ScheduleOptions(tile=16))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 40, 7), (40, 1, 7), (7, 40, 1), (3, 2, 300), (129, 2, 1), (0, 5, 3), (5, 0, 3), (5, 4, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1, 1),
+        (1, 40, 7),
+        (40, 1, 7),
+        (7, 40, 1),
+        (3, 2, 300),
+        (129, 2, 1),
+        (0, 5, 3),
+        (5, 0, 3),
+        (5, 4, 0),
+        (0, 0, 0),
+    ],
+)
 def test_edges_of_size(session, comm, shape):
     last = str(session.size - 1)
     for place, beta in itertools.product((("h", "h", "h"), ("0", last, "0"), ("h", "0", last)), (0.0, 0.5)):
@@ -70,7 +96,12 @@ def test_edges_of_size(session, comm, shape):
 def test_scalars_and_what_they_leave_unread(session, comm, alpha, beta):
     last = str(session.size - 1)
     for place, dtype in itertools.product((("h", "h", "h"), ("0", "0", "0"), (last, "h", "0")), ("f64", "bf16")):
-        run(session, comm, Case(33, 35, 20, place=place, dtype=dtype, alpha=alpha, beta=beta), um.ScheduleOptions(tile=16))
+        run(
+            session,
+            comm,
+            Case(33, 35, 20, place=place, dtype=dtype, alpha=alpha, beta=beta),
+            um.ScheduleOptions(tile=16),
+        )
 
 
 def test_private_host_memory_of_a_rank(session, comm):
@@ -130,7 +161,12 @@ def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
     operands = make_operands(session, case)
     others = make_operands(session, Case(50, 40, 60, place=("h", "0", "h"), seed=9))
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(tile=16)) as plan:
-        for alpha, beta, given in ((1.0, 0.5, operands), (-0.25, 2.0, operands), (3.0, 0.0, others), (0.0, 1.5, others)):
+        for alpha, beta, given in (
+            (1.0, 0.5, operands),
+            (-0.25, 2.0, operands),
+            (3.0, 0.0, others),
+            (0.0, 1.5, others),
+        ):
             set_matrix(session, given.c, given.c_MN)
             comm.Barrier()
             session.poison_softbuf()

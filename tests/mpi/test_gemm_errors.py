@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.helpers.collective import collective_assert
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -93,7 +93,12 @@ def test_matrices_that_do_not_fit_the_plan(session, comm, operands):
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_pass_different_scalars(session, comm, operands):
     alpha = 2.0 if session.rank == session.size - 1 else 1.0
-    expect(comm, um.RankMismatchError, ["alpha 2.0", "alpha 1.0"], lambda: session.gemm(operands.a, operands.b, operands.c, alpha=alpha))
+    expect(
+        comm,
+        um.RankMismatchError,
+        ["alpha 2.0", "alpha 1.0"],
+        lambda: session.gemm(operands.a, operands.b, operands.c, alpha=alpha),
+    )
     session.gemm(operands.a, operands.b, operands.c, alpha=1.2345, beta=1.1154)
     wrong = mismatch(Case(24, 20, 16), operands)
     collective_assert(comm, not wrong, wrong)
@@ -108,7 +113,12 @@ def test_one_rank_with_a_bad_argument(session, comm, operands):
 @pytest.mark.mpi(min_size=2)
 def test_one_rank_registers_something_else(session, comm):
     expect(comm, um.ParamError, ["rank 1", "list"], lambda: session.register([[1.0]], root=1))
-    expect(comm, um.ParamError, ["1 dimensions"], lambda: session.register(np.ones(3) if session.rank == 1 else None, root=1))
+    expect(
+        comm,
+        um.ParamError,
+        ["1 dimensions"],
+        lambda: session.register(np.ones(3) if session.rank == 1 else None, root=1),
+    )
 
 
 def test_a_rank_that_does_not_exist(session, comm):

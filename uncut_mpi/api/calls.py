@@ -150,7 +150,7 @@ class CallMachinery:
         self._flags = Arena(group, backend, store.mappings, counters, "flags")
         self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
         self._reset_flags()
-        self._opening = agreement.CallOpener(group)
+        self._gate = _Gate(group)
 
     # -- local checks ------------------------------------------------------------------------
 
@@ -355,8 +355,12 @@ class CallMachinery:
             error = caught
         self._order.acquire(self._timeout_s)
         try:
-            all_ready = self._opening.open(
-                digest, self._epoch, ready=executable is not None, error=error, describe=lambda: _describe(entry, matrices, alpha, beta)
+            all_ready = self._gate.open(
+                digest,
+                self._epoch,
+                ready=executable is not None,
+                error=error,
+                describe=lambda: _describe(entry, matrices, alpha, beta),
             )
             assert entry is not None  # no rank had an error
             if not all_ready:
@@ -390,11 +394,11 @@ class CallMachinery:
         return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, entry.staged)
 
     def _finish(self, report: ExecutionReport) -> None:
-        """Closing barrier with verdict."""
+        """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
         if isinstance(report.error, StallError):
             # Tasks of ours are still in flight: nothing may be freed or reused any more.
             self.broken = True
-        failed = self._opening.close(report.error)
+        failed = self._gate.close(report.error)
         if failed:
             stalled = any(self._group.allgather_objects(isinstance(report.error, StallError)))
             self.broken |= stalled
@@ -412,6 +416,13 @@ class CallMachinery:
         counters.copy_bytes += report.copy_bytes
         counters.python_tasks += report.python_tasks
         counters.allocations += report.allocations
+
+    def poison_softbuf(self) -> None:
+        """Fill this session's SoftBuf with all-one bits, a NaN in every type. Collective."""
+        with agreement.collective(self._group, "poisoning the SoftBuf"):
+            words = int(self._softbuf.sizes[self._group.rank]) // 4
+            if words:
+                self._backend.fill_words(int(self._softbuf.addresses[self._group.rank]), words, 0xFFFFFFFF)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -448,6 +459,33 @@ class CallMachinery:
             entry.forget_matrix(number)
 
 
+class _Gate:
+    """The opening and the closing barrier of a call, each one small allgather on buffers kept for all calls."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._exchange = agreement.CallExchange(group)
+
+    def open(
+        self, digest: bytes, epoch: int, *, ready: bool, error: BaseException | None, describe: Callable[[], object]
+    ) -> bool:
+        """Agree on the arguments and return whether every rank is ready to fire; raise any rank's error on all."""
+        mine = self._exchange.mine
+        mine["digest"] = np.frombuffer(digest, np.uint64)
+        mine["epoch"], mine["flags"], mine["status"] = epoch, ready, error is not None
+        records = self._exchange.exchange("opening barrier")
+        if records["status"].any():
+            agreement.collective_result(self._group, error, "gemm")
+        if (records["digest"] != records["digest"][0]).any() or (records["epoch"] != records["epoch"][0]).any():
+            agreement.raise_mismatch(self._group, records["digest"].copy(), describe)
+        return bool(records["flags"].all())
+
+    def close(self, error: BaseException | None) -> bool:
+        """Return whether any rank had an error."""
+        self._exchange.mine["status"] = error is not None
+        return bool(self._exchange.exchange("closing barrier")["status"].any())
+
+
 def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     a, b, c = matrices
     return (b, a, c) if problem.swapped else (a, b, c)
@@ -455,9 +493,7 @@ def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
 
 def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
     numbers = [matrix.info.number for matrix in matrices]
-    return hashlib.blake2b(
-        entry.key_digest + struct.pack("<3qdd", *numbers, alpha, beta), digest_size=16
-    ).digest()
+    return hashlib.blake2b(entry.key_digest + struct.pack("<3qdd", *numbers, alpha, beta), digest_size=16).digest()
 
 
 def _describe(entry: PlanEntry | None, matrices: Operands, alpha: float, beta: float) -> str:

@@ -104,7 +104,9 @@ class MatrixStore:
             assert base.segment is not None  # its span says so
             held.segment = base.segment
             flat = base.segment.array(np.uint8, base.segment.nbytes)[info.span.start :]
-            array = host_view(flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info)
+            array = host_view(
+                flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info
+            )
         self._held[number] = held
         if info.location == Location.host(root):
             rows, cols = info.stored.column_major_shape
@@ -118,7 +120,8 @@ class MatrixStore:
         """Return `matrix` if it is a live matrix of this session, else raise ParamError. Local."""
         if not isinstance(matrix, Matrix):
             raise ParamError(
-                f"{name} is a {type(matrix).__name__}: pass a Matrix (session.register(array, root=...) or session.empty_host)"
+                f"{name} is a {type(matrix).__name__}: pass a Matrix "
+                "(session.register(array, root=...) or session.empty_host(shape))"
             )
         held = self._held.get(matrix.info.number)
         if matrix.closed or held is None or held.info is not matrix.info:
@@ -154,7 +157,7 @@ class MatrixStore:
         if held.peer_handle is None:
             with agreement.collective(self._group, "allocating staging memory"):
                 if self._group.rank == info.location.rank:
-                    rows, cols = info.stored.column_major_shape
+                    _, cols = info.stored.column_major_shape
                     held.shadow = self._backend.allocate(max(1, cols * info.stored.ld * info.dtype.itemsize))
                     self._counters.allocations += 1
             handles = exchange.exchange_handles(self._group, held.shadow.handle if held.shadow else b"")
@@ -171,6 +174,45 @@ class MatrixStore:
         there, here = (held.shadow.address, held.address) if inward else (held.address, held.shadow.address)
         self._backend.copy_matrix(there, here, rows * item, cols, stored.ld * item)
         self._counters.staged_bytes += rows * cols * item
+
+    def download(self, matrix: Matrix) -> Matrix:
+        """See `Session.download`."""
+        self._agree_matrices("download", matrix)
+        if matrix.location == Location.host():
+            return matrix
+        copy = self.empty_host(matrix.shape, matrix.dtype, matrix.order)
+        with agreement.collective(self._group, "downloading a matrix"):
+            if matrix.location.rank == self._group.rank:
+                if matrix.location.space == "host":
+                    copy.array[...] = matrix.array
+                else:
+                    out = copy.array if matrix.order == "F" else copy.array.T
+                    self._backend.to_host(matrix.address, matrix.info.stored.ld, out)
+        return copy
+
+    def upload(self, source: Matrix, target: Matrix) -> None:
+        """See `Session.upload`."""
+        self._agree_matrices("upload", source, target)
+        with agreement.collective(self._group, "uploading a matrix"):
+            if source.shape != target.shape or source.dtype is not target.dtype:
+                raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
+            if source.location != Location.host():
+                raise ParamError(f"{source} is not in shared host memory: use empty_host")
+            owner = target.location.rank
+            if owner != self._group.rank and not (owner is None and self._group.rank == 0):
+                return
+            if target.location.space == "host":
+                target.array[...] = source.array
+                return
+            data = source.array if target.order == "F" else source.array.T
+            self._backend.from_host(target.address, target.info.stored.ld, np.asfortranarray(data))
+
+    def _agree_matrices(self, what: str, *matrices: Matrix) -> None:
+        with agreement.collective(self._group, what):
+            for matrix in matrices:
+                self.check(what, matrix)
+        text = f"{what}({', '.join(f'matrix {matrix.info.number}' for matrix in matrices)})"
+        agreement.agree(self._group, text.encode(), lambda: text)
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -222,7 +264,9 @@ class MatrixStore:
     def _agreed_shape(
         self, what: str, shape: tuple[int, int], dtype: object, order: str, rank: int | None
     ) -> tuple[StoredMatrix, DType]:
-        text = f"{what}(shape={shape}, dtype={dtype}, order={order!r}" + (f", rank={rank})" if rank is not None else ")")
+        text = f"{what}(shape={shape}, dtype={dtype}, order={order!r}" + (
+            f", rank={rank})" if rank is not None else ")"
+        )
         agreement.agree(self._group, text.encode(), lambda: text)
         with agreement.collective(self._group, what):
             if len(shape) != 2:
@@ -259,7 +303,14 @@ class MatrixStore:
             segment = held.segment
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
                 base = held.info.span.memory
-                info = MatrixInfo(number, stored, dtype, Location.host(), Span(base, address - segment.address), writeable=array.flags.writeable)
+                info = MatrixInfo(
+                    number,
+                    stored,
+                    dtype,
+                    Location.host(),
+                    Span(base, address - segment.address),
+                    writeable=array.flags.writeable,
+                )
                 return _Held(info, address, keep=array)
         span = Span(f"host {root}", address)
         info = MatrixInfo(number, stored, dtype, Location.host(root), span, writeable=array.flags.writeable)

@@ -131,9 +131,13 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     if rows == 0 or cols == 0:
         return StoredMatrix(rows, cols, "F")
     # A stride along an extent of 1 is never used, so it says nothing about the order.
-    if (rows == 1 or row_stride == itemsize) and (cols == 1 or (col_stride % itemsize == 0 and col_stride >= rows * itemsize)):
+    if (rows == 1 or row_stride == itemsize) and (
+        cols == 1 or (col_stride % itemsize == 0 and col_stride >= rows * itemsize)
+    ):
         return StoredMatrix(rows, cols, "F", col_stride // itemsize if cols > 1 else rows)
-    if (cols == 1 or col_stride == itemsize) and (rows == 1 or (row_stride % itemsize == 0 and row_stride >= cols * itemsize)):
+    if (cols == 1 or col_stride == itemsize) and (
+        rows == 1 or (row_stride % itemsize == 0 and row_stride >= cols * itemsize)
+    ):
         return StoredMatrix(rows, cols, "C", row_stride // itemsize if rows > 1 else cols)
     raise ParamError(
         f"a {rows}×{cols} array with strides {row_stride} and {col_stride} bytes is contiguous along neither "
@@ -162,10 +166,8 @@ def overlap(x: MatrixInfo, y: MatrixInfo) -> bool:
     ld = x.stored.ld
     (x_rows, x_cols), (y_rows, y_cols) = x.stored.column_major_shape, y.stored.column_major_shape
     col, row = divmod(distance // item, ld)
-    for c, r in ((col, row), (col + 1, row - ld)):
-        if -y_rows < r < x_rows and -y_cols < c < x_cols:
-            return True
-    return False
+    candidates = ((col, row), (col + 1, row - ld))
+    return any(-y_rows < r < x_rows and -y_cols < c < x_cols for c, r in candidates)
 
 
 def _stop(info: MatrixInfo) -> int:

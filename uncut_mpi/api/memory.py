@@ -64,7 +64,9 @@ class Arena:
         Counts growths; addresses hold for one generation.
     """
 
-    def __init__(self, group: Group, backend: Backend, mappings: PeerMappings, counters: Counters, purpose: str) -> None:
+    def __init__(
+        self, group: Group, backend: Backend, mappings: PeerMappings, counters: Counters, purpose: str
+    ) -> None:
         self._group, self._backend, self._mappings, self._counters = group, backend, mappings, counters
         self._purpose = purpose
         self._own: Allocation | None = None

@@ -25,7 +25,6 @@ from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.start import start_backend
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd.group import Group
 
@@ -96,9 +95,7 @@ class Session:
         self._group = Group(comm)
         self._closed = False
         try:
-            started = start_backend(
-                self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu
-            )
+            started = start_backend(self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu)
         except BaseException:
             self._group.free()
             raise
@@ -135,7 +132,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This rank in the session's communicator."""
+        """Rank of this process in the session's communicator."""
         return self._group.rank
 
     @property
@@ -173,7 +170,9 @@ class Session:
         with self._exclusive():
             return self._store.empty_host(shape, dtype, order)
 
-    def empty_device(self, shape: tuple[int, int], dtype: object = np.float64, *, rank: int, order: str = "C") -> Matrix:
+    def empty_device(
+        self, shape: tuple[int, int], dtype: object = np.float64, *, rank: int, order: str = "C"
+    ) -> Matrix:
         """
         Return an uninitialised matrix in the device memory of one rank. Collective.
 
@@ -206,6 +205,39 @@ class Session:
         """
         with self._exclusive():
             return self._store.register(array, root)
+
+    def poison_softbuf(self) -> None:
+        """
+        Fill every rank's SoftBuf with NaN, so that no call can profit from an earlier one's copies. Collective.
+
+        For checks and for measurements that must not start with warm buffers.
+        """
+        with self._exclusive():
+            self._calls.poison_softbuf()
+
+    def download(self, matrix: Matrix) -> Matrix:
+        """
+        Return a host matrix that every rank reads with the elements of a matrix. Collective.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            Of any location; one in shared host memory is returned as it is.
+        """
+        with self._exclusive():
+            return self._store.download(matrix)
+
+    def upload(self, source: Matrix, target: Matrix) -> None:
+        """
+        Copy a shared host matrix into a matrix of the same shape and type. Collective.
+
+        Raises
+        ------
+        ParamError
+            If shapes or types differ, or `source` is not in shared host memory.
+        """
+        with self._exclusive():
+            self._store.upload(source, target)
 
     def release(self, matrix: Matrix) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Collective."""
@@ -294,9 +326,7 @@ class Session:
             On all ranks.
         """
         with self._exclusive():
-            entry = self._calls.plan(
-                lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, False, options)
-            )
+            entry = self._calls.plan(lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, False, options))
             self._calls.prepare(entry, (a, b, c))
         plan = GemmPlan(self._execute_plan, self._discard, entry, (a, b, c))
         self._own_plans.add(plan)
@@ -334,7 +364,9 @@ class Session:
         if self._closed:
             raise ParamError("the session is closed: make a new one")
         if self.broken:
-            raise ParamError("an earlier call of this session did not end; its devices may still be at work: end the program")
+            raise ParamError(
+                "an earlier call of this session did not end; its devices may still be at work: end the program"
+            )
         return _Exclusive(self._busy)
 
     def _run_once(
@@ -395,5 +427,3 @@ class _Exclusive:
 
     def __exit__(self, *unused: object) -> None:
         self._lock.release()
-
-

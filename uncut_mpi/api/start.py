@@ -37,9 +37,7 @@ class Started:
     shared: bool
 
 
-def start_backend(
-    group: Group, *, backend: str, devices: Sequence[int] | None, allow_shared_gpu: bool
-) -> Started:
+def start_backend(group: Group, *, backend: str, devices: Sequence[int] | None, allow_shared_gpu: bool) -> Started:
     """
     Choose and open the backend, the same kind on every rank. Collective.
 
@@ -100,7 +98,10 @@ def _assign(
         else:
             ordinal = rank % len(gpus)
         if not 0 <= ordinal < len(gpus):
-            return [], f"rank {rank} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks or name --devices"
+            return (
+                [],
+                f"rank {rank} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks or name --devices",
+            )
         ordinals.append(ordinal)
     taken: dict[str, int] = {}
     for rank, ordinal in enumerate(ordinals):

@@ -238,7 +238,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def to_host(self, address: int, ld: int, out: np.ndarray) -> None:
-        """Copy a column-major device matrix (leading dimension `ld` elements) into the F-ordered array `out`; synchronous."""
+        """Copy a column-major device matrix (leading dimension `ld`, elements) into F-ordered `out`; synchronous."""
 
     @abc.abstractmethod
     def from_host(self, address: int, ld: int, data: np.ndarray) -> None:
@@ -246,7 +246,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
-        """Copy `columns` columns of `width_bytes`, `pitch_bytes` apart on both sides, within the device; synchronous."""
+        """Copy columns of `width_bytes`, `pitch_bytes` apart on both sides, within the device; synchronous."""
 
     @abc.abstractmethod
     def fill_words(self, address: int, count: int, value: int) -> None:

@@ -66,7 +66,9 @@ class Machine:
             raise ParamError(f"machine {self.name} has a link without bandwidth")
         for dtype, rate in self.gemm_tflop_per_s.items():
             if rate.shape != (self.num_ranks,) or not (rate > 0).all():
-                raise ParamError(f"gemm_tflop_per_s[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates")
+                raise ParamError(
+                    f"gemm_tflop_per_s[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates"
+                )
 
     @property
     def num_ranks(self) -> int:
@@ -169,9 +171,7 @@ class Machine:
                 provenance=data["provenance"],
                 bandwidth_gb_per_s=np.array(data["bandwidth_gb_per_s"], np.float64),
                 latency_s=np.array(data["latency_s"], np.float64),
-                gemm_tflop_per_s={
-                    name: np.array(rate, np.float64) for name, rate in data["gemm_tflop_per_s"].items()
-                },
+                gemm_tflop_per_s={name: np.array(rate, np.float64) for name, rate in data["gemm_tflop_per_s"].items()},
                 memory_bytes=np.array(data["memory_bytes"], np.int64),
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:

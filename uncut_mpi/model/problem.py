@@ -44,8 +44,10 @@ class StoredMatrix:
         if self.ld == 0:
             object.__setattr__(self, "ld", least)
         elif self.ld < least:
-            raise ParamError(f"leading dimension {self.ld} of a {self.rows}×{self.cols} matrix in order {self.order} "
-                             f"is below {least}")
+            raise ParamError(
+                f"leading dimension {self.ld} of a {self.rows}×{self.cols} matrix in order {self.order} "
+                f"is below {least}"
+            )
 
     @property
     def column_major_shape(self) -> tuple[int, int]:

@@ -233,9 +233,7 @@ class Schedule:
         ).encode()
         about += b" " * (-len(about) % 8)
         tables = [getattr(self, name) for name, _ in _TABLES]
-        header = _HEADER.pack(
-            _MAGIC, FORMAT_VERSION, len(_TABLES), len(about), *(len(table) for table in tables)
-        )
+        header = _HEADER.pack(_MAGIC, FORMAT_VERSION, len(_TABLES), len(about), *(len(table) for table in tables))
         parts = [header, about]
         for table in tables:
             raw = table.tobytes()
@@ -262,8 +260,10 @@ class Schedule:
         if version != FORMAT_VERSION:
             raise ScheduleError(f"schedule format {version} was found, this version reads {FORMAT_VERSION}")
         position = _HEADER.size
-        need = position + about_bytes + sum(
-            -(-count * dtype.itemsize // 8) * 8 for count, (_, dtype) in zip(counts, _TABLES, strict=True)
+        need = (
+            position
+            + about_bytes
+            + sum(-(-count * dtype.itemsize // 8) * 8 for count, (_, dtype) in zip(counts, _TABLES, strict=True))
         )
         if need != len(view):
             raise ScheduleError(f"the schedule says {need} bytes, {len(view)} were given")
@@ -327,7 +327,9 @@ class Schedule:
             require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
-        require((operands["factor"] <= max(Factor)) & (operands["op"] <= max(Op)), "an operand's factor or op is unknown")
+        require(
+            (operands["factor"] <= max(Factor)) & (operands["op"] <= max(Op)), "an operand's factor or op is unknown"
+        )
         require((regions["buffer"] >= 0) & (regions["buffer"] < len(buffers)), "a region's buffer does not exist")
         if len(regions):
             of = buffers[regions["buffer"]]
@@ -375,7 +377,7 @@ class Schedule:
         return out
 
     def bytes_by_link(self) -> dict[str, int]:
-        """Return bytes copied per kind of link: ``host_to_device``, ``device_to_host``, ``device_to_device``, ``local``."""
+        """Return bytes copied by ``host_to_device``, ``device_to_host``, ``device_to_device`` and ``local`` copies."""
         copies = self.copies()
         source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
         host_in, host_out = source == HOST, destination == HOST
