@@ -10,6 +10,13 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
+EVERY_FLAG = (
+    "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend host "
+    "--devices 3,1 --allow-shared-gpu --scheduler uncut --tile 128 --tile-min 64 --grid 2x4 --chunks 3 "
+    "--compute-lanes 2 --no-caching --no-overlap --routing bw --no-batch --no-wr-lazy --order fixed --warmup 0 "
+    "--repeat 7 --timeout 2.5 --no-check --json facts.json --seed 9"
+)
+
 
 def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
     args = parse([])
@@ -20,64 +27,7 @@ def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
 
 
 def test_every_flag_reaches_its_field():
-    args = parse(
-        [
-            "-m",
-            "1000",
-            "-n",
-            "777",
-            "-k",
-            "1301",
-            "--dtype",
-            "bf16",
-            "--trans-a",
-            "T",
-            "--trans-b",
-            "T",
-            "--alpha",
-            "2",
-            "--beta",
-            "0.5",
-            "--place",
-            "3,h,5",
-            "--backend",
-            "host",
-            "--devices",
-            "3,1",
-            "--allow-shared-gpu",
-            "--scheduler",
-            "uncut",
-            "--tile",
-            "128",
-            "--tile-min",
-            "64",
-            "--grid",
-            "2x4",
-            "--chunks",
-            "3",
-            "--compute-lanes",
-            "2",
-            "--no-caching",
-            "--no-overlap",
-            "--routing",
-            "bw",
-            "--no-batch",
-            "--no-wr-lazy",
-            "--order",
-            "fixed",
-            "--warmup",
-            "0",
-            "--repeat",
-            "7",
-            "--timeout",
-            "2.5",
-            "--no-check",
-            "--json",
-            "facts.json",
-            "--seed",
-            "9",
-        ]
-    )
+    args = parse(EVERY_FLAG.split())
     assert (args.m, args.n, args.k, args.dtype, args.trans_a, args.trans_b) == (1000, 777, 1301, DType.bf16, "T", "T")
     assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "host")
     assert (args.devices, args.allow_shared_gpu) == ((3, 1), True)

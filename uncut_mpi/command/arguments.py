@@ -305,7 +305,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         type=_positive,
         default=60.0,
         metavar="S",
-        help="end a call after so long without progress; default 60",
+        help="longest time without progress; default 60",
     )
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")

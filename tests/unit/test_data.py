@@ -1,0 +1,90 @@
+"""Generated matrices: the same values whoever fills which part, and every bit of them random."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncut_mpi.command.data import fill, poison
+from uncut_mpi.model.dtypes import DType
+
+ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+
+
+def whole(
+    rows: int, cols: int, dtype: DType = DType.f64, matrix: str = "A", seed: int = 0, order: str = "F"
+) -> np.ndarray:
+    array = np.full((rows, cols), np.nan, dtype.numpy, order=order)
+    fill(array, matrix, seed, rows=rows)
+    return array
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(DType)),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.sampled_from(["C", "F"]),
+)
+def test_a_matrix_filled_in_four_parts_is_the_matrix_filled_at_once(dtype, rows, cols, row, col, order):
+    row, col = min(row, rows), min(col, cols)
+    parts = np.full((rows, cols), np.nan, dtype.numpy, order=order)
+    for r in (slice(0, row), slice(row, rows)):
+        for c in (slice(0, col), slice(col, cols)):
+            fill(parts[r, c], "B", 7, rows=rows, row0=r.start, col0=c.start)
+    np.testing.assert_array_equal(parts, whole(rows, cols, dtype, "B", 7))
+
+
+def test_blocks_leave_no_seam(monkeypatch):
+    expected = {dtype: whole(41, 30, dtype) for dtype in DType}
+    for size in (1, 7, 41, 100):
+        monkeypatch.setattr("uncut_mpi.command.data._BLOCK_ELEMENTS", size)
+        for dtype in DType:
+            np.testing.assert_array_equal(whole(41, 30, dtype), expected[dtype])
+
+
+def test_matrices_and_seeds_have_values_of_their_own():
+    arrays = [whole(50, 50, matrix=name, seed=seed) for name in "ABC" for seed in (0, 1)]
+    assert len({array.tobytes() for array in arrays}) == 6
+    assert len(np.unique(np.concatenate(arrays))) == 6 * 2500
+
+
+@ALL_DTYPES
+def test_values_are_uniform_between_minus_one_and_one(dtype):
+    values = whole(300, 300, dtype).astype(np.float64)
+    assert np.abs(values).max() <= 1
+    assert abs(values.mean()) < 0.01
+    counts, _ = np.histogram(values, bins=10, range=(-1, 1))
+    assert abs(counts / values.size - 0.1).max() < 0.005
+
+
+@pytest.mark.parametrize(("dtype", "word", "significand"), [(DType.f64, np.uint64, 52), (DType.f32, np.uint32, 23)])
+def test_every_significand_bit_and_the_sign_are_random(dtype, word, significand):
+    values = whole(300, 300, dtype).ravel()
+    words = values[np.abs(values) >= 0.5].view(word)
+    for bit in [*range(significand), words.dtype.itemsize * 8 - 1]:
+        share = ((words >> word(bit)) & word(1)).mean()
+        assert abs(share - 0.5) < 0.02, f"bit {bit}"
+
+
+def test_elements_of_rows_and_columns_are_not_correlated():
+    values = whole(256, 256)
+    correlation = np.corrcoef(np.concatenate([values, values.T]))
+    np.fill_diagonal(correlation, 0)
+    assert np.abs(correlation).max() < 0.4
+
+
+@ALL_DTYPES
+def test_poison_is_nan_everywhere(dtype):
+    array = np.zeros((4, 5), dtype.numpy)
+    poison(array)
+    assert np.isnan(array.astype(np.float64)).all()
+
+
+def test_an_empty_part_is_left_alone():
+    fill(np.empty((0, 5)), "A", 0, rows=3)
+    fill(np.empty((3, 0)), "A", 0, rows=3)

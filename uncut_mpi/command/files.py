@@ -1,0 +1,202 @@
+"""Matrix files for input: .npy, memory-mapped, read by several ranks a range of lines each."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from uncut_mpi.command.lines import blocks, index, reason
+from uncut_mpi.errors import DataFileError
+from uncut_mpi.model.dtypes import DType
+
+# numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
+_UNNAMED_2_BYTES: Final = np.dtype("V2")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MatrixFile:
+    """
+    A matrix in a .npy file that was found whole and of a known type; made by `open_matrix`.
+
+    A value: rank 0 may open the file and send this to the others.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    rows, cols : int
+        Shape (elements).
+    order : str
+        ``"F"`` or ``"C"``.
+    dtype : DType
+        Element type.
+    offset_bytes : int
+        Where the first element lies.
+    """
+
+    path: str
+    rows: int
+    cols: int
+    order: str
+    dtype: DType
+    offset_bytes: int
+
+    @property
+    def num_lines(self) -> int:
+        """Columns in Fortran order, rows in C order."""
+        return self.cols if self.order == "F" else self.rows
+
+    def view(self, lines: slice = slice(None)) -> np.ndarray:
+        """
+        Return these lines as a read-only array over the mapped file; pages are read when touched.
+
+        Raises
+        ------
+        DataFileError
+            If the file can no longer be mapped.
+        """
+        shape = (self.rows, self.cols)
+        if 0 in shape:
+            whole: np.ndarray = np.empty(shape, self.dtype.numpy, order=self.order)  # type: ignore[call-overload]
+        else:
+            try:
+                whole = np.memmap(
+                    self.path,
+                    dtype=self.dtype.numpy,
+                    mode="r",
+                    offset=self.offset_bytes,
+                    shape=shape,
+                    order="F" if self.order == "F" else "C",
+                )
+            except (OSError, ValueError) as error:
+                raise DataFileError(f"{self.path} changed while it was in use: {error}") from None
+        return whole[index(self.order, lines)]
+
+    def read_into(self, out: np.ndarray, lines: slice = slice(None)) -> None:
+        """
+        Copy these lines into an array of their shape, of any layout.
+
+        Parameters
+        ----------
+        out : ndarray, shape (rows, lines) in Fortran order or (lines, cols) in C order
+            Of the file's dtype.
+        lines : slice, default all
+            Which lines.
+        """
+        source = self.view(lines)
+        if source.shape != out.shape:
+            raise ValueError(f"{self.path}: lines of shape {source.shape} do not fit an array of shape {out.shape}")
+        for block in blocks(source.shape, self.order, self.dtype):
+            out[block] = source[block]
+
+
+def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
+    """
+    Check a .npy file and return what it holds; reads the header alone.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    dtype : DType, optional
+        What it must hold. Needed for bf16, which a .npy file cannot name.
+
+    Raises
+    ------
+    DataFileError
+        If the file is missing, a directory, not .npy, truncated, not two-dimensional, of a type
+        that cannot be multiplied, of a foreign byte order or of another type than `dtype`.
+    """
+    try:
+        with open(path, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataFileError(f"{path} is not a regular file: name a .npy file")
+            shape, fortran, found = _read_header(file, path)
+            offset = file.tell()
+            length = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataFileError(f"{path} cannot be read: {reason(error)}") from None
+    if len(shape) != 2:
+        raise DataFileError(f"{path} holds an array of shape {shape}: a matrix has two dimensions, reshape it first")
+    element = _element_type(path, found, dtype)
+    needed = offset + shape[0] * shape[1] * element.itemsize
+    if length < needed:
+        raise DataFileError(
+            f"{path} is truncated: {shape[0]}×{shape[1]} elements of {element.name} need {needed} bytes, "
+            f"the file has {length}; write it again"
+        )
+    return MatrixFile(path, shape[0], shape[1], "F" if fortran else "C", element, offset)
+
+
+def open_operands(
+    a: str, b: str, c: str | None, dtype: DType | None
+) -> tuple[MatrixFile, MatrixFile, MatrixFile | None]:
+    """
+    Open A, B and, if named, C, and check that they hold the same type.
+
+    Raises
+    ------
+    DataFileError
+        As `open_matrix`, or if the types differ.
+    """
+    opened = {name: open_matrix(path, dtype) for name, path in (("A", a), ("B", b), ("C", c)) if path is not None}
+    if len({file.dtype for file in opened.values()}) > 1:
+        found = ", ".join(f"{name} {file.path} {file.dtype.name}" for name, file in opened.items())
+        raise DataFileError(f"dtypes differ: {found}; convert the files to one type")
+    return opened["A"], opened["B"], opened.get("C")
+
+
+def output_order(files: Mapping[str, MatrixFile | None]) -> str:
+    """
+    Return the order of the result: that of C where there is a C, else C where A and B are both in C order, else F.
+
+    Parameters
+    ----------
+    files : mapping with keys "A", "B" and perhaps "C"
+        The inputs.
+    """
+    c = files.get("C")
+    if c is not None:
+        return c.order
+    return "C" if all(files[name].order == "C" for name in ("A", "B")) else "F"  # type: ignore[union-attr]
+
+
+def _read_header(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in readers:
+            # Version 3 exists for field names beyond Latin-1, so it holds records.
+            raise DataFileError(f"{path} has .npy format {version[0]}.{version[1]}: save plain numbers instead")
+        return readers[version](file)
+    except DataFileError:
+        raise
+    except (ValueError, EOFError) as error:
+        raise DataFileError(f"{path} is not a .npy file: {error}; write it with numpy.save") from None
+
+
+def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType:
+    if found == _UNNAMED_2_BYTES and found.names is None:
+        if asked is DType.bf16:
+            return asked
+        told = "" if asked is None else f", but --dtype {asked.name} was given"
+        raise DataFileError(
+            f"{path} holds elements of 2 bytes without a type, as numpy saves bfloat16{told}: "
+            "give --dtype bf16 if it is that"
+        )
+    if found.byteorder == ">":
+        raise DataFileError(f"{path} holds big-endian {found.name}: save array.astype(array.dtype.newbyteorder('<'))")
+    known = {one.numpy: one for one in (DType.f64, DType.f32, DType.f16)}
+    element = known.get(found)
+    if element is None:
+        raise DataFileError(f"{path} holds {found}: convert it to float64, float32, float16 or bfloat16")
+    if asked is not None and element is not asked:
+        raise DataFileError(
+            f"{path} holds {element.name}, but --dtype {asked.name} was given: leave it out or convert the file"
+        )
+    return element
