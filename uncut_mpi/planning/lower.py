@@ -85,6 +85,8 @@ class OperationList:
         Events the list uses, numbered from 0.
     num_flags : int
         Flag slots in this rank's memory, numbered from 0.
+    flag_tasks : ndarray of int32, shape (num_flags,)
+        Task (index in the global order) after which each of them is written.
     """
 
     rank: int
@@ -95,6 +97,7 @@ class OperationList:
     buffers: np.ndarray
     num_events: int
     num_flags: int
+    flag_tasks: np.ndarray
 
     def buffers_used(self) -> np.ndarray:
         """Return the indices of the buffers that this rank's operations touch, ascending."""
@@ -248,5 +251,6 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
         lanes=lanes,
         buffers=schedule.buffers,
         num_events=len(recorded),
-        num_flags=int((flags[:, 1] == rank).sum()),
+        num_flags=len(incoming),
+        flag_tasks=incoming[:, 0].copy(),  # slots are numbered in this order
     )
