@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from uncut_mpi.api.gemm_plan import CallResult, GemmPlan, Operands
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
-from uncut_mpi.api.start import start_backend
+from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
 logger = logging.getLogger("uncut_mpi")
@@ -40,9 +42,10 @@ class Session:
     comm : mpi4py.MPI.Comm
         The ranks that multiply together; duplicated, so that no message of the program is touched.
         All of them on one node.
-    backend : str, default "auto"
+    backend : str or callable, default "auto"
         ``"cuda"`` (one GPU per rank; never falls back), ``"host"`` (numpy), or ``"auto"``: cuda if
-        every rank can have a GPU of its own, else host; `backend_reason` says why.
+        every rank can have a GPU of its own, else host; `backend_reason` says why. A callable
+        ``(local rank, ranks) -> Backend`` gives one of the caller's own.
     devices : sequence of int, optional
         Device ordinal of each rank; by default rank i takes device i, or the only one it sees.
     allow_shared_gpu : bool, default False
@@ -80,7 +83,7 @@ class Session:
         self,
         comm: Any,
         *,
-        backend: str = "auto",
+        backend: str | BackendMaker = "auto",
         devices: Sequence[int] | None = None,
         allow_shared_gpu: bool = False,
         machine: Machine | None = None,
@@ -205,6 +208,43 @@ class Session:
         """
         with self._exclusive():
             return self._store.register(array, root)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Collective."""
+        with self._exclusive():
+            self._group.barrier()
+
+    def agree(self, value: object, what: str) -> None:
+        """
+        Check that every rank passes an equal value. Collective.
+
+        Parameters
+        ----------
+        value : object
+            Compared by its ``repr``.
+        what : str
+            What it is, for the error.
+
+        Raises
+        ------
+        RankMismatchError
+            On all ranks, listing rank: value.
+        """
+        with self._exclusive():
+            agreement.agree(self._group, repr((what, value)).encode(), lambda: f"{what} {value!r}")
+
+    def together(self, what: str) -> AbstractContextManager[None]:
+        """
+        Return a context in which a rank may fail alone: its error leaves the block on every rank. Collective.
+
+        The block must hold no collective call.
+        """
+        return agreement.collective(self._group, what)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return a small picklable value of every rank, in rank order. Collective."""
+        with self._exclusive():
+            return self._group.allgather_objects(value)
 
     def poison_softbuf(self) -> None:
         """

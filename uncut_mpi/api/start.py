@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
@@ -12,6 +12,8 @@ from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
 BACKENDS = ("auto", "cuda", "host")
+BackendMaker = Callable[[int, int], Backend]
+"""Makes a backend of a caller's own from (local rank, ranks of the node)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class Started:
     shared: bool
 
 
-def start_backend(group: Group, *, backend: str, devices: Sequence[int] | None, allow_shared_gpu: bool) -> Started:
+def start_backend(
+    group: Group, *, backend: str | BackendMaker, devices: Sequence[int] | None, allow_shared_gpu: bool
+) -> Started:
     """
     Choose and open the backend, the same kind on every rank. Collective.
 
@@ -50,13 +54,17 @@ def start_backend(group: Group, *, backend: str, devices: Sequence[int] | None, 
         share one without `allow_shared_gpu`, or if the ranks are on several nodes.
     """
     with agreement.collective(group, "choosing the backend"):
-        if backend not in BACKENDS:
+        if not callable(backend) and backend not in BACKENDS:
             raise ParamError(f"backend {backend!r} does not exist: use one of {', '.join(BACKENDS)}")
         if group.num_nodes > 1:
             raise TopologyError(
                 f"the {group.size} ranks are on {group.num_nodes} nodes; a session spans one node: "
                 "split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
             )
+    if callable(backend):
+        with agreement.collective(group, "opening the device"):
+            given = backend(group.local_rank, group.size)
+        return _started(group, given, "the backend was given")
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[tuple[list[str], str]] = group.allgather_objects((gpus, why))
     ordinals, obstacle = _assign(seen, devices, allow_shared_gpu)
@@ -69,6 +77,10 @@ def start_backend(group: Group, *, backend: str, devices: Sequence[int] | None, 
         else:
             reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
             opened = make_cuda(ordinals[group.rank])
+    return _started(group, opened, reason)
+
+
+def _started(group: Group, opened: Backend, reason: str) -> Started:
     identities: list[DeviceIdentity] = group.allgather_objects(opened.identity())
     shared = len({identity.uuid for identity in identities}) < len(identities)
     return Started(opened, reason, identities, shared)

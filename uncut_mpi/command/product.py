@@ -1,0 +1,268 @@
+"""The product of one command: its matrices in a session, its timed calls, its check."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.session import Session
+from uncut_mpi.command import check, data
+from uncut_mpi.command.arguments import GemmArguments
+from uncut_mpi.command.files import MatrixFile
+from uncut_mpi.command.lines import index, lines_of
+from uncut_mpi.command.output import OutputFile
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+
+Fill = Callable[[np.ndarray, slice], None]
+"""Writes a range of lines (columns in F order, rows in C order) of a matrix into an array of their shape."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """
+    Where a matrix's elements come from.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Shape as stored (before op).
+    order : str
+        Storage order it is given in.
+    fill : callable
+        Writes any lines of it, the same on every rank.
+    """
+
+    rows: int
+    cols: int
+    order: str
+    fill: Fill
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Product:
+    """
+    The matrices of one product, placed, and the host copies that a check needs.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Extents of the product (elements).
+    dtype : DType
+        Element type.
+    a, b, c : Matrix
+        Where the command line puts them.
+    host_a, host_b : Matrix
+        The same elements in host memory that all ranks read (the same objects if placed there).
+    first_c : Matrix
+        What C holds before a call: its elements, or NaN where it is not read.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    host_a: Matrix
+    host_b: Matrix
+    first_c: Matrix
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timing:
+    """
+    Times of a plan's calls, each that of the slowest rank (s).
+
+    Attributes
+    ----------
+    first_call_s : float
+        The first call, with whatever only it has to do.
+    samples_s : list of float
+        The timed calls, in order.
+    """
+
+    first_call_s: float
+    samples_s: list[float]
+
+    @property
+    def median_s(self) -> float:
+        """Median of the samples."""
+        return statistics.median(self.samples_s)
+
+
+def generated_sources(arguments: GemmArguments, m: int, n: int, k: int) -> tuple[Source, Source, Source | None]:
+    """Return random A, B and, where beta is not 0, C, in Fortran order."""
+
+    def source(name: str, rows: int, cols: int) -> Source:
+        def fill(out: np.ndarray, lines: slice) -> None:
+            data.fill(out, name, arguments.seed, rows=rows, col0=lines.start)
+
+        return Source(rows, cols, "F", fill)
+
+    a = source("A", *((m, k) if arguments.trans_a == "N" else (k, m)))
+    b = source("B", *((k, n) if arguments.trans_b == "N" else (n, k)))
+    return a, b, source("C", m, n) if arguments.beta != 0 else None
+
+
+def file_source(file: MatrixFile | None) -> Source | None:
+    """Return the elements of a matrix file."""
+    if file is None:
+        return None
+    return Source(file.rows, file.cols, file.order, file.read_into)
+
+
+def make_product(
+    session: Session,
+    arguments: GemmArguments,
+    extents: tuple[int, int, int],
+    dtype: DType,
+    sources: tuple[Source, Source, Source | None],
+    result_order: str,
+) -> Product:
+    """Make, fill and place the matrices. Collective."""
+    m, n, k = extents
+    place = arguments.place
+    a, host_a = _placed(session, sources[0], dtype, place.a)
+    b, host_b = _placed(session, sources[1], dtype, place.b)
+    first_c = session.empty_host((m, n), dtype, order=result_order)
+    source = sources[2]
+    with session.together("filling C"):
+        lines = _share(session, first_c)
+        part = first_c.array[index(first_c.order, lines)]
+        if source is None:
+            data.poison(part)
+        elif source.order == first_c.order:
+            source.fill(part, lines)
+        else:
+            # Lines of the source cross those of C, so each rank writes its share of the source's.
+            lines = lines_of(source.cols if source.order == "F" else source.rows, session.rank, session.size)
+            source.fill(first_c.array[index(source.order, lines)], lines)
+    c = _empty(session, (m, n), dtype, place.c, result_order)
+    product = Product(m, n, k, dtype, a, b, c, host_a, host_b, first_c)
+    reset_result(session, product)
+    return product
+
+
+def reset_result(session: Session, product: Product) -> None:
+    """Put into C what it holds before a call, and NaN into every SoftBuf. Collective."""
+    if product.c.location == Location.host():
+        lines = index(product.c.order, _share(session, product.c))
+        product.c.array[lines] = product.first_c.array[lines]
+        session.barrier()
+    else:
+        session.upload(product.first_c, product.c)
+    session.poison_softbuf()
+
+
+def measure(session: Session, plan: GemmPlan, arguments: GemmArguments, prepare_last: Callable[[], None]) -> Timing:
+    """
+    Time a plan's calls. Collective.
+
+    One sample is the slowest rank between two barriers; every call ends with its device work done.
+
+    Parameters
+    ----------
+    prepare_last : callable
+        Called before the last timed call, outside its time.
+    """
+
+    def once() -> float:
+        session.barrier()
+        start = time.perf_counter()
+        plan.execute(arguments.alpha, arguments.beta)
+        return time.perf_counter() - start
+
+    def slowest(samples: list[float]) -> list[float]:
+        return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
+
+    # With no further call to come, the first one is also the last timed one's forerunner only.
+    first = once()
+    for _ in range(arguments.warmup):
+        once()
+    samples = [once() for _ in range(arguments.repeat - 1)]
+    prepare_last()
+    samples.append(once())
+    timed = slowest([first, *samples])
+    return Timing(timed[0], timed[1:])
+
+
+def verify_product(session: Session, product: Product, arguments: GemmArguments) -> check.CheckResult:
+    """Check the result of the last call against the host copies; the same verdict on every rank. Collective."""
+    result = session.download(product.c)
+    try:
+        session.barrier()
+        return check.check_shared(
+            a=product.host_a.array,
+            b=product.host_b.array,
+            c_in=product.first_c.array if arguments.beta != 0 else None,
+            c_out=result.array,
+            dtype=product.dtype,
+            trans_a=arguments.trans_a,
+            trans_b=arguments.trans_b,
+            alpha=arguments.alpha,
+            beta=arguments.beta,
+            seed=arguments.seed,
+            share=(session.rank, session.size),
+            gather=session.gather,
+        )
+    finally:
+        if result is not product.c:
+            session.release(result)
+
+
+def write_result(session: Session, product: Product, arguments: GemmArguments) -> None:
+    """Write C to the output file, every rank its share; the file appears when it is complete. Collective."""
+    assert arguments.out_path is not None  # the command line has files
+    result = session.download(product.c)
+    output: OutputFile | None = None
+    try:
+        with session.together("creating the output file"):
+            if session.rank == 0:
+                output = OutputFile.create(
+                    arguments.out_path, product.m, product.n, product.dtype, result.order, overwrite=arguments.overwrite
+                )
+        target = session.gather(output.target if output else None)[0]
+        with session.together("writing the output file"):
+            lines = _share(session, result)
+            target.write_lines(result.array[index(result.order, lines)], lines)
+        with session.together("completing the output file"):
+            if output is not None:
+                output.commit()
+    finally:
+        if output is not None:
+            output.discard()
+
+
+def _placed(session: Session, source: Source, dtype: DType, place: Location) -> tuple[Matrix, Matrix]:
+    host = session.empty_host((source.rows, source.cols), dtype, order=source.order)
+    with session.together("filling a matrix"):
+        lines = _share(session, host)
+        source.fill(host.array[index(host.order, lines)], lines)
+    if place == Location.host():
+        return host, host
+    matrix = _empty(session, host.shape, dtype, place, source.order)
+    session.upload(host, matrix)
+    return matrix, host
+
+
+def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Location, order: str) -> Matrix:
+    if place.space == "device":
+        assert place.rank is not None  # a device has an owner
+        return session.empty_device(shape, dtype, rank=place.rank, order=order)
+    if place.rank is None:
+        return session.empty_host(shape, dtype, order=order)
+    array = np.empty(shape, dtype.numpy, order="F" if order == "F" else "C") if session.rank == place.rank else None
+    return session.register(array, root=place.rank)
+
+
+def _share(session: Session, matrix: Matrix) -> slice:
+    rows, cols = matrix.shape
+    return lines_of(cols if matrix.order == "F" else rows, session.rank, session.size)
