@@ -86,5 +86,5 @@ def test_poison_is_nan_everywhere(dtype):
 
 
 def test_an_empty_part_is_left_alone():
-    fill(np.empty((0, 5)), "A", 0, rows=3)
+    fill(np.empty((0, 5)), "A", 0, rows=0)
     fill(np.empty((3, 0)), "A", 0, rows=3)

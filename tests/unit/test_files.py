@@ -44,7 +44,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lines", "count"), [(0, 3), (1, 4), (10, 3), (777, 8), (5, 1)])
+@pytest.mark.parametrize(("lines", "count"), [(0, 3), (1, 4), (11, 4), (777, 8), (5, 1)])
 def test_shares_cover_every_line_once_and_differ_by_at_most_one(lines, count):
     shares = [lines_of(lines, share, count) for share in range(count)]
     assert [i for one in shares for i in range(one.start, one.stop)] == list(range(lines))
@@ -183,8 +183,15 @@ def test_operands_of_different_types_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "c", "expected"), [("C", "C", None, "C"), ("C", "F", None, "F"), ("F", "F", None, "F"), ("F", "F", "C", "C"), ("C", "C", "F", "F")]
-)  # fmt: skip
+    ("a", "b", "c", "expected"),
+    [
+        ("C", "C", None, "C"),
+        ("C", "F", None, "F"),
+        ("F", "F", None, "F"),
+        ("F", "F", "C", "C"),
+        ("C", "C", "F", "F"),
+    ],
+)
 def test_the_result_has_the_order_of_c_else_of_both_inputs(tmp_path, a, b, c, expected):
     files = {
         name: order and open_matrix(save(tmp_path / f"{name}.npy", matrix(3, 3, DType.f64, order)))
@@ -264,9 +271,8 @@ def test_empty_and_single_results_are_written(tmp_path, shape, way):
 
 
 def test_a_discarded_file_leaves_nothing(tmp_path, way):
-    with pytest.raises(RuntimeError, match="planted"), create(tmp_path / "out.npy", np.ones((3, 3))) as out:
+    with create(tmp_path / "out.npy", np.ones((3, 3))) as out:
         out.target.write_lines(np.ones((3, 3)))
-        raise RuntimeError("planted")
     assert os.listdir(tmp_path) == []
     out.discard()
 
