@@ -316,6 +316,16 @@ class TestSetup:
         assert "was not made by launch/setup" in done.stderr
         assert (theirs / "precious").exists()
 
-    @pytest.mark.parametrize("arguments", [("--mpi", "lam"), ("--cuda", "11"), ("--bogus",), ("--python",)])
-    def test_unknown_choices_are_refused(self, setup_on, arguments):
-        assert setup_on(*arguments).returncode == 1
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--mpi", "lam"), "--mpi lam: choose"),
+            (("--cuda", "11"), "--cuda 11: choose"),
+            (("--bogus",), "unknown argument '--bogus'"),
+            (("--python",), "--python needs a value"),
+        ],
+    )
+    def test_unknown_choices_are_refused(self, setup_on, arguments, said):
+        done = setup_on(*arguments)
+        assert done.returncode == 1
+        assert said in done.stderr
