@@ -218,7 +218,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def owns(self, array: object) -> bool:
-        """Whether `array` is a device array of this backend (cupy for cuda; none for host)."""
+        """Whether `array` is a device array of this backend (cuda: a cupy array; host: made by `empty`, or a view)."""
 
     @abc.abstractmethod
     def adopt(self, array: Any) -> AdoptedArray:

@@ -1,0 +1,667 @@
+"""The host backend with its ranks as threads of one process: no MPI, real shared memory, real flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from uncut_mpi.device.host import Disorder, HostBackend
+from uncut_mpi.device.host.executor import _Patience
+from uncut_mpi.device.host.views import bytes_at, matrix_at
+from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Code, lower
+from uncut_mpi.planning.schedule import (
+    Factor,
+    Kind,
+    Matrix,
+    Op,
+    RegionRef,
+    Role,
+    Schedule,
+    ScheduleBuilder,
+    buffer_bytes,
+)
+
+F, N, T = Factor, Op.N, Op.T
+
+
+class Cluster:
+    """Ranks as threads, each with a backend and buffers of its own; peers' memory is opened by handle."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        disorder: Disorder | None = None,
+        faults: Mapping[int, Callable[[int, Code, np.ndarray], None]] | None = None,
+        epoch: int = 1,
+    ) -> None:
+        self.schedule, self.epoch = schedule, epoch
+        count = schedule.num_ranks
+        lowering = lower(schedule)
+        self.backends = [
+            HostBackend(r, count, disorder=disorder, fault=(faults or {}).get(r), blas_threads=1) for r in range(count)
+        ]
+        self.board = np.zeros((count, MAX_LANES), np.uint32)
+        sizes = buffer_bytes(schedule.buffers)
+        self._owned = []
+        for buffer, nbytes in zip(schedule.buffers, sizes, strict=True):
+            owner = max(0, int(buffer["owner"]))
+            self._owned.append((owner, self.backends[owner].allocate(int(nbytes))))
+        flags = [self.backends[r].allocate(4 * int(lowering.num_flags()[r])) for r in range(count)]
+        for r in range(count):
+            self.backends[r].fill_words(flags[r].address, int(lowering.num_flags()[r]), (epoch - 1) % 2**32)
+        self.executables = []
+        for r, backend in enumerate(self.backends):
+            addresses = [a.address if owner == r else backend.open(a.handle) for owner, a in self._owned]
+            peers = [flags[q].address if q == r else backend.open(flags[q].handle) for q in range(count)]
+            table = FlagTable(flags[r].address, np.array(peers))
+            self.executables.append(
+                backend.executable(
+                    lowering.rank_list(r), np.array(addresses), table, ProgressBoard(self.board, r)
+                )
+            )
+
+    def buffer(self, index: int) -> np.ndarray:
+        """The column-major contents of a buffer, as its owner sees them."""
+        record = self.schedule.buffers[index]
+        dtype = DType(int(record["dtype"])).numpy
+        address = self._owned[index][1].address
+        return matrix_at(address, int(record["rows"]), int(record["cols"]), int(record["ld"]), dtype)
+
+    def run(self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0) -> list[ExecutionReport]:
+        """Run every rank's list in a thread of its own, then advance the epoch."""
+        reports: dict[int, ExecutionReport] = {}
+
+        def work(rank: int) -> None:
+            reports[rank] = self.executables[rank].run(
+                alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s
+            )
+
+        threads = [threading.Thread(target=work, args=(r,)) for r in range(len(self.executables))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        assert len(reports) == len(threads), "a rank did not come back"
+        self.epoch = (self.epoch + 1) % 2**32
+        return [reports[r] for r in range(len(threads))]
+
+    def close(self) -> None:
+        for executable in self.executables:
+            executable.close()
+        for backend in self.backends:
+            backend.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+
+def succeed(reports: Sequence[ExecutionReport]) -> None:
+    for rank, report in enumerate(reports):
+        assert report.error is None, f"rank {rank}: {report.error!r}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pushed:
+    """
+    C := alpha op(A) op(B) + beta C with all three on rank 0 and the columns dealt to all ranks.
+
+    Rank 0 pushes A (once, forwarded down the chain of ranks) and each rank's columns of B in chunks
+    of k; each rank sums its product without C and pushes it back; rank 0 combines.
+    """
+
+    m: int = 37
+    n: int = 29
+    k: int = 41
+    ranks: int = 3
+    chunks: int = 3
+    dtype: DType = DType.f64
+    trans_a: str = "N"
+    trans_b: str = "N"
+    pad: int = 5
+
+    def build(self) -> Schedule:
+        problem = GemmProblem(self.m, self.n, self.k, self.dtype, self.trans_a, self.trans_b)
+        build = ScheduleBuilder(self.ranks, problem, Placement.parse("0,0,0"))
+        wide = self.dtype.accumulator
+        a_shape, b_shape = problem.a_shape, problem.b_shape
+
+        def user(matrix: Matrix, shape: tuple[int, int]) -> int:
+            return build.buffer(
+                owner=0, rows=shape[0], cols=shape[1], dtype=self.dtype, role=Role.USER, matrix=matrix,
+                ld=shape[0] + self.pad,
+            )  # fmt: skip
+
+        def panel(owner: int, shape: tuple[int, int], dtype: DType) -> int:
+            return build.buffer(owner=owner, rows=shape[0], cols=shape[1], dtype=dtype, role=Role.PANEL, offset=0)
+
+        def push(source: int, target: int, to: RegionRef, of: RegionRef, awaits: Sequence[int] = ()) -> int:
+            return build.task(Kind.COPY, build.copy_lane(source, source, target), to, [(of, F.ONE, N)], awaits)
+
+        a, b, c = user(Matrix.A, a_shape), user(Matrix.B, b_shape), user(Matrix.C, (self.m, self.n))
+        steps = cuts(self.k, self.chunks)
+        columns = cuts(self.n, self.ranks)
+        a_at, b_at = {0: a}, {0: b}
+        arrived: dict[tuple[int, int], list[int]] = {}
+        for r in range(1, self.ranks):
+            a_at[r] = panel(r, a_shape, self.dtype)
+            b_at[r] = panel(r, b_shape, self.dtype)
+
+        def a_piece(rank: int, p: tuple[int, int]) -> RegionRef:
+            return RegionRef(a_at[rank], *((0, p[0], self.m, p[1]) if self.trans_a == "N" else (p[0], 0, p[1], self.m)))
+
+        def b_piece(rank: int, p: tuple[int, int], j: tuple[int, int]) -> RegionRef:
+            at = (p[0], j[0], p[1], j[1]) if self.trans_b == "N" else (j[0], p[0], j[1], p[1])
+            return RegionRef(b_at[rank], *at)
+
+        for step, p in enumerate(steps):
+            previous: list[int] = []
+            for r in range(1, self.ranks):
+                copy_a = push(r - 1, r, a_piece(r, p), a_piece(r - 1, p), previous)
+                copy_b = push(0, r, b_piece(r, p, columns[r]), b_piece(0, p, columns[r]))
+                previous = [copy_a]
+                arrived[step, r] = [copy_a, copy_b]
+        for r, j in enumerate(columns):
+            whole = RegionRef(panel(r, (self.m, j[1]), wide), 0, 0, self.m, j[1])
+            last = -1
+            for step, p in enumerate(steps):
+                reads = [(a_piece(r, p), F.ALPHA, Op[self.trans_a]), (b_piece(r, p, j), F.ONE, Op[self.trans_b])]
+                awaits = arrived.get((step, r), [])
+                if awaits:
+                    awaits = [build.task(Kind.JOIN, build.compute_lane(r, 1), awaits=awaits)]
+                if step:
+                    reads.append((whole, F.ONE, N))
+                    awaits = [*awaits, last]
+                last = build.task(Kind.GEMM, build.compute_lane(r), whole, reads, awaits)
+            home, awaited = whole, last
+            if r:
+                home = RegionRef(panel(0, (self.m, j[1]), wide), 0, 0, self.m, j[1])
+                awaited = push(r, 0, home, whole, [last])
+            target = RegionRef(c, 0, j[0], self.m, j[1])
+            build.task(
+                Kind.COMBINE, build.compute_lane(0, 2), target, [(home, F.ONE, N), (target, F.BETA, N)], [awaited]
+            )
+        return build.build(scheduler="test", grid=(1, self.ranks), tile=0)
+
+    def load(self, cluster: Cluster, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fill A, B and C with random values and everything else with NaN; return the three in float64."""
+        random = np.random.default_rng(seed)
+        for index in range(len(cluster.schedule.buffers)):
+            contents = cluster.buffer(index)
+            contents[...] = random.uniform(-1, 1, contents.shape).astype(contents.dtype) if index < 3 else np.nan
+        a, b, c = (cluster.buffer(index).astype(np.float64) for index in range(3))
+        return (a if self.trans_a == "N" else a.T), (b if self.trans_b == "N" else b.T), c
+
+    def close_enough(self, found: np.ndarray, product: np.ndarray, scale: np.ndarray) -> bool:
+        """Whether |found − product| is within (k + 4) u of the sums of absolute values; rounding included."""
+        u = self.dtype.accumulator.unit_roundoff * (self.k + 4) + self.dtype.unit_roundoff * 2
+        return bool((np.abs(found.astype(np.float64) - product) <= u * scale).all())
+
+
+def cuts(extent: int, parts: int) -> list[tuple[int, int]]:
+    """(start, length) of nearly equal parts."""
+    edges = [extent * i // parts for i in range(parts + 1)]
+    return [(lo, hi - lo) for lo, hi in itertools.pairwise(edges)]
+
+
+def run_and_judge(case: Pushed, cluster: Cluster, alpha: float, beta: float, seed: int = 0) -> bool:
+    a, b, c = case.load(cluster, seed)
+    succeed(cluster.run(alpha, beta))
+    product = alpha * (a @ b) + beta * c
+    scale = abs(alpha) * (np.abs(a) @ np.abs(b)) + abs(beta * c)
+    return case.close_enough(cluster.buffer(2), product, scale)
+
+
+# -- products ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_a_product_over_three_ranks_is_right(dtype, trans):
+    case = Pushed(dtype=dtype, trans_a=trans[0], trans_b=trans[1])
+    with Cluster(case.build()) as cluster:
+        assert run_and_judge(case, cluster, 1.2345, 1.1154)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 7), (9, 1, 7), (8, 3, 1), (5, 3, 2)])
+def test_edges_and_fewer_columns_or_steps_than_parts_are_right(shape):
+    case = Pushed(*shape, ranks=4, chunks=3)
+    with Cluster(case.build()) as cluster:
+        assert run_and_judge(case, cluster, -0.7, 2.5)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_ready_task_order_and_late_flags_give_the_same_answer(seed):
+    case = Pushed(ranks=2 + seed % 3, trans_a="NT"[seed % 2])
+    with Cluster(case.build(), disorder=Disorder(seed)) as cluster:
+        assert run_and_judge(case, cluster, 1.5, -0.5, seed)
+
+
+def test_an_executable_runs_again_with_other_scalars_and_matrices():
+    case = Pushed()
+    with Cluster(case.build()) as cluster:
+        for call, (alpha, beta) in enumerate([(1.0, 0.0), (2.0, 1.0), (-1.5, 0.25), (0.0, 3.0)]):
+            assert run_and_judge(case, cluster, alpha, beta, call)
+
+
+def test_counts_equal_those_of_the_schedule():
+    case = Pushed()
+    schedule = case.build()
+    with Cluster(schedule) as cluster:
+        case.load(cluster)
+        for _ in range(2):
+            reports = cluster.run()
+            copies = schedule.copies()
+            for rank, report in enumerate(reports):
+                own = schedule.tasks["rank"] == rank
+                assert report.tasks == int((own & (schedule.tasks["kind"] != Kind.JOIN)).sum())
+                assert report.python_tasks == report.tasks
+                assert report.copy_bytes == int(copies[own[copies[:, 0]], 3].sum())
+                assert report.allocations == 0
+
+
+def test_progress_words_count_the_operations_of_each_lane_from_zero_in_every_call():
+    case = Pushed(ranks=2)
+    schedule = case.build()
+    with Cluster(schedule, disorder=Disorder(3)) as cluster:
+        case.load(cluster)
+        for _ in range(2):
+            cluster.run()
+            for rank in range(2):
+                program = lower(schedule).rank_list(rank)
+                expected = np.bincount(program.operations["lane"], minlength=MAX_LANES)
+                assert np.array_equal(cluster.board[rank], expected)
+
+
+@pytest.mark.parametrize("epoch", [2**32 - 2, 2**31 - 1, 0])
+def test_epochs_wrap_around(epoch):
+    case = Pushed(ranks=2)
+    with Cluster(case.build(), epoch=epoch) as cluster:
+        for call in range(4):
+            assert run_and_judge(case, cluster, 1.0, 0.5, call)
+
+
+# -- what a schedule or an executor gets wrong shows -------------------------------------------------
+
+
+def without_awaits(schedule: Schedule, chosen: np.ndarray) -> Schedule:
+    tasks = schedule.tasks.copy()
+    tasks["num_awaits"][chosen] = 0
+    return dataclasses.replace(schedule, tasks=tasks)
+
+
+def test_dropped_waits_for_copies_are_caught_in_random_order():
+    case = Pushed()
+    schedule = case.build()
+    broken = without_awaits(schedule, schedule.tasks["kind"] == Kind.JOIN)
+    verdicts = []
+    for seed in range(12):
+        with Cluster(broken, disorder=Disorder(seed, pause_s=2e-3)) as cluster:
+            verdicts.append(run_and_judge(case, cluster, 1.0, 0.0, seed))
+    assert not all(verdicts)
+
+
+def test_a_dropped_event_between_lanes_is_caught_in_random_order():
+    case = Pushed(ranks=1, chunks=2)
+    schedule = case.build()
+    broken = without_awaits(schedule, schedule.tasks["kind"] == Kind.COMBINE)
+    verdicts = []
+    for seed in range(12):
+        with Cluster(broken, disorder=Disorder(seed)) as cluster:
+            verdicts.append(run_and_judge(case, cluster, 1.0, 0.0, seed))
+    assert not all(verdicts)
+
+
+def test_one_corrupted_copy_gives_a_wrong_answer():
+    case = Pushed()
+    schedule = case.build()
+    last_copy = int(np.flatnonzero(schedule.tasks["kind"] == Kind.COPY)[-1])
+
+    def corrupt(task: int, code: Code, written: np.ndarray) -> None:
+        if task == last_copy:
+            written[0, 0] += 1e-3
+
+    rank = int(schedule.tasks["rank"][last_copy])
+    with Cluster(schedule, faults={rank: corrupt}) as cluster:
+        assert not run_and_judge(case, cluster, 1.0, 0.0)
+
+
+# -- failure -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disorder", [None, Disorder(5)], ids=["in order", "at random"])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_rank_that_raises_leaves_no_peer_waiting_and_the_next_call_works(failing, disorder):
+    case = Pushed()
+    fail = [True]
+
+    def fault(task: int, code: Code, written: np.ndarray) -> None:
+        if fail[0]:
+            raise ValueError("planted")
+
+    with Cluster(case.build(), faults={failing: fault}, disorder=disorder) as cluster:
+        case.load(cluster)
+        reports = cluster.run(timeout_s=30.0)
+        assert isinstance(reports[failing].error, ValueError)
+        succeed([report for rank, report in enumerate(reports) if rank != failing])
+        fail[0] = False
+        assert run_and_judge(case, cluster, 1.0, 0.0)
+
+
+def test_no_task_runs_on_a_rank_after_its_failure():
+    ran = []
+
+    def fault(task: int, code: Code, written: np.ndarray) -> None:
+        ran.append(task)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+
+    case = Pushed()
+    with Cluster(case.build(), faults={1: fault}) as cluster:
+        case.load(cluster)
+        reports = cluster.run()
+        assert isinstance(reports[1].error, KeyboardInterrupt)
+        assert len(ran) == 2
+        assert reports[1].tasks == 1
+
+
+def test_a_rank_that_hangs_is_named_by_those_that_wait_for_it():
+    schedule = Pushed(ranks=2, chunks=1).build()
+    released = threading.Event()
+
+    def hang(task: int, code: Code, written: np.ndarray) -> None:
+        released.wait(30.0)
+
+    with Cluster(schedule, faults={0: hang}) as cluster:
+        hanging, waiting = cluster.executables
+        late: list[ExecutionReport] = []
+        thread = threading.Thread(target=lambda: late.append(hanging.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=20.0)))
+        thread.start()
+        error = waiting.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=0.1).error
+        released.set()
+        thread.join(30.0)
+        assert isinstance(error, StallError)
+        copies = np.flatnonzero((schedule.tasks["kind"] == Kind.COPY) & (schedule.tasks["rank"] == 0))
+        assert "rank 1 waits in compute lane 1" in str(error)
+        assert any(f"for task {task} of rank 0 (slot" in str(error) for task in copies)
+        assert late[0].error is None  # it was slow; the flags it awaited from rank 1 were written all the same
+
+
+class _Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_stall_is_the_time_allowed_without_a_change_of_any_rank_s_words(monkeypatch):
+    clock = _Clock()
+    monkeypatch.setattr("uncut_mpi.device.host.executor.time", clock)
+    words = np.zeros((3, MAX_LANES), np.uint32)
+    patience = _Patience(ProgressBoard(words, 0), 2.0, spins=True)
+
+    def wait_until(end_s: float) -> None:
+        while clock.now < end_s:
+            patience.wait(lambda: ["here", "there"])
+
+    for _ in range(20):  # a peer gets on, though slowly
+        words[2, 7] += 1
+        wait_until(clock.now + 1.5)
+    last = clock.now - 1.5
+    with pytest.raises(StallError, match="for 2 s: here; there"):
+        wait_until(1e9)
+    assert 2.0 <= clock.now - last < 2.1
+    patience.reset()  # something was ready: the time starts anew
+    last = clock.now
+    with pytest.raises(StallError):
+        wait_until(1e9)
+    assert 2.0 <= clock.now - last < 2.1
+
+
+# -- bodies --------------------------------------------------------------------------------------
+
+
+def one_task(
+    kind: Kind,
+    write: tuple[int, int, DType],
+    reads: Sequence[tuple[int, int, DType, Factor, Op] | tuple[Factor, Op]],
+) -> Schedule:
+    """A schedule of one task on one rank; a read of two parts is the region written itself."""
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+
+    def region(rows: int, cols: int, dtype: DType) -> RegionRef:
+        index = build.buffer(owner=0, rows=rows, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 3, offset=0)
+        return RegionRef(index, 0, 0, rows, cols)
+
+    target = region(*write)
+    operands = [(target, *read) if len(read) == 2 else (region(*read[:3]), *read[3:]) for read in reads]
+    build.task(kind, build.compute_lane(0), target, operands)
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+def run_one(schedule: Schedule, contents: Mapping[int, np.ndarray | float], alpha: float, beta: float) -> np.ndarray:
+    with Cluster(schedule) as cluster:
+        for index, values in contents.items():
+            cluster.buffer(index)[...] = values
+        succeed(cluster.run(alpha, beta))
+        return cluster.buffer(0).copy()
+
+
+def uniform(*shape: int, dtype: DType = DType.f64, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+def test_beta_zero_never_reads_c(dtype):
+    a, b = uniform(6, 4, dtype=dtype), uniform(4, 5, dtype=dtype, seed=1)
+    reads = [(6, 4, dtype, F.ALPHA, N), (4, 5, dtype, F.ONE, N), (F.BETA, N)]
+    found = run_one(one_task(Kind.GEMM, (6, 5, dtype), reads), {0: np.nan, 1: a, 2: b}, 2.0, 0.0)
+    product = 2.0 * (a.astype(np.float64) @ b.astype(np.float64))
+    assert (np.abs(found.astype(np.float64) - product) <= 8.0 * 5 * dtype.unit_roundoff).all()  # |sum| <= 2 k
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.5])
+def test_alpha_zero_never_reads_a_or_b_and_scales_c(dtype, beta):
+    c = uniform(6, 5, dtype=dtype)
+    reads = [(6, 4, dtype, F.ALPHA, N), (4, 5, dtype, F.ONE, N), (F.BETA, N)]
+    start = c if beta else np.full_like(c, np.nan)
+    found = run_one(one_task(Kind.GEMM, (6, 5, dtype), reads), {0: start, 1: np.nan, 2: np.inf}, 0.0, beta)
+    wide = dtype.accumulator.numpy
+    expected = (c.astype(wide) * beta).astype(dtype.numpy) if beta else np.zeros_like(c)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+def test_combine_sums_in_the_accumulator_and_rounds_once(dtype):
+    wide = dtype.accumulator
+    c, other = uniform(9, 7, dtype=dtype), uniform(9, 7, dtype=dtype, seed=2)
+    partial = uniform(9, 7, dtype=wide, seed=1)
+    reads = [(9, 7, wide, F.ONE, N), (F.BETA, N), (9, 7, dtype, F.ALPHA, N)]
+    found = run_one(one_task(Kind.COMBINE, (9, 7, dtype), reads), {0: c, 1: partial, 2: other}, 0.75, 1.25)
+    total = c.astype(wide.numpy) * 1.25 + partial + other.astype(wide.numpy) * 0.75
+    if dtype.is_half:  # factors and terms are exact in float32 up to its rounding
+        exact = c.astype(np.float64) * 1.25 + partial.astype(np.float64) + other.astype(np.float64) * 0.75
+        assert (np.abs(found.astype(np.float64) - exact) <= np.abs(exact) * dtype.unit_roundoff + 1e-6).all()
+    else:
+        assert np.allclose(found, total, rtol=0, atol=4 * dtype.unit_roundoff)
+
+
+def test_combine_leaves_operands_of_factor_zero_unread_and_writes_zeros_without_any():
+    reads = [(4, 3, DType.f64, F.ALPHA, N), (F.BETA, N), (4, 3, DType.f64, F.ZERO, N)]
+    schedule = one_task(Kind.COMBINE, (4, 3, DType.f64), reads)
+    kept = uniform(4, 3)
+    assert np.array_equal(run_one(schedule, {0: np.nan, 1: kept, 2: np.nan}, 1.0, 0.0), kept)
+    assert np.array_equal(run_one(schedule, {0: kept, 1: np.nan, 2: np.nan}, 0.0, 1.0), kept)
+    assert np.array_equal(run_one(schedule, {0: np.nan, 1: np.nan, 2: np.nan}, 0.0, 0.0), np.zeros((4, 3)))
+    empty = one_task(Kind.COMBINE, (4, 3, DType.f64), [])
+    assert np.array_equal(run_one(empty, {0: np.nan}, 1.0, 1.0), np.zeros((4, 3)))
+
+
+def test_combine_may_read_its_destination_twice_and_transposed():
+    c = uniform(5, 5)
+    reads = [(F.BETA, N), (F.ALPHA, T), (F.ONE, N)]
+    found = run_one(one_task(Kind.COMBINE, (5, 5, DType.f64), reads), {0: c}, 2.0, 0.5)
+    assert np.allclose(found, 0.5 * c + 2.0 * c.T + c, rtol=0, atol=1e-14)
+
+
+def test_blocks_of_columns_cover_every_column(monkeypatch):
+    monkeypatch.setattr("uncut_mpi.device.host.bodies._BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr("uncut_mpi.device.host.bodies._BLOCK_COLUMNS", 3)
+    for dtype in (DType.f64, DType.f16):
+        case = Pushed(dtype=dtype, ranks=2)
+        with Cluster(case.build()) as cluster:
+            assert run_and_judge(case, cluster, 1.2345, 1.1154)
+
+
+def test_copies_keep_every_bit_of_values_that_are_no_numbers():
+    bits = np.arange(0x7F80, 0x7F80 + 12, dtype=np.uint16).reshape(4, 3, order="F")
+    schedule = one_task(Kind.COPY, (4, 3, DType.bf16), [(4, 3, DType.bf16, F.ONE, N)])
+    found = run_one(schedule, {1: bits.view(DType.bf16.numpy)}, 1.0, 0.0)
+    assert np.array_equal(found.view(np.uint16), bits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "reads"),
+    [
+        (Kind.COPY, (4, 3, DType.f64), [(3, 4, DType.f64, F.ONE, N)]),
+        (Kind.COPY, (4, 3, DType.f64), [(4, 3, DType.f32, F.ONE, N)]),
+        (Kind.GEMM, (4, 3, DType.f64), [(4, 5, DType.f64, F.ONE, N), (4, 3, DType.f64, F.ONE, N)]),
+        (Kind.GEMM, (4, 3, DType.f64), [(4, 5, DType.f64, F.ONE, N)]),
+        (Kind.COMBINE, (4, 3, DType.f64), [(3, 4, DType.f64, F.ONE, N)]),
+    ],
+)
+def test_regions_that_do_not_fit_their_task_are_refused_when_bound(kind, write, reads):
+    with pytest.raises(ScheduleError, match="task 0"):
+        Cluster(one_task(kind, write, reads))
+
+
+def test_a_gemm_that_accumulates_onto_another_region_is_refused():
+    reads = [(4, 5, DType.f64, F.ONE, N), (5, 3, DType.f64, F.ONE, N), (4, 3, DType.f64, F.ONE, N)]
+    with pytest.raises(ScheduleError, match="another region"):
+        Cluster(one_task(Kind.GEMM, (4, 3, DType.f64), reads))
+
+
+# -- the backend ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backend():
+    made = HostBackend(0, 2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+def test_device_arrays_and_their_views_are_known_and_can_be_opened_by_handle(backend, dtype, order):
+    array = backend.empty(7, 5, dtype, order)
+    assert array.shape == (7, 5)
+    assert array.dtype == dtype.numpy
+    assert array.flags.f_contiguous == (order == "F")
+    array[...] = uniform(7, 5, dtype=dtype)
+    view = array[2:, 1:]
+    assert backend.owns(view)
+    assert backend.owns(np.asarray(array).T)
+    adopted = backend.adopt(view)
+    assert adopted.obstacle == ""
+    opened = backend.open(adopted.handle)
+    assert opened != adopted.address - adopted.offset_bytes
+    seen = np.ndarray(view.shape, view.dtype, buffer=_span(opened + adopted.offset_bytes, view), strides=view.strides)
+    assert np.array_equal(seen.astype(np.float64), view.astype(np.float64))
+    backend.close_peer(opened)
+
+
+def _span(address: int, like: np.ndarray) -> np.ndarray:
+    last = sum((extent - 1) * stride for extent, stride in zip(like.shape, like.strides, strict=True))
+    return bytes_at(address, last + like.itemsize)
+
+
+def test_arrays_from_elsewhere_are_no_device_arrays(backend):
+    array = backend.empty(4, 4, DType.f64)
+    assert not backend.owns(array + 1.0)
+    assert not backend.owns(np.zeros((4, 4)))
+    assert not backend.owns([[1.0]])
+    with pytest.raises(ParamError, match="empty_device"):
+        backend.adopt(np.zeros((4, 4)))
+
+
+def test_memory_of_a_device_array_lives_as_long_as_its_views_and_no_longer(backend):
+    array = backend.empty(64, 64, DType.f64)
+    array[...] = 7.0
+    view = array[1:3]
+    del array
+    gc.collect()
+    assert backend.owns(view)
+    assert (view == 7.0).all()
+    address = view.__array_interface__["data"][0]
+    del view
+    gc.collect()
+    assert backend._segment_of(matrix_at(address, 0, 0, 1, np.dtype("f8"))) is None
+    assert not backend._arrays
+
+
+def test_matrices_go_in_and_out_with_their_leading_dimension(backend):
+    memory = backend.allocate(8 * 100)
+    data = np.asfortranarray(uniform(6, 4))
+    backend.from_host(memory.address, 9, data)
+    assert np.array_equal(matrix_at(memory.address, 6, 4, 9, np.dtype("f8")), data)
+    out = np.full((6, 4), np.nan, order="F")
+    backend.to_host(memory.address, 9, out)
+    assert np.array_equal(out, data)
+    other = backend.allocate(8 * 100)
+    backend.copy_matrix(other.address, memory.address, 6 * 8, 4, 9 * 8)
+    assert np.array_equal(matrix_at(other.address, 6, 4, 9, np.dtype("f8")), data)
+    assert not matrix_at(other.address, 9, 4, 9, np.dtype("f8"))[6:].any()
+    for allocation in (memory, other):
+        backend.free(allocation)
+    with pytest.raises(DeviceError, match="free"):
+        backend.free(memory)
+
+
+def test_pinning_host_memory_leaves_nothing_to_undo(backend):
+    assert backend.pin(4096, 4096) is False
+
+
+def test_ranks_share_cores_and_memory():
+    alone, crowd = HostBackend(0, 1), HostBackend(3, 1000)
+    assert crowd.blas_threads == 1
+    assert alone.blas_threads >= crowd.blas_threads
+    assert crowd.identity().free_bytes < alone.identity().free_bytes
+    assert alone.identity().backend == "host"
+    assert alone.identity().name
+
+
+def test_probes_return_positive_times(backend):
+    memory = backend.allocate(1 << 16)
+    assert backend.copy_seconds(memory.address, memory.address + 4096, 4096, 2) > 0
+    for dtype in DType:
+        assert backend.gemm_seconds(16, dtype, 2) > 0
+
+
+def test_a_closed_executable_is_an_error_and_not_a_crash():
+    case = Pushed(ranks=1)
+    with Cluster(case.build()) as cluster:
+        cluster.executables[0].close()
+        with pytest.raises(DeviceError, match="closed"):
+            cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=1.0)

@@ -1,0 +1,252 @@
+"""The host backend: one rank's shared memory as its device."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.device.host.bodies import Fault
+from uncut_mpi.device.host.executor import Disorder, HostExecutable
+from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
+from uncut_mpi.device.host.views import Array, Extent, bytes_at, matrix_at
+from uncut_mpi.device.interface import (
+    AdoptedArray,
+    Allocation,
+    Backend,
+    DeviceIdentity,
+    Executable,
+    FlagTable,
+    ProgressBoard,
+)
+from uncut_mpi.errors import DeviceError, ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import OperationList
+from uncut_mpi.segments import Segment, available_bytes, node_identity
+
+
+class HostBackend(Backend):
+    """
+    Device memory is shared host memory, and numpy computes.
+
+    Not collective.
+
+    Parameters
+    ----------
+    local_rank, ranks_on_node : int
+        This rank's place among those that share the node's cores and memory.
+    blas_threads : int, optional
+        Threads of numpy's BLAS while bodies run; by default the cores that this process may use
+        divided by the ranks, at least 1, and never more than the program itself has set.
+    disorder : Disorder, optional
+        Run tasks in random order and deliver flags late; for tests.
+    fault : callable, optional
+        Called after every body with (task, code, region written); for tests, to corrupt, fail or hang.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        local_rank: int,
+        ranks_on_node: int,
+        *,
+        blas_threads: int | None = None,
+        disorder: Disorder | None = None,
+        fault: Fault | None = None,
+    ) -> None:
+        if not 0 <= local_rank < ranks_on_node:
+            raise ParamError(f"local rank {local_rank} of {ranks_on_node} ranks on the node does not exist")
+        if blas_threads is not None and blas_threads < 1:
+            raise ParamError(f"blas_threads = {blas_threads}: at least 1 is needed")
+        self._local_rank, self._ranks_on_node = local_rank, ranks_on_node
+        cores = usable_cores()
+        self._blas = BlasThreads(blas_threads if blas_threads is not None else max(1, cores // ranks_on_node))
+        # With fewer cores than ranks a spinning rank keeps the one it waits for from running.
+        self._spins = cores >= ranks_on_node
+        self._disorder, self._fault = disorder, fault
+        self._own: dict[int, Segment] = {}
+        self._peers: dict[int, Segment] = {}
+        self._arrays: dict[int, Segment] = {}  # of `empty`, until their last view goes
+
+    # -- identity ----------------------------------------------------------------------------
+
+    @property
+    def blas_threads(self) -> int:
+        """Threads of numpy's BLAS while bodies run."""
+        return self._blas.num_threads
+
+    def identity(self) -> DeviceIdentity:
+        """See `Backend.identity`. The memory is this rank's share of what the node has left."""
+        free, total = self.memory()
+        node = node_identity()
+        return DeviceIdentity(
+            backend=self.name,
+            uuid=f"host/{node}/{os.getpid()}",
+            name=processor_name(),
+            node=node,
+            memory_bytes=total,
+            free_bytes=free,
+        )
+
+    def memory(self) -> tuple[int, int]:
+        """See `Backend.memory`: this rank's share of what the node, or its control group, has left, twice."""
+        share = available_bytes()[0] // self._ranks_on_node
+        return share, share
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """See `Backend.allocate`."""
+        segment = Segment.create(nbytes, f"device memory of rank {self._local_rank} on this node")
+        self._own[segment.address] = segment
+        return Allocation(segment.address, nbytes, segment.handle)
+
+    def free(self, allocation: Allocation) -> None:
+        """See `Backend.free`."""
+        self._take(self._own, allocation.address, "free").close()
+
+    def open(self, handle: bytes) -> int:
+        """See `Backend.open`."""
+        segment = Segment.open(handle)
+        self._peers[segment.address] = segment
+        return segment.address
+
+    def close_peer(self, address: int) -> None:
+        """See `Backend.close_peer`."""
+        self._take(self._peers, address, "close_peer").close()
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """See `Backend.pin`: there is nothing to register, so there is nothing to undo either."""
+        return False
+
+    def unpin(self, address: int) -> None:
+        """See `Backend.unpin`; never called, since `pin` returns False."""
+
+    @staticmethod
+    def _take(held: dict[int, Segment], address: int, what: str) -> Segment:
+        segment = held.pop(address, None)
+        if segment is None:
+            raise DeviceError(f"{what}: no memory of this backend starts at address {address:#x}")
+        return segment
+
+    # -- arrays ------------------------------------------------------------------------------
+
+    def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Array:
+        """See `Backend.empty`. The memory goes with the last view of the array."""
+        if order not in ("F", "C"):
+            raise ParamError(f"order {order!r}: use 'F' (column-major) or 'C' (row-major)")
+        count = rows * cols
+        segment = Segment.create(count * dtype.itemsize, f"a {rows}×{cols} matrix in device memory")
+        # An extent of one byte at least, so that an empty array too keeps its memory.
+        owner = Extent(segment.address, max(1, segment.nbytes), segment)
+        self._arrays[segment.address] = segment
+        weakref.finalize(owner, _drop, self._arrays, segment.address).atexit = False
+        flat = np.asarray(owner)
+        array: Array = np.ndarray((rows, cols), dtype.numpy, buffer=flat, order="F" if order == "F" else "C")
+        return array
+
+    def owns(self, array: object) -> bool:
+        """See `Backend.owns`: whether it lies in memory that `empty` made."""
+        return isinstance(array, np.ndarray) and self._segment_of(array) is not None
+
+    def adopt(self, array: Any) -> AdoptedArray:
+        """See `Backend.adopt`."""
+        segment = self._segment_of(array)
+        if segment is None:
+            raise ParamError("this array is not in device memory of the host backend: make it with empty_device")
+        address = _address(array)
+        return AdoptedArray(address, segment.handle, address - segment.address, "", array)
+
+    def _segment_of(self, array: Array) -> Segment | None:
+        address = _address(array)
+        for start, segment in list(self._arrays.items()):
+            if start <= address < start + max(1, segment.nbytes):
+                return segment
+        return None
+
+    # -- moving data -------------------------------------------------------------------------
+
+    def to_host(self, address: int, ld: int, out: Array) -> None:
+        """See `Backend.to_host`."""
+        np.copyto(out, matrix_at(address, out.shape[0], out.shape[1], ld, out.dtype))
+
+    def from_host(self, address: int, ld: int, data: Array) -> None:
+        """See `Backend.from_host`."""
+        np.copyto(matrix_at(address, data.shape[0], data.shape[1], ld, data.dtype), data)
+
+    def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
+        """See `Backend.copy_matrix`."""
+        kind = np.dtype(np.uint8)
+        target = matrix_at(destination, width_bytes, columns, pitch_bytes, kind)
+        np.copyto(target, matrix_at(source, width_bytes, columns, pitch_bytes, kind))
+
+    def fill_words(self, address: int, count: int, value: int) -> None:
+        """See `Backend.fill_words`."""
+        bytes_at(address, 4 * count).view(np.uint32)[:] = value
+
+    def await_caller(self, stream: Any = None) -> None:
+        """See `Backend.await_caller`: numpy's work is done when its call returns."""
+
+    # -- running and measuring ---------------------------------------------------------------
+
+    def executable(
+        self, program: OperationList, addresses: Array, flags: FlagTable, board: ProgressBoard
+    ) -> Executable:
+        """See `Backend.executable`."""
+        return HostExecutable(
+            program,
+            addresses,
+            flags,
+            board,
+            blas=self._blas,
+            disorder=self._disorder,
+            fault=self._fault,
+            spins=self._spins,
+        )
+
+    def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
+        """See `Backend.copy_seconds`."""
+        target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
+        return _best_seconds(repeats, lambda: np.copyto(target, origin))
+
+    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
+        """See `Backend.gemm_seconds`; half types are widened within the time, as in a task."""
+        random = np.random.default_rng(0)
+        a, b = (random.random((size, size)).astype(dtype.numpy) for _ in range(2))
+        wide = dtype.accumulator.numpy
+        out = np.empty((size, size), wide)
+
+        def multiply() -> None:
+            np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False), out=out)
+
+        with self._blas.limited():
+            return _best_seconds(repeats, multiply)
+
+    def close(self) -> None:
+        """See `Backend.close`. Arrays of `empty` stay readable, but no peer can open them any more."""
+        for held in (self._own, self._peers, self._arrays):
+            while held:
+                held.popitem()[1].close()
+
+
+def _drop(arrays: dict[int, Segment], address: int) -> None:
+    segment = arrays.pop(address, None)
+    if segment is not None:
+        segment.close()
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _best_seconds(repeats: int, work: Any) -> float:
+    best = float("inf")
+    for _ in range(max(1, repeats)):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return max(best, 1e-9)  # the clock's resolution, never zero

@@ -1,0 +1,287 @@
+"""
+COPY, GEMM and COMBINE in numpy, each bound once to the memory it works on.
+
+All arrays are built at binding, so that a call only calls numpy. Sums are formed in the accumulator
+type and rounded once to the type written; an operand whose factor is 0 is not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from uncut_mpi.device.host.views import Array, matrix_at
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import Factor, Op
+
+Fault = Callable[[int, Code, Array], None]
+"""Called by tests after a body, with its task, its code and the region it wrote."""
+
+# Columns are taken in blocks of about so many elements wherever a body needs an intermediate
+# result: enough for BLAS to run at full rate, and little memory beside that of the schedule.
+_BLOCK_ELEMENTS: Final = 1 << 20
+_BLOCK_COLUMNS: Final = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Operand:
+    """One operand of a body: its array as used (transposed if the operand is), its factor, its place."""
+
+    array: Array
+    dtype: DType
+    factor: Factor
+    place: tuple[int, ...]
+
+    def same_region(self, other: Operand) -> bool:
+        """Whether both are one and the same region, used alike."""
+        return self.place == other.place
+
+
+class Scratch:
+    """Intermediate results of the bodies of one executable; bodies run one at a time, so they share them."""
+
+    def __init__(self) -> None:
+        self._elements: dict[tuple[str, DType], int] = {}
+        self._memory: dict[tuple[str, DType], Array] = {}
+
+    def reserve(self, name: str, dtype: DType, elements: int) -> None:
+        """Ask for so many elements of scratch `name`."""
+        key = (name, dtype)
+        self._elements[key] = max(elements, self._elements.get(key, 0))
+
+    def allocate(self) -> None:
+        """Make what was asked for."""
+        self._memory = {key: np.empty(elements, key[1].numpy) for key, elements in self._elements.items()}
+
+    def matrix(self, name: str, dtype: DType, rows: int, cols: int) -> Array:
+        """Return scratch `name` as a contiguous column-major matrix; its contents are undefined."""
+        matrix: Array = self._memory[name, dtype][: rows * cols].reshape((rows, cols), order="F")
+        return matrix
+
+
+class Body(Protocol):
+    """What one task does; `scalars` holds the value of each `Factor`."""
+
+    write: Operand
+    copy_bytes: int
+
+    def __call__(self, scalars: list[float]) -> None:
+        """Do it."""
+
+
+class Copy:
+    """Moves one region."""
+
+    __slots__ = ("_source", "_target", "copy_bytes", "write")
+
+    def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
+        if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].dtype is not write.dtype:
+            raise ScheduleError(f"a COPY reads {_shapes(reads)} and writes {_shapes([write])}: they must be alike")
+        self.write = write
+        self.copy_bytes = write.array.nbytes
+        # As integers: every bit pattern passes unchanged, also where a type has no fast copy.
+        bits = np.dtype(f"u{write.dtype.itemsize}")
+        self._target, self._source = write.array.view(bits), reads[0].array.view(bits)
+
+    def __call__(self, scalars: list[float]) -> None:
+        """See `Body`."""
+        np.copyto(self._target, self._source)
+
+
+class Gemm:
+    """write := f_A op(A) op(B) + f_C C."""
+
+    __slots__ = ("_a", "_b", "_columns", "_sum", "_factor_a", "_factor_c", "_scratch", "copy_bytes", "write")
+
+    def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
+        m, n = write.array.shape
+        if len(reads) not in (2, 3):
+            raise ScheduleError(f"a GEMM reads {len(reads)} regions: it must read A, B and perhaps C")
+        a, b = reads[:2]
+        k = a.array.shape[1]
+        if a.array.shape != (m, k) or b.array.shape != (k, n):
+            raise ScheduleError(f"a GEMM multiplies {_shapes(reads[:2])} into {_shapes([write])}: extents do not fit")
+        if len(reads) == 3 and not reads[2].same_region(write):
+            raise ScheduleError("a GEMM accumulates onto another region than the one it writes")
+        self.write, self._a, self._b = write, a, b
+        self.copy_bytes = 0
+        self._factor_a = a.factor
+        self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
+        self._sum = max((one.dtype.accumulator for one in (write, a, b)), key=lambda kind: kind.itemsize)
+        self._columns = _block_columns(m, n)
+        self._scratch = scratch
+        for name, operand in (("a", a), ("b", b)):
+            if operand.dtype is not self._sum:
+                scratch.reserve(name, self._sum, operand.array.size)
+        if self._factor_c != Factor.ZERO or write.dtype is not self._sum:
+            scratch.reserve("product", self._sum, m * self._columns)
+        if self._factor_c != Factor.ZERO and write.dtype is not self._sum:
+            scratch.reserve("term", self._sum, m * self._columns)
+
+    def __call__(self, scalars: list[float]) -> None:
+        """See `Body`."""
+        factor_a, factor_c = scalars[self._factor_a], scalars[self._factor_c]
+        target = self.write.array
+        if factor_a == 0.0:
+            self._scale(target, factor_c)
+            return
+        a, b = self._widened("a", self._a), self._widened("b", self._b)
+        if factor_c == 0.0 and self.write.dtype is self._sum:
+            # Transposed, because numpy hands a row-major result straight to BLAS.
+            np.matmul(b.T, a.T, out=target.T)
+            if factor_a != 1.0:
+                np.multiply(target, factor_a, out=target)
+            return
+        rows, cols = target.shape
+        for start in range(0, cols, self._columns):
+            part = target[:, start : start + self._columns]
+            product = self._scratch.matrix("product", self._sum, rows, part.shape[1])
+            np.matmul(b[:, start : start + self._columns].T, a.T, out=product.T)
+            if factor_a != 1.0:
+                np.multiply(product, factor_a, out=product)
+            self._accumulate(part, product, factor_c)
+
+    def _accumulate(self, part: Array, product: Array, factor_c: float) -> None:
+        """Part := factor_c part + product."""
+        if self.write.dtype is self._sum:
+            if factor_c != 1.0:
+                np.multiply(part, factor_c, out=part)
+            np.add(part, product, out=part)
+            return
+        if factor_c != 0.0:
+            term = self._scratch.matrix("term", self._sum, *part.shape)
+            np.copyto(term, part)
+            np.multiply(term, factor_c, out=term)
+            np.add(product, term, out=product)
+        np.copyto(part, product, casting="unsafe")
+
+    def _scale(self, target: Array, factor_c: float) -> None:
+        if factor_c == 0.0:
+            target[...] = 0
+        elif factor_c != 1.0:
+            target[...] = target.astype(self._sum.numpy, copy=False) * factor_c
+
+    def _widened(self, name: str, operand: Operand) -> Array:
+        if operand.dtype is self._sum:
+            return operand.array
+        wide = self._scratch.matrix(name, self._sum, *operand.array.shape)
+        np.copyto(wide, operand.array)
+        return wide
+
+
+class Combine:
+    """Write := the sum of factor × region."""
+
+    __slots__ = ("_columns", "_sum", "_reads", "_scratch", "copy_bytes", "write")
+
+    def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
+        if any(read.array.shape != write.array.shape for read in reads):
+            raise ScheduleError(f"a COMBINE sums {_shapes(reads)} into {_shapes([write])}: they must be alike")
+        self.write = write
+        self.copy_bytes = 0
+        self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
+        self._columns = _block_columns(*write.array.shape)
+        # The region written goes first, so that it is read before it is overwritten.
+        self._reads = sorted(reads, key=lambda read: not read.same_region(write))
+        self._scratch = scratch
+        for name in ("product", "term"):
+            scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
+
+    def __call__(self, scalars: list[float]) -> None:
+        """See `Body`."""
+        target = self.write.array
+        terms = [(self._detached(read), scalars[read.factor]) for read in self._reads if scalars[read.factor] != 0.0]
+        if not terms:
+            target[...] = 0
+            return
+        direct = self.write.dtype is self._sum
+        in_place = direct and terms[0][0] is self._reads[0].array and self._reads[0].same_region(self.write)
+        for start in range(0, target.shape[1], self._columns):
+            columns = slice(start, start + self._columns)
+            part = target[:, columns]
+            total = part if direct else self._scratch.matrix("product", self._sum, *part.shape)
+            self._block(total, [(array[:, columns], factor) for array, factor in terms], in_place)
+            if not direct:
+                np.copyto(part, total, casting="unsafe")
+
+    def _block(self, total: Array, terms: list[tuple[Array, float]], in_place: bool) -> None:
+        """Total := the sum of the terms, the first of which is already there if `in_place`."""
+        array, factor = terms[0]
+        if not in_place:
+            np.copyto(total, array)
+        if factor != 1.0:
+            np.multiply(total, factor, out=total)
+        for array, factor in terms[1:]:
+            if factor != 1.0 or array.dtype != total.dtype:
+                term = self._scratch.matrix("term", self._sum, *total.shape)
+                np.copyto(term, array)
+                if factor != 1.0:
+                    np.multiply(term, factor, out=term)
+                array = term
+            np.add(total, array, out=total)
+
+    def _detached(self, read: Operand) -> Array:
+        """Return the array of a read; a copy, if it shares memory with the region written and is not read first."""
+        first_in_place = read is self._reads[0] and read.same_region(self.write)
+        array = read.array
+        if not first_in_place and np.may_share_memory(array, self.write.array):
+            array = array.copy(order="F")
+        return array
+
+
+_KINDS: Final[dict[Code, Any]] = {Code.COPY: Copy, Code.GEMM: Gemm, Code.COMBINE: Combine}
+
+
+def bind_bodies(program: OperationList, addresses: Array) -> list[Body | None]:
+    """
+    Return the body of every operation, None for waits, records and signals.
+
+    Raises
+    ------
+    ScheduleError
+        If a task's regions do not fit its kind, or a buffer it touches has no address.
+    """
+    scratch = Scratch()
+    codes = program.operations["code"].tolist()
+    first = program.operations["first_operand"].tolist()
+    count = program.operations["num_operands"].tolist()
+    tasks = program.operations["task"].tolist()
+    bodies: list[Body | None] = []
+    for index, code in enumerate(codes):
+        if code > Code.COMBINE:
+            bodies.append(None)
+            continue
+        if not count[index]:
+            raise ScheduleError(f"task {tasks[index]} ({Code(code).name}) has no operands")
+        try:
+            operands = [_operand(program, addresses, first[index] + i) for i in range(count[index])]
+            bodies.append(_KINDS[Code(code)](operands[0], operands[1:], scratch))
+        except ScheduleError as error:
+            raise ScheduleError(f"task {tasks[index]}: {error}") from None
+    scratch.allocate()
+    return bodies
+
+
+def _operand(program: OperationList, addresses: Array, index: int) -> Operand:
+    record = program.operands[index]
+    buffer, offset = int(record["buffer"]), int(record["offset"])
+    rows, cols, ld = int(record["rows"]), int(record["cols"]), int(record["ld"])
+    dtype, factor, op = DType(int(record["dtype"])), Factor(int(record["factor"])), Op(int(record["op"]))
+    base = int(addresses[buffer])
+    if base == 0 and rows and cols:
+        raise ScheduleError(f"buffer {buffer} is used on rank {program.rank} and has no address there")
+    array = matrix_at(base + offset, rows, cols, ld, dtype.numpy)
+    return Operand(array.T if op is Op.T else array, dtype, factor, (base + offset, rows, cols, ld, dtype, op))
+
+
+def _block_columns(rows: int, cols: int) -> int:
+    return max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))
+
+
+def _shapes(operands: list[Operand]) -> str:
+    return ", ".join(f"{one.array.shape[0]}×{one.array.shape[1]} {one.dtype.name}" for one in operands) or "nothing"

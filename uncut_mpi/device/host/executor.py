@@ -1,0 +1,334 @@
+"""
+Runs an operation list with numpy, in one thread.
+
+Every lane is a queue. A wait whose flag or event has come, and a body at the head of its lane, are
+ready; whatever is ready may run. Since every awaited task stands earlier in the global order and a
+lane keeps that order, the first unfinished task of all ranks is always ready on its rank: no
+interleaving deadlocks.
+
+Memory order: numpy's copies and BLAS's stores are done, in program order, when the call returns
+(x86-64 keeps the order of stores, and what bypasses caches is fenced inside the copy), so the flag
+written after them is seen after them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
+from uncut_mpi.device.host.system import BlasThreads
+from uncut_mpi.device.host.views import Array, words_at
+from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.errors import DeviceError, ScheduleError, StallError
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import HOST, LaneKind
+
+_MASK: Final = 0xFFFFFFFF
+_HALF: Final = 0x80000000
+
+_SPINS, _YIELDS = 50, 100
+_FIRST_SLEEP_S, _LAST_SLEEP_S = 50e-6, 1e-3
+_LOOK_S = 0.02  # how often a sleeping rank looks whether others get on
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disorder:
+    """
+    Run what is ready in random order and deliver flags late: tests find missing waits with it.
+
+    Attributes
+    ----------
+    seed : int
+        With the rank and the number of the call it fixes every choice.
+    pause_s : float, default 1e-4
+        Before a body runs, the rank may pause for up to so long, so that ranks drift apart.
+    """
+
+    seed: int
+    pause_s: float = 1e-4
+
+
+class HostExecutable(Executable):
+    """An operation list bound to addresses of this process."""
+
+    def __init__(
+        self,
+        program: OperationList,
+        addresses: Array,
+        flags: FlagTable,
+        board: ProgressBoard,
+        *,
+        blas: BlasThreads,
+        disorder: Disorder | None,
+        fault: Fault | None,
+        spins: bool,
+    ) -> None:
+        if len(program.lanes) > MAX_LANES:
+            raise ScheduleError(
+                f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
+                "use fewer compute lanes"
+            )
+        self._program, self._board = program, board
+        self._blas, self._disorder, self._fault, self._spins = blas, disorder, fault, spins
+        self._calls = 0
+        operations = program.operations
+        self.codes: list[int] = operations["code"].tolist()
+        self.slots: list[int] = operations["slot"].tolist()
+        self.tasks: list[int] = operations["task"].tolist()
+        self.peers: list[int] = operations["peer"].tolist()
+        lane_of = operations["lane"]
+        self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
+        self.bodies: list[Body | None] = bind_bodies(program, addresses)
+        self.own_flags = words_at(flags.own, program.num_flags)
+        self.targets = self._signal_targets(flags)
+        self.progress = board.words[board.rank].data
+        self._open = True
+
+    def _signal_targets(self, flags: FlagTable) -> list[memoryview | None]:
+        """Return the peer's word that each SIGNAL writes."""
+        targets: list[memoryview | None] = [None] * len(self.codes)
+        for index, code in enumerate(self.codes):
+            if code == Code.SIGNAL:
+                base = int(flags.peers[self.peers[index]])
+                if base == 0:
+                    raise DeviceError(
+                        f"the flags of rank {self.peers[index]} are not mapped on rank {self._program.rank}"
+                    )
+                targets[index] = words_at(base + 4 * self.slots[index], 1)
+        return targets
+
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+        """See `Executable.run`."""
+        if not self._open:
+            raise DeviceError("this executable is closed: bind the operation list again")
+        report = ExecutionReport()
+        start = time.perf_counter()
+        call = _Call(self, alpha, beta, epoch & _MASK, _Patience(self._board, timeout_s, self._spins), report)
+        self._board.words[self._board.rank] = 0
+        try:
+            with np.errstate(all="ignore"), self._blas.limited():
+                if self._disorder is None:
+                    call.run_in_order()
+                else:
+                    seed = f"{self._disorder.seed}/{self._program.rank}/{self._calls}"
+                    call.run_at_random(random.Random(seed), self._disorder.pause_s)
+        except BaseException as error:
+            # An interrupt too: a rank that left alone would strand its peers before the closing barrier.
+            report.error = error
+        finally:
+            call.write_remaining_flags()
+        self._calls += 1
+        report.issue_s = time.perf_counter() - start
+        return report
+
+    def execute(self, index: int, scalars: list[float], report: ExecutionReport) -> None:
+        """Run the body of an operation and count it."""
+        body = self.bodies[index]
+        if body is None:
+            raise ScheduleError(f"operation {index} of rank {self._program.rank} has no body")
+        body(scalars)
+        if self._fault is not None:
+            self._fault(self.tasks[index], Code(self.codes[index]), body.write.array)
+        report.tasks += 1
+        report.python_tasks += 1
+        report.copy_bytes += body.copy_bytes
+
+    def describe_wait(self, lane: int, index: int) -> str:
+        """Say what a lane waits for."""
+        record = self._program.lanes[lane]
+        if record["kind"] == LaneKind.COMPUTE:
+            name = f"compute lane {record['destination']}"
+        else:
+            ends = ("host" if end == HOST else str(end) for end in (record["source"], record["destination"]))
+            name = f"copy lane {'→'.join(ends)}"
+        slot = self.slots[index]
+        if self.codes[index] == Code.WAIT_FLAG:
+            awaited = f"task {self._program.flag_tasks[slot]} of rank {self.peers[index]} (slot {slot})"
+        else:
+            awaited = f"its own event {slot}"
+        return f"rank {self._program.rank} waits in {name}, before task {self.tasks[index]}, for {awaited}"
+
+    def close(self) -> None:
+        """Let go of every view; the memory belongs to others."""
+        self._open = False
+        self.bodies, self.targets = [], []
+        self.own_flags.release()
+
+
+class _Call:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        program: HostExecutable,
+        alpha: float,
+        beta: float,
+        epoch: int,
+        patience: _Patience,
+        report: ExecutionReport,
+    ) -> None:
+        self._program, self._epoch, self._patience, self._report = program, epoch, patience, report
+        self._scalars = [0.0, 1.0, float(alpha), float(beta)]  # by Factor
+        self._at = [0] * len(program.lanes)
+        self._recorded: set[int] = set()
+        self._late: list[list[int]] = [[] for _ in program.lanes]
+
+    # -- one operation -----------------------------------------------------------------------
+
+    def _head(self, lane: int) -> int:
+        """Return the operation at the head of a lane, −1 if it is through."""
+        queue, at = self._program.lanes[lane], self._at[lane]
+        return queue[at] if at < len(queue) else -1
+
+    def _is_ready(self, index: int) -> bool:
+        code = self._program.codes[index]
+        if code == Code.WAIT_FLAG:
+            return (self._program.own_flags[self._program.slots[index]] - self._epoch) & _MASK < _HALF
+        if code == Code.WAIT_EVENT:
+            return self._program.slots[index] in self._recorded
+        return True
+
+    def _step(self, lane: int, index: int) -> None:
+        """Perform the operation at the head of a lane, which is ready."""
+        program = self._program
+        code = program.codes[index]
+        if code <= Code.COMBINE:
+            program.execute(index, self._scalars, self._report)
+        elif code == Code.SIGNAL:
+            self._signal(index)
+        elif code == Code.RECORD:
+            self._recorded.add(program.slots[index])
+        self._at[lane] += 1
+        program.progress[lane] = self._at[lane]
+
+    def _signal(self, index: int) -> None:
+        target = self._program.targets[index]
+        if target is not None:
+            target[0] = self._epoch
+
+    # -- in order ----------------------------------------------------------------------------
+
+    def run_in_order(self) -> None:
+        """Run the ready operation that is earliest in the list, until none is left."""
+        codes = self._program.codes
+        ready: list[tuple[int, int]] = []
+        blocked = {lane: self._head(lane) for lane in range(len(self._at)) if self._head(lane) >= 0}
+        while blocked or ready:
+            for lane in [lane for lane, index in blocked.items() if self._is_ready(index)]:
+                heapq.heappush(ready, (blocked.pop(lane), lane))
+            if not ready:
+                self._patience.wait(functools.partial(self._waits, blocked))
+                continue
+            self._patience.reset()
+            index, lane = heapq.heappop(ready)
+            # What follows a body is told at once: somebody may be waiting for it.
+            while True:
+                self._step(lane, index)
+                index = self._head(lane)
+                if index < 0 or codes[index] < Code.RECORD:
+                    break
+            if index >= 0:
+                blocked[lane] = index
+
+    # -- at random ---------------------------------------------------------------------------
+
+    def run_at_random(self, choices: random.Random, pause_s: float) -> None:
+        """Run any ready head, and write flags any time later, each lane's in order."""
+        program = self._program
+        while True:
+            heads = {lane: self._head(lane) for lane in range(len(self._at)) if self._head(lane) >= 0}
+            late = [lane for lane, queue in enumerate(self._late) if queue]
+            ready = [lane for lane, index in heads.items() if self._is_ready(index)]
+            if not heads and not late:
+                return
+            if not ready and not late:
+                self._patience.wait(functools.partial(self._waits, heads))
+                continue
+            self._patience.reset()
+            pick = choices.randrange(len(ready) + len(late))
+            if pick >= len(ready):
+                self._signal(self._late[late[pick - len(ready)]].pop(0))
+                continue
+            lane = ready[pick]
+            index = heads[lane]
+            if program.codes[index] == Code.SIGNAL:
+                self._late[lane].append(index)
+                self._at[lane] += 1
+                continue
+            if program.codes[index] <= Code.COMBINE and choices.random() < 0.25:
+                time.sleep(choices.random() * pause_s)
+            self._step(lane, index)
+
+    # -- failure -----------------------------------------------------------------------------
+
+    def _waits(self, heads: dict[int, int]) -> list[str]:
+        flags = {lane: index for lane, index in heads.items() if self._program.codes[index] == Code.WAIT_FLAG}
+        # A lane that waits for another of this rank is not the cause, unless there is no other.
+        return [self._program.describe_wait(lane, index) for lane, index in (flags or heads).items()]
+
+    def write_remaining_flags(self) -> None:
+        """Write every flag not yet written, so that no peer waits for ever (nothing, after a good run)."""
+        for lane, queue in enumerate(self._program.lanes):
+            for index in (*self._late[lane], *queue[self._at[lane] :]):
+                self._signal(index)
+            self._late[lane].clear()
+            self._at[lane] = len(queue)
+            self._program.progress[lane] = len(queue)
+
+
+class _Patience:
+    """Waiting: spin, yield, sleep; and tell a stall from slow peers by the progress words of all ranks."""
+
+    def __init__(self, board: ProgressBoard, timeout_s: float, spins: bool) -> None:
+        self._board, self._timeout_s = board, timeout_s
+        self._first = 0 if spins else _SPINS
+        self._seen: Array | None = None
+        self._changed_s = self._looked_s = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Something was ready: start from the beginning the next time."""
+        self._turns = self._first
+        self._sleep_s = _FIRST_SLEEP_S
+        self._seen = None
+
+    def wait(self, describe: Callable[[], list[str]]) -> None:
+        """
+        Pass a little time.
+
+        Parameters
+        ----------
+        describe : callable
+            Says what this rank waits for, should that become an error.
+
+        Raises
+        ------
+        StallError
+            If no rank has finished anything for as long as is allowed.
+        """
+        self._turns += 1
+        if self._turns <= _SPINS:
+            return
+        if self._turns <= _SPINS + _YIELDS:
+            os.sched_yield()
+            return
+        time.sleep(self._sleep_s)
+        self._sleep_s = min(2.0 * self._sleep_s, _LAST_SLEEP_S)
+        now = time.monotonic()
+        if self._seen is None:
+            self._seen, self._changed_s, self._looked_s = self._board.words.copy(), now, now
+        elif now - self._looked_s >= min(_LOOK_S, 0.25 * self._timeout_s):
+            self._looked_s = now
+            if not np.array_equal(self._seen, self._board.words):
+                self._seen, self._changed_s = self._board.words.copy(), now
+            elif now - self._changed_s > self._timeout_s:
+                raise StallError(f"no task finished on any rank for {self._timeout_s:g} s: {'; '.join(describe())}")
