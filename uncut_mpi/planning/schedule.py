@@ -267,22 +267,26 @@ class Schedule:
         )
         if need != len(view):
             raise ScheduleError(f"the schedule says {need} bytes, {len(view)} were given")
-        about = json.loads(bytes(view[position : position + about_bytes]))
+        about_json = bytes(view[position : position + about_bytes])
         position += about_bytes
         tables: dict[str, np.ndarray] = {}
         for count, (name, dtype) in zip(counts, _TABLES, strict=True):
             tables[name] = np.frombuffer(view, dtype, count, position).copy()
             position += -(-count * dtype.itemsize // 8) * 8
-        problem = {**about["problem"], "dtype": DType[about["problem"]["dtype"]]}
-        schedule = cls(
-            num_ranks=about["num_ranks"],
-            problem=GemmProblem(**problem),
-            placement=Placement.parse(about["placement"]),
-            scheduler=about["scheduler"],
-            grid=(about["grid"][0], about["grid"][1]),
-            tile=about["tile"],
-            **tables,
-        )
+        try:
+            about = json.loads(about_json)
+            problem = {**about["problem"], "dtype": DType[about["problem"]["dtype"]]}
+            schedule = cls(
+                num_ranks=about["num_ranks"],
+                problem=GemmProblem(**problem),
+                placement=Placement.parse(about["placement"]),
+                scheduler=about["scheduler"],
+                grid=(about["grid"][0], about["grid"][1]),
+                tile=about["tile"],
+                **tables,
+            )
+        except (ValueError, LookupError, TypeError) as error:
+            raise ScheduleError(f"the schedule's description cannot be read: {type(error).__name__}: {error}") from None
         schedule.check()
         return schedule
 
@@ -338,10 +342,20 @@ class Schedule:
                 & (regions["col"] >= 0)
                 & (regions["rows"] >= 0)
                 & (regions["cols"] >= 0)
-                & (regions["row"] + regions["rows"] <= of["rows"])
-                & (regions["col"] + regions["cols"] <= of["cols"]),
+                & (regions["row"] <= of["rows"])
+                & (regions["col"] <= of["cols"])
+                & (regions["rows"] <= of["rows"] - regions["row"])
+                & (regions["cols"] <= of["cols"] - regions["col"]),
                 "a region leaves its buffer",
             )
+        require(
+            (buffers["dtype"] <= max(DType))
+            & (buffers["space"] <= max(Space))
+            & (buffers["role"] <= max(Role))
+            & np.isin(buffers["matrix"], list(Matrix)),
+            "a buffer's dtype, space, role or matrix is unknown",
+        )
+        require((buffers["rows"] >= 0) & (buffers["cols"] >= 0), "a buffer's extent is negative")
         require((buffers["owner"] >= HOST) & (buffers["owner"] < self.num_ranks), "a buffer's owner does not exist")
         require(buffers["ld"] >= np.maximum(buffers["rows"], 1), "a buffer's leading dimension is below its rows")
 
@@ -394,7 +408,8 @@ def buffer_bytes(buffers: np.ndarray) -> np.ndarray:
     """Return the bytes each buffer record spans: (ld·(cols−1) + rows) elements, 0 if it is empty."""
     sizes = np.array([dtype.itemsize for dtype in DType], np.int64)
     elements = buffers["ld"] * np.maximum(buffers["cols"] - 1, 0) + buffers["rows"]
-    return np.where((buffers["rows"] > 0) & (buffers["cols"] > 0), elements, 0) * sizes[buffers["dtype"]]
+    size: np.ndarray = np.where((buffers["rows"] > 0) & (buffers["cols"] > 0), elements, 0) * sizes[buffers["dtype"]]
+    return size
 
 
 def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -1,0 +1,250 @@
+"""
+The proof of lowered lists: that they imply every await of their schedule, and hold its tasks.
+
+Happens-before is rebuilt from the lists alone: lanes are first in, first out; a wait for an event or
+flag is over after whatever stood on the recording or signalling lane before the record or signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges
+
+# Waits, then the body, then what tells others: the order within one task (premise P3).
+_PHASE: Final = np.full(256, -1, np.int64)
+for _codes, _phase in (
+    ((Code.WAIT_EVENT, Code.WAIT_FLAG), 0),
+    ((Code.COPY, Code.GEMM, Code.COMBINE), 1),
+    ((Code.RECORD, Code.SIGNAL), 2),
+):
+    for _code in _codes:
+        _PHASE[_code] = _phase
+
+
+def verify_lists(schedule: Schedule, lists: Sequence[OperationList]) -> int:
+    """
+    Prove the lists of all ranks and return how many awaits between lanes they were shown to imply.
+
+    Raises
+    ------
+    ScheduleError
+        Naming the rank, the operation and the rule.
+    """
+    if len(lists) != schedule.num_ranks:
+        raise ScheduleError(f"there are {len(lists)} lists for {schedule.num_ranks} ranks")
+    for rank, program in enumerate(lists):
+        _verify_frame(schedule, rank, program)
+        if len(program.operations):
+            _verify_order(schedule, rank, program)
+        _verify_bodies(schedule, rank, program)
+        _verify_events(rank, program)
+    flags = _verify_flags(lists)
+    return _verify_awaits(schedule, lists, flags)
+
+
+def _verify_frame(schedule: Schedule, rank: int, program: OperationList) -> None:
+    """Check that lanes, buffers and indices are those of the schedule."""
+    if (program.rank, program.num_ranks) != (rank, schedule.num_ranks):
+        raise ScheduleError(f"the list of rank {rank} says it is of rank {program.rank} of {program.num_ranks}")
+    lanes = schedule.lanes[schedule.lanes["rank"] == rank]
+    if not np.array_equal(program.lanes, lanes) or not np.array_equal(program.buffers, schedule.buffers):
+        raise ScheduleError(f"the list of rank {rank} has other lanes or buffers than the schedule")
+    operations = program.operations
+    tasks = operations["task"]
+    if len(program.flag_tasks) != program.num_flags:
+        raise ScheduleError(f"the list of rank {rank} names {len(program.flag_tasks)} of {program.num_flags} flags")
+    for wrong, what in (
+        (_PHASE[operations["code"]] < 0, "has an unknown code"),
+        ((operations["lane"] < 0) | (operations["lane"] >= len(lanes)), "is on a lane that does not exist"),
+        ((tasks < 0) | (tasks >= len(schedule.tasks)), "belongs to a task that does not exist"),
+    ):
+        _refuse(rank, program, wrong, what)
+
+
+def _verify_order(schedule: Schedule, rank: int, program: OperationList) -> None:
+    """Check issue order = global order, and waits, body, signals together in the place of their task."""
+    operations = program.operations
+    task = operations["task"].astype(np.int64)
+    lane_ids = np.flatnonzero(schedule.lanes["rank"] == rank)
+    _refuse(rank, program, schedule.tasks["rank"][task] != rank, "belongs to a task of another rank")
+    _refuse(
+        rank, program, lane_ids[operations["lane"]] != schedule.tasks["lane"][task], "is not on the lane of its task"
+    )
+    backwards = np.concatenate(([False], np.diff(task) < 0))
+    _refuse(rank, program, backwards, "stands behind one of a later task: issue order is not the global order")
+    phase = _PHASE[operations["code"]]
+    backwards = np.concatenate(([False], (np.diff(task) == 0) & (np.diff(phase) < 0)))
+    _refuse(rank, program, backwards, "is out of order in its task: waits, then the body, then signals")
+
+
+def _verify_bodies(schedule: Schedule, rank: int, program: OperationList) -> None:
+    """Check that each task of the rank but a JOIN has one body, with the operands of the schedule."""
+    tasks = schedule.tasks
+    operations = program.operations
+    bodies = operations[_PHASE[operations["code"]] == 1]
+    expected = np.flatnonzero((tasks["rank"] == rank) & (tasks["kind"] != Kind.JOIN))
+    if not np.array_equal(bodies["task"], expected):
+        twice = bodies["task"][1:][bodies["task"][1:] == bodies["task"][:-1]]
+        odd = twice if len(twice) else np.setxor1d(bodies["task"], expected)
+        raise ScheduleError(
+            f"rank {rank} does not have each of its tasks once: task {int(odd[0])} is missing or there twice"
+        )
+    record = tasks[expected]
+    for wrong, what in (
+        (bodies["code"] != record["kind"], "is of another kind than the schedule says"),
+        (bodies["num_operands"] != record["num_operands"], "has another number of operands than the schedule says"),
+        (
+            (bodies["first_operand"] < 0) | (bodies["first_operand"] + bodies["num_operands"] > len(program.operands)),
+            "has operands outside their table",
+        ),
+    ):
+        if wrong.any():
+            raise ScheduleError(f"rank {rank}: the body of task {int(expected[np.argmax(wrong)])} {what}")
+    given = program.operands[expand_ranges(bodies["first_operand"], bodies["num_operands"])]
+    operand = schedule.operands[expand_ranges(record["first_operand"], record["num_operands"])]
+    region = schedule.regions[operand["region"]]
+    buffer = schedule.buffers[region["buffer"]]
+    itemsize = np.array([dtype.itemsize for dtype in DType], np.int64)[buffer["dtype"]]
+    wanted = {
+        "buffer": region["buffer"],
+        "dtype": buffer["dtype"],
+        "factor": operand["factor"],
+        "op": operand["op"],
+        "offset": itemsize * (region["row"] + region["col"] * buffer["ld"]),
+        "rows": region["rows"],
+        "cols": region["cols"],
+        "ld": buffer["ld"],
+    }
+    of_task = np.repeat(expected, record["num_operands"])
+    for name, values in wanted.items():
+        wrong = given[name] != values
+        if wrong.any():
+            task = int(of_task[np.argmax(wrong)])
+            raise ScheduleError(f"rank {rank}: an operand of task {task} has another {name} than the schedule says")
+
+
+def _verify_events(rank: int, program: OperationList) -> None:
+    """Check that each event is recorded once, before anything waits for it."""
+    operations = program.operations
+    place = np.full(program.num_events, -1, np.int64)
+    code, slot = operations["code"], operations["slot"]
+    uses_event = (code == Code.RECORD) | (code == Code.WAIT_EVENT)
+    missing = uses_event & ((slot < 0) | (slot >= program.num_events))
+    _refuse(rank, program, missing, "names an event that does not exist")
+    records = np.flatnonzero(code == Code.RECORD)
+    if len(np.unique(slot[records])) != len(records):
+        raise ScheduleError(f"rank {rank} records an event twice")
+    place[slot[records]] = records
+    waits = np.flatnonzero(code == Code.WAIT_EVENT)
+    wrong = np.zeros(len(operations), bool)
+    wrong[waits] = (place[slot[waits]] < 0) | (place[slot[waits]] > waits)
+    _refuse(rank, program, wrong, "waits for an event that is not recorded before")
+
+
+def _verify_flags(lists: Sequence[OperationList]) -> dict[tuple[int, int], int]:
+    """Check one flag, one meaning; return the task that signals each (waiting rank, slot)."""
+    producer: dict[tuple[int, int], int] = {}
+    producer_rank: dict[tuple[int, int], int] = {}
+    for rank, program in enumerate(lists):
+        operations = program.operations
+        signals = operations[operations["code"] == Code.SIGNAL]
+        for task, slot, peer in zip(*(signals[name].tolist() for name in ("task", "slot", "peer")), strict=True):
+            if not 0 <= peer < len(lists) or peer == rank or not 0 <= slot < lists[peer].num_flags:
+                raise ScheduleError(
+                    f"rank {rank}: task {task} signals flag {slot} of rank {peer}, which does not exist"
+                )
+            if (peer, slot) in producer:
+                raise ScheduleError(
+                    f"flag {slot} of rank {peer} is signalled twice: by task {producer[peer, slot]} of rank "
+                    f"{producer_rank[peer, slot]} and by task {task} of rank {rank}"
+                )
+            if lists[peer].flag_tasks[slot] != task:
+                raise ScheduleError(
+                    f"rank {rank}: task {task} signals flag {slot} of rank {peer}, whose list says that task "
+                    f"{int(lists[peer].flag_tasks[slot])} does"
+                )
+            producer[peer, slot], producer_rank[peer, slot] = task, rank
+    for rank, program in enumerate(lists):
+        operations = program.operations
+        waits = operations[operations["code"] == Code.WAIT_FLAG]
+        for task, slot, peer in zip(*(waits[name].tolist() for name in ("task", "slot", "peer")), strict=True):
+            if not 0 <= slot < program.num_flags or (rank, slot) not in producer:
+                raise ScheduleError(f"rank {rank}: task {task} waits for flag {slot}, which nobody signals")
+            if producer_rank[rank, slot] != peer:
+                raise ScheduleError(
+                    f"rank {rank}: task {task} waits for flag {slot} as if rank {peer} signalled it; "
+                    f"rank {producer_rank[rank, slot]} does"
+                )
+            if producer[rank, slot] >= task:
+                raise ScheduleError(
+                    f"rank {rank}: task {task} waits for flag {slot}, which task {producer[rank, slot]} signals, "
+                    "not earlier in the global order"
+                )
+    return producer
+
+
+def _verify_awaits(schedule: Schedule, lists: Sequence[OperationList], flags: dict[tuple[int, int], int]) -> int:
+    """Check that the lists alone imply every await."""
+    tasks = schedule.tasks
+    lane_of: list[int] = tasks["lane"].tolist()
+    waiter = np.repeat(np.arange(len(tasks)), tasks["num_awaits"])
+    awaited = schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]
+    crossing = tasks["lane"][waiter] != tasks["lane"][awaited]
+    to_prove: dict[int, list[int]] = {}
+    for later, earlier in zip(waiter[crossing].tolist(), awaited[crossing].tolist(), strict=True):
+        to_prove.setdefault(later, []).append(earlier)
+
+    sync: dict[int, list[tuple[int, int, int]]] = {}
+    for program in lists:
+        operations = program.operations
+        at = np.flatnonzero(_PHASE[operations["code"]] != 1)
+        for task, code, slot, peer in zip(
+            *(operations[name][at].tolist() for name in ("task", "code", "slot", "peer")), strict=True
+        ):
+            sync.setdefault(task, []).append((code, slot, peer))
+
+    now_on: dict[int, np.ndarray] = {}  # the clock of each lane; a lane not there has seen nothing
+    at_event: dict[tuple[int, int], np.ndarray] = {}
+    at_flag: dict[tuple[int, int], np.ndarray] = {}
+    rank_of: list[int] = tasks["rank"].tolist()
+    for task in sorted(sync.keys() | to_prove.keys()):
+        lane, rank = lane_of[task], rank_of[task]
+        now = now_on.setdefault(lane, np.full(len(schedule.lanes), -1, np.int32))
+        operations_here = sync.get(task, [])
+        for code, slot, _ in operations_here:
+            if code == Code.WAIT_EVENT:
+                np.maximum(now, at_event[rank, slot], out=now)
+            elif code == Code.WAIT_FLAG:
+                np.maximum(now, at_flag[rank, slot], out=now)
+        for earlier in to_prove.get(task, ()):
+            if now[lane_of[earlier]] < earlier:
+                raise ScheduleError(
+                    f"rank {rank}: the lists let task {task} (lane {lane}) start before task {earlier} "
+                    f"(rank {rank_of[earlier]}, lane {lane_of[earlier]}), which it awaits, is over"
+                )
+        now[lane] = task
+        snapshot: np.ndarray | None = None
+        for code, slot, peer in operations_here:
+            if code in (Code.RECORD, Code.SIGNAL):
+                snapshot = now.copy() if snapshot is None else snapshot
+                if code == Code.RECORD:
+                    at_event[rank, slot] = snapshot
+                else:
+                    at_flag[peer, slot] = snapshot
+    return int(crossing.sum())
+
+
+def _refuse(rank: int, program: OperationList, wrong: np.ndarray, what: str) -> None:
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        operation = program.operations[at]
+        code = int(operation["code"])
+        name = Code(code).name if code in set(Code) else f"code {code}"
+        raise ScheduleError(f"operation {at} of rank {rank} ({name} of task {int(operation['task'])}) {what}")

@@ -1,0 +1,121 @@
+"""Buffers as address ranges: the caller's matrices as stated, SoftBuf buffers apart and within their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+from uncut_mpi.planning.schedule import HOST, Matrix, Role, Schedule, Space, buffer_bytes
+
+
+def verify_memory(
+    schedule: Schedule,
+    capacity_bytes: Sequence[int] | None = None,
+    user_ranges: Mapping[Matrix, tuple[object, int, int]] | None = None,
+) -> None:
+    """
+    Prove that no two buffers share memory, except the caller's A and B, which are only read.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Whose buffers.
+    capacity_bytes : sequence of int, optional
+        Bytes that each rank's SoftBuf may have.
+    user_ranges : mapping of Matrix to (object, int, int), optional
+        Which memory, first byte, byte after the last of the caller's matrices.
+
+    Raises
+    ------
+    ScheduleError
+        Naming the buffers or matrices.
+    """
+    _verify_user_buffers(schedule)
+    _verify_softbuf(schedule)
+    if capacity_bytes is not None:
+        for rank, (needed, available) in enumerate(zip(schedule.softbuf_bytes().tolist(), capacity_bytes, strict=True)):
+            if needed > available:
+                raise ScheduleError(f"rank {rank} needs {needed} bytes of SoftBuf, {available} are available")
+    if user_ranges is not None:
+        _verify_user_ranges(user_ranges)
+
+
+def _verify_user_buffers(schedule: Schedule) -> None:
+    problem, placement = schedule.problem, schedule.placement
+    expected = {
+        Matrix.A: (placement.a, problem.a_shape, problem.lda),
+        Matrix.B: (placement.b, problem.b_shape, problem.ldb),
+        Matrix.C: (placement.c, (problem.m, problem.n), problem.ldc),
+    }
+    seen: dict[Matrix, int] = {}
+    for at in np.flatnonzero(schedule.buffers["role"] == Role.USER).tolist():
+        owner, space, _, code, dtype, rows, cols, ld, offset = schedule.buffers[at].tolist()
+        if code == Matrix.NONE:
+            raise ScheduleError(f"buffer {at} is the caller's but belongs to no matrix")
+        matrix = Matrix(code)
+        if matrix in seen:
+            raise ScheduleError(f"buffers {seen[matrix]} and {at} are both the caller's {matrix.name}")
+        seen[matrix] = at
+        location, shape, lead = expected[matrix]
+        if (owner, space) != _place(location):
+            raise ScheduleError(f"buffer {at} is the caller's {matrix.name} but does not lie at {location}")
+        if ((rows, cols), ld, dtype) != (shape, lead, problem.dtype):
+            raise ScheduleError(
+                f"buffer {at} is the caller's {matrix.name} but has shape {rows}×{cols}, leading dimension {ld} and "
+                f"type {DType(dtype).name}, not {shape[0]}×{shape[1]}, {lead} and {problem.dtype.name}"
+            )
+        if offset != -1:
+            raise ScheduleError(f"buffer {at} is the caller's {matrix.name} but has an offset in a SoftBuf")
+    if Matrix.C not in seen and problem.m and problem.n:
+        raise ScheduleError("no buffer is the caller's C")
+
+
+def _place(location: Location) -> tuple[int, int]:
+    space = Space.DEVICE if location.space == "device" else Space.HOST
+    return (HOST if location.rank is None else location.rank, space)
+
+
+def _verify_softbuf(schedule: Schedule) -> None:
+    buffers = schedule.buffers
+    own = np.flatnonzero(buffers["role"] != Role.USER)
+    table = buffers[own]
+    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)[table["dtype"]]
+    for wrong, what in (
+        (table["offset"] < 0, "has no place in a SoftBuf"),
+        ((table["owner"] < 0) | (table["space"] != Space.DEVICE), "is not the caller's, yet not in a device's SoftBuf"),
+        (table["offset"] % sizes != 0, "does not start at a multiple of its element size"),
+    ):
+        if wrong.any():
+            raise ScheduleError(f"buffer {int(own[np.argmax(wrong)])} {what}")
+    extent = buffer_bytes(table)
+    own, table, extent = own[extent > 0], table[extent > 0], extent[extent > 0]
+    order = np.lexsort((table["offset"], table["owner"]))
+    owner, start = table["owner"][order], table["offset"][order]
+    stop = start + extent[order]
+    clash = (owner[1:] == owner[:-1]) & (start[1:] < stop[:-1])
+    if clash.any():
+        at = int(np.argmax(clash))
+        first, second = int(own[order[at]]), int(own[order[at + 1]])
+        raise ScheduleError(
+            f"buffers {first} and {second} overlap in the SoftBuf of rank {int(owner[at])}: "
+            f"bytes [{start[at]}, {stop[at]}) and [{start[at + 1]}, {stop[at + 1]})"
+        )
+
+
+def _verify_user_ranges(user_ranges: Mapping[Matrix, tuple[object, int, int]]) -> None:
+    if Matrix.C not in user_ranges:
+        return
+    memory, start, stop = user_ranges[Matrix.C]
+    for matrix in (Matrix.A, Matrix.B):
+        if matrix not in user_ranges:
+            continue
+        other, first, last = user_ranges[matrix]
+        if other == memory and max(start, first) < min(stop, last):
+            raise ScheduleError(
+                f"C overlaps {matrix.name}: bytes [{start}, {stop}) and [{first}, {last}) of memory {memory}; "
+                "C needs memory of its own"
+            )
