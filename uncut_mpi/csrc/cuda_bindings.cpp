@@ -1,4 +1,162 @@
+// The CUDA classes as Python sees them: plain integers, buffers and values; policy stays in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unordered_map.h>
+#include <nanobind/stl/vector.h>
+
+#include <set>
+#include <tuple>
+
+#include "cuda_executor.hpp"
+
+namespace nb = nanobind;
+
 namespace uncut {
-void bind_cuda(nanobind::module_ &) {}
+namespace {
+
+using namespace cuda;
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Integers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Flags = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Board = nb::ndarray<std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <typename Record>
+const Record *records(const Bytes &table, const char *name) {
+    if (table.shape(1) != sizeof(Record))
+        throw Failure(std::string("records of ") + name + " have " + std::to_string(table.shape(1)) + " bytes, " +
+                          std::to_string(sizeof(Record)) + " were expected",
+                      -1);
+    return reinterpret_cast<const Record *>(table.data());
+}
+
+std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, const Bytes &operations,
+                                        const Bytes &operands, const Integers &addresses, const Flags &in_host,
+                                        std::size_t num_lanes, std::size_t num_events, Address own_flags,
+                                        const Integers &peer_flags, const Board &board, std::size_t rank,
+                                        std::unordered_map<std::uint64_t, Address> kernels) {
+    if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
+    if (board.shape(0) != peer_flags.shape(0) || board.shape(1) != DeviceState::max_lanes)
+        throw Failure("the progress board needs one row of " + std::to_string(DeviceState::max_lanes) +
+                          " words per rank",
+                      -1);
+    Program program{};
+    program.operations = records<Operation>(operations, "operations");
+    program.num_operations = operations.shape(0);
+    program.operands = records<Operand>(operands, "operands");
+    program.num_operands = operands.shape(0);
+    program.addresses = addresses.data();
+    program.in_host = in_host.data();
+    program.num_buffers = addresses.shape(0);
+    program.num_lanes = num_lanes;
+    program.num_events = num_events;
+    program.own_flags = own_flags;
+    program.peer_flags = peer_flags.data();
+    program.num_ranks = peer_flags.shape(0);
+    program.board = board.data();
+    program.rank = rank;
+    program.kernels = std::move(kernels);
+    return std::make_shared<Executor>(std::move(device), program);
+}
+
+// The distinct COMBINE kernels that a list needs, GEMMs whose product is zero included.
+std::vector<std::uint64_t> combine_signatures(const Bytes &operations, const Bytes &operands) {
+    const auto *operation = records<Operation>(operations, "operations");
+    const auto *operand = records<Operand>(operands, "operands");
+    std::set<std::uint64_t> found;
+    for (std::size_t i = 0; i < operations.shape(0); ++i) {
+        const Operation &op = operation[i];
+        if (op.code != code_combine && op.code != code_gemm) continue;
+        if (op.num_operands == 0 || op.num_operands > max_sources + 1 || op.first_operand < 0 ||
+            static_cast<std::size_t>(op.first_operand) + op.num_operands > operands.shape(0))
+            throw Failure("task " + std::to_string(op.task) + " has " + std::to_string(op.num_operands) +
+                              " operands; a COMBINE reads at most " + std::to_string(max_sources) + " regions",
+                          -1);
+        const Operand *first = operand + op.first_operand;
+        if (op.code == code_combine) {
+            found.insert(combine_signature(first, op.num_operands));
+        } else {
+            const Operand scaling[2] = {first[0], first[0]};
+            found.insert(combine_signature(scaling, op.num_operands == 4 ? 2 : 1));
+        }
+    }
+    return {found.begin(), found.end()};
+}
+
+}  // namespace
+
+void bind_cuda(nb::module_ &m) {
+    // The code is the exception's second argument, so that callers can tell out-of-memory.
+    static PyObject *error_type = nullptr;
+    error_type = PyErr_NewExceptionWithDoc("uncut_mpi._native.CudaError",
+                                           "A CUDA or cuBLAS call failed; args are (message, code).",
+                                           PyExc_RuntimeError, nullptr);
+    if (error_type == nullptr) nb::raise_python_error();
+    m.attr("CudaError") = nb::borrow(error_type);
+    nb::register_exception_translator([](const std::exception_ptr &thrown, void *) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const Failure &failure) {
+            const nb::tuple arguments = nb::make_tuple(failure.what(), failure.code);
+            PyErr_SetObject(error_type, arguments.ptr());
+        }
+    });
+
+    nb::class_<Driver>(m, "CudaDriver", "The CUDA driver's functions; loading it initialises nothing.")
+        .def(nb::init<const std::string &>(), nb::arg("library") = "libcuda.so.1")
+        .def_prop_ro("version", &Driver::version);
+    nb::class_<Blas>(m, "CudaBlas", "cuBLAS's functions, by default of the library loaded already.")
+        .def(nb::init<const std::string &>(), nb::arg("library") = "")
+        .def_prop_ro("path", &Blas::path);
+    nb::class_<DeviceState>(m, "CudaDevice", "One device: its primary context, streams, handles and events.")
+        .def("__init__",
+             [](DeviceState *self, std::shared_ptr<Driver> driver, std::shared_ptr<Blas> blas, int ordinal) {
+                 new (self) DeviceState(std::move(driver), std::move(blas), ordinal);
+             },
+             nb::arg("driver"), nb::arg("blas"), nb::arg("ordinal"))
+        .def_prop_ro("ordinal", &DeviceState::ordinal)
+        .def_prop_ro("num_created", &DeviceState::num_created)
+        .def_prop_ro("can_flush_remote_writes",
+                     [](const DeviceState &d) { return (d.wait_flags() & wait_value_flush) != 0; })
+        .def_prop_ro("abandoned", &DeviceState::abandoned)
+        .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("compute_stream",
+             [](const DeviceState &d, std::size_t number) {
+                 return reinterpret_cast<std::uintptr_t>(d.compute_lane(number).stream);
+             },
+             nb::arg("number"))
+        .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("pointer_attribute", &DeviceState::pointer_attribute, nb::arg("attribute"), nb::arg("address"))
+        .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<RunResult>(m, "CudaRunResult")
+        .def_ro("tasks", &RunResult::tasks)
+        .def_ro("copy_bytes", &RunResult::copy_bytes)
+        .def_ro("created", &RunResult::created)
+        .def_ro("issue_s", &RunResult::issue_s)
+        .def_ro("drain_s", &RunResult::drain_s)
+        .def_ro("error", &RunResult::error)
+        .def_ro("operation", &RunResult::operation)
+        .def_ro("fatal", &RunResult::fatal)
+        .def_ro("stalled", &RunResult::stalled)
+        .def_prop_ro("stuck", [](const RunResult &r) {
+            std::vector<std::pair<int, std::uint32_t>> lanes;
+            for (const StuckLane &lane : r.stuck) lanes.emplace_back(lane.lane, lane.word);
+            return lanes;
+        });
+    nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
+        .def(nb::new_(&make_executor), nb::arg("device"), nb::arg("operations"), nb::arg("operands"),
+             nb::arg("addresses"), nb::arg("in_host"), nb::arg("num_lanes"), nb::arg("num_events"),
+             nb::arg("own_flags"), nb::arg("peer_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
+        .def("run", &Executor::run, nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"),
+             nb::call_guard<nb::gil_scoped_release>());
+    m.def("cuda_combine_signatures", &combine_signatures, nb::arg("operations"), nb::arg("operands"),
+          "Return the kernels a list needs: 4 bits of the written type, then 4 bits (code + 1) per region read.");
+}
+
 }  // namespace uncut

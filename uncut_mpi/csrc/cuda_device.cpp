@@ -1,0 +1,115 @@
+#include "cuda_device.hpp"
+
+#include <cstring>
+
+namespace uncut::cuda {
+
+DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal)
+    : driver_(std::move(driver)), blas_(std::move(blas)), ordinal_(ordinal) {
+    const Driver &d = *driver_;
+    d.check("cuInit", d.cuInit(0));
+    d.check("cuDeviceGet", d.cuDeviceGet(&device_, ordinal));
+    int can_flush = 0;
+    d.check("cuDeviceGetAttribute",
+            d.cuDeviceGetAttribute(&multiprocessors_, attribute_multiprocessor_count, device_));
+    d.check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&max_pitch_, attribute_max_pitch, device_));
+    d.check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&can_flush, attribute_can_flush_remote_writes, device_));
+    if (can_flush != 0) wait_flags_ |= wait_value_flush;
+    d.check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&context_, device_));
+    try {
+        use();
+        void *words = nullptr;
+        d.check("cuMemHostAlloc", d.cuMemHostAlloc(&words, max_lanes * sizeof(std::uint32_t),
+                                                   host_alloc_portable | host_alloc_device_map));
+        progress_ = static_cast<std::uint32_t *>(words);
+        std::memset(words, 0, max_lanes * sizeof(std::uint32_t));
+        d.check("cuMemHostGetDevicePointer", d.cuMemHostGetDevicePointer(&progress_device_, words, 0));
+        ++num_created_;
+    } catch (...) {
+        close();
+        throw;
+    }
+}
+
+DeviceState::~DeviceState() { close(); }
+
+void DeviceState::use() const { driver_->check("cuCtxSetCurrent", driver_->cuCtxSetCurrent(context_)); }
+
+void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std::size_t events) {
+    const Driver &d = *driver_;
+    use();
+    while (compute_lanes_.size() < compute_lanes) {
+        const Blas &b = *blas_;
+        ComputeLane lane{};
+        try {
+            d.check("cuStreamCreate", d.cuStreamCreate(&lane.stream, stream_non_blocking));
+            d.check("cuMemAlloc", d.cuMemAlloc(&lane.workspace, workspace_bytes));
+            b.check("cublasCreate_v2", b.cublasCreate_v2(&lane.handle));
+            // The stream first: setting it gives the handle its default workspace back.
+            b.check("cublasSetStream_v2", b.cublasSetStream_v2(lane.handle, lane.stream));
+            b.check("cublasSetWorkspace_v2",
+                    b.cublasSetWorkspace_v2(lane.handle, reinterpret_cast<void *>(lane.workspace), workspace_bytes));
+            b.check("cublasSetPointerMode_v2", b.cublasSetPointerMode_v2(lane.handle, blas_pointer_mode_host));
+            b.check("cublasSetMathMode", b.cublasSetMathMode(lane.handle, blas_default_math));
+        } catch (...) {
+            if (lane.handle != nullptr) b.cublasDestroy_v2(lane.handle);
+            if (lane.workspace != 0) d.cuMemFree(lane.workspace);
+            if (lane.stream != nullptr) d.cuStreamDestroy(lane.stream);
+            throw;
+        }
+        compute_lanes_.push_back(lane);
+        num_created_ += 3;
+    }
+    while (copy_streams_.size() < copy_lanes) {
+        Stream stream = nullptr;
+        d.check("cuStreamCreate", d.cuStreamCreate(&stream, stream_non_blocking));
+        copy_streams_.push_back(stream);
+        ++num_created_;
+    }
+    while (events_.size() < events) {
+        Event event = nullptr;
+        d.check("cuEventCreate", d.cuEventCreate(&event, event_disable_timing));
+        events_.push_back(event);
+        ++num_created_;
+    }
+}
+
+void DeviceState::fill_words(Address address, std::size_t count, std::uint32_t value) {
+    const Driver &d = *driver_;
+    reserve(0, 1, 0);
+    use();
+    d.check("cuMemsetD32Async", d.cuMemsetD32Async(address, value, count, copy_streams_.front()));
+    d.check("cuStreamSynchronize", d.cuStreamSynchronize(copy_streams_.front()));
+}
+
+std::uint64_t DeviceState::pointer_attribute(int attribute, Address address) const {
+    // The attributes in use are 4 or 8 bytes wide; a zeroed word holds either (little endian).
+    std::uint64_t value = 0;
+    use();
+    driver_->check("cuPointerGetAttribute", driver_->cuPointerGetAttribute(&value, attribute, address));
+    return value;
+}
+
+void DeviceState::close() {
+    if (context_ == nullptr) return;
+    const Driver &d = *driver_;
+    // Errors are not reported here: the process may be ending, or an error is travelling already.
+    if (!abandoned_ && d.cuCtxSetCurrent(context_) == success) {
+        for (const ComputeLane &lane : compute_lanes_) {
+            blas_->cublasDestroy_v2(lane.handle);
+            d.cuMemFree(lane.workspace);
+            d.cuStreamDestroy(lane.stream);
+        }
+        for (Stream stream : copy_streams_) d.cuStreamDestroy(stream);
+        for (Event event : events_) d.cuEventDestroy(event);
+        if (progress_ != nullptr) d.cuMemFreeHost(progress_);
+        d.cuDevicePrimaryCtxRelease(device_);
+    }
+    compute_lanes_.clear();
+    copy_streams_.clear();
+    events_.clear();
+    progress_ = nullptr;
+    context_ = nullptr;
+}
+
+}  // namespace uncut::cuda

@@ -1,0 +1,87 @@
+// One device of this process: its primary context and what all executors of a backend share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda_driver.hpp"
+
+namespace uncut::cuda {
+
+// Streams, cuBLAS handles, events and progress words are made in `reserve`, kept until `close` and
+// shared by every executor, so that a run makes none and a second plan costs little.
+class DeviceState {
+  public:
+    static constexpr std::size_t max_lanes = 256;  // width of a row of progress words
+    static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+
+    struct ComputeLane {
+        Stream stream;
+        BlasHandle handle;
+        Address workspace;
+    };
+
+    DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal);
+    ~DeviceState();
+    DeviceState(const DeviceState &) = delete;
+    DeviceState &operator=(const DeviceState &) = delete;
+
+    const Driver &driver() const { return *driver_; }
+    const Blas &blas() const { return *blas_; }
+    int ordinal() const { return ordinal_; }
+    Context context() const { return context_; }
+    int multiprocessors() const { return multiprocessors_; }
+    std::int64_t max_pitch_bytes() const { return max_pitch_; }
+    unsigned wait_flags() const { return wait_flags_; }
+
+    // Make this device's context current in the calling thread.
+    void use() const;
+
+    // Have at least so many of each; nothing may be in flight. Out of memory is a Failure that
+    // keeps what was made.
+    void reserve(std::size_t compute_lanes, std::size_t copy_lanes, std::size_t events);
+
+    const ComputeLane &compute_lane(std::size_t number) const { return compute_lanes_.at(number); }
+    Stream copy_stream(std::size_t number) const { return copy_streams_.at(number); }
+    Event event(std::size_t number) const { return events_.at(number); }
+    std::uint32_t *progress() const { return progress_; }            // in pinned host memory
+    Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
+
+    // How many streams, handles, events and blocks of memory this object has made so far.
+    std::int64_t num_created() const { return num_created_; }
+
+    // Premise P1: held by the thread that issues.
+    std::mutex &issuing() { return issuing_; }
+
+    // Set `count` 32-bit words at `address` and wait for it.
+    void fill_words(Address address, std::size_t count, std::uint32_t value);
+    std::uint64_t pointer_attribute(int attribute, Address address) const;
+
+    // Release everything; a second call does nothing. After a stall the streams still wait, and
+    // freeing memory would wait with them: `abandon` then forgets everything instead.
+    void close();
+    void abandon() { abandoned_ = true; }
+    bool abandoned() const { return abandoned_; }
+
+  private:
+    std::shared_ptr<const Driver> driver_;
+    std::shared_ptr<const Blas> blas_;
+    int ordinal_;
+    Device device_ = 0;
+    Context context_ = nullptr;
+    int multiprocessors_ = 0;
+    int max_pitch_ = 0;
+    unsigned wait_flags_ = wait_value_geq;
+    std::vector<ComputeLane> compute_lanes_;
+    std::vector<Stream> copy_streams_;
+    std::vector<Event> events_;
+    std::uint32_t *progress_ = nullptr;
+    Address progress_device_ = 0;
+    std::int64_t num_created_ = 0;
+    bool abandoned_ = false;
+    std::mutex issuing_;
+};
+
+}  // namespace uncut::cuda

@@ -1,0 +1,114 @@
+#include "cuda_driver.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace uncut::cuda {
+namespace {
+
+using GetProcAddress = Code(const char *, void **, int, std::uint64_t, int *);
+
+std::string last_loader_error() {
+    const char *text = dlerror();
+    return text != nullptr ? text : "no reason given";
+}
+
+int find_loaded_blas(dl_phdr_info *info, std::size_t, void *data) {
+    const std::string path = info->dlpi_name;
+    const std::size_t slash = path.rfind('/');
+    const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+    if (name.rfind("libcublas.so", 0) != 0) return 0;
+    *static_cast<std::string *>(data) = path;
+    return 1;
+}
+
+}  // namespace
+
+Driver::Driver(const std::string &library) {
+    void *handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr)
+        throw Failure("no CUDA driver: " + last_loader_error() +
+                          "; install an NVIDIA driver of CUDA 12.0 or later, or use the host backend",
+                      -1);
+    // The library stays loaded: unloading a driver under a live context is not supported.
+    auto *get = reinterpret_cast<GetProcAddress *>(dlsym(handle, "cuGetProcAddress_v2"));
+    if (get == nullptr)
+        throw Failure(library + " has no cuGetProcAddress_v2: the NVIDIA driver is older than CUDA 12.0; update it",
+                      -1);
+    const auto load = [&](const char *name) {
+        void *address = nullptr;
+        int status = 0;
+        const Code code = get(name, &address, stated_version, 0, &status);
+        if (code != success || address == nullptr)
+            throw Failure(library + " has no " + name + " of CUDA 12.0 (code " + std::to_string(code) + ", status " +
+                              std::to_string(status) + "); update the NVIDIA driver",
+                          code);
+        return address;
+    };
+#define UNCUT_LOAD(name, ...) name = reinterpret_cast<signature::name##_t *>(load(#name));
+    UNCUT_DRIVER_FUNCTIONS(UNCUT_LOAD)
+#undef UNCUT_LOAD
+}
+
+std::string Driver::error_name(Code code) const {
+    const char *name = nullptr;
+    return cuGetErrorName(code, &name) == success && name != nullptr ? name : "unknown error";
+}
+
+std::string Driver::describe(const char *call, Code code) const {
+    const char *text = nullptr;
+    if (cuGetErrorString(code, &text) != success || text == nullptr) text = "no text";
+    return std::string(call) + ": " + error_name(code) + " (" + std::to_string(code) + "), " + text;
+}
+
+void Driver::check(const char *call, Code code) const {
+    if (code != success) throw Failure(describe(call, code), code);
+}
+
+int Driver::version() const {
+    int version = 0;
+    check("cuDriverGetVersion", cuDriverGetVersion(&version));
+    return version;
+}
+
+Blas::Blas(const std::string &library) : path_(library) {
+    void *handle = nullptr;
+    if (path_.empty()) {
+        if (dl_iterate_phdr(find_loaded_blas, &path_) == 0)
+            throw Failure("libcublas is not loaded in this process; install cupy with its libraries", -1);
+        handle = dlopen(path_.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    } else {
+        handle = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+    if (handle == nullptr) throw Failure("cannot open cuBLAS: " + last_loader_error(), -1);
+    const auto load = [&](const char *name) {
+        void *address = dlsym(handle, name);
+        if (address == nullptr)
+            throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
+        return address;
+    };
+#define UNCUT_LOAD(name, ...) name = reinterpret_cast<signature::name##_t *>(load(#name));
+    UNCUT_BLAS_FUNCTIONS(UNCUT_LOAD)
+#undef UNCUT_LOAD
+}
+
+std::string Blas::describe(const char *call, Code code) const {
+    const char *name = cublasGetStatusName(code);
+    return std::string(call) + ": " + (name != nullptr ? name : "unknown status") + " (" + std::to_string(code) + ")";
+}
+
+void Blas::check(const char *call, Code code) const {
+    if (code != success) throw Failure(describe(call, code), code);
+}
+
+bool is_sticky(Code code) {
+    // Codes after which cuda.h says that the process must be terminated, or the context is gone.
+    static constexpr Code sticky[] = {4,   46,  201, 214, 220, 226, 700, 702, 709, 710, 714, 715,
+                                      716, 717, 718, 719, 721, 802, 805, 806, 807, 810, 911, 999};
+    return std::find(std::begin(sticky), std::end(sticky), code) != std::end(sticky);
+}
+
+}  // namespace uncut::cuda

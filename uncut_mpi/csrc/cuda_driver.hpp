@@ -1,0 +1,192 @@
+// CUDA and cuBLAS as this project sees them: own declarations of the few types it needs, and
+// tables of functions filled by dlopen, so that no toolkit is needed to build. The declarations
+// are checked against real headers by tests/dev.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace uncut::cuda {
+
+// The version whose prototypes are declared here. The driver hands out, for each name, the newest
+// prototype up to this version (cuGetProcAddress); a plain dlsym would give older ones.
+inline constexpr int stated_version = 12000;
+
+using Code = int;  // CUresult and cublasStatus_t: C enums, 0 is success
+using Device = int;
+using Address = std::uint64_t;
+using Context = struct ContextTag *;
+using Stream = struct StreamTag *;
+using Event = struct EventTag *;
+using Function = struct FunctionTag *;
+using BlasHandle = struct BlasHandleTag *;
+
+inline constexpr Code success = 0;
+inline constexpr Code error_out_of_memory = 2;
+inline constexpr Code error_not_ready = 600;
+
+inline constexpr unsigned stream_non_blocking = 1;
+inline constexpr unsigned event_disable_timing = 2;
+inline constexpr unsigned host_alloc_portable = 1;
+inline constexpr unsigned host_alloc_device_map = 2;
+inline constexpr unsigned memory_type_host = 1;
+inline constexpr unsigned memory_type_device = 2;
+inline constexpr int attribute_max_pitch = 11;
+inline constexpr int attribute_multiprocessor_count = 16;
+inline constexpr int attribute_can_flush_remote_writes = 98;
+inline constexpr unsigned wait_value_geq = 0;  // (int32)(*address - value) >= 0: cyclic
+inline constexpr unsigned wait_value_flush = 1U << 30;
+inline constexpr std::uint32_t mem_op_wait_value_32 = 1;
+inline constexpr std::uint32_t mem_op_write_value_32 = 2;
+
+struct Memcpy2D {  // CUDA_MEMCPY2D_v2
+    std::size_t src_x_bytes, src_y;
+    unsigned src_memory_type;
+    const void *src_host;
+    Address src_device;
+    void *src_array;
+    std::size_t src_pitch;
+    std::size_t dst_x_bytes, dst_y;
+    unsigned dst_memory_type;
+    void *dst_host;
+    Address dst_device;
+    void *dst_array;
+    std::size_t dst_pitch;
+    std::size_t width_bytes, height;
+};
+
+union MemOp {  // CUstreamBatchMemOpParams; wait and write have the same members
+    struct Value {
+        std::uint32_t operation;
+        Address address;
+        union {
+            std::uint32_t value;
+            std::uint64_t value64;
+        };
+        unsigned flags;
+        Address alias;
+    } value;
+    std::uint64_t pad[6];
+};
+
+inline constexpr int blas_op_n = 0;
+inline constexpr int blas_op_t = 1;
+inline constexpr int blas_pointer_mode_host = 0;
+inline constexpr int blas_default_math = 0;
+inline constexpr int blas_compute_32f = 68;
+inline constexpr int blas_gemm_default = -1;
+inline constexpr int type_r_32f = 0;
+inline constexpr int type_r_16f = 2;
+inline constexpr int type_r_16bf = 14;
+
+// Every driver function in use: X(name, return type and parameters).
+#define UNCUT_DRIVER_FUNCTIONS(X)                                                                  \
+    X(cuInit, Code(unsigned))                                                                      \
+    X(cuDriverGetVersion, Code(int *))                                                             \
+    X(cuGetErrorName, Code(Code, const char **))                                                   \
+    X(cuGetErrorString, Code(Code, const char **))                                                 \
+    X(cuDeviceGet, Code(Device *, int))                                                            \
+    X(cuDeviceGetAttribute, Code(int *, int, Device))                                              \
+    X(cuDevicePrimaryCtxRetain, Code(Context *, Device))                                           \
+    X(cuDevicePrimaryCtxRelease, Code(Device))                                                     \
+    X(cuCtxSetCurrent, Code(Context))                                                              \
+    X(cuStreamCreate, Code(Stream *, unsigned))                                                    \
+    X(cuStreamDestroy, Code(Stream))                                                               \
+    X(cuStreamQuery, Code(Stream))                                                                 \
+    X(cuStreamSynchronize, Code(Stream))                                                           \
+    X(cuStreamWaitEvent, Code(Stream, Event, unsigned))                                            \
+    X(cuStreamWriteValue32, Code(Stream, Address, std::uint32_t, unsigned))                        \
+    X(cuStreamBatchMemOp, Code(Stream, unsigned, MemOp *, unsigned))                               \
+    X(cuEventCreate, Code(Event *, unsigned))                                                      \
+    X(cuEventDestroy, Code(Event))                                                                 \
+    X(cuEventRecord, Code(Event, Stream))                                                          \
+    X(cuMemAlloc, Code(Address *, std::size_t))                                                    \
+    X(cuMemFree, Code(Address))                                                                    \
+    X(cuMemHostAlloc, Code(void **, std::size_t, unsigned))                                        \
+    X(cuMemFreeHost, Code(void *))                                                                 \
+    X(cuMemHostGetDevicePointer, Code(Address *, void *, unsigned))                                \
+    X(cuMemsetD32Async, Code(Address, std::uint32_t, std::size_t, Stream))                         \
+    X(cuMemcpyAsync, Code(Address, Address, std::size_t, Stream))                                  \
+    X(cuMemcpy2DAsync, Code(const Memcpy2D *, Stream))                                             \
+    X(cuPointerGetAttribute, Code(void *, int, Address))                                           \
+    X(cuLaunchKernel, Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,   \
+                           unsigned, Stream, void **, void **))
+
+// Every cuBLAS function in use, by its 64-bit name where there is one.
+#define UNCUT_BLAS_FUNCTIONS(X)                                                                    \
+    X(cublasCreate_v2, Code(BlasHandle *))                                                         \
+    X(cublasDestroy_v2, Code(BlasHandle))                                                          \
+    X(cublasGetVersion_v2, Code(BlasHandle, int *))                                                \
+    X(cublasGetStatusName, const char *(Code))                                                     \
+    X(cublasSetStream_v2, Code(BlasHandle, Stream))                                                \
+    X(cublasSetWorkspace_v2, Code(BlasHandle, void *, std::size_t))                                \
+    X(cublasSetPointerMode_v2, Code(BlasHandle, int))                                              \
+    X(cublasSetMathMode, Code(BlasHandle, int))                                                    \
+    X(cublasDgemm_v2_64,                                                                           \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const double *,         \
+           const double *, std::int64_t, const double *, std::int64_t, const double *, double *,   \
+           std::int64_t))                                                                          \
+    X(cublasSgemm_v2_64,                                                                           \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const float *,          \
+           const float *, std::int64_t, const float *, std::int64_t, const float *, float *,       \
+           std::int64_t))                                                                          \
+    X(cublasGemmEx_64,                                                                             \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *,           \
+           const void *, int, std::int64_t, const void *, int, std::int64_t, const void *, void *, \
+           int, std::int64_t, int, int))
+
+#define UNCUT_DECLARE(name, ...) using name##_t = __VA_ARGS__;
+namespace signature {
+UNCUT_DRIVER_FUNCTIONS(UNCUT_DECLARE)
+UNCUT_BLAS_FUNCTIONS(UNCUT_DECLARE)
+}  // namespace signature
+#undef UNCUT_DECLARE
+
+// A call that failed outside of a run; carries its code so that callers can tell out-of-memory.
+class Failure : public std::runtime_error {
+  public:
+    Failure(const std::string &text, Code code) : std::runtime_error(text), code(code) {}
+    Code code;
+};
+
+// The driver's functions. Loading never initialises CUDA.
+class Driver {
+  public:
+    // Raises Failure with a sentence when the library or a function is missing, or too old.
+    explicit Driver(const std::string &library);
+
+#define UNCUT_MEMBER(name, ...) signature::name##_t *name = nullptr;
+    UNCUT_DRIVER_FUNCTIONS(UNCUT_MEMBER)
+#undef UNCUT_MEMBER
+
+    std::string error_name(Code code) const;
+    std::string describe(const char *call, Code code) const;  // "cuX: CUDA_ERROR_Y (z), text"
+    void check(const char *call, Code code) const;            // throws Failure unless success
+    int version() const;
+};
+
+// cuBLAS's functions.
+class Blas {
+  public:
+    // `library` is a path or name for dlopen; empty takes the libcublas.so.* that the process has
+    // loaded already.
+    explicit Blas(const std::string &library);
+
+#define UNCUT_MEMBER(name, ...) signature::name##_t *name = nullptr;
+    UNCUT_BLAS_FUNCTIONS(UNCUT_MEMBER)
+#undef UNCUT_MEMBER
+
+    const std::string &path() const { return path_; }
+    std::string describe(const char *call, Code code) const;
+    void check(const char *call, Code code) const;
+
+  private:
+    std::string path_;
+};
+
+// Whether an error leaves the context unusable, so that nothing more can be issued or written.
+bool is_sticky(Code code);
+
+}  // namespace uncut::cuda

@@ -1,0 +1,551 @@
+#include "cuda_executor.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace uncut::cuda {
+namespace {
+
+// A stream's queue holds about a thousand entries and issuing into a full one blocks inside the
+// driver, where no deadline can be kept. Issuing therefore pauses and polls while more steps than
+// this are outstanding on all lanes together; every issued step finishes without us (premise P2).
+constexpr std::int64_t max_outstanding = 512;
+// A lane without waits writes its progress word after so many steps.
+constexpr std::int64_t checkpoint_interval = 64;
+constexpr std::uint32_t max_batch_ops = 96;
+constexpr std::chrono::microseconds look_interval{1000};
+
+constexpr std::int64_t element_bytes[] = {8, 4, 2, 2};
+
+constexpr unsigned threads_per_block = 256;
+constexpr unsigned rows_per_thread = 4;
+constexpr unsigned blocks_per_multiprocessor = 16;
+
+[[noreturn]] void refuse(const Operation &operation, const std::string &what) {
+    throw Failure("task " + std::to_string(operation.task) + " cannot run on a CUDA device: " + what, -1);
+}
+
+Address address_of(const Program &program, const Operand &operand) {
+    return static_cast<Address>(program.addresses[operand.buffer]) + static_cast<Address>(operand.offset);
+}
+
+unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
+    unsigned power = 1;
+    while (power < most && power < value) power *= 2;
+    return power;
+}
+
+MemOp write_word(Address address, std::uint32_t value) {
+    MemOp op{};
+    op.value.operation = mem_op_write_value_32;
+    op.value.address = address;
+    op.value.value = value;
+    return op;
+}
+
+}  // namespace
+
+std::uint64_t combine_signature(const Operand *operands, std::size_t count) {
+    std::uint64_t signature = operands[0].dtype;
+    for (std::size_t i = 1; i < count; ++i)
+        signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);
+    return signature;
+}
+
+// -- construction ---------------------------------------------------------------------------------
+
+Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
+    : device_(std::move(device)),
+      board_(program.board),
+      board_words_(program.num_ranks * DeviceState::max_lanes),
+      rank_(program.rank) {
+    if (program.num_lanes > DeviceState::max_lanes)
+        throw Failure(std::to_string(program.num_lanes) + " lanes on one rank; at most " +
+                          std::to_string(DeviceState::max_lanes) + " are supported: use fewer compute lanes",
+                      -1);
+    if (program.rank >= program.num_ranks) throw Failure("the program's rank is outside the session", -1);
+    for (std::size_t i = 0; i < program.num_operations; ++i) {
+        const Operation &operation = program.operations[i];
+        if (operation.lane < 0 || static_cast<std::size_t>(operation.lane) >= program.num_lanes)
+            refuse(operation, "its lane does not exist");
+        const bool body = operation.code <= code_combine;
+        if (!body) continue;
+        const std::int64_t stop = std::int64_t{operation.first_operand} + operation.num_operands;
+        if (operation.num_operands == 0 || operation.first_operand < 0 ||
+            stop > static_cast<std::int64_t>(program.num_operands))
+            refuse(operation, "its operands are missing");
+        for (std::int64_t j = operation.first_operand; j < stop; ++j) {
+            const Operand &operand = program.operands[j];
+            if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.num_buffers ||
+                operand.dtype > dtype_bf16 || operand.factor > factor_beta)
+                refuse(operation, "an operand is malformed");
+            if (program.addresses[operand.buffer] == 0 && operand.rows > 0 && operand.cols > 0)
+                refuse(operation, "buffer " + std::to_string(operand.buffer) + " has no address");
+        }
+    }
+    bind_lanes(program);
+    for (std::size_t i = 0; i < program.num_operations; ++i) {
+        const Operation &operation = program.operations[i];
+        const auto index = static_cast<std::uint32_t>(i);
+        switch (operation.code) {
+            case code_copy: add_copy(program, operation); break;
+            case code_gemm: add_gemm(program, operation); break;
+            case code_combine: add_combine(program, operation); break;
+            case code_wait_flag: add_wait(program, operation, index); continue;
+            case code_wait_event:
+            case code_record:
+                if (operation.slot < 0 || static_cast<std::size_t>(operation.slot) >= program.num_events)
+                    refuse(operation, "its event does not exist");
+                add_step(operation, index, static_cast<std::uint32_t>(operation.slot));
+                continue;
+            case code_signal:
+                if (operation.peer < 0 || static_cast<std::size_t>(operation.peer) >= program.num_ranks ||
+                    program.peer_flags[operation.peer] == 0)
+                    refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
+                signals_.push_back({static_cast<Address>(program.peer_flags[operation.peer]) +
+                                    4 * static_cast<Address>(operation.slot)});
+                add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
+                continue;
+            default: refuse(operation, "operation code " + std::to_string(operation.code) + " is unknown");
+        }
+        const std::size_t payload = operation.code == code_copy   ? copies_.size()
+                                    : operation.code == code_gemm ? gemms_.size()
+                                                                  : combines_.size();
+        add_step(operation, index, static_cast<std::uint32_t>(payload - 1));
+        add_checkpoint_if_due(operation, index);
+    }
+    seen_.resize(board_words_);
+    result_.stuck.reserve(program.num_lanes);
+}
+
+void Executor::bind_lanes(const Program &program) {
+    lanes_.resize(program.num_lanes);
+    std::vector<std::uint8_t> multiplies(program.num_lanes, 0);
+    for (std::size_t i = 0; i < program.num_operations; ++i)
+        if (program.operations[i].code == code_gemm) multiplies[program.operations[i].lane] = 1;
+    const auto computing = static_cast<std::size_t>(std::count(multiplies.begin(), multiplies.end(), 1));
+    device_->reserve(computing, program.num_lanes - computing, program.num_events);
+    std::size_t next_compute = 0, next_copy = 0;
+    for (std::size_t l = 0; l < program.num_lanes; ++l) {
+        if (multiplies[l] != 0) {
+            const DeviceState::ComputeLane &lane = device_->compute_lane(next_compute++);
+            lanes_[l].stream = lane.stream;
+            lanes_[l].handle = lane.handle;
+        } else {
+            lanes_[l].stream = device_->copy_stream(next_copy++);
+        }
+    }
+}
+
+void Executor::add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload) {
+    steps_.push_back({operation.code, operation.lane, index, payload});
+    ++lanes_[operation.lane].num_steps;
+}
+
+void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t index) {
+    Lane &lane = lanes_[operation.lane];
+    const std::int64_t last = lane.checkpoints.empty() ? 0 : lane.checkpoints.back().issued;
+    if (lane.num_steps - last < checkpoint_interval) return;
+    const auto first = static_cast<std::uint32_t>(mem_ops_.size());
+    mem_ops_.push_back(write_word(device_->progress_address(operation.lane), 2 * index + 2));
+    batches_.push_back({first, 1});
+    lane.checkpoints.push_back({index, lane.num_steps});
+    steps_.push_back({code_wait_flag, operation.lane, index, static_cast<std::uint32_t>(batches_.size() - 1)});
+    ++lane.num_steps;
+}
+
+void Executor::add_wait(const Program &program, const Operation &operation, std::uint32_t index) {
+    if (program.own_flags == 0 || operation.slot < 0) refuse(operation, "this rank has no flags to wait for");
+    const Address word = device_->progress_address(operation.lane);
+    Lane &lane = lanes_[operation.lane];
+    // Waits that follow one another on a lane share a batch: nothing stands between them.
+    const bool extends = !steps_.empty() && steps_.back().code == code_wait_flag &&
+                         steps_.back().lane == operation.lane && !lane.checkpoints.empty() &&
+                         lane.checkpoints.back().operation + 1 == index &&
+                         mem_ops_.size() - batches_.back().first < max_batch_ops;
+    if (extends) {
+        mem_ops_.pop_back();  // the next wait's "reached" says that this one is over
+    } else {
+        batches_.push_back({static_cast<std::uint32_t>(mem_ops_.size()), 0});
+        lane.checkpoints.push_back({index, lane.num_steps});
+        add_step(operation, index, static_cast<std::uint32_t>(batches_.size() - 1));
+    }
+    lane.checkpoints.back().operation = index;
+    MemOp wait{};
+    wait.value.operation = mem_op_wait_value_32;
+    wait.value.address = program.own_flags + 4 * static_cast<Address>(operation.slot);
+    wait.value.flags = device_->wait_flags();
+    mem_ops_.push_back(write_word(word, 2 * index + 1));
+    mem_ops_.push_back(wait);
+    mem_ops_.push_back(write_word(word, 2 * index + 2));
+    batches_.back().count = static_cast<std::uint32_t>(mem_ops_.size()) - batches_.back().first;
+}
+
+void Executor::add_copy(const Program &program, const Operation &operation) {
+    if (operation.num_operands != 2) refuse(operation, "a COPY has one destination and one source");
+    const Operand &to = program.operands[operation.first_operand];
+    const Operand &from = program.operands[operation.first_operand + 1];
+    if (to.rows != from.rows || to.cols != from.cols || to.dtype != from.dtype)
+        refuse(operation, "its regions differ in shape or type");
+    const std::int64_t size = element_bytes[to.dtype];
+    Copy copy{};
+    copy.destination = address_of(program, to);
+    copy.source = address_of(program, from);
+    copy.bytes = static_cast<std::size_t>(to.rows * to.cols * size);
+    copy.contiguous = to.cols <= 1 || (to.ld == to.rows && from.ld == from.rows);
+    if (!copy.contiguous && std::max(to.ld, from.ld) * size > device_->max_pitch_bytes())
+        refuse(operation, "a leading dimension of " + std::to_string(std::max(to.ld, from.ld)) +
+                              " elements exceeds the device's largest pitch of " +
+                              std::to_string(device_->max_pitch_bytes()) + " bytes");
+    Memcpy2D &shape = copy.shape;
+    shape.width_bytes = static_cast<std::size_t>(to.rows * size);
+    shape.height = static_cast<std::size_t>(to.cols);
+    shape.src_pitch = static_cast<std::size_t>(from.ld * size);
+    shape.dst_pitch = static_cast<std::size_t>(to.ld * size);
+    shape.src_memory_type = program.in_host[from.buffer] != 0 ? memory_type_host : memory_type_device;
+    shape.dst_memory_type = program.in_host[to.buffer] != 0 ? memory_type_host : memory_type_device;
+    shape.src_host = reinterpret_cast<const void *>(copy.source);
+    shape.src_device = copy.source;
+    shape.dst_host = reinterpret_cast<void *>(copy.destination);
+    shape.dst_device = copy.destination;
+    copies_.push_back(copy);
+}
+
+void Executor::add_gemm(const Program &program, const Operation &operation) {
+    const std::size_t count = operation.num_operands;
+    if (count != 3 && count != 4) refuse(operation, "a GEMM has C, A, B and, if it accumulates, C again");
+    const Operand *operands = program.operands + operation.first_operand;
+    const Operand &c = operands[0], &a = operands[1], &b = operands[2];
+    const bool same = a.dtype == b.dtype;
+    const bool half = a.dtype == dtype_f16 || a.dtype == dtype_bf16;
+    if (!same || (c.dtype != a.dtype && !(half && c.dtype == dtype_f32)))
+        refuse(operation, "cuBLAS has no product for its types");
+    Gemm gemm{};
+    gemm.handle = lanes_[operation.lane].handle;
+    gemm.op_a = a.op != 0 ? blas_op_t : blas_op_n;
+    gemm.op_b = b.op != 0 ? blas_op_t : blas_op_n;
+    gemm.m = c.rows;
+    gemm.n = c.cols;
+    gemm.k = a.op != 0 ? a.rows : a.cols;
+    const std::int64_t m = a.op != 0 ? a.cols : a.rows;
+    const std::int64_t k = b.op != 0 ? b.cols : b.rows;
+    const std::int64_t n = b.op != 0 ? b.rows : b.cols;
+    if (m != gemm.m || n != gemm.n || k != gemm.k) refuse(operation, "the shapes of its operands do not fit");
+    gemm.a = address_of(program, a);
+    gemm.b = address_of(program, b);
+    gemm.c = address_of(program, c);
+    gemm.lda = a.ld;
+    gemm.ldb = b.ld;
+    gemm.ldc = c.ld;
+    gemm.dtype = a.dtype;
+    gemm.dtype_c = c.dtype;
+    gemm.factor_product = a.factor;
+    gemm.factor_c = factor_zero;
+    Operand scaling[2] = {c, c};
+    std::size_t num_scaling = 1;
+    if (count == 4) {
+        const Operand &old = operands[3];
+        if (address_of(program, old) != gemm.c || old.ld != c.ld || old.dtype != c.dtype)
+            refuse(operation, "it accumulates onto another region than it writes");
+        gemm.factor_c = old.factor;
+        scaling[1].factor = old.factor;
+        num_scaling = 2;
+    }
+    combines_.push_back(make_combine(program, scaling, num_scaling));
+    gemm.scale = static_cast<std::uint32_t>(combines_.size() - 1);
+    gemms_.push_back(gemm);
+}
+
+void Executor::add_combine(const Program &program, const Operation &operation) {
+    const Operand *operands = program.operands + operation.first_operand;
+    if (operation.num_operands > max_sources + 1)
+        refuse(operation, "a COMBINE of " + std::to_string(operation.num_operands - 1) + " regions; at most " +
+                              std::to_string(max_sources));
+    for (std::size_t i = 0; i < operation.num_operands; ++i) {
+        if (operands[i].rows != operands[0].rows || operands[i].cols != operands[0].cols)
+            refuse(operation, "the regions of a COMBINE differ in shape");
+        if (operands[i].op != 0) refuse(operation, "a COMBINE does not transpose");
+    }
+    combines_.push_back(make_combine(program, operands, operation.num_operands));
+}
+
+Executor::Combine Executor::make_combine(const Program &program, const Operand *operands, std::size_t count) const {
+    Combine combine{};
+    const auto found = program.kernels.find(combine_signature(operands, count));
+    if (found == program.kernels.end()) throw Failure("no COMBINE kernel for these types was given", -1);
+    combine.function = reinterpret_cast<Function>(found->second);
+    combine.num_sources = count - 1;
+    CombineArguments &arguments = combine.arguments;
+    arguments.destination = address_of(program, operands[0]);
+    arguments.ld = operands[0].ld;
+    arguments.rows = operands[0].rows;
+    arguments.cols = operands[0].cols;
+    for (std::size_t i = 1; i < count; ++i) {
+        arguments.source[i - 1] = address_of(program, operands[i]);
+        arguments.source_ld[i - 1] = operands[i].ld;
+        combine.factors[i - 1] = operands[i].factor;
+    }
+    // Threads run along a column, where memory is contiguous; short columns share a block.
+    combine.block_x = power_of_two_at_least(arguments.rows, threads_per_block);
+    combine.block_y = threads_per_block / combine.block_x;
+    const auto blocks = static_cast<std::int64_t>(blocks_per_multiprocessor) * device_->multiprocessors();
+    const std::int64_t reach = std::int64_t{combine.block_x} * rows_per_thread;
+    const std::int64_t grid_x = std::clamp<std::int64_t>((arguments.rows + reach - 1) / reach, 1, blocks);
+    const std::int64_t deep = (arguments.cols + combine.block_y - 1) / combine.block_y;
+    combine.grid_x = static_cast<unsigned>(grid_x);
+    combine.grid_y = static_cast<unsigned>(
+        std::clamp<std::int64_t>(deep, 1, std::min<std::int64_t>(std::max<std::int64_t>(blocks / grid_x, 1), 65535)));
+    return combine;
+}
+
+// -- running --------------------------------------------------------------------------------------
+
+RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double timeout_s) {
+    const std::unique_lock<std::mutex> only(device_->issuing(), std::try_to_lock);
+    if (!only.owns_lock())
+        throw Failure("two threads run operation lists on one device backend at once; give each thread its own session",
+                      -1);
+    if (device_->abandoned())
+        throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end", -1);
+    const std::int64_t created = device_->num_created();
+    const auto began = Clock::now();
+    start(alpha, beta, epoch, timeout_s);
+    const Code code = device_->driver().cuCtxSetCurrent(device_->context());
+    if (code != success) {
+        fail("cuCtxSetCurrent", code, false, nullptr);
+        result_.fatal = true;
+    } else {
+        issue_all();
+    }
+    const auto issued = Clock::now();
+    if (!result_.fatal && !result_.stalled) drain();
+    mirror();
+    const auto ended = Clock::now();
+    result_.issue_s = std::chrono::duration<double>(issued - began).count();
+    result_.drain_s = std::chrono::duration<double>(ended - issued).count();
+    result_.created = device_->num_created() - created;
+    if (result_.stalled || result_.fatal) device_->abandon();
+    return result_;
+}
+
+void Executor::start(double alpha, double beta, std::uint32_t epoch, double timeout_s) {
+    result_.tasks = result_.copy_bytes = 0;
+    result_.error.clear();
+    result_.operation = -1;
+    result_.fatal = result_.stalled = false;
+    result_.stuck.clear();
+    epoch_ = epoch;
+    factors_f64_[factor_alpha] = alpha;
+    factors_f64_[factor_beta] = beta;
+    factors_f32_[factor_alpha] = static_cast<float>(alpha);
+    factors_f32_[factor_beta] = static_cast<float>(beta);
+    outstanding_ = 0;
+    for (Lane &lane : lanes_) {
+        lane.issued = lane.completed = 0;
+        lane.next_checkpoint = 0;
+    }
+    // No lane of ours is busy between runs, so the host may write the words.
+    std::memset(device_->progress(), 0, DeviceState::max_lanes * sizeof(std::uint32_t));
+    timeout_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    last_look_ = last_move_ = Clock::now();
+    mirror();
+}
+
+void Executor::issue_all() {
+    for (const Step &step : steps_) {
+        // After an error only signals go out (poison): no peer may wait for ever.
+        if (!result_.error.empty() && step.code != code_signal) continue;
+        issue(step);
+        if (result_.fatal) return;
+        ++lanes_[step.lane].issued;
+        if (++outstanding_ > max_outstanding) settle();
+        if (result_.fatal || result_.stalled) return;
+    }
+}
+
+void Executor::issue(const Step &step) {
+    const Driver &d = device_->driver();
+    const Stream stream = lanes_[step.lane].stream;
+    switch (step.code) {
+        case code_copy: issue_copy(step); break;
+        case code_gemm: issue_gemm(step); break;
+        case code_combine: launch(combines_[step.payload], stream, step); break;
+        case code_wait_flag: issue_batch(step); break;
+        case code_wait_event:
+            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream, device_->event(step.payload), 0), false, &step);
+            break;
+        case code_record:
+            fail("cuEventRecord", d.cuEventRecord(device_->event(step.payload), stream), false, &step);
+            break;
+        default: signal(step); break;
+    }
+    if (step.code <= code_combine && result_.error.empty()) ++result_.tasks;
+}
+
+void Executor::issue_copy(const Step &step) {
+    const Copy &copy = copies_[step.payload];
+    if (copy.bytes == 0) return;
+    const Driver &d = device_->driver();
+    const Stream stream = lanes_[step.lane].stream;
+    if (copy.contiguous)
+        fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), false, &step);
+    else
+        fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream), false, &step);
+    if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(copy.bytes);
+}
+
+void Executor::issue_gemm(const Step &step) {
+    const Gemm &g = gemms_[step.payload];
+    if (g.m == 0 || g.n == 0) return;
+    if (g.k == 0 || factors_f64_[g.factor_product] == 0.0) {
+        // C alone: A and B are not read, whatever the library does with a factor of 0.
+        if (factors_f64_[g.factor_c] != 1.0) launch(combines_[g.scale], lanes_[step.lane].stream, step);
+        return;
+    }
+    const Blas &b = device_->blas();
+    if (g.dtype == dtype_f64) {
+        fail("cublasDgemm_v2_64",
+             b.cublasDgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f64_[g.factor_product],
+                                 reinterpret_cast<const double *>(g.a), g.lda, reinterpret_cast<const double *>(g.b),
+                                 g.ldb, &factors_f64_[g.factor_c], reinterpret_cast<double *>(g.c), g.ldc),
+             true, &step);
+    } else if (g.dtype == dtype_f32) {
+        fail("cublasSgemm_v2_64",
+             b.cublasSgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
+                                 reinterpret_cast<const float *>(g.a), g.lda, reinterpret_cast<const float *>(g.b),
+                                 g.ldb, &factors_f32_[g.factor_c], reinterpret_cast<float *>(g.c), g.ldc),
+             true, &step);
+    } else {
+        const int type = g.dtype == dtype_f16 ? type_r_16f : type_r_16bf;
+        const int type_c = g.dtype_c == dtype_f32 ? type_r_32f : type;
+        fail("cublasGemmEx_64",
+             b.cublasGemmEx_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
+                               reinterpret_cast<const void *>(g.a), type, g.lda, reinterpret_cast<const void *>(g.b),
+                               type, g.ldb, &factors_f32_[g.factor_c], reinterpret_cast<void *>(g.c), type_c, g.ldc,
+                               blas_compute_32f, blas_gemm_default),
+             true, &step);
+    }
+}
+
+void Executor::launch(const Combine &combine, Stream stream, const Step &step) {
+    if (combine.arguments.rows == 0 || combine.arguments.cols == 0) return;
+    CombineArguments arguments = combine.arguments;
+    for (std::size_t i = 0; i < combine.num_sources; ++i) arguments.factor[i] = factors_f64_[combine.factors[i]];
+    void *parameters[] = {&arguments};
+    fail("cuLaunchKernel",
+         device_->driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
+                                          combine.block_y, 1, 0, stream, parameters, nullptr),
+         false, &step);
+}
+
+void Executor::issue_batch(const Step &step) {
+    const Batch &batch = batches_[step.payload];
+    MemOp *ops = mem_ops_.data() + batch.first;
+    for (std::uint32_t i = 0; i < batch.count; ++i)
+        if (ops[i].value.operation == mem_op_wait_value_32) ops[i].value.value = epoch_;
+    fail("cuStreamBatchMemOp",
+         device_->driver().cuStreamBatchMemOp(lanes_[step.lane].stream, batch.count, ops, 0), false, &step);
+}
+
+// The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
+void Executor::signal(const Step &step) {
+    fail("cuStreamWriteValue32",
+         device_->driver().cuStreamWriteValue32(lanes_[step.lane].stream, signals_[step.payload].address, epoch_, 0),
+         false, &step);
+}
+
+void Executor::fail(const char *call, Code code, bool blas, const Step *step) {
+    if (code == success) return;
+    // cuBLAS hides the driver's code: the stream tells whether the context still lives.
+    const Code state = blas ? device_->driver().cuStreamQuery(lanes_[step->lane].stream) : code;
+    const bool sticky = state != success && state != error_not_ready && (blas || is_sticky(state));
+    result_.fatal = result_.fatal || sticky;
+    if (!result_.error.empty()) return;
+    result_.error = blas ? device_->blas().describe(call, code) : device_->driver().describe(call, code);
+    if (step != nullptr) result_.operation = step->operation;
+}
+
+bool Executor::query(Lane &lane, std::size_t number) {
+    const volatile std::uint32_t *words = device_->progress();
+    const std::uint32_t word = words[number];
+    while (lane.next_checkpoint < lane.checkpoints.size() &&
+           word > 2 * lane.checkpoints[lane.next_checkpoint].operation)
+        lane.completed = std::max(lane.completed, lane.checkpoints[lane.next_checkpoint++].issued);
+    if (lane.completed >= lane.issued) return true;
+    const Code code = device_->driver().cuStreamQuery(lane.stream);
+    if (code == error_not_ready) return false;
+    if (code == success) {
+        lane.completed = lane.issued;
+        return true;
+    }
+    fail("cuStreamQuery", code, false, nullptr);
+    result_.fatal = true;
+    return false;
+}
+
+void Executor::settle() {
+    while (!result_.fatal && !result_.stalled) {
+        const std::int64_t before = outstanding_;
+        outstanding_ = 0;
+        for (std::size_t l = 0; l < lanes_.size(); ++l) {
+            query(lanes_[l], l);
+            outstanding_ += lanes_[l].issued - std::min(lanes_[l].completed, lanes_[l].issued);
+        }
+        if (outstanding_ <= max_outstanding / 2) return;
+        if (outstanding_ < before) last_move_ = Clock::now();
+        if (!moved()) give_up();
+        sched_yield();
+    }
+}
+
+void Executor::drain() {
+    std::size_t next = 0;
+    int idle = 0;
+    while (next < lanes_.size()) {
+        // Lane after lane: once one is empty the others mostly are, and each is asked once.
+        if (lanes_[next].issued == 0 || query(lanes_[next], next)) {
+            ++next;
+            last_move_ = Clock::now();
+            continue;
+        }
+        if (result_.fatal) return;
+        if (++idle % 16 != 0) continue;
+        if (!moved()) return give_up();
+        sched_yield();
+    }
+}
+
+void Executor::mirror() {
+    const volatile std::uint32_t *words = device_->progress();
+    volatile std::uint32_t *row = board_ + rank_ * DeviceState::max_lanes;
+    for (std::size_t l = 0; l < lanes_.size(); ++l)
+        if (row[l] != words[l]) row[l] = words[l];
+}
+
+bool Executor::moved() {
+    const auto now = Clock::now();
+    if (now - last_look_ < look_interval) return true;
+    last_look_ = now;
+    mirror();
+    const volatile std::uint32_t *board = board_;
+    bool changed = false;
+    for (std::size_t i = 0; i < board_words_; ++i) {
+        const std::uint32_t word = board[i];
+        changed = changed || word != seen_[i];
+        seen_[i] = word;
+    }
+    if (changed) last_move_ = now;
+    return now - last_move_ < timeout_;
+}
+
+void Executor::give_up() {
+    result_.stalled = true;
+    const volatile std::uint32_t *words = device_->progress();
+    for (std::size_t l = 0; l < lanes_.size(); ++l)
+        if (lanes_[l].issued > 0 && !query(lanes_[l], l))
+            result_.stuck.push_back({static_cast<int>(l), words[l]});
+}
+
+}  // namespace uncut::cuda

@@ -1,0 +1,210 @@
+// The CUDA executor: one rank's operation list, bound to addresses, issued eagerly in list order.
+//
+// Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream;
+// nothing is created or allocated. Flag waits go out in one batch with two writes of a progress
+// word (2i+1 before, 2i+2 after the wait that is operation i), so that a stall can be explained. If
+// a call fails, the first error is kept and from there only SIGNALs are issued, so that no peer
+// waits for ever. Then all lanes are polled until they are empty, an error shows, or nothing has
+// moved on any rank for the time allowed.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda_device.hpp"
+
+namespace uncut::cuda {
+
+// The records of planning/lower.py, field by field.
+struct Operation {
+    std::uint8_t code, pad;
+    std::uint16_t num_operands;
+    std::int32_t lane, task, slot, peer, first_operand;
+};
+static_assert(sizeof(Operation) == 24);
+
+struct Operand {
+    std::int32_t buffer;
+    std::uint8_t dtype, factor, op, pad;
+    std::int64_t offset, rows, cols, ld;
+};
+static_assert(sizeof(Operand) == 40);
+
+enum OperationCode : std::uint8_t {
+    code_copy = 0,
+    code_gemm = 1,
+    code_combine = 2,
+    code_wait_flag = 4,
+    code_wait_event = 5,
+    code_record = 6,
+    code_signal = 7,
+};
+enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3 };
+enum FactorCode : std::uint8_t { factor_zero = 0, factor_one = 1, factor_alpha = 2, factor_beta = 3 };
+
+inline constexpr std::size_t max_sources = 8;
+
+// The one argument of every COMBINE kernel; its text in device/cuda/kernels.py declares the same.
+struct CombineArguments {
+    Address destination;
+    std::int64_t ld, rows, cols;
+    Address source[max_sources];
+    std::int64_t source_ld[max_sources];
+    double factor[max_sources];
+};
+static_assert(sizeof(CombineArguments) == 224);
+
+// Which kernel a COMBINE needs: 4 bits for the written type, then 4 bits (code + 1) per source.
+std::uint64_t combine_signature(const Operand *operands, std::size_t count);
+
+// What an executor is built from; the tables live only during construction.
+struct Program {
+    const Operation *operations;
+    std::size_t num_operations;
+    const Operand *operands;
+    std::size_t num_operands;
+    const std::int64_t *addresses;   // per buffer
+    const std::uint8_t *in_host;     // per buffer: 1 for host memory
+    std::size_t num_buffers;
+    std::size_t num_lanes;
+    std::size_t num_events;
+    Address own_flags;
+    const std::int64_t *peer_flags;  // per rank
+    std::size_t num_ranks;
+    std::uint32_t *board;            // num_ranks rows of DeviceState::max_lanes words, host memory
+    std::size_t rank;
+    std::unordered_map<std::uint64_t, Address> kernels;  // combine signature → function handle
+};
+
+// A lane that had not finished when a run gave up.
+struct StuckLane {
+    int lane;
+    std::uint32_t word;  // its progress word
+};
+
+struct RunResult {
+    std::int64_t tasks = 0;
+    std::int64_t copy_bytes = 0;
+    std::int64_t created = 0;
+    double issue_s = 0.0;
+    double drain_s = 0.0;
+    std::string error;         // empty if every call succeeded
+    std::int64_t operation = -1;  // that failed; -1 if it is not known which
+    bool fatal = false;        // the context is unusable: no flag could be written any more
+    bool stalled = false;
+    std::vector<StuckLane> stuck;
+};
+
+class Executor {
+  public:
+    Executor(std::shared_ptr<DeviceState> device, const Program &program);
+
+    // Call without the interpreter lock. Raises only for misuse (another thread is in a run).
+    RunResult run(double alpha, double beta, std::uint32_t epoch, double timeout_s);
+
+  private:
+    using Clock = std::chrono::steady_clock;
+
+    struct Step {
+        std::uint8_t code;
+        std::int32_t lane;
+        std::uint32_t operation;  // index in the list; of a batch, its first
+        std::uint32_t payload;    // index in the vector of its kind, or event, or slot
+    };
+    struct Copy {
+        Memcpy2D shape;
+        Address destination, source;
+        std::size_t bytes;
+        bool contiguous;
+    };
+    struct Gemm {
+        BlasHandle handle;
+        int op_a, op_b;
+        std::int64_t m, n, k;
+        Address a, b, c;
+        std::int64_t lda, ldb, ldc;
+        std::uint8_t dtype, dtype_c, factor_product, factor_c;
+        std::uint32_t scale;  // index of the COMBINE that replaces it when the product is zero
+    };
+    struct Combine {
+        CombineArguments arguments;
+        std::uint8_t factors[max_sources];
+        std::size_t num_sources;
+        Function function;
+        unsigned grid_x, grid_y, block_x, block_y;
+    };
+    struct Signal {
+        Address address;
+    };
+    struct Batch {
+        std::uint32_t first, count;  // in mem_ops_
+    };
+    struct Checkpoint {
+        std::uint32_t operation;  // whose wait, or after which a progress word is written
+        std::int64_t issued;      // steps of the lane that precede it
+    };
+    struct Lane {
+        Stream stream = nullptr;
+        BlasHandle handle = nullptr;
+        std::int64_t num_steps = 0;
+        std::vector<Checkpoint> checkpoints;
+        // State of a run.
+        std::int64_t issued = 0, completed = 0;
+        std::size_t next_checkpoint = 0;
+    };
+
+    // Construction.
+    void bind_lanes(const Program &program);
+    void add_copy(const Program &program, const Operation &operation);
+    void add_gemm(const Program &program, const Operation &operation);
+    void add_combine(const Program &program, const Operation &operation);
+    Combine make_combine(const Program &program, const Operand *operands, std::size_t count) const;
+    void add_wait(const Program &program, const Operation &operation, std::uint32_t index);
+    void add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload);
+    void add_checkpoint_if_due(const Operation &operation, std::uint32_t index);
+
+    // Running.
+    void start(double alpha, double beta, std::uint32_t epoch, double timeout_s);
+    void issue_all();
+    void issue(const Step &step);
+    void issue_copy(const Step &step);
+    void issue_gemm(const Step &step);
+    void launch(const Combine &combine, Stream stream, const Step &step);
+    void issue_batch(const Step &step);
+    void signal(const Step &step);
+    void settle();  // wait until few enough steps are outstanding
+    void drain();
+    bool query(Lane &lane, std::size_t number);
+    bool moved();   // mirror our words, look at everyone's: has anything changed in time?
+    void mirror();
+    void fail(const char *call, Code code, bool blas, const Step *step);
+    void give_up();
+
+    std::shared_ptr<DeviceState> device_;
+    std::vector<Lane> lanes_;
+    std::vector<Step> steps_;
+    std::vector<Copy> copies_;
+    std::vector<Gemm> gemms_;
+    std::vector<Combine> combines_;
+    std::vector<Signal> signals_;
+    std::vector<MemOp> mem_ops_;
+    std::vector<Batch> batches_;
+    std::uint32_t *board_;
+    std::size_t board_words_, rank_;
+
+    // State of a run.
+    RunResult result_;
+    std::uint32_t epoch_ = 0;
+    double factors_f64_[4] = {0.0, 1.0, 0.0, 0.0};
+    float factors_f32_[4] = {0.0F, 1.0F, 0.0F, 0.0F};
+    std::int64_t outstanding_ = 0;
+    std::vector<std::uint32_t> seen_;
+    Clock::duration timeout_{};
+    Clock::time_point last_look_, last_move_;
+};
+
+}  // namespace uncut::cuda
