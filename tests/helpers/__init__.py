@@ -1,0 +1,1 @@
+"""Code that tests share; fixtures and hooks are in the conftest files."""
