@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import pytest
+
 from tests.helpers.collective import allgather
 
 # How long a rank that failed waits for the others to finish the same phase of the same test. They may

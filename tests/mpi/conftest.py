@@ -1,10 +1,42 @@
+"""Fixtures of tests that run on several ranks with the host backend."""
+
+from __future__ import annotations
+
+import functools
+
 import pytest
+
 import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+
+
 @pytest.fixture(scope="session")
 def comm():
+    """All ranks of the job."""
     from mpi4py import MPI
+
     return MPI.COMM_WORLD
+
+
+@pytest.fixture(scope="session")
+def agree_all(comm):
+    """The only assertion between collective calls: `agree_all(ok, detail)` fails on all ranks, naming the guilty."""
+    return functools.partial(collective_assert, comm)
+
+
 @pytest.fixture(scope="module")
 def session(comm):
-    with um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), timeout_s=30, verify=True) as session:
+    """A session with the host backend on a machine of equal links; schedules are proved before use."""
+    machine = um.Machine.uniform(comm.size)
+    with um.Session(comm, backend="host", machine=machine, timeout_s=30, verify=True) as session:
         yield session
+
+
+@pytest.fixture
+def group(comm):
+    """A group of all ranks."""
+    from uncut_mpi.spmd.group import Group
+
+    group = Group(comm)
+    yield group
+    group.free()
