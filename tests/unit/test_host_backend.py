@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 
+from tests.helpers.pushed import Pushed
 from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.device.host.executor import _Patience
 from uncut_mpi.device.host.views import bytes_at, matrix_at
@@ -23,7 +23,6 @@ from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.schedule import (
     Factor,
     Kind,
-    Matrix,
     Op,
     RegionRef,
     Role,
@@ -79,6 +78,10 @@ class Cluster:
         address = self._owned[index][1].address
         return matrix_at(address, int(record["rows"]), int(record["cols"]), int(record["ld"]), dtype)
 
+    def load(self, case: Pushed, seed: int = 0) -> None:
+        """Give A, B and C their values and everything else NaN."""
+        case.fill(self.schedule, {index: self.buffer(index) for index in range(len(self.schedule.buffers))}, seed)
+
     def run(self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0) -> list[ExecutionReport]:
         """Run every rank's list in a thread of its own, then advance the epoch."""
         reports: dict[int, ExecutionReport] = {}
@@ -115,115 +118,10 @@ def succeed(reports: Sequence[ExecutionReport]) -> None:
         assert report.error is None, f"rank {rank}: {report.error!r}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Pushed:
-    """
-    C := alpha op(A) op(B) + beta C with all three on rank 0 and the columns dealt to all ranks.
-
-    Rank 0 pushes A (once, forwarded down the chain of ranks) and each rank's columns of B in chunks
-    of k; each rank sums its product without C and pushes it back; rank 0 combines.
-    """
-
-    m: int = 37
-    n: int = 29
-    k: int = 41
-    ranks: int = 3
-    chunks: int = 3
-    dtype: DType = DType.f64
-    trans_a: str = "N"
-    trans_b: str = "N"
-    pad: int = 5
-
-    def build(self) -> Schedule:
-        problem = GemmProblem(self.m, self.n, self.k, self.dtype, self.trans_a, self.trans_b)
-        build = ScheduleBuilder(self.ranks, problem, Placement.parse("0,0,0"))
-        wide = self.dtype.accumulator
-        a_shape, b_shape = problem.a_shape, problem.b_shape
-
-        def user(matrix: Matrix, shape: tuple[int, int]) -> int:
-            return build.buffer(
-                owner=0, rows=shape[0], cols=shape[1], dtype=self.dtype, role=Role.USER, matrix=matrix,
-                ld=shape[0] + self.pad,
-            )  # fmt: skip
-
-        def panel(owner: int, shape: tuple[int, int], dtype: DType) -> int:
-            return build.buffer(owner=owner, rows=shape[0], cols=shape[1], dtype=dtype, role=Role.PANEL, offset=0)
-
-        def push(source: int, target: int, to: RegionRef, of: RegionRef, awaits: Sequence[int] = ()) -> int:
-            return build.task(Kind.COPY, build.copy_lane(source, source, target), to, [(of, F.ONE, N)], awaits)
-
-        a, b, c = user(Matrix.A, a_shape), user(Matrix.B, b_shape), user(Matrix.C, (self.m, self.n))
-        steps = cuts(self.k, self.chunks)
-        columns = cuts(self.n, self.ranks)
-        a_at, b_at = {0: a}, {0: b}
-        arrived: dict[tuple[int, int], list[int]] = {}
-        for r in range(1, self.ranks):
-            a_at[r] = panel(r, a_shape, self.dtype)
-            b_at[r] = panel(r, b_shape, self.dtype)
-
-        def a_piece(rank: int, p: tuple[int, int]) -> RegionRef:
-            return RegionRef(a_at[rank], *((0, p[0], self.m, p[1]) if self.trans_a == "N" else (p[0], 0, p[1], self.m)))
-
-        def b_piece(rank: int, p: tuple[int, int], j: tuple[int, int]) -> RegionRef:
-            at = (p[0], j[0], p[1], j[1]) if self.trans_b == "N" else (j[0], p[0], j[1], p[1])
-            return RegionRef(b_at[rank], *at)
-
-        for step, p in enumerate(steps):
-            previous: list[int] = []
-            for r in range(1, self.ranks):
-                copy_a = push(r - 1, r, a_piece(r, p), a_piece(r - 1, p), previous)
-                copy_b = push(0, r, b_piece(r, p, columns[r]), b_piece(0, p, columns[r]))
-                previous = [copy_a]
-                arrived[step, r] = [copy_a, copy_b]
-        for r, j in enumerate(columns):
-            whole = RegionRef(panel(r, (self.m, j[1]), wide), 0, 0, self.m, j[1])
-            last = -1
-            for step, p in enumerate(steps):
-                reads = [(a_piece(r, p), F.ALPHA, Op[self.trans_a]), (b_piece(r, p, j), F.ONE, Op[self.trans_b])]
-                awaits = arrived.get((step, r), [])
-                if awaits:
-                    awaits = [build.task(Kind.JOIN, build.compute_lane(r, 1), awaits=awaits)]
-                if step:
-                    reads.append((whole, F.ONE, N))
-                    awaits = [*awaits, last]
-                last = build.task(Kind.GEMM, build.compute_lane(r), whole, reads, awaits)
-            home, awaited = whole, last
-            if r:
-                home = RegionRef(panel(0, (self.m, j[1]), wide), 0, 0, self.m, j[1])
-                awaited = push(r, 0, home, whole, [last])
-            target = RegionRef(c, 0, j[0], self.m, j[1])
-            build.task(
-                Kind.COMBINE, build.compute_lane(0, 2), target, [(home, F.ONE, N), (target, F.BETA, N)], [awaited]
-            )
-        return build.build(scheduler="test", grid=(1, self.ranks), tile=0)
-
-    def load(self, cluster: Cluster, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fill A, B and C with random values and everything else with NaN; return the three in float64."""
-        random = np.random.default_rng(seed)
-        for index in range(len(cluster.schedule.buffers)):
-            contents = cluster.buffer(index)
-            contents[...] = random.uniform(-1, 1, contents.shape).astype(contents.dtype) if index < 3 else np.nan
-        a, b, c = (cluster.buffer(index).astype(np.float64) for index in range(3))
-        return (a if self.trans_a == "N" else a.T), (b if self.trans_b == "N" else b.T), c
-
-    def close_enough(self, found: np.ndarray, product: np.ndarray, scale: np.ndarray) -> bool:
-        """Whether |found − product| is within (k + 4) u of the sums of absolute values; rounding included."""
-        u = self.dtype.accumulator.unit_roundoff * (self.k + 4) + self.dtype.unit_roundoff * 2
-        return bool((np.abs(found.astype(np.float64) - product) <= u * scale).all())
-
-
-def cuts(extent: int, parts: int) -> list[tuple[int, int]]:
-    """(start, length) of nearly equal parts."""
-    edges = [extent * i // parts for i in range(parts + 1)]
-    return [(lo, hi - lo) for lo, hi in itertools.pairwise(edges)]
-
-
 def run_and_judge(case: Pushed, cluster: Cluster, alpha: float, beta: float, seed: int = 0) -> bool:
-    a, b, c = case.load(cluster, seed)
+    cluster.load(case, seed)
     succeed(cluster.run(alpha, beta))
-    product = alpha * (a @ b) + beta * c
-    scale = abs(alpha) * (np.abs(a) @ np.abs(b)) + abs(beta * c)
-    return case.close_enough(cluster.buffer(2), product, scale)
+    return case.is_right(cluster.schedule, cluster.buffer(2), alpha, beta, seed)
 
 
 # -- products ------------------------------------------------------------------------------------
@@ -262,7 +160,7 @@ def test_counts_equal_those_of_the_schedule():
     case = Pushed()
     schedule = case.build()
     with Cluster(schedule) as cluster:
-        case.load(cluster)
+        cluster.load(case)
         for _ in range(2):
             reports = cluster.run()
             copies = schedule.copies()
@@ -278,7 +176,7 @@ def test_progress_words_count_the_operations_of_each_lane_from_zero_in_every_cal
     case = Pushed(ranks=2)
     schedule = case.build()
     with Cluster(schedule, disorder=Disorder(3)) as cluster:
-        case.load(cluster)
+        cluster.load(case)
         for _ in range(2):
             cluster.run()
             for rank in range(2):
@@ -354,7 +252,7 @@ def test_a_rank_that_raises_leaves_no_peer_waiting_and_the_next_call_works(faili
             raise ValueError("planted")
 
     with Cluster(case.build(), faults={failing: fault}, disorder=disorder) as cluster:
-        case.load(cluster)
+        cluster.load(case)
         reports = cluster.run(timeout_s=30.0)
         assert isinstance(reports[failing].error, ValueError)
         succeed([report for rank, report in enumerate(reports) if rank != failing])
@@ -372,7 +270,7 @@ def test_no_task_runs_on_a_rank_after_its_failure():
 
     case = Pushed()
     with Cluster(case.build(), faults={1: fault}) as cluster:
-        case.load(cluster)
+        cluster.load(case)
         reports = cluster.run()
         assert isinstance(reports[1].error, KeyboardInterrupt)
         assert len(ran) == 2
