@@ -13,7 +13,7 @@ import numpy as np
 from uncut_mpi.model.dtypes import DType
 
 # Elements generated at a time: their temporaries stay in a core's cache.
-_BLOCK_ELEMENTS: Final = 1 << 16
+_BLOCK_ELEMENTS: Final = 1 << 14
 
 
 def fill(view: np.ndarray, matrix: str, seed: int, *, rows: int, row0: int = 0, col0: int = 0) -> None:
@@ -38,8 +38,9 @@ def fill(view: np.ndarray, matrix: str, seed: int, *, rows: int, row0: int = 0, 
 
     Notes
     -----
-    Element (i, j) is made of the (j·rows + i)-th 64-bit word of a PCG64DXSM stream (float64: of its
-    53 upper bits and one for the sign), or of the half word of that number (float32 and half types).
+    Element (i, j) is made of the (j·rows + i)-th 64-bit word of a PCG64DXSM stream (float64: its
+    upper 54 bits, as a signed number) or of the half word of that number (float32 and half types:
+    its upper 25 bits).
     """
     part_rows, part_cols = view.shape
     if part_rows == 0 or part_cols == 0:
@@ -71,20 +72,15 @@ def poison(view: np.ndarray) -> None:
 def _float64(stream: np.random.PCG64DXSM, first: int, count: int) -> np.ndarray:
     """Return elements first … first+count−1 of a stream at its start."""
     words = stream.advance(first).random_raw(count)
-    values: np.ndarray = (words >> np.uint64(11)).astype(np.float64)
+    values: np.ndarray = (words.view(np.int64) >> 10).astype(np.float64)
     values *= 2.0**-53
-    bits = values.view(np.uint64)
-    words <<= np.uint64(63)
-    bits |= words
     return values
 
 
 def _float32(stream: np.random.PCG64DXSM, first: int, count: int) -> np.ndarray:
     """Return elements first … first+count−1 of a stream at its start; a word holds two of them."""
     begin, end = first // 2, (first + count + 1) // 2
-    halves = stream.advance(begin).random_raw(end - begin).view(np.uint32)[first - 2 * begin :][:count]
-    values: np.ndarray = (halves >> np.uint32(8)).astype(np.float32)
+    halves = stream.advance(begin).random_raw(end - begin).view(np.int32)[first - 2 * begin :][:count]
+    values: np.ndarray = (halves >> 7).astype(np.float32)
     values *= np.float32(2.0**-24)
-    bits = values.view(np.uint32)
-    bits |= halves << np.uint32(31)
     return values
