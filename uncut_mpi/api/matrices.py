@@ -254,6 +254,7 @@ class MatrixStore:
 
     def _collect(self) -> None:
         """Free what every rank has dropped."""
+        self._dropped.intersection_update(self._held)  # a released matrix is dropped too, later
         mine = frozenset(self._dropped)
         everywhere = frozenset.intersection(*self._group.allgather_objects(mine))
         if everywhere:
