@@ -137,12 +137,17 @@ def blame(folder: Path) -> list[str]:
     """
     Return what explains a failed stage of several ranks, naming the rank.
 
-    If a rank reported a failure, the end of that rank's output (the lowest rank's, without rank 0,
-    whose output was seen already). Else, if the ranks hang, where each of them stood. Else the end of
+    If a rank reported a failure of its own, the end of that rank's output (the lowest rank's, without
+    rank 0, whose output was seen already). Else, if the ranks hang, where each of them stood. Else the end of
     the first output that holds an error.
     """
     logs = {int(path.stem[4:]): _text(path) for path in folder.glob("rank*.log")}
-    failed = sorted(rank for rank, text in logs.items() if re.search(r"^(FAILED|ERROR) ", text, re.MULTILINE))
+    # pytest marks the lines of an error raised here with E; a rank that only heard of it has none.
+    own, heard = (
+        sorted(rank for rank, text in logs.items() if re.search(sign, text, re.MULTILINE))
+        for sign in (r"^E  |^rank \d+ failed in ", r"^(FAILED|ERROR) ")
+    )
+    failed = own or heard
     if failed:
         lines = [f"rank {', '.join(map(str, failed))} of {folder.name} reported a failure"]
         if failed[0] != 0:

@@ -118,11 +118,18 @@ class TestSummary:
 class TestBlame:
     def test_the_rank_that_reported_a_failure_is_named_and_quoted(self, tmp_path):
         (tmp_path / "rank0.log").write_text("+++ Timeout +++\n")
-        (tmp_path / "rank1.log").write_text("waiting\n")
+        (tmp_path / "rank1.log").write_text("passed here, but\nrank 2 failed\nFAILED tests/mpi/test_a.py::test_x\n")
         (tmp_path / "rank2.log").write_text("E   assert 3 == 4\nFAILED tests/mpi/test_a.py::test_x - assert\n")
         lines = summarise.blame(tmp_path)
         assert lines[0].startswith("rank 2 of ")
         assert "E   assert 3 == 4" in lines
+
+    def test_a_rank_that_ended_the_job_is_named(self, tmp_path):
+        (tmp_path / "rank0.log").write_text("..")
+        (tmp_path / "rank1.log").write_text("\nrank 1 failed in call of tests/mpi/test_a.py::test_x; they wait\nwhy\n")
+        lines = summarise.blame(tmp_path)
+        assert lines[0].startswith("rank 1 of ")
+        assert lines[-1] == "why"
 
     def test_of_a_hanging_job_the_rank_that_stands_elsewhere_is_marked(self, tmp_path):
         for rank, line in ((0, 15), (1, 15), (2, 14)):
