@@ -1,0 +1,230 @@
+"""Calls of several sessions have one order per device, whatever threads and communicators they come from."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.helpers.collective import allgather
+from uncut_mpi.errors import ParamError, StallError
+from uncut_mpi.spmd import exchange, order
+from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.order import DeviceOrder
+
+pytestmark = pytest.mark.mpi(min_size=1)
+LIMIT_S = 40
+
+
+class Sessions:
+    """Stand-ins for sessions: a group, its order, and shared memory in which its calls meet."""
+
+    def __init__(self, comm):
+        self.group = Group(comm)
+        size = self.group.size
+        self.segment = exchange.shared_segment(self.group, 16 * size, "a test")
+        words = self.segment.array(np.uint64, 2 * size)
+        self.meetings = words[size:]
+        self.order = DeviceOrder(self.group, "device", words[:size])
+
+    def call(self, log, name, before_meeting=lambda: None):
+        """One call: like a real one it can end only when all of its ranks are in it at once."""
+        self.order.acquire(LIMIT_S)
+        log.append(name)
+        before_meeting()
+        self.meetings[self.group.rank] += 1
+        deadline = time.monotonic() + LIMIT_S
+        while self.meetings.min() < self.meetings[self.group.rank]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name}: its ranks never met")
+            time.sleep(1e-4)
+        log.append(name)
+        self.order.release()
+
+    def close(self):
+        self.order.close()
+        self.group.barrier()
+        self.segment.close()
+        self.group.free()
+
+
+@pytest.fixture
+def make(comm):
+    made = []
+
+    def one(sub):
+        made.append(Sessions(sub))
+        return made[-1]
+
+    yield one
+    comm.Barrier()
+    for session in made:
+        session.close()
+
+
+def run_threads(*bodies):
+    """Run each body in a thread of its own; return the errors."""
+    errors = []
+
+    def guarded(body):
+        try:
+            body()
+        except BaseException as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=guarded, args=(body,), daemon=True) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S + 10)
+    return errors + ["a thread is still running"] * sum(thread.is_alive() for thread in threads)
+
+
+def alternates(log):
+    """Whether every call in the log of one process ended before the next began."""
+    return len(log) % 2 == 0 and log[::2] == log[1::2]
+
+
+def test_one_session_takes_its_devices_again_and_again(comm, agree_all, make):
+    session, log = make(comm), []
+    for number in range(50):
+        session.call(log, number)
+    agree_all(alternates(log) and len(log) == 100, log)
+
+
+def test_two_threads_with_a_session_each_never_mix_their_calls(comm, agree_all, make):
+    first, second, log = make(comm), make(comm), []
+    rng = np.random.default_rng(comm.rank)
+    pauses = rng.uniform(0, 2e-3, (2, 40))
+
+    def body(session, name, pause):
+        for number in range(40):
+            time.sleep(pause[number])
+            session.call(log, (name, number))
+
+    errors = run_threads(lambda: body(first, "a", pauses[0]), lambda: body(second, "b", pauses[1]))
+    agree_all(not errors, errors)
+    logs = allgather(comm, log)
+    agree_all(alternates(log) and len(log) == 160, log)
+    agree_all(logs.count(log) == comm.size, f"orders differ: {logs}")
+
+
+@pytest.mark.mpi(min_size=3)
+def test_overlapping_communicators_in_opposite_rank_orders_do_not_deadlock(comm, agree_all, make):
+    ring = [(rank, (rank + 1) % comm.size) for rank in range(comm.size)]
+    sessions, log = [], []
+    for number, pair in enumerate(ring):
+        inside = comm.rank in pair
+        # Ranks of every other pair are numbered backwards: the order must not depend on them.
+        sub = comm.Split(0 if inside else 1, key=comm.rank if number % 2 else -comm.rank)
+        if inside:
+            sessions.append((number, make(sub)))
+        sub.Free()
+
+    def body(number, session):
+        for turn in range(15):
+            session.call(log, (number, turn), before_meeting=lambda: time.sleep(2e-4))
+
+    errors = run_threads(*(lambda number=number, session=session: body(number, session) for number, session in sessions))
+    agree_all(not errors, errors)
+    agree_all(alternates(log), log)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_process_makes_its_calls_in_turn_and_another_in_threads(comm, agree_all, make):
+    first, second, log = make(comm), make(comm), []
+    if comm.rank == comm.size - 1:
+        errors = run_threads(lambda: [s.call(log, n) for n in range(10) for s in (first, second)])
+    else:
+        errors = run_threads(
+            lambda: [first.call(log, ("a", n)) for n in range(10)],
+            lambda: [second.call(log, ("b", n)) for n in range(10)],
+        )
+    agree_all(not errors, errors)
+    agree_all(alternates(log), log)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_session_made_while_another_is_in_a_call_waits_for_it(comm, agree_all, make):
+    first, log, entered = make(comm), [], threading.Event()
+    made = []
+    other = comm.Dup()
+
+    def hold():
+        entered.set()
+        time.sleep(0.05 if comm.rank == 0 else 0.0)
+
+    def old():
+        first.call(log, "old", before_meeting=hold)
+
+    def new():
+        if comm.rank == 0:
+            entered.wait(LIMIT_S)
+        made.append(make(other))
+        made[0].call(log, "new")
+
+    errors = run_threads(old, new)
+    other.Free()
+    agree_all(not errors, errors)
+    agree_all(alternates(log) and sorted(log) == ["new", "new", "old", "old"], log)
+
+
+def test_calls_on_different_devices_do_not_wait_for_each_other(comm, agree_all):
+    group = Group(comm)
+    segment = exchange.shared_segment(group, 16 * group.size, "a test")
+    words = segment.array(np.uint64, 2 * group.size)
+    first = DeviceOrder(group, "one", words[: group.size])
+    second = DeviceOrder(group, "two", words[group.size :])
+    first.acquire(LIMIT_S)
+    second.acquire(LIMIT_S)
+    group.barrier()
+    for one in (first, second):
+        one.release()
+        one.close()
+    segment.close()
+    group.free()
+    agree_all(not {"one", "two"} & set(order._registry), order._registry)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_never_comes_is_named(comm, agree_all, make):
+    session = make(comm)
+    late = comm.size - 1
+    found = ""
+    if comm.rank != late:
+        try:
+            session.order.acquire(0.2)
+        except StallError as error:
+            found = str(error)
+    agree_all(comm.rank == late or f"for rank {late} to begin this call" in found, found)
+    agree_all(comm.rank == late or session.order.missing() == [late], session.order.missing())
+
+
+def test_a_device_that_another_session_keeps_is_named_and_free_afterwards(comm, agree_all, make):
+    first, second = make(comm), make(comm)
+    first.order.acquire(LIMIT_S)
+    first.group.barrier()
+    found = ""
+    try:
+        second.order.acquire(0.2)
+    except StallError as error:
+        found = str(error)
+    agree_all("device device" in found or "for rank" in found, found)
+    first.group.barrier()
+    first.order.release()
+    log = []
+    first.call(log, "again")
+    agree_all(log == ["again", "again"], log)
+
+
+def test_words_of_another_shape_are_refused(comm, agree_all):
+    group = Group(comm)
+    refused = False
+    with contextlib.suppress(ParamError):
+        DeviceOrder(group, "device", np.zeros(group.size + 1, np.uint64))
+        refused = True
+    agree_all(not refused, "no error")
+    group.free()

@@ -1,0 +1,221 @@
+"""
+One total order per device over all calls, plans and sessions of a process.
+
+Ranks of a call wait for each other's flags on the device, so two calls that two processes issue in
+different orders wait for each other for ever. A call therefore holds one lock in each of its ranks'
+processes, that of the device, from before its first operation until its last has finished. The locks
+are local to the processes; the ranks of a session tell each other how far they are through one word
+each of shared memory:
+
+1. *Arrive.* Every rank writes ARRIVED and waits until all have. No lock is held so far, so a program
+   may make the calls of two sessions one after the other in one process, in two threads in another.
+2. *Try.* Every rank tries its lock without waiting, writes HELD or BLOCKED, and waits until all have.
+   All ranks are inside the call and trying never waits, so this ends. If all are HELD, the call has
+   what it needs: with one session, always. A word that was BLOCKED never reads HELD, and one that was
+   HELD changes only where a BLOCKED was seen; so all ranks decide alike.
+3. *Take turns.* Otherwise every rank gives its lock back, and they queue for their locks one after the
+   other in ascending (node, process) order, each writing LOCKED when it has it.
+
+Nothing waits in a circle. A call that waits for a lock is in step 3, so it holds only locks of lower
+processes than the one it waits for. Whoever holds a lock in step 2 gives it back or has all of its
+locks. So among the waiting calls, the one that waits for the highest process waits for a call that
+itself waits for no lock. Locks are granted in order of arrival and a try fails while anyone queues, so
+no session starves. How many sessions share a device is asked nowhere: one may come or go at any time.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError, StallError
+from uncut_mpi.segments import node_identity
+from uncut_mpi.spmd.group import Group
+
+# A rank's word is 4·call + one of these, so that it only ever grows.
+_ARRIVED, _HELD, _BLOCKED, _LOCKED = range(4)
+_STATES = 4
+
+
+class DeviceOrder:
+    """
+    One session's place in the order of calls on its devices. Collective.
+
+    Parameters
+    ----------
+    group : Group
+        The session's ranks, all on one node.
+    device_key : str
+        Identifies this rank's device within its process.
+    words : ndarray of uint64, shape (size,)
+        Zeros in memory that all ranks share; entry r is written by rank r only.
+    """
+
+    def __init__(self, group: Group, device_key: str, words: np.ndarray[Any, Any]) -> None:
+        if words.shape != (group.size,) or words.dtype != np.uint64:
+            raise ParamError(f"the order of calls needs {group.size} words of uint64, not {words.shape} {words.dtype}")
+        self._group, self._words, self._key = group, words, device_key
+        processes = group.allgather_objects((node_identity(), os.getpid()))
+        ranks = sorted(range(group.size), key=processes.__getitem__)
+        place = ranks.index(group.rank)
+        self._before = ranks[place - 1] if place else None
+        self._last = ranks[-1]
+        self._call = 0
+        self._arrived = self._holds = False
+        self._lock = _join(device_key)
+        self._closed = False
+
+    def arrive(self) -> None:
+        """Say that this rank has begun its next call. Every rank says so once per call; `acquire` does if this did not."""
+        if not self._arrived:
+            self._call += 1
+            self._arrived = True
+            self._write(_ARRIVED)
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not begun this call. Not collective."""
+        return np.flatnonzero(self._words < self._word(_ARRIVED)).tolist()
+
+    def acquire(self, timeout_s: float | None = None) -> None:
+        """
+        Take the devices of all ranks for one call. Collective, and so must something be before `release`.
+
+        Raises
+        ------
+        StallError
+            If they are not to be had within `timeout_s`; says what is awaited. The session cannot
+            make calls any more then.
+        """
+        self.arrive()
+        arrived, tried = self._word(_ARRIVED), self._word(_HELD)
+        try:
+            self._await(lambda: bool(self._words.min() >= arrived), timeout_s, "to begin this call", self.missing)
+            self._holds = self._lock.try_take(self)
+            self._write(_HELD if self._holds else _BLOCKED)
+            self._await(
+                lambda: bool(self._words.min() >= tried),
+                timeout_s,
+                "to try its device",
+                lambda: np.flatnonzero(self._words < tried).tolist(),
+            )
+            if self._blocked():
+                self._take_turns(timeout_s)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give this rank's device back after a call. Not collective; without `acquire` it does nothing."""
+        self._arrived = self._holds = False
+        self._lock.give_back(self)
+
+    def close(self) -> None:
+        """Leave the order. Not collective; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.release()
+            _leave(self._key)
+
+    def _blocked(self) -> bool:
+        words = self._words
+        return bool(((words == self._word(_BLOCKED)) | (words == self._word(_LOCKED))).any())
+
+    def _take_turns(self, timeout_s: float | None) -> None:
+        if self._holds:
+            self._holds = False
+            self._lock.give_back(self)
+        locked, before, last = self._word(_LOCKED), self._before, self._last
+        if before is not None:
+            self._await(lambda: bool(self._words[before] >= locked), timeout_s, "to take its device", lambda: [before])
+        self._lock.queue(self)
+        self._await(lambda: self._lock.take_in_turn(self), timeout_s, f"for device {self._key}", None)
+        self._holds = True
+        self._write(_LOCKED)
+        self._await(lambda: bool(self._words[last] >= locked), timeout_s, "to take its device", lambda: [last])
+
+    def _word(self, state: int) -> int:
+        return _STATES * self._call + state
+
+    def _write(self, state: int) -> None:
+        self._words[self._group.rank] = self._word(state)
+
+    def _await(
+        self, done: Callable[[], bool], timeout_s: float | None, what: str, whom: Callable[[], list[int]] | None
+    ) -> None:
+        if done():
+            return
+        backoff = self._group.backoff()
+        while not done():
+            if timeout_s is not None and backoff.elapsed_s() > timeout_s:
+                who = f"for rank {', '.join(map(str, whom()))} " if whom is not None else ""
+                raise StallError(
+                    f"call {self._call}: rank {self._group.rank} of {self._group.size} waited {timeout_s:g} s {who}{what}"
+                    + ("" if whom is not None else ", which calls of other sessions of this process hold")
+                    + "; a rank has failed or makes other calls than the rest: see their output, or allow more time"
+                )
+            backoff.pause()
+
+
+class _DeviceLock:
+    """A lock granted in order of arrival, whose waiters poll."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._holder: object | None = None
+        self._waiting: collections.deque[object] = collections.deque()
+        self.sessions = 0
+
+    def try_take(self, who: object) -> bool:
+        """Take it if it is free and nobody waits."""
+        with self._mutex:
+            if self._holder is not None or self._waiting:
+                return False
+            self._holder = who
+            return True
+
+    def queue(self, who: object) -> None:
+        """Wait for it from now on."""
+        with self._mutex:
+            self._waiting.append(who)
+
+    def take_in_turn(self, who: object) -> bool:
+        """Take it if it is free and `who` has waited longest."""
+        with self._mutex:
+            if self._holder is not None or self._waiting[0] is not who:
+                return False
+            self._holder = self._waiting.popleft()
+            return True
+
+    def give_back(self, who: object) -> None:
+        """Neither hold it nor wait for it."""
+        with self._mutex:
+            if self._holder is who:
+                self._holder = None
+            elif who in self._waiting:
+                self._waiting.remove(who)
+
+
+# The order is one over all sessions of the process, which know nothing of each other: this is where
+# they meet.
+_registry: dict[str, _DeviceLock] = {}
+_registry_mutex = threading.Lock()
+
+
+def _join(device_key: str) -> _DeviceLock:
+    with _registry_mutex:
+        lock = _registry.setdefault(device_key, _DeviceLock())
+        lock.sessions += 1
+        return lock
+
+
+def _leave(device_key: str) -> None:
+    with _registry_mutex:
+        lock = _registry[device_key]
+        lock.sessions -= 1
+        if lock.sessions == 0:
+            del _registry[device_key]
