@@ -128,7 +128,9 @@ def test_overlapping_communicators_in_opposite_rank_orders_do_not_deadlock(comm,
         for turn in range(15):
             session.call(log, (number, turn), before_meeting=lambda: time.sleep(2e-4))
 
-    errors = run_threads(*(lambda number=number, session=session: body(number, session) for number, session in sessions))
+    errors = run_threads(
+        *(lambda number=number, session=session: body(number, session) for number, session in sessions)
+    )
     agree_all(not errors, errors)
     agree_all(alternates(log), log)
 

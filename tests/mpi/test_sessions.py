@@ -1,0 +1,264 @@
+"""Sessions: several in one job, on split and overlapping communicators, from threads; failure inside a call."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.products import Case, make_operands, mismatch, release
+from uncut_mpi.device.host import Disorder, HostBackend
+from uncut_mpi.planning.lower import Code
+
+pytestmark = pytest.mark.mpi(min_size=1)
+OPTIONS = um.ScheduleOptions(tile=16)
+
+
+def open_session(comm, **more) -> um.Session:
+    backend = more.pop("backend", "host")
+    return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=20, **more)
+
+
+def product(session: um.Session, case: Case, options: um.ScheduleOptions = OPTIONS) -> str:
+    operands = make_operands(session, case)
+    session.gemm(
+        operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, trans_b=case.trans_b, options=options
+    )
+    wrong = mismatch(case, operands)
+    release(session, operands)
+    return wrong
+
+
+def test_a_session_on_one_rank_needs_no_peer(comm):
+    with open_session(comm.Split(comm.rank)) as session:
+        wrong = product(session, Case(50, 40, 30, place=("0", "h", "0")))
+    collective_assert(comm, session.size == 1 and not wrong, wrong)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_sessions_on_split_communicators_work_side_by_side(comm):
+    part = comm.Split(comm.rank % 2)
+    with open_session(part) as session:
+        wrong = product(session, Case(40 + comm.rank % 2, 33, 21, place=("0", "h", str(part.size - 1))))
+    part.Free()
+    collective_assert(comm, not wrong, wrong)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_overlapping_sessions_work_in_turn(comm):
+    inner = comm.Split(0 if comm.rank < comm.size - 1 else 1)
+    with open_session(comm) as all_ranks, open_session(inner) as some:
+        wrong = []
+        for seed in range(3):
+            wrong.append(product(some, Case(30, 31, 32, place=("0", "h", "h"), seed=seed)))
+            wrong.append(product(all_ranks, Case(33, 34, 35, place=("h", "0", "0"), seed=seed)))
+    inner.Free()
+    collective_assert(comm, not any(wrong), str(wrong))
+
+
+def test_two_threads_with_a_session_each(comm):
+    parts = [comm.Dup(), comm.Dup()]
+    wrong: list[object] = [None, None]
+
+    def work(number: int) -> None:
+        try:
+            with open_session(parts[number]) as session:
+                wrong[number] = [
+                    product(session, Case(30 + number, 25, 20, place=("0", "h", "h"), seed=s)) for s in range(4)
+                ]
+        except BaseException as error:  # shown by the assertion below, on every rank
+            wrong[number] = error
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for part in parts:
+        part.Free()
+    collective_assert(comm, wrong == [[""] * 4] * 2, str(wrong))
+
+
+def test_a_second_thread_inside_one_session_is_refused(comm):
+    with open_session(comm) as session:
+        session._busy.acquire()
+        try:
+            found = ""
+            session.empty_host((2, 2))
+        except um.ParamError as error:
+            found = str(error)
+        finally:
+            session._busy.release()
+    collective_assert(comm, "another thread" in found, found)
+
+
+def test_dropped_matrices_are_freed_by_the_next_collective_call(comm):
+    with open_session(comm) as session:
+        numbers = []
+        for _ in range(3):
+            matrix = session.empty_host((8, 8))
+            numbers.append(matrix.info.number)
+            del matrix
+            gc.collect()
+        held = set(session._store._held)
+    collective_assert(comm, held == {numbers[-1]}, f"held {held} of {numbers}")
+
+
+def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm):
+    with open_session(comm) as session:
+        small = make_operands(session, Case(20, 20, 20))
+        with session.plan(small.a, small.b, small.c, options=OPTIONS) as plan:
+            plan.execute(1.2345, 1.1154)
+            wrong = mismatch(Case(20, 20, 20), small)
+            sizes = session._calls._softbuf.sizes.copy()
+            wrong += product(session, Case(700, 650, 600), um.ScheduleOptions(tile=256))
+            grown = bool((session._calls._softbuf.sizes > sizes).any())
+            if session.rank == 0:
+                small.c.array[...] = small.c_MN
+            session.barrier()
+            plan.execute(1.2345, 1.1154)
+            wrong += mismatch(Case(20, 20, 20), small)
+    collective_assert(comm, grown and not wrong, f"grown {grown}, {wrong}")
+
+
+def test_plans_beyond_the_bound_are_dropped_and_made_again(comm):
+    with open_session(comm, max_plans=2) as session:
+        wrong = [product(session, Case(size, 20, 20, seed=size)) for size in (18, 19, 20, 21, 18, 21)]
+        kept = len(session._plans)
+    collective_assert(comm, kept == 2 and not any(wrong), f"{kept} plans, {wrong}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_order_of_ready_tasks_gives_the_right_product(comm, seed):
+    def disorderly(local_rank, ranks):
+        return HostBackend(local_rank, ranks, disorder=Disorder(seed=seed))
+
+    last = str(comm.size - 1)
+    with open_session(comm, backend=disorderly) as session:
+        wrong = [
+            product(session, Case(44, 50, 39, place=place, dtype=dtype, trans_b="T", seed=seed), options)
+            for place, dtype in ((("h", "h", "h"), "f64"), (("0", "0", "0"), "f32"), (("0", last, "h"), "bf16"))
+            for options in (
+                OPTIONS,
+                um.ScheduleOptions(tile=16, caching=False),
+                um.ScheduleOptions(tile=16, overlap=False),
+            )
+        ]
+    collective_assert(comm, not any(wrong), str(wrong))
+
+
+def test_a_corrupted_copy_gives_a_wrong_product(comm):
+    corrupted = []
+
+    def corrupt(task, code, region):
+        if code is Code.COPY and not corrupted and comm.rank == comm.size - 1:
+            corrupted.append(task)
+            region[0, 0] += 1.0
+
+    with open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt)) as session:
+        wrong = product(session, Case(40, 40, 40))
+    guilty = any(allgather(comm, bool(corrupted)))
+    noticed = any(allgather(comm, bool(wrong)))
+    collective_assert(comm, guilty and noticed, f"corrupted {corrupted}, noticed {noticed}")
+
+
+def test_an_error_inside_a_call_is_raised_on_every_rank_and_the_session_goes_on(comm):
+    failing = [True]
+
+    def fail(task, code, region):
+        if failing[0] and comm.rank == comm.size - 1 and code is Code.GEMM:
+            raise um.DeviceError(f"task {task} failed on purpose")
+
+    with open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=fail)) as session:
+        operands = make_operands(session, Case(40, 40, 40))
+        try:
+            session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+            found = "nothing was raised"
+        except um.DeviceError as error:
+            found = str(error)
+        failing[0] = False
+        wrong = product(session, Case(40, 40, 40))
+    collective_assert(comm, "on purpose" in found and not wrong, f"{found}; afterwards {wrong}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_hangs_is_named_on_every_rank(comm):
+    release_it = threading.Event()
+
+    def hang(task, code, region):
+        if comm.rank == 1 and code is Code.GEMM:
+            release_it.wait(4.0)
+
+    def backend(rank, ranks):
+        return HostBackend(rank, ranks, fault=hang)
+
+    session = um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=1.0)
+    operands = make_operands(session, Case(64, 64, 64, place=("1", "1", "0")))
+    try:
+        session.gemm(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=64, grid=(1, 1)))
+        found = "nothing was raised"
+    except um.StallError as error:
+        found = str(error)
+    except um.UncutError as error:
+        found = f"{type(error).__name__}: {error}"
+    release_it.set()
+    collective_assert(comm, "rank 1" in found or "nothing" in found, found)
+    session.close()
+
+
+def test_memory_that_cannot_be_exported_goes_through_memory_of_our_own(comm):
+    class Unexportable(HostBackend):
+        def adopt(self, array):
+            adopted = super().adopt(array)
+            return type(adopted)(adopted.address, None, 0, "made for this test", adopted.keep)
+
+    with open_session(comm, backend=Unexportable) as session:
+        case = Case(40, 30, 20, place=("0", "h", "0"))
+        operands = make_operands(session, case)
+        with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+            result = plan.execute(case.alpha, case.beta)
+        wrong = mismatch(case, operands)
+    collective_assert(comm, not wrong and result.staged == (comm.size > 1), f"staged {result.staged}, {wrong}")
+
+
+def test_nothing_is_left_open_after_a_session(comm):
+    import os
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    for _ in range(2):
+        with open_session(comm) as session:
+            product(session, Case(30, 30, 30, place=("0", "h", "0")))
+        gc.collect()
+        comm.Barrier()
+        counts = descriptors()
+        if _ == 0:
+            before = counts
+    names = [name for name in os.listdir("/dev/shm") if "uncut" in name]
+    collective_assert(comm, counts <= before and not names, f"descriptors {before} then {counts}, /dev/shm {names}")
+
+
+def test_a_plan_is_the_same_on_every_rank_and_when_made_again(comm):
+    with open_session(comm) as session:
+        operands = make_operands(session, Case(60, 50, 40))
+        digests = []
+        for _ in range(2):
+            with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+                digests += allgather(comm, (plan.summary.digest, plan.schedule.digest()))
+    collective_assert(comm, len({digest for pair in digests for digest in pair}) == 1, str(digests))
+
+
+def test_host_results_are_seen_by_every_rank(comm):
+    with open_session(comm) as session:
+        a = session.empty_host((16, 16))
+        if session.rank == 0:
+            a.array[...] = np.random.default_rng(1).uniform(-1, 1, (16, 16))
+        c = session.gemm(a, a)
+        wanted = a.array @ a.array
+        good = np.allclose(c.array, wanted, rtol=0, atol=1e-13)
+    collective_assert(comm, good, "C differs from A A")
