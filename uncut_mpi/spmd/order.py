@@ -71,7 +71,7 @@ class DeviceOrder:
         self._closed = False
 
     def arrive(self) -> None:
-        """Say that this rank has begun its next call. Every rank says so once per call; `acquire` does if this did not."""
+        """Say that this rank has begun its next call, once per call on every rank; else `acquire` does."""
         if not self._arrived:
             self._call += 1
             self._arrived = True
@@ -79,7 +79,7 @@ class DeviceOrder:
 
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
-        return np.flatnonzero(self._words < self._word(_ARRIVED)).tolist()
+        return self._below(self._word(_ARRIVED))
 
     def acquire(self, timeout_s: float | None = None) -> None:
         """
@@ -101,7 +101,7 @@ class DeviceOrder:
                 lambda: bool(self._words.min() >= tried),
                 timeout_s,
                 "to try its device",
-                lambda: np.flatnonzero(self._words < tried).tolist(),
+                lambda: self._below(tried),
             )
             if self._blocked():
                 self._take_turns(timeout_s)
@@ -138,6 +138,9 @@ class DeviceOrder:
         self._write(_LOCKED)
         self._await(lambda: bool(self._words[last] >= locked), timeout_s, "to take its device", lambda: [last])
 
+    def _below(self, word: int) -> list[int]:
+        return [rank for rank, theirs in enumerate(self._words.tolist()) if theirs < word]
+
     def _word(self, state: int) -> int:
         return _STATES * self._call + state
 
@@ -154,9 +157,9 @@ class DeviceOrder:
             if timeout_s is not None and backoff.elapsed_s() > timeout_s:
                 who = f"for rank {', '.join(map(str, whom()))} " if whom is not None else ""
                 raise StallError(
-                    f"call {self._call}: rank {self._group.rank} of {self._group.size} waited {timeout_s:g} s {who}{what}"
-                    + ("" if whom is not None else ", which calls of other sessions of this process hold")
-                    + "; a rank has failed or makes other calls than the rest: see their output, or allow more time"
+                    f"call {self._call}: rank {self._group.rank} of {self._group.size} waited {timeout_s:g} s "
+                    f"{who}{what}{'' if whom is not None else ', which other sessions of this process hold'}; "
+                    "a rank has failed or makes other calls than the rest: see their output, or allow more time"
                 )
             backoff.pause()
 
