@@ -1,0 +1,373 @@
+"""The result check: correct products pass whatever their type, wrong ones never do."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from uncut_mpi.command.check import CheckResult, check_shared
+from uncut_mpi.command.data import fill
+from uncut_mpi.errors import CapacityError, ParamError
+from uncut_mpi.model.dtypes import DType
+
+ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+BOTH_CHECKS = pytest.mark.parametrize("method", ["full", "freivalds"])
+
+
+@dataclasses.dataclass
+class Case:
+    a: np.ndarray
+    b: np.ndarray
+    c_in: np.ndarray | None
+    c_out: np.ndarray
+    dtype: DType
+    alpha: float = 1.2345
+    beta: float = 1.1154
+    trans_a: str = "N"
+    trans_b: str = "N"
+
+    def check(self, method: str, **changes: object) -> CheckResult:
+        words = dataclasses.asdict(self) | {"full_limit": 10**18 if method == "full" else -1} | changes
+        return check_shared(**words)
+
+
+def generate(rows: int, cols: int, dtype: DType, name: str, order: str = "F") -> np.ndarray:
+    array = np.empty((rows, cols), dtype.numpy, order=order)
+    fill(array, name, 3, rows=rows)
+    return array
+
+
+def multiply(case: Case, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """The product as a device computes it: sums in the accumulator's type, one rounding at the end."""
+    wide = case.dtype.accumulator.numpy.type
+    a = (case.a if case.trans_a == "N" else case.a.T).astype(wide)[:, start:stop]
+    b = (case.b if case.trans_b == "N" else case.b.T).astype(wide)[start:stop]
+    with np.errstate(invalid="ignore"):
+        result = wide(case.alpha) * (a @ b) if case.alpha != 0 else np.zeros((a.shape[0], b.shape[1]), wide)
+    if case.c_in is not None and case.beta != 0:
+        result = result + wide(case.beta) * case.c_in.astype(wide)
+    return result.astype(case.dtype.numpy)
+
+
+def make(m: int, n: int, k: int, dtype: DType, **changes: object) -> Case:
+    c = generate(m, n, dtype, "C")
+    case = Case(generate(m, k, dtype, "A"), generate(k, n, dtype, "B"), c, c, dtype, **changes)
+    case.c_out = multiply(case)
+    return case
+
+
+# -- correct products --------------------------------------------------------------------------------
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 700, 3), (700, 1, 30), (129, 513, 257), (600, 520, 1300), (3, 5, 20000)]
+)
+def test_a_correct_product_passes(method, dtype, shape):
+    result = make(*shape, dtype).check(method)
+    assert result.passed, result
+    assert 0 <= result.error <= result.tolerance
+    assert result.elements_covered == shape[0] * shape[1]
+    assert result.rms_error < 4 * dtype.unit_roundoff * (1 + shape[2]) ** 0.5
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+@pytest.mark.parametrize(("trans_a", "trans_b"), [("T", "N"), ("N", "T"), ("T", "T")])
+def test_transposed_operands_of_either_order_pass(method, dtype, trans_a, trans_b):
+    a = generate(*((40, 60) if trans_a == "N" else (60, 40)), dtype, "A", "C")
+    b = generate(*((60, 50) if trans_b == "N" else (50, 60)), dtype, "B", "C")
+    c = generate(40, 50, dtype, "C", "C")
+    case = Case(a, b, c, c, dtype, trans_a=trans_a, trans_b=trans_b)
+    case.c_out = multiply(case)
+    assert case.check(method).passed
+    assert not case.check(method, alpha=-case.alpha).passed
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_without_beta_c_is_not_read(method, dtype):
+    case = make(70, 80, 90, dtype, beta=0.0)
+    assert case.check(method, c_in=np.full((70, 80), np.nan, dtype.numpy)).passed
+    assert case.check(method, c_in=None).passed
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_without_alpha_a_and_b_are_not_read(method, dtype):
+    case = make(70, 80, 90, dtype, alpha=0.0)
+    assert case.check(method, a=np.full((70, 90), np.nan, dtype.numpy)).passed
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_k_of_zero_scales_c(method, dtype):
+    case = make(70, 80, 0, dtype)
+    assert case.check(method).passed
+    assert not case.check(method, c_out=case.c_in).passed
+
+
+@BOTH_CHECKS
+def test_a_result_of_zeros_passes_where_zero_is_expected(method):
+    case = make(30, 40, 50, DType.f32, alpha=0.0, beta=0.0)
+    assert case.check(method).passed
+    case.c_out[3, 4] = 1e-30
+    assert not case.check(method).passed
+
+
+def test_a_result_without_elements_passes():
+    assert make(0, 5, 3, DType.f64).check("full").passed
+
+
+@BOTH_CHECKS
+@pytest.mark.parametrize("positive", [False, True], ids=["signed", "positive"])
+def test_one_sum_after_another_in_float32_passes(method, positive):
+    # The least accurate order that is in use: every product is added to one running sum.
+    case = make(24, 16, 5000, DType.f32)
+    if positive:
+        case.a, case.b = np.abs(case.a), np.abs(case.b)
+    total = np.zeros((24, 16), np.float32)
+    for p in range(5000):
+        total += case.a[:, p, None] * case.b[p]
+    case.c_out = np.float32(case.alpha) * total + np.float32(case.beta) * case.c_in
+    assert case.check(method).passed
+
+
+@BOTH_CHECKS
+@pytest.mark.parametrize("positive", [False, True], ids=["signed", "positive"])
+def test_sums_truncated_as_tensor_cores_do_pass(method, positive):
+    case = make(24, 16, 4096, DType.f16)
+    if positive:
+        case.a, case.b = np.abs(case.a), np.abs(case.b)
+    total = np.zeros((24, 16), np.float32)
+    a, b = case.a.astype(np.float64), case.b.astype(np.float64)
+    for p in range(0, 4096, 8):
+        exact = total + a[:, p : p + 8] @ b[p : p + 8]
+        total = exact.astype(np.float32)
+        too_far = np.abs(total.astype(np.float64)) > np.abs(exact)
+        total[too_far] = np.nextafter(total[too_far], np.float32(0))
+    case.c_out = (np.float32(case.alpha) * total + np.float32(case.beta) * case.c_in.astype(np.float32)).astype(
+        np.float16
+    )
+    assert case.check(method).passed
+
+
+@BOTH_CHECKS
+def test_blocks_of_k_added_to_c_in_another_order_pass(method):
+    case = make(100, 120, 4096, DType.f32)
+    c = np.float32(case.beta) * case.c_in
+    for start in np.random.default_rng(5).permutation(np.arange(0, 4096, 128)):
+        c += np.float32(case.alpha) * (case.a[:, start : start + 128] @ case.b[start : start + 128])
+    case.c_out = c
+    assert case.check(method).passed
+
+
+@BOTH_CHECKS
+def test_rows_that_cancel_pass(method):
+    # |A||B| is far above |AB| here, so errors are far above |AB| too.
+    case = make(64, 64, 2000, DType.f32, beta=0.0)
+    case.a[:, 1000:] = -case.a[:, :1000]
+    case.b[1000:] = case.b[:1000]
+    case.c_out = multiply(case)
+    assert np.abs(case.c_out).max() > 0
+    assert case.check(method).passed
+
+
+# -- wrong products -----------------------------------------------------------------------------------
+
+
+def one_element(case: Case) -> None:
+    case.c_out[301, 205] += case.dtype.numpy.type(8.0)
+
+
+def one_nan(case: Case) -> None:
+    case.c_out[-1, -1] = np.nan
+
+
+def one_infinity(case: Case) -> None:
+    case.c_out[0, 100] = np.inf
+
+
+def missing_block_of_k(case: Case) -> None:
+    lost = dataclasses.replace(case, a=case.a.copy())
+    lost.a[:256, 256:512] = 0
+    case.c_out = multiply(lost)
+
+
+def tile_of_b_from_another_place(case: Case) -> None:
+    other = dataclasses.replace(case, b=case.b.copy())
+    other.b[128:256, :128] = case.b[:128, :128]
+    case.c_out = multiply(other)
+
+
+def swapped_tiles(case: Case) -> None:
+    result = case.c_out.copy()
+    case.c_out[:128, :128], case.c_out[128:256, :128] = result[128:256, :128], result[:128, :128]
+
+
+def beta_twice(case: Case) -> None:
+    case.c_out = multiply(dataclasses.replace(case, beta=case.beta**2))
+
+
+def alpha_missing(case: Case) -> None:
+    case.c_out = multiply(dataclasses.replace(case, alpha=1.0))
+
+
+def alpha_twice_in_one_tile(case: Case) -> None:
+    case.c_out[:128, :128] = multiply(dataclasses.replace(case, alpha=case.alpha**2))[:128, :128]
+
+
+def c_untouched_in_a_tile(case: Case) -> None:
+    case.c_out[384:, 384:] = case.c_in[384:, 384:]
+
+
+def one_column_shifted(case: Case) -> None:
+    case.c_out[:, 7] = case.c_out[:, 8]
+
+
+FAULTS = [
+    one_element, one_nan, one_infinity, missing_block_of_k, tile_of_b_from_another_place, swapped_tiles, beta_twice,
+    alpha_missing, alpha_twice_in_one_tile, c_untouched_in_a_tile, one_column_shifted,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def right() -> dict[DType, Case]:
+    return {dtype: make(512, 512, 512, dtype) for dtype in DType}
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
+def test_a_wrong_product_fails(method, dtype, fault, right):
+    case = dataclasses.replace(right[dtype], c_out=right[dtype].c_out.copy())
+    assert case.check(method).passed
+    fault(case)
+    result = case.check(method)
+    assert not result.passed
+    assert not result.error <= result.tolerance
+    assert "worst at row" in result.detail
+
+
+@BOTH_CHECKS
+def test_a_double_product_computed_in_single_fails(method, right):
+    case = right[DType.f64]
+    single = dataclasses.replace(case, dtype=DType.f32)
+    assert not dataclasses.replace(case, c_out=multiply(single).astype(np.float64)).check(method).passed
+
+
+@BOTH_CHECKS
+def test_a_single_product_of_inputs_cut_to_half_fails(method, right):
+    case = right[DType.f32]
+    cut = dataclasses.replace(case, a=case.a.astype(np.float16), b=case.b.astype(np.float16))
+    assert not dataclasses.replace(case, c_out=multiply(cut)).check(method).passed
+
+
+def test_a_lost_block_in_a_long_thin_product_fails():
+    case = make(16, 16, 200_000, DType.f32)
+    case.c_out = multiply(case, stop=190_000)
+    assert not case.check("full").passed
+    assert not case.check("freivalds").passed
+
+
+def test_the_place_of_the_fault_is_named():
+    case = make(600, 700, 20, DType.f64)
+    case.c_out[543, 621] += 1e-6
+    assert "1 element wrong, worst at row 543, column 621" in case.check("full").detail
+    assert "20 sums wrong, worst at row 543" in case.check("freivalds").detail
+
+
+@BOTH_CHECKS
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_inputs_that_cannot_be_checked_fail_and_say_so(method, value):
+    case = make(60, 70, 20, DType.f64)
+    case.a[5, 6] = value
+    case.c_out = multiply(case)
+    result = case.check(method)
+    assert not result.passed
+    assert "NaN or infinite" in result.detail
+
+
+def test_beta_without_c_is_refused():
+    case = make(6, 7, 2, DType.f64)
+    with pytest.raises(ParamError, match=r"1\.1154"):
+        case.check("full", c_in=None)
+
+
+# -- shared between ranks ------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Threads in place of ranks, with an allgather."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.values: list[object] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def run(self, call):
+        outcomes: list[object] = [None] * self.size
+
+        def main(rank: int) -> None:
+            def gather(value: object) -> list[object]:
+                self.values[rank] = value
+                self.barrier.wait()
+                everybody = list(self.values)
+                self.barrier.wait()
+                return everybody
+
+            try:
+                outcomes[rank] = call(rank, gather)
+            except Exception as error:
+                outcomes[rank] = error
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return outcomes
+
+
+@BOTH_CHECKS
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_ranks_that_share_the_work_agree_with_one_that_does_it_all(method, size):
+    case = make(700, 600, 30, DType.f64)
+    case.c_out[650, 550] += 1e-9
+    alone = case.check(method)
+    together = Ranks(size).run(lambda rank, gather: case.check(method, share=(rank, size), gather=gather))
+    assert all(result == together[0] for result in together)
+    assert (together[0].passed, together[0].elements_covered) == (False, 420_000)
+    assert "wrong, worst at row 650, " in together[0].detail
+    np.testing.assert_allclose(together[0].error, alone.error, rtol=1e-4)
+    assert together[0].rms_error == pytest.approx(alone.rms_error)
+
+
+@BOTH_CHECKS
+def test_an_error_on_one_rank_is_raised_on_all(method, monkeypatch):
+    case = make(600, 600, 5, DType.f64)
+
+    def call(rank: int, gather):
+        out = case.c_out if rank != 1 else Failing(case.c_out)
+        return case.check(method, c_out=out, share=(rank, 2), gather=gather)
+
+    outcomes = Ranks(2).run(call)
+    assert [type(one) for one in outcomes] == [CapacityError, CapacityError]
+    assert "planted" in str(outcomes[0])
+
+
+class Failing:
+    """A result that cannot be read."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.shape, self.size = array.shape, array.size
+
+    def __getitem__(self, index: object) -> np.ndarray:
+        raise CapacityError("planted")
+
+    def __deepcopy__(self, memo: object) -> Failing:
+        return self

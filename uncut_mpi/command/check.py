@@ -1,0 +1,354 @@
+"""
+The check of a result: every element of small products, signed sums over all rows of large ones.
+
+All matrices are in host memory that the ranks read; every rank checks its share, and all ranks come
+to the same verdict. Bounds are those of `uncut_mpi.command.tolerance`. NaN and infinity never pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.command.lines import lines_of
+from uncut_mpi.command.tolerance import Tolerance, block_width, partial_sum_bound
+from uncut_mpi.errors import ParamError, from_wire, to_wire
+from uncut_mpi.model.dtypes import DType
+
+# Up to so many multiplications every element is compared with a float64 product.
+FULL_CHECK_LIMIT: Final = 2048**3
+
+# Random vectors of Freivalds' check: wrong elements of one size hide in a row with a chance of at most 2**-20.
+VECTORS: Final = 20
+
+_BLOCK: Final = 512
+
+Gather = Callable[[Any], Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckResult:
+    """
+    Verdict on a result, the same on all ranks.
+
+    Attributes
+    ----------
+    passed : bool
+        Whether every error is within its bound.
+    error, tolerance : float
+        Error and bound where their ratio is largest, both relative to the largest expected value.
+        Infinite or NaN where the result is.
+    rms_error : float
+        Root mean square of the errors relative to that of the expected values.
+    detail : str
+        What was compared, and where and how it failed.
+    elements_covered : int
+        Elements of C that took part.
+    """
+
+    passed: bool
+    error: float
+    tolerance: float
+    rms_error: float
+    detail: str
+    elements_covered: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Operands:
+    """The product to check: op(A) m×k, op(B) k×n as views, C as it was (None: not read) and as it is."""
+
+    a: np.ndarray
+    b: np.ndarray
+    c_in: np.ndarray | None
+    c_out: np.ndarray
+    dtype: DType
+    alpha: float
+    beta: float
+    has_product: bool
+
+    @property
+    def k(self) -> int:
+        return self.a.shape[1] if self.has_product else 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Finding:
+    """What one share of the check found; `ratio`, `error`, `bound`, `place` at its worst value."""
+
+    ratio: float = -1.0
+    error: float = 0.0
+    bound: float = 0.0
+    place: tuple[int, int] = (0, 0)
+    largest: float = 0.0
+    sum_error_squared: float = 0.0
+    sum_expected_squared: float = 0.0
+    wrong: int = 0
+    unusable: int = 0
+
+    def join(self, other: _Finding) -> _Finding:
+        worst = other if other.ratio > self.ratio else self
+        return dataclasses.replace(
+            worst,
+            largest=max(self.largest, other.largest),
+            sum_error_squared=self.sum_error_squared + other.sum_error_squared,
+            sum_expected_squared=self.sum_expected_squared + other.sum_expected_squared,
+            wrong=self.wrong + other.wrong,
+            unusable=self.unusable + other.unusable,
+        )
+
+
+def check_shared(
+    *,
+    a: np.ndarray,
+    b: np.ndarray,
+    c_in: np.ndarray | None,
+    c_out: np.ndarray,
+    dtype: DType,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    alpha: float,
+    beta: float,
+    seed: int = 0,
+    share: tuple[int, int] = (0, 1),
+    gather: Gather = lambda value: [value],
+    full_limit: int = FULL_CHECK_LIMIT,
+) -> CheckResult:
+    """
+    Check C_out = alpha op(A) op(B) + beta C_in. Collective over the ranks of `gather`.
+
+    Parameters
+    ----------
+    a, b, c_in, c_out : ndarray
+        The whole matrices, of any layout, the same on every rank. `c_in` is None where beta is 0.
+        A and B are not read where alpha is 0.
+    dtype : DType
+        Their type, which bounds the error.
+    trans_a, trans_b : {"N", "T"}
+        Whether op transposes.
+    alpha, beta : float
+        Scalars.
+    seed : int
+        Of the random vectors.
+    share : tuple of int
+        This rank's number and how many share the work.
+    gather : callable
+        Returns the values of all ranks in their order, on every rank.
+    full_limit : int
+        Up to so many multiplications m·n·k every element is compared.
+
+    Raises
+    ------
+    UncutError
+        On every rank, if the check itself failed on one, for want of memory for example.
+    ParamError
+        If beta is not 0 and there is no `c_in`.
+    """
+    if beta != 0 and c_in is None:
+        raise ParamError(f"beta = {beta} needs C as it was before the call, and none was given")
+    operands = _Operands(
+        a=a if trans_a == "N" else a.T,
+        b=b if trans_b == "N" else b.T,
+        c_in=None if beta == 0 else c_in,
+        c_out=c_out,
+        dtype=dtype,
+        alpha=alpha,
+        beta=beta,
+        has_product=alpha != 0 and a.size > 0 and b.size > 0,
+    )
+    if c_out.size == 0:
+        return CheckResult(True, 0.0, 0.0, 0.0, "C has no elements", 0)
+    with np.errstate(all="ignore"):
+        if c_out.size * operands.k <= full_limit:
+            finding = _full(operands, share, gather)
+            what, unit = f"all {c_out.size} elements against a float64 product", "element"
+        else:
+            finding = _freivalds(operands, seed, share, gather)
+            what, unit = f"all {c_out.shape[0]} rows against {VECTORS} vectors of random signs (Freivalds)", "sum"
+    return _verdict(finding, what, unit, c_out.size)
+
+
+def _verdict(finding: _Finding, what: str, unit: str, elements: int) -> CheckResult:
+    scale = finding.largest if 0 < finding.largest < math.inf else 1.0
+    passed = 0.0 <= finding.ratio <= 1.0
+    detail = what
+    if not passed:
+        row, col = finding.place
+        at = f"row {row}, column {col}" if unit == "element" else f"row {row}, vector {col}"
+        detail += (
+            f"; {finding.wrong} {unit}{'s' if finding.wrong != 1 else ''} wrong, worst at {at}: "
+            f"error {finding.error:.3g}, allowed {finding.bound:.3g}"
+        )
+    if finding.unusable:
+        detail += (
+            f"; {finding.unusable} expected values are NaN or infinite, so the inputs cannot be checked (--no-check)"
+        )
+    rms = math.sqrt(finding.sum_error_squared / (finding.sum_expected_squared or 1.0))
+    return CheckResult(passed, finding.error / scale, finding.bound / scale, rms, detail, elements)
+
+
+def _compare(found: np.ndarray, expected: np.ndarray, bound: np.ndarray, row0: int, col0: int) -> _Finding:
+    error = np.abs(found - expected)
+    ratio = error / bound
+    # NaN compares false with everything, so it must be made the worst of all.
+    ratio[~(ratio <= math.inf) | ~np.isfinite(error)] = math.inf
+    worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    finite = np.isfinite(expected)
+    return _Finding(
+        ratio=float(ratio[worst]),
+        error=float(error[worst]),
+        bound=float(bound[worst]),
+        place=(row0 + int(worst[0]), col0 + int(worst[1])),
+        largest=float(np.abs(expected[finite]).max(initial=0.0)),
+        sum_error_squared=float(np.square(error).sum()),
+        sum_expected_squared=float(np.square(expected).sum()),
+        wrong=int(np.count_nonzero(ratio > 1.0)),
+        unusable=expected.size - int(np.count_nonzero(finite)),
+    )
+
+
+def _joined(findings: Iterable[_Finding]) -> _Finding:
+    return functools.reduce(_Finding.join, findings, _Finding())
+
+
+def _agree(work: Callable[[], Any], gather: Gather) -> list[Any]:
+    """Return what all ranks' work returned, or raise the first error on every rank."""
+    try:
+        mine: tuple[bool, Any] = (True, work())
+    except Exception as error:
+        mine = (False, to_wire(error))
+    everybody = gather(mine)
+    for rank, (worked, value) in enumerate(everybody):
+        if not worked:
+            raise from_wire(*value, rank=rank)
+    return [value for _, value in everybody]
+
+
+# -- every element -----------------------------------------------------------------------------------
+
+
+def _full(operands: _Operands, share: tuple[int, int], gather: Gather) -> _Finding:
+    tolerance = Tolerance.for_elements(operands.dtype, operands.k, operands.c_out.size)
+    m, n = operands.c_out.shape
+    blocks = [(row, col) for col in range(0, n, _BLOCK) for row in range(0, m, _BLOCK)]
+
+    def work() -> _Finding:
+        mine = (_full_block(operands, tolerance, row, col) for row, col in blocks[share[0] :: share[1]])
+        return _joined(mine)
+
+    return _joined(_agree(work, gather))
+
+
+def _full_block(operands: _Operands, tolerance: Tolerance, row: int, col: int) -> _Finding:
+    rows, cols = slice(row, row + _BLOCK), slice(col, col + _BLOCK)
+    found = operands.c_out[rows, cols].astype(np.float64)
+    product, magnitude, partial, block = (np.zeros(found.shape) for _ in range(4))
+    width = block_width(operands.k)
+    for start in range(0, operands.k, width):
+        a = operands.a[rows, start : start + width].astype(np.float64)
+        b = operands.b[start : start + width, cols].astype(np.float64)
+        product += a @ b
+        of_block = np.abs(a) @ np.abs(b)
+        magnitude += of_block
+        np.maximum(block, of_block, out=block)
+        np.maximum(partial, np.abs(product), out=partial)
+    expected = operands.alpha * product
+    magnitude *= abs(operands.alpha)
+    summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
+    if operands.c_in is not None:
+        scaled = operands.beta * operands.c_in[rows, cols].astype(np.float64)
+        expected += scaled
+        np.abs(scaled, out=scaled)
+        magnitude += scaled
+        summed += scaled
+    return _compare(found, expected, tolerance.bound(magnitude, summed, np.abs(expected)), row, col)
+
+
+# -- random vectors ------------------------------------------------------------------------------------
+
+
+def _freivalds(operands: _Operands, seed: int, share: tuple[int, int], gather: Gather) -> _Finding:
+    """
+    Compare C_out X with alpha op(A) (op(B) X) + beta C_in X for random signs X.
+
+    Freivalds, "Fast probabilistic algorithms", MFCS 1979; 20 vectors cost 20 matrix-vector products
+    instead of one matrix product. What it cannot see is an error whose norm over a row is below
+    about 8 roundings of that row's elements, as a few wrong elements of half type can be.
+    """
+    m, n = operands.c_out.shape
+    signs = _signs(n, seed)
+    tolerance = Tolerance.for_signed_sums(operands.dtype, operands.k, n, m * VECTORS)
+    lines = lines_of(operands.k, *share)
+    parts = _agree(lambda: _thin_product(operands.b[lines], signs), gather)
+    b_signs = np.concatenate([part[0] for part in parts])
+    b_norms = np.concatenate([part[1] for part in parts])
+    rows = lines_of(m, *share)
+
+    def work() -> _Finding:
+        mine = (
+            _freivalds_rows(operands, tolerance, signs, b_signs, b_norms, slice(row, min(row + _BLOCK, rows.stop)))
+            for row in range(rows.start, rows.stop, _BLOCK)
+        )
+        return _joined(mine)
+
+    return _joined(_agree(work, gather))
+
+
+def _freivalds_rows(
+    operands: _Operands,
+    tolerance: Tolerance,
+    signs: np.ndarray,
+    b_signs: np.ndarray,
+    b_norms: np.ndarray,
+    rows: slice,
+) -> _Finding:
+    height = rows.stop - rows.start
+    product = np.zeros((height, VECTORS))
+    magnitude, partial, block = (np.zeros(height) for _ in range(3))
+    width = block_width(operands.k)
+    for start in range(0, operands.k, width):
+        at = slice(start, start + width)
+        a = operands.a[rows, at].astype(np.float64)
+        product += a @ b_signs[at]
+        of_block = np.abs(a) @ b_norms[at]
+        magnitude += of_block
+        np.maximum(block, of_block, out=block)
+        # A random sum's mean square is the squared norm of the row that it sums.
+        np.maximum(partial, np.sqrt(np.mean(np.square(product), axis=1)), out=partial)
+    expected = operands.alpha * product
+    magnitude *= abs(operands.alpha)
+    summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
+    if operands.c_in is not None:
+        c_signs, c_norms = _thin_product(operands.c_in[rows], signs)
+        expected += operands.beta * c_signs
+        magnitude += abs(operands.beta) * c_norms
+        summed += abs(operands.beta) * c_norms
+    found, norms = _thin_product(operands.c_out[rows], signs)
+    # A row that is not finite fails by its sums; its norm would make the tolerance useless.
+    norms[~np.isfinite(norms)] = 0.0
+    bound = tolerance.bound(magnitude, summed, norms) + tolerance.reference * norms
+    return _compare(found, expected, np.broadcast_to(bound[:, None], found.shape), rows.start, 0)
+
+
+def _thin_product(matrix: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return matrix × signs and the 2-norms of the matrix's rows, in float64, without a whole copy of it."""
+    rows, cols = matrix.shape
+    product = np.zeros((rows, signs.shape[1]))
+    squares = np.zeros(rows)
+    for row in range(0, rows, _BLOCK):
+        for col in range(0, cols, _BLOCK):
+            part = matrix[row : row + _BLOCK, col : col + _BLOCK].astype(np.float64)
+            product[row : row + _BLOCK] += part @ signs[col : col + _BLOCK]
+            squares[row : row + _BLOCK] += np.einsum("ij,ij->i", part, part)
+    return product, np.sqrt(squares)
+
+
+def _signs(n: int, seed: int) -> np.ndarray:
+    """Return n×20 random signs as float64; drawn after the result exists, as the chances assume."""
+    words = np.random.default_rng([seed, n, VECTORS]).integers(0, 2, size=(n, VECTORS), dtype=np.int8)
+    return words.astype(np.float64) * 2.0 - 1.0

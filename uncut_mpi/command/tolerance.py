@@ -1,0 +1,169 @@
+r"""
+How far a correct product may lie from the exact one, from rounding alone.
+
+With :math:`P = |\alpha||A||B| + |\beta||C|`, u the unit roundoff of the type that sums and k the
+shared extent, one element of a product computed in any order of summation, in blocks updated one
+after another or split between ranks, differs from the exact one by at most the smaller of
+
+* :math:`\gamma_{k+3} P`, :math:`\gamma_n = nu/(1-nu)`: always (Higham 2002 [1]_, sections 3.1 and
+  3.5; three roundings for alpha, beta and their products; a block update costs no more additions
+  than it saves);
+* :math:`\lambda\sqrt{2k+3}\,u\,S`: except with a probability of :math:`2e^{-\lambda^2/2}` per
+  element, if rounding errors are mean independent of zero mean (Higham & Mary 2019 [2]_; in this
+  form, by the Azuma–Hoeffding inequality, Connolly, Higham & Mary 2021 [3]_). S bounds the partial
+  sums at which the errors arise.
+
+S is taken as the smaller of P and *four times the largest partial sum seen at the bounds of blocks
+of k, plus the largest* :math:`|A||B|` *of one block*; the factor allows for other orders of the blocks.
+
+Half types add up in float32 on tensor cores, which truncate: u is doubled, and a bias of one
+truncation per 8 products, k/8·2u·S, is added (Fasi et al. 2021 [4]_ found 4 products per truncation
+on V100 and 8 on A100). Their one rounding to the output type adds u_out|C|. Underflow adds one smallest
+subnormal per operation. The float64 reference's own error is bounded by :math:`\gamma_{k+3}P` of float64.
+
+For a row r of C and a vector x of random signs, :math:`\sum_j x_j d_{rj}` of errors
+:math:`|d_{rj}| \le b_{rj}` exceeds :math:`\lambda\|b_r\|_2` with a probability of at most
+:math:`2e^{-\lambda^2/2}` (Hoeffding 1963 [5]_); the sum of all rounding errors of a row is one
+Azuma–Hoeffding sum, so that λ appears once there too. :math:`\|(|A||B|)_r\|_2` is bounded by
+:math:`\sum_p |a_{rp}| \|b_p\|_2` with the 2-norms of the rows of B.
+
+References
+----------
+.. [1] N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., SIAM, 2002.
+.. [2] N. J. Higham, T. Mary, "A New Approach to Probabilistic Rounding Error Analysis",
+   SIAM J. Sci. Comput. 41(5), 2019.
+.. [3] M. P. Connolly, N. J. Higham, T. Mary, "Stochastic Rounding and Its Probabilistic Backward
+   Error Analysis", SIAM J. Sci. Comput. 43(1), 2021.
+.. [4] M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores",
+   PeerJ Comput. Sci. 7:e330, 2021.
+.. [5] W. Hoeffding, "Probability Inequalities for Sums of Bounded Random Variables", J. Am. Stat.
+   Assoc. 58, 1963.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from uncut_mpi.model.dtypes import DType
+
+# Chance that a correct product of a whole run is called wrong.
+FALSE_ALARM: Final = 1e-9
+
+# Allows for orders of k-blocks other than the one in which partial sums are looked at.
+_ORDER_MARGIN: Final = 4.0
+
+_TRUNCATED_PRODUCTS: Final = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tolerance:
+    """
+    Factors of the bounds above for one problem.
+
+    Attributes
+    ----------
+    always : float
+        Of P.
+    likely : float
+        Of S.
+    reference : float
+        Of P, for the check's own arithmetic.
+    output : float
+        Of |C|.
+    absolute : float
+        Added for underflow.
+    """
+
+    always: float
+    likely: float
+    reference: float
+    output: float
+    absolute: float
+
+    @classmethod
+    def for_elements(cls, dtype: DType, k: int, elements: int) -> Tolerance:
+        """Return the factors for every single one of `elements` elements."""
+        deviations = _deviations(elements)
+        step = _step_roundoff(dtype)
+        bias = k / _TRUNCATED_PRODUCTS * step if dtype.is_half else 0.0
+        return cls(
+            always=_gamma(k + 3, step),
+            likely=deviations * math.sqrt(2 * k + 3) * step + bias,
+            reference=_gamma(k + 3, DType.f64.unit_roundoff),
+            output=dtype.unit_roundoff if dtype.is_half else 0.0,
+            absolute=(k + 3) * _smallest(dtype.accumulator) + _smallest(dtype),
+        )
+
+    @classmethod
+    def for_signed_sums(cls, dtype: DType, k: int, n: int, sums: int) -> Tolerance:
+        """Return the factors for `sums` sums of n elements with random signs; P, S and |C| are row norms then."""
+        each = cls.for_elements(dtype, k, 1)
+        # Three kinds of error, each with its own chance to deviate.
+        deviations = _deviations(3 * sums)
+        step = _step_roundoff(dtype)
+        bias = k / _TRUNCATED_PRODUCTS * step if dtype.is_half else 0.0
+        return cls(
+            always=deviations * each.always,
+            likely=deviations * (math.sqrt(2 * k + 3) * step + bias),
+            # In float64 and always true: row sums of |·| are at most √n times the row norms.
+            reference=math.sqrt(max(1, n)) * _gamma(k + n + 4, DType.f64.unit_roundoff),
+            output=deviations * each.output,
+            absolute=n * each.absolute,
+        )
+
+    def bound(self, magnitude: Any, partial: Any, result: Any) -> Any:
+        """
+        Return the largest error that rounding explains.
+
+        Parameters
+        ----------
+        magnitude, partial, result : ndarray of float64 or float
+            P, S and |C|.
+        """
+        summed = np.minimum(self.always * magnitude, self.likely * partial)
+        return summed + self.reference * magnitude + self.output * result + self.absolute
+
+
+def block_width(k: int) -> int:
+    """Return the width of the blocks of k at whose bounds partial sums are looked at; there are at most 32."""
+    return max(128, -(-k // 32))
+
+
+def partial_sum_bound(magnitude: np.ndarray, largest_partial: np.ndarray, largest_block: np.ndarray) -> np.ndarray:
+    """
+    Return S without its beta term and alpha.
+
+    Parameters
+    ----------
+    magnitude : ndarray
+        |A||B|.
+    largest_partial : ndarray
+        The largest partial sum at a bound of a block.
+    largest_block : ndarray
+        The largest |A||B| of one block.
+    """
+    bound: np.ndarray = np.minimum(magnitude, _ORDER_MARGIN * largest_partial + largest_block)
+    return bound
+
+
+def _deviations(events: int) -> float:
+    return math.sqrt(2.0 * math.log(2.0 * max(1, events) / FALSE_ALARM))
+
+
+def _gamma(n: int, u: float) -> float:
+    return n * u / (1.0 - n * u) if n * u < 1 else math.inf
+
+
+def _step_roundoff(dtype: DType) -> float:
+    u = dtype.accumulator.unit_roundoff
+    return 2 * u if dtype.is_half else u
+
+
+def _smallest(dtype: DType) -> float:
+    info = ml_dtypes.finfo(dtype.numpy) if dtype is DType.bf16 else np.finfo(dtype.numpy)
+    return float(info.smallest_subnormal)
