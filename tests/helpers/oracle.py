@@ -1,0 +1,185 @@
+"""
+Whether a schedule is right, found out the slow way: by running it on numbers and comparing all pairs.
+
+Independent of `uncut_mpi.planning.verify`, whose verdicts it judges. Types are ignored: everything
+is computed in float64 on poisoned memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, RegionRef, Role, Schedule
+
+ALPHA, BETA = 2**0.5, 3**0.5
+VALUE = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: ALPHA, Factor.BETA: BETA}
+
+
+def is_wrong(schedule: Schedule) -> str:
+    """Return why a schedule must not run, or an empty string."""
+    try:
+        schedule.check()
+    except ScheduleError:
+        return "structure"
+    return wrong_result(schedule) or race(schedule)
+
+
+def wrong_result(schedule: Schedule) -> str:
+    """Run the tasks in the global order; return what is wrong with them or with the result."""
+    problem = schedule.problem
+    rng = np.random.default_rng(7)
+    memory = [np.full((row["rows"], row["cols"]), np.nan) for row in schedule.buffers]
+    user = {}
+    for at, row in enumerate(schedule.buffers):
+        if row["role"] == Role.USER:
+            matrix = Matrix(row["matrix"])
+            if problem.reads_c if matrix is Matrix.C else problem.has_product:
+                memory[at][...] = rng.uniform(-1, 1, memory[at].shape)
+            user[matrix] = at
+    before = {matrix: memory[at].copy() for matrix, at in user.items()}
+    expected = np.zeros((problem.m, problem.n))
+    if problem.has_product:
+        a = before[Matrix.A] if problem.trans_a == "N" else before[Matrix.A].T
+        b = before[Matrix.B] if problem.trans_b == "N" else before[Matrix.B].T
+        expected += ALPHA * a @ b
+    if problem.reads_c:
+        expected += BETA * before[Matrix.C]
+    for task in range(len(schedule.tasks)):
+        fault = _run_task(schedule, task, memory)
+        if fault:
+            return fault
+    for matrix in (Matrix.A, Matrix.B):
+        if not np.array_equal(memory[user[matrix]], before[matrix], equal_nan=True):
+            return f"{matrix.name} was changed"
+    return "" if np.allclose(memory[user[Matrix.C]], expected, rtol=1e-9, atol=1e-9) else "values"
+
+
+def _run_task(schedule: Schedule, task: int, memory: list[np.ndarray]) -> str:
+    kind = schedule.tasks[task]["kind"]
+    if kind == Kind.JOIN:
+        return ""
+    operands = schedule.operands_of(task)
+    refs = [region(schedule, operand["region"]) for operand in operands]
+    views = [view(memory, ref) for ref in refs]
+    terms = [
+        (VALUE[Factor(operand["factor"])], part.T if operand["op"] == Op.T else part)
+        for operand, part in zip(operands[1:], views[1:], strict=True)
+    ]
+    accumulates = kind == Kind.GEMM and len(refs) == 4
+    if accumulates and refs[3] != refs[0]:
+        return "a GEMM accumulates elsewhere than it writes"
+    # A COMBINE may change a region in place; op(A) and op(B) lie apart from what a GEMM writes.
+    if any(share(refs[0], ref) and (ref != refs[0] or kind != Kind.COMBINE) for ref in refs[1:3]):
+        return "a task overwrites what it reads"
+    if any(share(refs[0], ref) and ref != refs[0] for ref in refs[3:]):
+        return "a task overwrites what it reads"
+    target = views[0]
+    if kind == Kind.GEMM:
+        (f_a, a), (_, b) = terms[:2]
+        if a.shape[1] != b.shape[0] or (a.shape[0], b.shape[1]) != target.shape:
+            return "shapes"
+        result = f_a * (a @ b)
+        terms = terms[2:]
+    else:
+        if any(part.shape != target.shape for _, part in terms):
+            return "shapes"
+        result = np.zeros(target.shape)
+    for factor, part in terms:
+        if factor:
+            result = result + factor * part
+    target[...] = result
+    return ""
+
+
+def race(schedule: Schedule) -> str:
+    """Return a pair of tasks that touch the same element, one of them writing, in no certain order."""
+    before = ordered(schedule)
+    accesses: dict[int, list[tuple[int, RegionRef, bool]]] = {}
+    for task in range(len(schedule.tasks)):
+        for place, operand in enumerate(schedule.operands_of(task)):
+            ref = region(schedule, operand["region"])
+            accesses.setdefault(ref.buffer, []).append((task, ref, place == 0))
+    for entries in accesses.values():
+        for (first, left, writes), (second, right, writes_too) in itertools.combinations(entries, 2):
+            if (writes or writes_too) and first != second and share(left, right) and not before[second] >> first & 1:
+                return f"race of tasks {first} and {second}"
+    return ""
+
+
+def ordered(schedule: Schedule) -> list[int]:
+    """Return, per task, a bit set of the tasks that are over before it by lane order and awaits."""
+    before: list[int] = []
+    last: dict[int, int] = {}
+    for task, lane in enumerate(schedule.tasks["lane"].tolist()):
+        reached = 0
+        for earlier in [*schedule.awaited(task).tolist(), *([last[lane]] if lane in last else [])]:
+            reached |= before[earlier] | 1 << earlier
+        before.append(reached)
+        last[lane] = task
+    return before
+
+
+def lists_lose_order(schedule: Schedule, lists: Sequence[OperationList]) -> str:
+    """Return a pair of tasks whose order the schedule asks for and the lists do not keep."""
+    waits = (Code.WAIT_EVENT, Code.WAIT_FLAG)
+    # (task, whether after its waits, place in its list, lane, code, slot, peer). A JOIN has a place, but no body.
+    nodes: list[tuple[int, ...]] = []
+    for program in lists:
+        lane_ids = np.flatnonzero(schedule.lanes["rank"] == program.rank)
+        for at, (code, _, _, lane, task, slot, peer, _) in enumerate(program.operations.tolist()):
+            nodes.append((task, code not in waits, at, int(lane_ids[lane]), code, slot, peer))
+    for task in np.flatnonzero(schedule.tasks["kind"] == Kind.JOIN).tolist():
+        nodes.append((task, True, -1, int(schedule.tasks["lane"][task]), Kind.JOIN, -1, -1))
+    nodes.sort()
+    reached: list[int] = []
+    last: dict[int, int] = {}
+    told: dict[tuple[str, int, int], int] = {}
+    body: dict[int, int] = {}
+    for number, (task, _, _, lane, code, slot, peer) in enumerate(nodes):
+        rank = int(schedule.lanes["rank"][lane])
+        earlier = [last[lane]] if lane in last else []
+        if code == Code.WAIT_EVENT:
+            earlier.append(told["event", rank, slot])
+        elif code == Code.WAIT_FLAG:
+            earlier.append(told["flag", rank, slot])
+        elif code == Code.RECORD:
+            told["event", rank, slot] = number
+        elif code == Code.SIGNAL:
+            told["flag", peer, slot] = number
+        else:
+            body[task] = number
+        reached.append(0)
+        for other in earlier:
+            reached[number] |= reached[other] | 1 << other
+        last[lane] = number
+    before = ordered(schedule)
+    for second, number in body.items():
+        for first, other in body.items():
+            if before[second] >> first & 1 and not reached[number] >> other & 1:
+                return f"task {second} may start before task {first} is over"
+    return ""
+
+
+def region(schedule: Schedule, index: int) -> RegionRef:
+    """Return a row of the region table."""
+    row = schedule.regions[index]
+    return RegionRef(*(int(row[name]) for name in ("buffer", "row", "col", "rows", "cols")))
+
+
+def view(memory: list[np.ndarray], ref: RegionRef) -> np.ndarray:
+    """Return the part of memory that a region names."""
+    return memory[ref.buffer][ref.row : ref.row + ref.rows, ref.col : ref.col + ref.cols]
+
+
+def share(left: RegionRef, right: RegionRef) -> bool:
+    """Return whether two regions have an element in common."""
+    return (
+        left.buffer == right.buffer
+        and max(left.row, right.row) < min(left.row + left.rows, right.row + right.rows)
+        and max(left.col, right.col) < min(left.col + left.cols, right.col + right.cols)
+    )

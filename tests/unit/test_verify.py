@@ -1,0 +1,750 @@
+"""The static proof: right schedules pass, every planted fault is found, and nothing else is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.helpers import oracle
+from tests.helpers.schedules import SummaOptions, random_case, summa
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Code, OperationList, lower
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, HOST, Factor, Kind, Matrix, Op, Role, Schedule, Space
+from uncut_mpi.planning.verify import Proof, verify
+from uncut_mpi.planning.verify_lists import verify_lists
+
+SEEDS = range(60)
+
+
+def changed(schedule: Schedule, **tables: np.ndarray) -> Schedule:
+    return dataclasses.replace(schedule, **tables)
+
+
+def refusal(schedule: Schedule) -> str:
+    """Return what `verify` says against a schedule, or an empty string."""
+    try:
+        verify(schedule)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+# -- right schedules -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_seed", range(0, 600, 100))
+def test_right_schedules_and_their_lists_are_proven(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 100):
+        rng = random.Random(seed)
+        schedule = random_case(rng, max_ranks=rng.choice((2, 4, 8, 64)))
+        proof = verify(schedule, lower(schedule), capacity_bytes=schedule.softbuf_bytes().tolist())
+        writes = int((schedule.tasks["kind"] != Kind.JOIN).sum())
+        assert (proof.tasks, proof.writes) == (len(schedule.tasks), writes)
+        assert proof.reads == int(schedule.tasks["num_operands"].sum()) - writes
+
+
+def test_the_oracle_finds_right_schedules_right() -> None:
+    for seed in SEEDS:
+        schedule = random_case(random.Random(seed))
+        assert oracle.is_wrong(schedule) == "", seed
+        lowering = lower(schedule)
+        assert oracle.lists_lose_order(schedule, [lowering.rank_list(r) for r in range(schedule.num_ranks)]) == "", seed
+
+
+def test_a_proof_counts_what_it_checked() -> None:
+    problem = GemmProblem(4, 6, 8, DType.f64)
+    schedule = summa(problem, Placement.parse("1,1,0"), 2, options=SummaOptions(steps=2, c_mode="fetch"))
+    # Two steps of two fetches and one GEMM, straight into C with beta in the first.
+    assert verify(schedule, lower(schedule)) == Proof(tasks=6, reads=4 + 6, writes=6, waits=4)
+
+
+# -- faults in schedules: each verdict is compared with the oracle's -------------------------------
+
+
+def drop_await(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    tasks = schedule.tasks.copy()
+    waiting = np.flatnonzero(tasks["num_awaits"])
+    if not len(waiting):
+        return None
+    task = int(rng.choice(waiting))
+    gone = int(tasks["first_await"][task]) + rng.randrange(int(tasks["num_awaits"][task]))
+    tasks["num_awaits"][task] -= 1
+    tasks["first_await"][task + 1 :] -= 1
+    return changed(schedule, tasks=tasks, awaits=np.delete(schedule.awaits, gone))
+
+
+def swap_in_lane(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Move a task to the place of its predecessor in the lane, which takes its place in turn."""
+    lanes = [np.flatnonzero(schedule.tasks["lane"] == lane) for lane in range(len(schedule.lanes))]
+    lanes = [lane for lane in lanes if len(lane) > 1]
+    if not lanes:
+        return None
+    lane = rng.choice(lanes)
+    at = rng.randrange(len(lane) - 1)
+    first, second = int(lane[at]), int(lane[at + 1])
+    order = np.arange(len(schedule.tasks))
+    order[[first, second]] = [second, first]
+    new_place = np.argsort(order)
+    tasks = schedule.tasks[order].copy()
+    awaits = [new_place[schedule.awaited(task)] for task in order]
+    tasks["first_await"] = np.cumsum([0, *(len(part) for part in awaits[:-1])])
+    return changed(schedule, tasks=tasks, awaits=np.concatenate(awaits).astype(AWAIT_DTYPE))
+
+
+def with_region(schedule: Schedule, operand: int, **fields: int) -> Schedule:
+    regions = np.concatenate((schedule.regions, schedule.regions[[schedule.operands["region"][operand]]]))
+    for name, value in fields.items():
+        regions[name][-1] = value
+    operands = schedule.operands.copy()
+    operands["region"][operand] = len(regions) - 1
+    return changed(schedule, regions=regions, operands=operands)
+
+
+def shift_region(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    operand = rng.randrange(len(schedule.operands))
+    old = schedule.regions[schedule.operands["region"][operand]]
+    buffer = schedule.buffers[old["buffer"]]
+    choices = [
+        {name: int(old[name]) + step}
+        for name, extent in (("row", "rows"), ("col", "cols"))
+        for step in (-1, 1)
+        if 0 <= old[name] + step <= buffer[extent] - old[extent]
+    ]
+    return with_region(schedule, operand, **rng.choice(choices)) if choices else None
+
+
+def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Point an operand at another region of the same shape in memory of the same kind and owner."""
+    operand = rng.randrange(len(schedule.operands))
+    old = schedule.regions[schedule.operands["region"][operand]]
+    kind = ["owner", "space", "dtype"]
+    like = schedule.buffers[kind][schedule.regions["buffer"]] == schedule.buffers[kind][old["buffer"]]
+    like &= (schedule.regions["rows"] == old["rows"]) & (schedule.regions["cols"] == old["cols"])
+    others = np.flatnonzero(like & (schedule.regions != old))
+    if not len(others):
+        return None
+    operands = schedule.operands.copy()
+    operands["region"][operand] = rng.choice(others)
+    return changed(schedule, operands=operands)
+
+
+def reuse_a_buffer_early(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Let two buffers of one rank be one, so that the second use may overtake the first."""
+    buffers = schedule.buffers
+    pairs = [
+        (keep, gone)
+        for keep in range(len(buffers))
+        for gone in range(len(buffers))
+        if keep != gone
+        and buffers["role"][keep] != Role.USER
+        and buffers["role"][gone] != Role.USER
+        and all(buffers[name][keep] == buffers[name][gone] for name in ("owner", "dtype"))
+        and all(buffers[name][keep] >= buffers[name][gone] for name in ("rows", "cols"))
+    ]
+    if not pairs:
+        return None
+    keep, gone = rng.choice(pairs)
+    regions = schedule.regions.copy()
+    regions["buffer"][regions["buffer"] == gone] = keep
+    return changed(schedule, regions=regions)
+
+
+def change_a_factor(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """alpha or beta applied twice, never, or to something else."""
+    places = []
+    for task, record in enumerate(schedule.tasks):
+        first = int(record["first_operand"])
+        if record["kind"] == Kind.GEMM:
+            places += [first + 1, *([first + 3] if record["num_operands"] == 4 else [])]
+        elif record["kind"] == Kind.COMBINE:
+            places += range(first + 1, first + len(schedule.operands_of(task)))
+    if not places:
+        return None
+    at = rng.choice(places)
+    operands = schedule.operands.copy()
+    operands["factor"][at] = rng.choice([factor for factor in Factor if factor != operands["factor"][at]])
+    return changed(schedule, operands=operands)
+
+
+def skip_a_task(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """A copy, a k block or a combination is missing."""
+    bodies = np.flatnonzero(schedule.tasks["kind"] != Kind.JOIN)
+    tasks = schedule.tasks.copy()
+    task = rng.choice(bodies)
+    tasks["kind"][task], tasks["num_operands"][task] = Kind.JOIN, 0
+    return changed(schedule, tasks=tasks)
+
+
+def repeat_a_task(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """A k block is summed twice, or C_in fetched again after it was changed."""
+    task = rng.randrange(len(schedule.tasks))
+    tasks = np.insert(schedule.tasks, task + 1, schedule.tasks[task])
+    awaits = schedule.awaits + (schedule.awaits > task).astype(AWAIT_DTYPE)
+    return changed(schedule, tasks=tasks, awaits=awaits)
+
+
+def multiply_another_k_block(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Give a GEMM the inputs of another GEMM of the same rank."""
+    gemms = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)
+    if len(gemms) < 2:
+        return None
+    task = rng.choice(gemms)
+    rank = schedule.tasks["rank"]
+    others = [other for other in gemms if other != task and rank[other] == rank[task]]
+    if not others:
+        return None
+    operands = schedule.operands.copy()
+    mine, theirs = schedule.tasks["first_operand"][[task, rng.choice(others)]].tolist()
+    operands["region"][mine + 1 : mine + 3] = schedule.operands["region"][theirs + 1 : theirs + 3]
+    return changed(schedule, operands=operands)
+
+
+FAULTS: dict[Callable[[Schedule, random.Random], Schedule | None], int] = {
+    drop_await: 20,
+    swap_in_lane: 20,
+    shift_region: 20,
+    take_another_tile: 20,
+    reuse_a_buffer_early: 20,
+    change_a_factor: 30,
+    skip_a_task: 50,
+    repeat_a_task: 20,
+    multiply_another_k_block: 20,
+}
+"""Each fault, and how many of the random schedules it must at least spoil for the test to mean something."""
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_verify_refuses_what_the_oracle_calls_wrong_and_nothing_else(fault) -> None:
+    spoiled = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        schedule = random_case(rng)
+        mutant = fault(schedule, rng)
+        if mutant is None:
+            continue
+        wrong, said = oracle.is_wrong(mutant), refusal(mutant)
+        assert bool(wrong) == bool(said), f"seed {seed}: the oracle says {wrong!r}, verify says {said!r}"
+        spoiled += bool(wrong)
+    assert spoiled >= FAULTS[fault]
+
+
+# -- faults against single rules -------------------------------------------------------------------
+
+
+def plain(placement: str = "1,0,0", ranks: int = 2, *, dtype: DType = DType.f64, **more: object) -> Schedule:
+    """Return a small schedule on rank 0 alone; `more` holds fields of the problem and of SummaOptions."""
+    names = {field.name for field in dataclasses.fields(SummaOptions)}
+    options = SummaOptions(**{name: value for name, value in more.items() if name in names})
+    about = {"m": 6, "n": 8, "k": 12, **{name: value for name, value in more.items() if name not in names}}
+    return summa(GemmProblem(dtype=dtype, **about), Placement.parse(placement), ranks, options=options)
+
+
+def tasks_of(schedule: Schedule, kind: Kind) -> list[int]:
+    return np.flatnonzero(schedule.tasks["kind"] == kind).tolist()
+
+
+def set_operand(schedule: Schedule, task: int, place: int, **fields: int) -> Schedule:
+    operands = schedule.operands.copy()
+    for name, value in fields.items():
+        operands[name][schedule.tasks["first_operand"][task] + place] = value
+    return changed(schedule, operands=operands)
+
+
+def set_buffer(schedule: Schedule, buffer: int, **fields: int) -> Schedule:
+    buffers = schedule.buffers.copy()
+    for name, value in fields.items():
+        buffers[name][buffer] = value
+    return changed(schedule, buffers=buffers)
+
+
+def refused(schedule: Schedule, *words: str) -> None:
+    message = refusal(schedule)
+    assert message, "verify accepted it"
+    for word in words:
+        assert word in message
+
+
+def test_an_unordered_read_names_both_tasks() -> None:
+    schedule = plain()
+    gemm = tasks_of(schedule, Kind.GEMM)[0]
+    tasks = schedule.tasks.copy()
+    tasks["num_awaits"][gemm] = 0
+    refused(
+        changed(schedule, tasks=tasks),
+        f"task {gemm} (GEMM, rank 0, lane {schedule.tasks['lane'][gemm]}",
+        "without awaiting what wrote it",
+        "(COPY, rank 1, lane ",
+        "PANEL of A, device of rank 0",
+    )
+
+
+def test_panels_overwritten_while_they_are_read_are_refused() -> None:
+    schedule = plain(steps=3, places=1)
+    late = tasks_of(schedule, Kind.COPY)[1]
+    tasks = schedule.tasks.copy()
+    tasks["num_awaits"][late] = 0
+    refused(changed(schedule, tasks=tasks), f"task {late} (COPY", "without awaiting a task that reads it", "(GEMM")
+
+
+def test_alpha_missing_from_all_terms_is_refused() -> None:
+    schedule = plain(steps=2)
+    for task in tasks_of(schedule, Kind.GEMM):
+        schedule = set_operand(schedule, task, 1, factor=Factor.ONE)
+    refused(schedule, "alpha is never applied")
+
+
+def test_alpha_may_be_applied_to_the_finished_sum() -> None:
+    schedule = plain(steps=2)
+    for task in tasks_of(schedule, Kind.GEMM):
+        schedule = set_operand(schedule, task, 1, factor=Factor.ONE)
+    combine = tasks_of(schedule, Kind.COMBINE)[0]
+    verify(set_operand(schedule, combine, 2, factor=Factor.ALPHA))
+
+
+def test_alpha_in_only_some_terms_is_refused() -> None:
+    schedule = plain(steps=2)
+    schedule = set_operand(schedule, tasks_of(schedule, Kind.GEMM)[0], 1, factor=Factor.ONE)
+    refused(schedule, "only some of its terms")
+
+
+def test_alpha_applied_twice_is_refused() -> None:
+    schedule = plain()
+    combine = tasks_of(schedule, Kind.COMBINE)[0]
+    refused(set_operand(schedule, combine, 2, factor=Factor.ALPHA), "alpha is applied twice")
+
+
+def test_beta_applied_twice_is_refused() -> None:
+    schedule = plain(c_mode="fetch")
+    gemm = tasks_of(schedule, Kind.GEMM)[1]
+    refused(set_operand(schedule, gemm, 3, factor=Factor.BETA), "beta is applied twice")
+
+
+def test_beta_applied_to_a_product_is_refused() -> None:
+    schedule = plain()
+    refused(set_operand(schedule, tasks_of(schedule, Kind.COMBINE)[0], 2, factor=Factor.BETA), "belongs to C_in alone")
+
+
+def test_beta_never_applied_is_refused() -> None:
+    schedule = plain(c_mode="fetch")
+    tasks = schedule.tasks.copy()
+    tasks["num_operands"][tasks_of(schedule, Kind.GEMM)[0]] = 3
+    refused(changed(schedule, tasks=tasks), "beta is never applied")
+
+
+def test_a_missing_k_block_is_named() -> None:
+    schedule = plain(steps=3)
+    tasks = schedule.tasks.copy()
+    gemm = tasks_of(schedule, Kind.GEMM)[1]
+    tasks["kind"][gemm], tasks["num_operands"][gemm] = Kind.JOIN, 0
+    refused(changed(schedule, tasks=tasks), "k [0, 4) and [8, 12)", "k is [0, 12)")
+
+
+def test_a_k_block_summed_twice_is_named() -> None:
+    schedule = plain(steps=3)
+    gemm = tasks_of(schedule, Kind.GEMM)[1]
+    tasks = np.insert(schedule.tasks, gemm + 1, schedule.tasks[gemm])
+    awaits = schedule.awaits + (schedule.awaits > gemm).astype(AWAIT_DTYPE)
+    refused(changed(schedule, tasks=tasks, awaits=awaits), "k [4, 8) is summed twice")
+
+
+@pytest.mark.parametrize("mode", ["fetch", "lazy", "owner"])
+def test_c_read_although_beta_is_zero_is_refused(mode: str) -> None:
+    for placement in ("0,0,0", "0,1,h", "1,1,1"):
+        schedule = plain(placement, c_mode=mode)
+        problem = dataclasses.replace(schedule.problem, reads_c=False)
+        refused(dataclasses.replace(schedule, problem=problem), "nothing that may be read")
+
+
+def test_inputs_read_although_alpha_is_zero_are_refused() -> None:
+    schedule = plain()
+    problem = dataclasses.replace(schedule.problem, scales_only=True)
+    refused(dataclasses.replace(schedule, problem=problem), "A and B of a problem without product")
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_another_transposition_than_the_problem_s_is_refused(place: int) -> None:
+    for trans in ("N", "T"):
+        schedule = plain(m=4, n=4, k=4, steps=1, trans_a=trans, trans_b=trans)
+        flipped = Op.T if trans == "N" else Op.N
+        refused(set_operand(schedule, tasks_of(schedule, Kind.GEMM)[0], place, op=flipped), "the problem says")
+
+
+def test_a_and_b_exchanged_are_refused() -> None:
+    schedule = plain("0,0,0", m=4, n=4, k=4, steps=1)
+    first = int(schedule.tasks["first_operand"][tasks_of(schedule, Kind.GEMM)[0]])
+    operands = schedule.operands.copy()
+    operands["region"][[first + 1, first + 2]] = schedule.operands["region"][[first + 2, first + 1]]
+    refused(changed(schedule, operands=operands), "op(A) reads a piece of B")
+
+
+@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16])
+@pytest.mark.parametrize("mode", ["fetch", "lazy", "owner"])
+def test_half_types_summed_in_half_are_refused(dtype: DType, mode: str) -> None:
+    for steps in (1, 3):
+        schedule = plain("0,0,1" if mode == "fetch" else "1,1,0", dtype=dtype, c_mode=mode, steps=steps)
+        sums = (schedule.buffers["matrix"] == Matrix.C) & (schedule.buffers["dtype"] == DType.f32)
+        assert sums.any()
+        buffers = schedule.buffers.copy()
+        buffers["dtype"][sums] = dtype
+        refused(changed(schedule, buffers=buffers), "half types round once" if mode != "fetch" else "")
+
+
+def test_a_half_product_in_one_gemm_may_be_rounded_by_it() -> None:
+    schedule = plain("0,0,1", dtype=DType.f16, c_mode="lazy", steps=1, reads_c=False)
+    buffers = schedule.buffers.copy()
+    buffers["dtype"][schedule.buffers["dtype"] == DType.f32] = DType.f16
+    tasks = schedule.tasks.copy()
+    combine = tasks_of(schedule, Kind.COMBINE)[0]
+    tasks["kind"][combine] = Kind.COPY
+    verify(changed(schedule, buffers=buffers, tasks=tasks))
+
+
+def test_sums_kept_in_a_foreign_type_are_refused() -> None:
+    schedule = plain()
+    partial = (schedule.buffers["matrix"] == Matrix.C) & (schedule.buffers["role"] == Role.PANEL)
+    refused(set_buffer(schedule, int(np.argmax(partial)), dtype=DType.f32), "kept as f32")
+
+
+def test_inputs_of_a_foreign_type_are_refused() -> None:
+    schedule = plain()
+    panel = int(np.flatnonzero(schedule.buffers["matrix"] == Matrix.A)[-1])
+    refused(set_buffer(schedule, panel, dtype=DType.f32), "does not convert types")
+
+
+@pytest.mark.parametrize("placement", ["h1,0,0", "0,h1,0", "0,0,h1"])
+def test_a_copy_issued_by_a_rank_that_cannot_reach_its_end_is_refused(placement: str) -> None:
+    schedule = plain(placement, overlap=False)
+    tasks, lanes = schedule.tasks.copy(), schedule.lanes.copy()
+    lanes["rank"] = 0
+    tasks["rank"] = 0
+    refused(changed(schedule, tasks=tasks, lanes=lanes), "rank 0 cannot reach", "rank 1 has to issue this copy")
+
+
+@pytest.mark.parametrize("kind", [Kind.GEMM, Kind.COMBINE])
+def test_computing_in_another_rank_s_memory_is_refused(kind: Kind) -> None:
+    schedule = plain("0,0,0")
+    tasks, lanes = schedule.tasks.copy(), np.concatenate((schedule.lanes, schedule.lanes[:1]))
+    lanes["rank"][-1] = 1
+    chosen = tasks_of(schedule, kind)[0]
+    tasks["rank"][chosen], tasks["lane"][chosen] = 1, len(lanes) - 1
+    refused(changed(schedule, tasks=tasks, lanes=lanes), f"({kind.name}, rank 1", "rank 1 cannot compute on")
+
+
+def test_writing_the_caller_s_inputs_is_refused() -> None:
+    schedule = plain("0,0,0", m=4, n=4, k=4, steps=1, reads_c=False)
+    gemm = schedule.operands_of(tasks_of(schedule, Kind.GEMM)[0])
+    operands = np.concatenate((schedule.operands, gemm[[1, 0]]))  # A := C
+    operands["factor"][-2:], operands["op"][-2:] = Factor.ONE, Op.N
+    tasks = np.concatenate((schedule.tasks, schedule.tasks[-1:]))
+    tasks["kind"][-1], tasks["num_operands"][-1], tasks["first_operand"][-1] = Kind.COPY, 2, len(operands) - 2
+    refused(changed(schedule, tasks=tasks, operands=operands), "it writes the caller's buffer 0 (USER of A")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "words"),
+    [
+        (Kind.COPY, 1, "a COPY reads one region"),
+        (Kind.GEMM, 2, "a GEMM has 3 or 4 operands"),
+        (Kind.COMBINE, 0, "it writes nothing"),
+    ],
+)
+def test_a_wrong_number_of_operands_is_refused(kind: Kind, count: int, words: str) -> None:
+    schedule = plain()
+    tasks = schedule.tasks.copy()
+    tasks["num_operands"][tasks_of(schedule, kind)[0]] = count
+    refused(changed(schedule, tasks=tasks), words)
+
+
+def test_a_join_with_operands_is_refused() -> None:
+    schedule = plain()
+    tasks = schedule.tasks.copy()
+    tasks["kind"][-1] = Kind.JOIN
+    refused(changed(schedule, tasks=tasks), "a JOIN has no operands")
+
+
+@pytest.mark.parametrize(("place", "fields"), [(0, {"op": Op.T}), (0, {"factor": Factor.ALPHA})])
+def test_a_written_operand_with_a_factor_or_op_is_refused(place: int, fields: dict[str, int]) -> None:
+    schedule = plain()
+    refused(set_operand(schedule, 0, place, **fields), "the written operand has a factor or is transposed")
+
+
+def test_a_second_factor_in_a_gemm_is_refused() -> None:
+    schedule = plain()
+    refused(set_operand(schedule, tasks_of(schedule, Kind.GEMM)[0], 2, factor=Factor.ALPHA), "op(B) by 1")
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_overlapping_buffers_are_refused() -> None:
+    found = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        schedule = random_case(rng)
+        own = np.flatnonzero(schedule.buffers["offset"] > 0).tolist()
+        if own:
+            at = rng.choice(own)
+            back = -(-int(schedule.buffers["offset"][at]) // 2 // 8) * 8 if rng.random() < 0.5 else 0
+            moved = set_buffer(schedule, at, offset=back)
+            others = schedule.buffers[(schedule.buffers["owner"] == schedule.buffers["owner"][at])]
+            others = others[(others["offset"] >= 0) & (others["offset"] != schedule.buffers["offset"][at])]
+            spans = [(int(o["offset"]), int(o["offset"] + span(o))) for o in others]
+            stop = back + span(schedule.buffers[at])
+            if any(max(back, a) < min(stop, b) for a, b in spans):
+                found += 1
+                refused(moved, f"overlap in the SoftBuf of rank {schedule.buffers['owner'][at]}")
+            else:
+                verify(moved)
+    assert found >= 20
+
+
+def span(buffer: np.void) -> int:
+    """Return the bytes from the first to the last element of a buffer."""
+    return (int(buffer["ld"]) * (int(buffer["cols"]) - 1) + int(buffer["rows"])) * DType(buffer["dtype"]).itemsize
+
+
+def test_too_little_memory_is_refused_with_both_sizes() -> None:
+    schedule = plain()
+    needed = schedule.softbuf_bytes().tolist()
+    assert needed[0] > 0
+    with pytest.raises(ScheduleError, match=f"rank 0 needs {needed[0]} bytes of SoftBuf, {needed[0] - 1} are"):
+        verify(schedule, capacity_bytes=[needed[0] - 1, needed[1]])
+
+
+@pytest.mark.parametrize("matrix", [Matrix.A, Matrix.B])
+def test_c_may_not_overlap_an_input(matrix: Matrix) -> None:
+    other = Matrix.B if matrix is Matrix.A else Matrix.A
+    ranges = {Matrix.C: ("gpu 0", 0, 100), matrix: ("gpu 0", 99, 200), other: ("gpu 0", 100, 200)}
+    with pytest.raises(ScheduleError, match=f"C overlaps {matrix.name}"):
+        verify(plain(), user_ranges=ranges)
+
+
+def test_equal_inputs_and_other_memories_are_no_overlap() -> None:
+    ranges = {Matrix.C: ("gpu 0", 0, 100), Matrix.A: ("gpu 1", 0, 100), Matrix.B: ("gpu 1", 0, 100)}
+    verify(plain(), user_ranges=ranges)
+    verify(plain(), user_ranges={Matrix.A: ("gpu 1", 0, 100)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"owner": 0}, "does not lie at 1"),
+        ({"space": Space.HOST}, "does not lie at 1"),
+        ({"rows": 7, "ld": 7}, "has shape 7×12"),
+        ({"ld": 9}, "leading dimension 9"),
+        ({"dtype": DType.f32}, "type f32"),
+        ({"offset": 0}, "offset in a SoftBuf"),
+        ({"matrix": Matrix.NONE}, "belongs to no matrix"),
+    ],
+)
+def test_a_caller_s_matrix_described_wrongly_is_refused(fields: dict[str, int], words: str) -> None:
+    refused(set_buffer(plain(), 0, **fields), words)
+
+
+def test_two_buffers_for_one_of_the_caller_s_matrices_are_refused() -> None:
+    schedule = plain()
+    twice = np.concatenate((schedule.buffers, schedule.buffers[1:2]))
+    refused(changed(schedule, buffers=twice), f"buffers 1 and {len(twice) - 1} are both the caller's B")
+
+
+def test_a_schedule_without_the_caller_s_c_is_refused() -> None:
+    schedule = plain()
+    refused(set_buffer(schedule, 2, role=Role.CACHE, offset=4096, owner=0), "no buffer is the caller's C")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"offset": -1}, "has no place in a SoftBuf"),
+        ({"offset": 100004}, "multiple of its element size"),
+        ({"space": Space.HOST}, "not in a device's SoftBuf"),
+        ({"owner": HOST}, "not in a device's SoftBuf"),
+    ],
+)
+def test_a_buffer_outside_every_softbuf_is_refused(fields: dict[str, int], words: str) -> None:
+    refused(set_buffer(plain(), 3, **fields), "buffer 3", words)
+
+
+# -- faults in lowered lists -----------------------------------------------------------------------
+
+
+def lists_of(schedule: Schedule) -> list[OperationList]:
+    lowering = lower(schedule)
+    return [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
+
+
+def with_operations(lists: list[OperationList], rank: int, operations: np.ndarray) -> list[OperationList]:
+    return [
+        dataclasses.replace(program, operations=operations) if program.rank == rank else program for program in lists
+    ]
+
+
+def list_refusal(schedule: Schedule, lists: list[OperationList]) -> str:
+    try:
+        verify_lists(schedule, lists)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+def busy_case(seed: int) -> tuple[random.Random, Schedule, list[OperationList]]:
+    """Return a random schedule with flags and events, and its lists."""
+    rng = random.Random(seed)
+    while True:
+        schedule = random_case(rng, max_ranks=6)
+        lists = lists_of(schedule)
+        if places(lists, Code.WAIT_FLAG) and places(lists, Code.WAIT_EVENT):
+            return rng, schedule, lists
+
+
+def places(lists: list[OperationList], *codes: Code) -> list[tuple[int, int]]:
+    """Return (rank, operation) of every operation with one of the codes."""
+    return [
+        (program.rank, at)
+        for program in lists
+        for at in np.flatnonzero(np.isin(program.operations["code"], codes)).tolist()
+    ]
+
+
+@pytest.mark.parametrize("code", [Code.WAIT_EVENT, Code.WAIT_FLAG])
+def test_a_dropped_wait_is_refused_unless_another_implies_it(code: Code) -> None:
+    lost = 0
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        candidates = places(lists, code)
+        if not candidates:
+            continue
+        rank, at = rng.choice(candidates)
+        mutant = with_operations(lists, rank, np.delete(lists[rank].operations, at))
+        wrong, said = oracle.lists_lose_order(schedule, mutant), list_refusal(schedule, mutant)
+        assert bool(wrong) == bool(said), f"seed {seed}: the oracle says {wrong!r}, verify says {said!r}"
+        lost += bool(wrong)
+    assert lost >= 15
+
+
+@pytest.mark.parametrize("code", [Code.SIGNAL, Code.RECORD, Code.COPY, Code.GEMM, Code.COMBINE])
+def test_a_dropped_signal_record_or_body_is_always_refused(code: Code) -> None:
+    tried = 0
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        candidates = places(lists, code)
+        if candidates:
+            rank, at = rng.choice(candidates)
+            assert list_refusal(schedule, with_operations(lists, rank, np.delete(lists[rank].operations, at))), seed
+            tried += 1
+    assert tried >= 15
+
+
+def test_a_flag_slot_used_twice_is_always_refused() -> None:
+    tried = 0
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        ranks = [program.rank for program in lists if program.num_flags > 1]
+        if not ranks:
+            continue
+        rank = rng.choice(ranks)
+        first, second = rng.sample(range(lists[rank].num_flags), 2)
+        mutant = lists
+        for program in lists:  # whoever signals or awaits flag `second` of `rank` uses `first` instead
+            operations = program.operations.copy()
+            signals = (operations["code"] == Code.SIGNAL) & (operations["peer"] == rank)
+            waits = (operations["code"] == Code.WAIT_FLAG) & (program.rank == rank)
+            operations["slot"][(signals | waits) & (operations["slot"] == second)] = first
+            mutant = with_operations(mutant, program.rank, operations)
+        assert list_refusal(schedule, mutant), seed
+        flag_tasks = mutant[rank].flag_tasks.copy()
+        flag_tasks[first] = flag_tasks[second]
+        mutant[rank] = dataclasses.replace(mutant[rank], flag_tasks=flag_tasks)
+        assert list_refusal(schedule, mutant), seed
+        tried += 1
+    assert tried >= 15
+
+
+@pytest.mark.parametrize("field", ["code", "lane", "task", "slot", "peer", "num_operands", "first_operand"])
+def test_any_changed_field_of_an_operation_is_refused(field: str) -> None:
+    unused = {"slot": [Code.COPY, Code.GEMM, Code.COMBINE], "peer": [Code.COPY, Code.GEMM, Code.COMBINE, Code.RECORD]}
+    unused["peer"].append(Code.WAIT_EVENT)
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        bodies = [Code.COPY, Code.GEMM, Code.COMBINE]
+        if field in ("num_operands", "first_operand"):
+            candidates = places(lists, *bodies)
+        else:
+            candidates = places(lists, *(code for code in Code if code not in unused.get(field, [])))
+        rank, at = rng.choice(candidates)
+        operations = lists[rank].operations.copy()
+        old = int(operations[field][at])
+        operations[field][at] = old + (rng.choice((1, -1)) if old > 0 else 1)
+        mutant = with_operations(lists, rank, operations)
+        if not list_refusal(schedule, mutant):
+            # Another wait can be as good as the one it replaces, and so can a record in the name of a JOIN next to it.
+            assert operations["code"][at] in (Code.WAIT_EVENT, Code.WAIT_FLAG, Code.RECORD), seed
+            assert not oracle.lists_lose_order(schedule, mutant), seed
+
+
+@pytest.mark.parametrize("field", ["buffer", "dtype", "factor", "op", "offset", "rows", "cols", "ld"])
+def test_any_changed_field_of_a_bound_operand_is_refused(field: str) -> None:
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        rank = rng.choice([program.rank for program in lists if len(program.operands)])
+        operands = lists[rank].operands.copy()
+        at = rng.randrange(len(operands))
+        operands[field][at] += 1
+        mutant = list(lists)
+        mutant[rank] = dataclasses.replace(lists[rank], operands=operands)
+        assert f"another {field} than the schedule says" in list_refusal(schedule, mutant)
+
+
+def test_waits_after_their_body_and_tasks_out_of_order_are_refused() -> None:
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        rank = rng.choice([program.rank for program in lists if len(program.operations) > 1])
+        operations = lists[rank].operations.copy()
+        at = rng.randrange(len(operations) - 1)
+        left, right = operations[at], operations[at + 1]
+        same_phase = left["task"] == right["task"] and {int(left["code"]), int(right["code"])} in (
+            {Code.WAIT_EVENT},
+            {Code.WAIT_FLAG},
+            {Code.WAIT_EVENT, Code.WAIT_FLAG},
+            {Code.RECORD, Code.SIGNAL},
+            {Code.SIGNAL},
+        )
+        operations[[at, at + 1]] = operations[[at + 1, at]]
+        said = list_refusal(schedule, with_operations(lists, rank, operations))
+        assert bool(said) != same_phase, f"seed {seed}: {said!r}"
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("rank", "says it is of rank"),
+        ("num_ranks", "says it is of rank"),
+        ("num_events", "an event that does not exist"),
+        ("num_flags", "names"),
+        ("lanes", "other lanes or buffers"),
+        ("buffers", "other lanes or buffers"),
+    ],
+)
+def test_a_list_that_describes_itself_wrongly_is_refused(field: str, words: str) -> None:
+    schedule = summa(
+        GemmProblem(8, 8, 8, DType.f64), Placement.parse("0,h,1"), 2, grid=(1, 2), options=SummaOptions(compute_lanes=2)
+    )
+    lists = lists_of(schedule)
+    verify_lists(schedule, lists)
+    value = getattr(lists[1], field)
+    assert lists[1].num_events > 0
+    assert lists[1].num_flags > 0
+    lists[1] = dataclasses.replace(lists[1], **{field: value[:-1] if isinstance(value, np.ndarray) else value - 1})
+    assert words in list_refusal(schedule, lists)
+
+
+def test_too_few_lists_are_refused() -> None:
+    schedule = plain()
+    assert "1 lists for 2 ranks" in list_refusal(schedule, lists_of(schedule)[:1])
