@@ -1,0 +1,518 @@
+"""One rank's GPU behind the backend interface: cupy for arrays and IPC, `_native` for firing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
+from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
+from uncut_mpi.device.cuda.imports import ImportCache
+from uncut_mpi.device.cuda.kernels import kernel_name, kernel_source
+from uncut_mpi.device.cuda.library import (
+    device_errors,
+    format_uuid,
+    import_cupy,
+    load_blas,
+    load_driver,
+)
+from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures
+from uncut_mpi.device.interface import (
+    MAX_LANES,
+    AdoptedArray,
+    Allocation,
+    Backend,
+    DeviceIdentity,
+    FlagTable,
+    ProgressBoard,
+)
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import Space
+
+# CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
+_GRANULE_BYTES = 2 << 20
+_HOST_REGISTER_FLAGS = 1 | 2  # portable, mapped
+_HOST_MEMORY_ALREADY_REGISTERED = 712
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
+_HOST_SCRATCH_BYTES = 4096
+_TIMED_PRODUCTS = 4
+
+# Pointer attributes of the driver.
+_BUFFER_ID, _IS_MANAGED, _IPC_CAPABLE, _RANGE_START, _RANGE_SIZE, _MEMPOOL = 7, 8, 10, 11, 12, 17
+
+
+class CudaBackend(Backend):
+    """
+    One device of this process.
+
+    Parameters
+    ----------
+    ordinal : int
+        Of the device, among those this process sees.
+
+    Raises
+    ------
+    DeviceError
+        If cupy, the driver, cuBLAS or the device cannot be used; the message says what to install.
+    """
+
+    name = "cuda"
+
+    def __init__(self, ordinal: int) -> None:
+        driver = load_driver()
+        self._cupy = import_cupy()
+        self._runtime = self._cupy.cuda.runtime
+        self._ordinal = ordinal
+        with device_errors(f"using CUDA device {ordinal}"):
+            count = self._runtime.getDeviceCount()
+            if not 0 <= ordinal < count:
+                raise DeviceError(f"CUDA device {ordinal} was asked for, this process sees {count}")
+            self._cupy.cuda.Device(ordinal).use()
+            properties = self._runtime.getDeviceProperties(ordinal)
+            self._uuid = bytes(properties["uuid"][:16])
+            self._name = properties["name"].decode()
+            self._native = _native.CudaDevice(driver, load_blas(), ordinal)
+            self._caller_event = self._cupy.cuda.Event(disable_timing=True)
+            self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
+        self._imports = ImportCache(self._runtime, ordinal)
+        self._allocations: dict[int, int] = {}
+        self._pinned: set[int] = set()
+        self._kernels: dict[int, int] = {}
+        self._modules: list[Any] = []  # keep what the kernels were loaded from
+        self._warm: set[object] = set()
+
+    # -- identity ----------------------------------------------------------------------------
+
+    def identity(self) -> DeviceIdentity:
+        """Return what other ranks must know of this device."""
+        free, total = self.memory()
+        return DeviceIdentity(
+            backend=self.name,
+            uuid=format_uuid(self._uuid),
+            name=self._name,
+            node=f"{boot_id()}/{pid_namespace()}",
+            memory_bytes=total,
+            free_bytes=free,
+        )
+
+    def memory(self) -> tuple[int, int]:
+        """Return (free, total) bytes of device memory now."""
+        with self._current("asking for free memory"):
+            free, total = self._runtime.memGetInfo()
+        return int(free), int(total)
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """
+        Allocate device memory of our own, outside cupy's pool, that peers can open.
+
+        Raises
+        ------
+        CapacityError
+            With bytes needed, bytes available and what to change.
+        """
+        rounded = max(1, -(-nbytes // _GRANULE_BYTES)) * _GRANULE_BYTES
+        address = self._malloc(rounded)
+        try:
+            handle = self._export(address)
+        except BaseException:
+            self._runtime.free(address)
+            raise
+        self._allocations[address] = rounded
+        return Allocation(address=address, nbytes=nbytes, handle=handle)
+
+    def free(self, allocation: Allocation) -> None:
+        """Free what `allocate` gave, after every peer has closed it."""
+        if self._allocations.pop(allocation.address, None) is None:
+            raise DeviceError(f"address {allocation.address:#x} was asked to be freed and is not allocated")
+        with self._current("freeing device memory"):
+            self._runtime.free(allocation.address)
+
+    def open(self, handle: bytes) -> int:
+        """Map a peer's allocation and return its base address here; see `Backend.open`."""
+        with self._current("mapping a peer's device memory"):
+            return self._imports.open(MemoryHandle.decode(handle))
+
+    def close_peer(self, address: int) -> None:
+        """Unmap what `open` gave. The exporter may free it after a barrier."""
+        with self._current("unmapping a peer's device memory"):
+            self._imports.close(address)
+
+    def owns(self, array: object) -> bool:
+        """Whether `array` is a cupy array."""
+        return isinstance(array, self._cupy.ndarray)
+
+    def adopt(self, array: Any) -> AdoptedArray:
+        """
+        Return how a caller's cupy array can be shared.
+
+        Raises
+        ------
+        ParamError
+            If the array lies on another device than this rank's.
+        """
+        if array.device.id != self._ordinal:
+            raise ParamError(
+                f"the array lies on CUDA device {array.device.id}, this rank computes on device {self._ordinal}: "
+                "allocate it there"
+            )
+        address = int(array.data.ptr)
+        if array.size == 0 or address == 0:
+            return AdoptedArray(address, None, 0, "it is empty", array)
+        obstacle = self._obstacle(address)
+        if obstacle:
+            return AdoptedArray(address, None, 0, obstacle, array)
+        with self._current("registering a device array"):
+            base = self._native.pointer_attribute(_RANGE_START, address)
+        try:
+            handle = self._export(base)
+        except DeviceError as error:
+            return AdoptedArray(address, None, 0, f"CUDA cannot export it ({error})", array)
+        return AdoptedArray(address, handle, address - base, "", array)
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Register host memory with the device; False if it was registered already (then never unpin it)."""
+        if nbytes == 0:
+            return False
+        with self._current(f"registering {nbytes} bytes of host memory"):
+            try:
+                self._runtime.hostRegister(address, nbytes, _HOST_REGISTER_FLAGS)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status == _HOST_MEMORY_ALREADY_REGISTERED:
+                    return False
+                raise
+        self._pinned.add(address)
+        return True
+
+    def unpin(self, address: int) -> None:
+        """Undo a `pin` that returned True."""
+        self._pinned.discard(address)
+        with self._current("unregistering host memory"):
+            self._runtime.hostUnregister(address)
+
+    def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:
+        """Return a new cupy array in memory of its own, which peers can open whatever cupy's allocator is."""
+        nbytes = max(1, rows * cols * dtype.itemsize)
+        with self._current(f"allocating a {rows}×{cols} {dtype.name} array"):
+            memory = self._cupy.cuda.Memory(-(-nbytes // _GRANULE_BYTES) * _GRANULE_BYTES)
+            try:
+                return self._cupy.ndarray(
+                    (rows, cols), dtype.numpy, self._cupy.cuda.MemoryPointer(memory, 0), order=order
+                )
+            except (TypeError, ValueError) as error:
+                raise ParamError(
+                    f"cupy {self._cupy.__version__} has no arrays of {dtype.name} ({error}): use cupy 14 or later, "
+                    "or host arrays"
+                ) from error
+
+    def to_host(self, address: int, ld: int, out: np.ndarray) -> None:
+        """Copy a column-major device matrix (leading dimension `ld` elements) into the F-ordered `out`; synchronous."""
+        rows, cols = out.shape
+        self._copy(out.ctypes.data, _pitch(out), address, ld * out.itemsize, rows * out.itemsize, cols, _DEVICE_TO_HOST)
+
+    def from_host(self, address: int, ld: int, data: np.ndarray) -> None:
+        """Copy the F-ordered array `data` into a column-major device matrix; synchronous."""
+        rows, cols = data.shape
+        width = rows * data.itemsize
+        self._copy(address, ld * data.itemsize, data.ctypes.data, _pitch(data), width, cols, _HOST_TO_DEVICE)
+
+    def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
+        """Copy columns of `width_bytes`, `pitch_bytes` apart on both sides, within the device; synchronous."""
+        self._copy(destination, pitch_bytes, source, pitch_bytes, width_bytes, columns, _DEVICE_TO_DEVICE)
+
+    def fill_words(self, address: int, count: int, value: int) -> None:
+        """Set `count` 32-bit words; synchronous."""
+        if count:
+            with self._current("setting flags"):
+                self._native.fill_words(address, count, value & 0xFFFFFFFF)
+
+    def await_caller(self, stream: Any = None) -> None:
+        """Return once the work that `stream` (cupy's current stream by default) holds now is done."""
+        with self._current("awaiting the caller's stream"):
+            if stream is None:
+                target = self._cupy.cuda.get_current_stream()
+            else:
+                target = self._cupy.cuda.ExternalStream(getattr(stream, "ptr", stream))
+            self._caller_event.record(target)
+            self._caller_event.synchronize()
+
+    # -- plans -------------------------------------------------------------------------------
+
+    def executable(
+        self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard
+    ) -> CudaExecutable:
+        """
+        Bind an operation list and prepare everything it needs: kernels, streams, workspaces, warm-up.
+
+        Raises
+        ------
+        DeviceError
+            If the list holds something this device cannot run.
+        CapacityError
+            If device memory for workspaces or for the warm-up is lacking.
+        """
+        with self._current("preparing a plan"):
+            signatures = _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
+            self._load_kernels(signatures)
+            executable = CudaExecutable(
+                self._native, program, addresses, flags, board, self._kernels, self._description()
+            )
+            self._warm_up(program, addresses, signatures)
+        return executable
+
+    # -- measurements ------------------------------------------------------------------------
+
+    def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
+        """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
+        with self._current("timing a copy"):
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+            start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+            best = np.inf
+            for _ in range(repeats + 1):  # the first one, untimed in effect, is never the best
+                start.record(stream)
+                self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
+                stop.record(stream)
+                stop.synchronize()
+                best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3)
+        return float(best)
+
+    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
+        """Return the best time in seconds of a size×size×size product of full-mantissa random data."""
+        columns = min(size, 256)
+        block = np.asfortranarray(np.random.default_rng(0).random((size, columns)).astype(dtype.numpy))
+        with self._current("timing a product"):
+            nbytes = size * size * dtype.itemsize
+            wide = size * size * dtype.accumulator.itemsize
+            base = self._malloc(nbytes + wide)
+            try:
+                for col in range(0, size, columns):
+                    part = block[:, : min(columns, size - col)]
+                    self.from_host(base + col * size * dtype.itemsize, size, part)
+                # Run as a list of products, so that the time to issue one hides behind the one before.
+                signature = GemmSignature(
+                    m=size,
+                    n=size,
+                    k=size,
+                    op_a=0,
+                    op_b=0,
+                    lds=(size,) * 3,
+                    dtype=dtype,
+                    dtype_c=dtype.accumulator,
+                    alignments=(0, 0, 0),
+                    accumulates=False,
+                )
+                todo = WarmupList(1)
+                for _ in range(_TIMED_PRODUCTS):
+                    todo.gemm(signature, signature.lds, 0)
+                program = todo.program()
+                operands = program.operands.copy()
+                operands["offset"][0::3] = nbytes  # C behind A, which is B as well
+                executable = self._bind_scratch(dataclasses.replace(program, operands=operands), base)
+                stream = self._cupy.cuda.ExternalStream(self._native.compute_stream(0))
+                start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+                best = np.inf
+                for _ in range(repeats + 1):
+                    start.record(stream)
+                    _raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+                    stop.record(stream)
+                    stop.synchronize()
+                    best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / _TIMED_PRODUCTS)
+            finally:
+                self._runtime.free(base)
+        return float(best)
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release everything this backend still holds."""
+        if self._native.abandoned:
+            return  # lanes still wait for peers: every call that frees would wait with them
+        with self._current("closing the device"):
+            self._imports.close_all()
+            for address in list(self._pinned):
+                self.unpin(address)
+            for address in list(self._allocations):
+                del self._allocations[address]
+                self._runtime.free(address)
+            self._native.close()
+        self._kernels.clear()
+        self._modules.clear()
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _description(self) -> str:
+        return f"CUDA device {self._ordinal} ({self._name})"
+
+    def _current(self, what: str) -> _Current:
+        return _Current(self._cupy, self._ordinal, f"{what} on CUDA device {self._ordinal} ({self._name})")
+
+    def _malloc(self, nbytes: int) -> int:
+        try:
+            with self._current(f"allocating {nbytes} bytes"):
+                return int(self._runtime.malloc(nbytes))
+        except CapacityError as error:
+            free, total = self.memory()
+            raise CapacityError(
+                f"{nbytes} bytes ({nbytes / 2**30:.2f} GiB) of device memory are needed on {self._description()}, "
+                f"{free} ({free / 2**30:.2f} GiB) of {total} are free: free memory there (cupy's pool keeps blocks: "
+                "cupy.get_default_memory_pool().free_all_blocks()), use more GPUs or a smaller problem"
+            ) from error
+
+    def _export(self, base: int) -> bytes:
+        with self._current("exporting device memory"):
+            return MemoryHandle(
+                pid=os.getpid(),
+                boot=boot_id(),
+                namespace=pid_namespace(),
+                uuid=self._uuid,
+                base=base,
+                nbytes=self._native.pointer_attribute(_RANGE_SIZE, base),
+                buffer_id=self._native.pointer_attribute(_BUFFER_ID, base),
+                ipc=self._runtime.ipcGetMemHandle(base),
+            ).encode()
+
+    def _obstacle(self, address: int) -> str:
+        with self._current("asking for the kind of an array's memory"):
+            attribute = self._native.pointer_attribute
+            if attribute(_IS_MANAGED, address):
+                return "it lies in managed memory (cudaMallocManaged), which CUDA IPC cannot export"
+            if attribute(_MEMPOOL, address):
+                return "it lies in a stream-ordered pool (cudaMallocAsync), which CUDA IPC cannot export"
+            if not attribute(_IPC_CAPABLE, address):
+                return (
+                    "it lies in memory that CUDA IPC cannot export (virtual memory management, such as expandable "
+                    "segments, or a mapping of another process)"
+                )
+        return ""
+
+    def _copy(
+        self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int, cols: int, kind: int
+    ) -> None:
+        if not width or not cols:
+            return
+        if cols == 1:
+            destination_pitch = source_pitch = width  # unused, but checked against the width
+        with self._current(f"copying {cols} columns of {width} bytes"):
+            self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, width, cols, kind, 0)
+            self._runtime.streamSynchronize(0)
+
+    def _load_kernels(self, signatures: list[int]) -> None:
+        missing = [signature for signature in signatures if signature not in self._kernels]
+        if not missing:
+            return
+        # One module per kernel: cupy keeps the compiled text on disk, and another plan's set would not match.
+        for signature in missing:
+            module = self._cupy.RawModule(code=kernel_source([signature]), options=("--std=c++14",))
+            try:
+                function = module.get_function(kernel_name(signature)).kernel
+            except self._cupy.cuda.compiler.CompileException as error:
+                raise DeviceError(f"compiling {kernel_name(signature)} for {self._description()}: {error}") from error
+            self._modules.append((module, function))
+            self._kernels[signature] = int(function.ptr)
+
+    def _warm_up(self, program: OperationList, addresses: np.ndarray, combines: list[int]) -> None:
+        lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
+        signatures = sorted(gemm_signatures(program, addresses) - self._warm, key=repr)
+        dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
+        host = bool((program.buffers["space"] == Space.HOST).any())
+        copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
+        kernels = [signature for signature in combines if ("combine", signature) not in self._warm]
+        todo = WarmupList(lanes)
+
+        def fill(lds_of: Any) -> int:
+            nonlocal todo
+            todo, need = WarmupList(lanes), _GRANULE_BYTES
+            for number, signature in enumerate(signatures):
+                todo.gemm(signature, lds_of(signature), number % max(1, lanes))
+                need = max(need, signature.scratch_bytes(lds_of(signature)))
+            return need
+
+        nbytes = fill(lambda signature: signature.lds)
+        try:
+            base = self._malloc(nbytes)
+        except CapacityError:
+            nbytes = fill(GemmSignature.compact_lds)
+            base = self._malloc(nbytes)
+        try:
+            # Every handle multiplies once in every type: a handle may prepare itself at its first use.
+            for dtype in dtypes:
+                for lane in range(lanes):
+                    if ("handle", dtype, lane) not in self._warm:
+                        todo.gemm(_small(dtype), _small(dtype).lds, lane)
+            for dtype, with_host in copies:
+                todo.copies(dtype, host=with_host)
+            for signature in kernels:
+                todo.combine(signature)
+            if len(todo):
+                _raise_error(
+                    self._bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=60.0).error
+                )
+        finally:
+            self._runtime.free(base)
+        self._warm.update(signatures)
+        self._warm.update(("copies", *pair) for pair in copies)
+        self._warm.update(("combine", signature) for signature in kernels)
+        self._warm.update(("handle", dtype, lane) for dtype in dtypes for lane in range(lanes))
+
+    def _bind_scratch(self, program: OperationList, base: int) -> CudaExecutable:
+        signatures = _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
+        self._load_kernels(signatures)
+        return CudaExecutable(
+            self._native,
+            program,
+            np.array([base, self._host_scratch.ptr], np.int64),
+            FlagTable(own=0, peers=np.zeros(1, np.int64)),
+            ProgressBoard(words=np.zeros((1, MAX_LANES), np.uint32), rank=0),
+            self._kernels,
+            self._description(),
+        )
+
+
+class _Current:
+    """Makes the device current in this thread for a while, and translates errors meanwhile."""
+
+    def __init__(self, cupy: Any, ordinal: int, what: str) -> None:
+        self._device = cupy.cuda.Device(ordinal)
+        self._errors = device_errors(what)
+
+    def __enter__(self) -> None:
+        self._errors.__enter__()
+        self._device.__enter__()
+
+    def __exit__(self, *details: Any) -> bool | None:
+        self._device.__exit__(*details)
+        return self._errors.__exit__(*details)
+
+
+def _pitch(array: np.ndarray) -> int:
+    rows, cols = array.shape
+    if rows > 1 and array.strides[0] != array.itemsize:
+        raise ParamError(f"an array with strides {array.strides} is not F-ordered")
+    return int(array.strides[1]) if cols > 1 else max(rows, 1) * array.itemsize
+
+
+def _small(dtype: DType) -> GemmSignature:
+    return GemmSignature(
+        m=64,
+        n=64,
+        k=64,
+        op_a=0,
+        op_b=0,
+        lds=(64, 64, 64),
+        dtype=dtype,
+        dtype_c=dtype.accumulator,
+        alignments=(0, 0, 0),
+        accumulates=False,
+    )
+
+
+def _raise_error(error: BaseException | None) -> None:
+    if error is not None:
+        raise error

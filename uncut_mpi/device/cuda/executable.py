@@ -1,0 +1,146 @@
+"""An operation list bound to one device: the native executor, and what its results mean in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.device.cuda.library import device_errors
+from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import HOST, LaneKind, Space
+
+
+class DeadContextError(DeviceError):
+    """
+    The CUDA context of this rank is unusable, so that it can write no flag: the job has to end.
+
+    Attributes
+    ----------
+    fatal : bool
+        True; other device errors leave the context usable and do not have it.
+    """
+
+    fatal = True
+
+
+def as_bytes(table: np.ndarray) -> np.ndarray:
+    """Return a table of records as bytes, shape (records, bytes of a record), for the native module."""
+    table = np.ascontiguousarray(table)
+    return table.view(np.uint8).reshape(len(table), table.dtype.itemsize)
+
+
+class CudaExecutable(Executable):
+    """
+    The list of one rank, ready to run.
+
+    Parameters
+    ----------
+    device : CudaDevice
+        Whose streams, handles and events are used; shared with other executables.
+    program, addresses, flags, board
+        As for `Backend.executable`.
+    kernels : mapping of int to int
+        Loaded COMBINE kernels by signature.
+    description : str
+        The device in words, for messages.
+
+    Raises
+    ------
+    DeviceError
+        If the list holds something this device cannot run, or streams and events cannot be made.
+    CapacityError
+        If memory for workspaces is lacking.
+    """
+
+    def __init__(
+        self,
+        device: _native.CudaDevice,
+        program: OperationList,
+        addresses: np.ndarray,
+        flags: FlagTable,
+        board: ProgressBoard,
+        kernels: Mapping[int, int],
+        description: str,
+    ) -> None:
+        self._program = program
+        self._board = board  # the native executor holds its address only
+        self._description = description
+        with device_errors(f"preparing a plan on {description}"):
+            self._native: _native.CudaExecutor | None = _native.CudaExecutor(
+                device=device,
+                operations=as_bytes(program.operations),
+                operands=as_bytes(program.operands),
+                addresses=np.ascontiguousarray(addresses, np.int64),
+                in_host=(program.buffers["space"] == Space.HOST).astype(np.uint8),
+                num_lanes=len(program.lanes),
+                num_events=program.num_events,
+                own_flags=flags.own,
+                peer_flags=np.ascontiguousarray(flags.peers, np.int64),
+                board=board.words,
+                rank=board.rank,
+                kernels=dict(kernels),
+            )
+
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+        """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
+        if self._native is None:
+            return ExecutionReport(error=DeviceError("a closed executable was asked to run; make a new plan"))
+        try:
+            with device_errors(f"running on {self._description}"):
+                result = self._native.run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s)
+        except DeviceError as error:
+            return ExecutionReport(error=error)
+        return ExecutionReport(
+            tasks=result.tasks,
+            copy_bytes=result.copy_bytes,
+            python_tasks=0,
+            allocations=result.created,
+            issue_s=result.issue_s,
+            drain_s=result.drain_s,
+            error=self._error_of(result, timeout_s),
+        )
+
+    def close(self) -> None:
+        """Forget the list; streams, events and workspaces stay with the backend for the next one."""
+        self._native = None
+
+    def _error_of(self, result: _native.CudaRunResult, timeout_s: float) -> Exception | None:
+        if result.error:
+            text = f"rank {self._program.rank}, {self._description}{self._task_of(result.operation)}: {result.error}"
+            if result.fatal:
+                return DeadContextError(f"{text}; the CUDA context is lost and the job has to end")
+            return DeviceError(text)
+        if result.stalled:
+            return StallError(self._stall_text(result.stuck, timeout_s))
+        return None
+
+    def _task_of(self, operation: int) -> str:
+        if operation < 0:
+            return ""
+        record = self._program.operations[operation]
+        return f", task {record['task']} ({Code(record['code']).name})"
+
+    def _stall_text(self, stuck: list[tuple[int, int]], timeout_s: float) -> str:
+        rank = self._program.rank
+        head = f"nothing finished on any rank for {timeout_s:g} s; rank {rank} ({self._description}) still has "
+        waits, others = [], []
+        for lane, word in stuck:
+            name = self._lane_name(lane)
+            if word % 2:
+                record = self._program.operations[word // 2]
+                waits.append(f"{name}: task {record['task']} awaits rank {record['peer']} (flag slot {record['slot']})")
+            else:
+                after = self._task_of(word // 2 - 1) if word else ", before its first wait"
+                others.append(f"{name}: unfinished{after.replace(', task', ' after task')}")
+        return head + "; ".join(waits + others)
+
+    def _lane_name(self, lane: int) -> str:
+        record = self._program.lanes[lane]
+        if record["kind"] == LaneKind.COMPUTE:
+            return f"compute lane {record['destination']}"
+        ends = ("host" if end == HOST else f"rank {end}" for end in (record["source"], record["destination"]))
+        return "copy lane {} to {}".format(*ends)

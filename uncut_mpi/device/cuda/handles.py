@@ -1,0 +1,115 @@
+"""Handles of device memory: opaque bytes for everyone else, checked before they are opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from uncut_mpi.errors import TopologyError
+
+_LAYOUT: Final = struct.Struct("<4sIQQQQ16s36s16s64s")
+_MAGIC: Final = b"UMCU"
+_VERSION: Final = 1
+
+
+def boot_id() -> str:
+    """Return the identifier of this boot of this machine; the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """Return the identifier of this process's PID namespace, within which CUDA IPC works."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryHandle:
+    """
+    One allocation, as another process must know it.
+
+    Attributes
+    ----------
+    pid, boot, namespace : int, str, str
+        The exporting process, its machine's boot, its PID namespace.
+    uuid : bytes
+        The device that holds the memory (16 bytes).
+    base, nbytes, buffer_id : int
+        Address there, size, and CUDA's number of the allocation, which tells a new allocation at an
+        old address apart.
+    ipc : bytes
+        CUDA's own handle (64 bytes).
+    """
+
+    pid: int
+    boot: str
+    namespace: str
+    uuid: bytes
+    base: int
+    nbytes: int
+    buffer_id: int
+    ipc: bytes
+
+    def encode(self) -> bytes:
+        """Return the handle as bytes of fixed length."""
+        return _LAYOUT.pack(
+            _MAGIC,
+            _VERSION,
+            self.pid,
+            self.base,
+            self.nbytes,
+            self.buffer_id,
+            self.uuid,
+            self.boot.encode(),
+            self.namespace.encode(),
+            self.ipc,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> MemoryHandle:
+        """
+        Read what `encode` wrote.
+
+        Raises
+        ------
+        TopologyError
+            If the bytes are not a handle of this backend and version.
+        """
+        if len(data) != _LAYOUT.size or data[:4] != _MAGIC or _LAYOUT.unpack(data)[1] != _VERSION:
+            raise TopologyError(
+                f"{len(data)} bytes are not a device memory handle of this version: "
+                "all ranks need the same backend and the same uncut_mpi"
+            )
+        _, _, pid, base, nbytes, buffer_id, uuid, boot, namespace, ipc = _LAYOUT.unpack(data)
+        return cls(
+            pid=pid,
+            boot=boot.rstrip(b"\0").decode(),
+            namespace=namespace.rstrip(b"\0").decode(),
+            uuid=uuid,
+            base=base,
+            nbytes=nbytes,
+            buffer_id=buffer_id,
+            ipc=ipc,
+        )
+
+    def check_same_node(self) -> None:
+        """
+        Check that this process can open the handle at all.
+
+        Raises
+        ------
+        TopologyError
+            If it comes from another machine or another container's PID namespace.
+        """
+        if self.boot != boot_id():
+            raise TopologyError(
+                f"device memory of process {self.pid} lies on another node (boot {self.boot}, here {boot_id()}): "
+                "CUDA IPC works within one node"
+            )
+        if self.namespace != pid_namespace():
+            raise TopologyError(
+                f"process {self.pid} runs in another PID namespace ({self.namespace}, here {pid_namespace()}), "
+                "across which CUDA IPC fails: run all ranks in one container, or share its PID namespace (--pid=host)"
+            )

@@ -1,0 +1,128 @@
+"""
+The text of the COMBINE kernels: a weighted sum of regions, converted and rounded once.
+
+A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first.
+Halves are converted by integer arithmetic and PTX, so that no CUDA header is needed to compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from uncut_mpi.errors import DeviceError
+from uncut_mpi.model.dtypes import DType
+
+MAX_SOURCES: Final = 8
+
+_TYPES: Final = {DType.f64: "double", DType.f32: "float", DType.f16: "half_bits", DType.bf16: "bfloat_bits"}
+
+# `arguments` is CombineArguments of csrc/cuda_executor.hpp, field by field.
+_PRELUDE: Final = """
+struct arguments {
+    unsigned long long destination;
+    long long ld, rows, cols;
+    unsigned long long source[8];
+    long long source_ld[8];
+    double factor[8];
+};
+struct half_bits { unsigned short bits; };
+struct bfloat_bits { unsigned short bits; };
+
+__device__ inline double widen(double x) { return x; }
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(half_bits x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ inline float widen(bfloat_bits x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+__device__ inline void narrow(double x, double &y) { y = x; }
+__device__ inline void narrow(float x, float &y) { y = x; }
+__device__ inline void narrow(double x, float &y) { y = (float)x; }
+__device__ inline void narrow(float x, half_bits &y) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+__device__ inline void narrow(float x, bfloat_bits &y) {
+    const unsigned bits = __float_as_uint(x);
+    // To nearest, ties to even; a NaN stays a NaN instead of carrying over into infinity.
+    y.bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+"""
+
+_KERNEL: Final = """
+extern "C" __global__ void {name}(const arguments a) {{
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long col = (long long)blockIdx.y * blockDim.y + threadIdx.y; col < a.cols;
+         col += (long long)gridDim.y * blockDim.y) {{
+        {written} *out = ({written} *)a.destination + col * a.ld;
+        for (long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x; row < a.rows; row += 4 * step) {{
+            {sum} sum[4] = {{0, 0, 0, 0}};
+{reads}
+            #pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (row + i * step < a.rows) narrow(sum[i], out[row + i * step]);
+        }}
+    }}
+}}
+"""
+
+# A region whose factor is 0 is not read, so that NaN in it stays out.
+_READ: Final = """            if (a.factor[{i}] != 0.0) {{
+                const {sum} factor = ({sum})a.factor[{i}];
+                const {read} *in = (const {read} *)a.source[{i}] + col * a.source_ld[{i}];
+                {read} x[4];
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (row + i * step < a.rows) x[i] = in[row + i * step];
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (row + i * step < a.rows) sum[i] += factor * widen(x[i]);
+            }}"""
+
+
+def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
+    """Return the written type and the types of the regions read."""
+    written = DType(signature & 15)
+    reads = []
+    signature >>= 4
+    while signature:
+        reads.append(DType((signature & 15) - 1))
+        signature >>= 4
+    return written, tuple(reads)
+
+
+def kernel_name(signature: int) -> str:
+    """Return the name of the kernel of a signature."""
+    written, reads = types_of(signature)
+    return "_".join(("combine", written.name, *(read.name for read in reads)))
+
+
+def kernel_source(signatures: Iterable[int]) -> str:
+    """
+    Return CUDA C++ text with one kernel per signature.
+
+    Raises
+    ------
+    DeviceError
+        If a signature mixes f64 with a half type, which no schedule does.
+    """
+    return _PRELUDE + "".join(_one(signature) for signature in signatures)
+
+
+def _one(signature: int) -> str:
+    written, reads = types_of(signature)
+    if len(reads) > MAX_SOURCES:
+        raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SOURCES} are supported")
+    involved = (written, *reads)
+    wide = DType.f64 in involved
+    if wide and any(dtype.is_half for dtype in involved):
+        raise DeviceError(f"a COMBINE cannot mix {' and '.join(sorted({t.name for t in involved}))}")
+    total = "double" if wide else "float"
+    return _KERNEL.format(
+        name=kernel_name(signature),
+        written=_TYPES[written],
+        sum=total,
+        reads="\n".join(_READ.format(i=i, sum=total, read=_TYPES[read]) for i, read in enumerate(reads)),
+    )

@@ -1,0 +1,104 @@
+"""Reaching cupy, the driver and cuBLAS, with errors that say what to install."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from uncut_mpi import _native
+from uncut_mpi.errors import CapacityError, DeviceError
+
+OUT_OF_MEMORY = 2
+
+_INSTALL = "install it with: python -m pip install 'uncut-mpi[cuda12]' (CUDA 12) or 'uncut-mpi[cuda13]' (CUDA 13)"
+
+
+@functools.cache
+def import_cupy() -> Any:
+    """
+    Return the module cupy.
+
+    Raises
+    ------
+    DeviceError
+        If cupy cannot be imported; the message names the extras that bring it.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(f"the CUDA backend needs cupy, which cannot be imported ({error}); {_INSTALL}") from error
+    return cupy
+
+
+@contextlib.contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """
+    Turn errors of cupy's runtime and of the native module into ours, naming `what` was being done.
+
+    Raises
+    ------
+    CapacityError
+        If device memory ran out.
+    DeviceError
+        For every other failure of a call.
+    """
+    try:
+        yield
+    except _native.CudaError as error:
+        text, code = error.args
+        raise _translated(what, text, code) from error
+    except Exception as error:
+        cupy = import_cupy()
+        if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
+            raise _translated(what, str(error), OUT_OF_MEMORY) from error
+        if isinstance(error, cupy.cuda.runtime.CUDARuntimeError):
+            raise _translated(what, str(error), int(error.status)) from error
+        raise
+
+
+def _translated(what: str, text: str, code: int) -> DeviceError | CapacityError:
+    if code == OUT_OF_MEMORY:
+        return CapacityError(f"{what}: {text}; free device memory, use more GPUs or a smaller problem")
+    return DeviceError(f"{what}: {text}")
+
+
+@functools.cache
+def load_driver() -> _native.CudaDriver:
+    """Return the driver's functions; DeviceError if there is no driver or it is too old."""
+    with device_errors("loading the CUDA driver"):
+        return _native.CudaDriver()
+
+
+@functools.cache
+def load_blas() -> _native.CudaBlas:
+    """Return cuBLAS's functions, from the library that cupy uses."""
+    cupy = import_cupy()
+    with device_errors("loading cuBLAS"):
+        # cupy may load the library at the first use of a handle only.
+        cupy.cuda.device.get_cublas_handle()
+        return _native.CudaBlas()
+
+
+def format_uuid(raw: bytes) -> str:
+    """Return a device UUID as the driver's tools print it."""
+    text = raw[:16].hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def visible_devices() -> tuple[list[str], str]:
+    """
+    Return the UUIDs of the GPUs this process sees, by ordinal, and why there are none if so.
+
+    Never raises: cupy missing, no driver and no device are all reasons.
+    """
+    try:
+        load_driver()
+        runtime = import_cupy().cuda.runtime
+        uuids = [format_uuid(runtime.getDeviceProperties(i)["uuid"]) for i in range(runtime.getDeviceCount())]
+    except DeviceError as error:
+        return [], str(error)
+    except Exception as error:  # whatever a broken CUDA installation raises is a reason as well
+        return [], f"CUDA cannot be used here: {error}"
+    return uuids, "" if uuids else "this process sees no CUDA device"
