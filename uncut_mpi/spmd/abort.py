@@ -1,0 +1,109 @@
+"""
+The end of a job: unhandled errors end it on all ranks, and a command's verdict reaches every exit status.
+
+For command modules; a library call never ends a process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.spmd.group import Backoff
+from uncut_mpi.spmd.runtime import MPI, require_mpi
+
+_INTERRUPTED = 130
+_YIELD_AT_ONCE_S = 0.0
+
+
+class _Hook:
+    """What replaces the hooks of `sys` and `threading`; one per process."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self._before = sys.excepthook
+        self._ending = threading.Lock()
+
+    def uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Stand in for `sys.excepthook`, which Python does not call for SystemExit."""
+        if MPI.Is_finalized() or not MPI.Is_initialized():
+            self._before(kind, error, trace)  # no job is left to end
+            return
+        self._end(kind, error, trace, "")
+
+    def uncaught_in_thread(self, arguments: threading.ExceptHookArgs) -> None:
+        """Stand in for `threading.excepthook`; a thread may leave by SystemExit."""
+        if arguments.exc_type is SystemExit:
+            return
+        error = arguments.exc_value if arguments.exc_value is not None else arguments.exc_type()
+        name = arguments.thread.name if arguments.thread is not None else "unknown"
+        if MPI.Is_finalized() or not MPI.Is_initialized():
+            self._before(arguments.exc_type, error, arguments.exc_traceback)
+            return
+        self._end(arguments.exc_type, error, arguments.exc_traceback, f", thread {name}")
+
+    def _end(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, where: str) -> None:
+        if not self._ending.acquire(blocking=False):
+            return  # another thread of this process is at it
+        who = f"rank {self.comm.rank} of {self.comm.size}{where}"
+        text = "".join(traceback.format_exception(kind, error, trace))
+        lines = "".join(f"[{who}] {line}\n" for line in text.rstrip().split("\n"))
+        for stream, last in ((sys.stdout, ""), (sys.stderr, f"{lines}[{who}] unhandled error: the job ends\n")):
+            try:
+                # One write, so that the lines of several ranks do not mix.
+                stream.write(last)
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue  # a closed or missing stream must not keep the job alive
+        self.comm.Abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+_installed: list[_Hook] = []
+
+
+def install_abort_hook(comm: Any) -> None:
+    """
+    End the job when this rank leaves by an unhandled error, which the other ranks would await for ever.
+
+    The traceback is printed with the rank first. Exit status 1, or 130 for a keyboard interrupt, also
+    in a thread and under plain ``python -m``; `SystemExit` is no error. Under ``python -m mpi4py`` the
+    job ends the same way, only sooner. Not collective; a second call changes the communicator only.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The ranks that end together (MPI libraries end the whole job).
+    """
+    require_mpi()
+    if _installed:
+        _installed[0].comm = comm
+        return
+    hook = _Hook(comm)
+    _installed.append(hook)
+    sys.excepthook = hook.uncaught
+    threading.excepthook = hook.uncaught_in_thread
+
+
+def finish(comm: Any, exit_status: int) -> int:
+    """
+    Return the exit status of a command, the same on all ranks: the highest that any rank has. Collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        All ranks of the command.
+    exit_status : int
+        This rank's verdict; 0 is success.
+    """
+    mine = np.array([exit_status], np.int32)
+    worst = np.empty(1, np.int32)
+    request = comm.Iallreduce(mine, worst, op=MPI.MAX)
+    backoff = Backoff(_YIELD_AT_ONCE_S)
+    while not request.Test():
+        backoff.pause()
+    return int(worst[0])
