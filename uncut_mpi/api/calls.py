@@ -128,10 +128,12 @@ class CallMachinery:
         *,
         machine: Machine,
         timeout_s: float,
+        arrival_timeout_s: float | None,
         verify: bool,
     ) -> None:
         self._group, self._backend, self._store, self._counters = group, backend, store, counters
         self._machine, self._timeout_s, self._verify = machine, timeout_s, verify
+        self._arrival_timeout_s = arrival_timeout_s
         self.broken = False
         self._epoch = 0
         self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
@@ -353,7 +355,11 @@ class CallMachinery:
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
-        self._order.acquire(self._timeout_s)
+        try:
+            self._order.acquire(self._arrival_timeout_s)
+        except StallError:
+            self.broken = True  # the ranks are not in one call any more
+            raise
         try:
             all_ready = self._gate.open(
                 digest,

@@ -55,6 +55,9 @@ class Session:
         under 3 s at the first session.
     timeout_s : float, default 60
         A call fails when no task finishes anywhere for so long.
+    arrival_timeout_s : float, optional
+        A call fails when a rank does not begin it for so long after this one; by default ranks wait
+        for each other as in any MPI call.
     max_plans : int, default 32
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
@@ -88,6 +91,7 @@ class Session:
         allow_shared_gpu: bool = False,
         machine: Machine | None = None,
         timeout_s: float = 60.0,
+        arrival_timeout_s: float | None = None,
         max_plans: int = 32,
         verify: bool = False,
     ) -> None:
@@ -119,6 +123,7 @@ class Session:
                 self.counters,
                 machine=self.machine,
                 timeout_s=timeout_s,
+                arrival_timeout_s=arrival_timeout_s,
                 verify=verify,
             )
         except BaseException:
