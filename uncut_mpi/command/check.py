@@ -1,5 +1,5 @@
 """
-The check of a result: every element of small products, signed sums over all rows of large ones.
+The check of a result: every element of small products; of large ones a sample, and signed sums over all rows.
 
 All matrices are in host memory that the ranks read; every rank checks its share, and all ranks come
 to the same verdict. Bounds are those of `uncut_mpi.command.tolerance`. NaN and infinity never pass.
@@ -25,6 +25,9 @@ FULL_CHECK_LIMIT: Final = 2048**3
 
 # Random vectors of Freivalds' check: wrong elements of one size hide in a row with a chance of at most 2**-20.
 VECTORS: Final = 20
+
+# Rows and columns of the sample that is compared element by element where not all are.
+_SAMPLE: Final = 128
 
 _BLOCK: Final = 512
 
@@ -165,15 +168,20 @@ def check_shared(
         return CheckResult(True, 0.0, 0.0, 0.0, "C has no elements", 0)
     with np.errstate(all="ignore"):
         if c_out.size * operands.k <= full_limit:
-            finding = _full(operands, share, gather)
-            what, unit = f"all {c_out.size} elements against a float64 product", "element"
-        else:
-            finding = _freivalds(operands, seed, share, gather)
-            what, unit = f"all {c_out.shape[0]} rows against {VECTORS} vectors of random signs (Freivalds)", "sum"
-    return _verdict(finding, what, unit, c_out.size)
+            elements = _elements(operands, np.arange(c_out.shape[0]), np.arange(c_out.shape[1]), share, gather)
+            return _verdict(elements, elements, f"all {c_out.size} elements against a float64 product", c_out.size)
+        sample = [_stratified(extent, seed) for extent in c_out.shape]
+        elements = _elements(operands, sample[0], sample[1], share, gather)
+        sums = _freivalds(operands, seed, share, gather)
+    what = (
+        f"all {c_out.shape[0]} rows against {VECTORS} vectors of random signs (Freivalds), "
+        f"{len(sample[0])}×{len(sample[1])} elements against a float64 product"
+    )
+    return _verdict(elements, sums, what, c_out.size)
 
 
-def _verdict(finding: _Finding, what: str, unit: str, elements: int) -> CheckResult:
+def _verdict(elements: _Finding, sums: _Finding, what: str, covered: int) -> CheckResult:
+    finding, unit = (sums, "sum") if sums.ratio > elements.ratio else (elements, "element")
     scale = finding.largest if 0 < finding.largest < math.inf else 1.0
     passed = 0.0 <= finding.ratio <= 1.0
     detail = what
@@ -188,11 +196,15 @@ def _verdict(finding: _Finding, what: str, unit: str, elements: int) -> CheckRes
         detail += (
             f"; {finding.unusable} expected values are NaN or infinite, so the inputs cannot be checked (--no-check)"
         )
-    rms = math.sqrt(finding.sum_error_squared / (finding.sum_expected_squared or 1.0))
-    return CheckResult(passed, finding.error / scale, finding.bound / scale, rms, detail, elements)
+    # A random sum's mean square is the sum of the squares, so either kind gives the same figure.
+    rms = math.sqrt(sums.sum_error_squared / (sums.sum_expected_squared or 1.0))
+    return CheckResult(passed, finding.error / scale, finding.bound / scale, rms, detail, covered)
 
 
-def _compare(found: np.ndarray, expected: np.ndarray, bound: np.ndarray, row0: int, col0: int) -> _Finding:
+def _compare(
+    found: np.ndarray, expected: np.ndarray, bound: np.ndarray, rows: np.ndarray, cols: np.ndarray
+) -> _Finding:
+    """Return what is found where `rows` and `cols` say what the positions stand for."""
     error = np.abs(found - expected)
     ratio = error / bound
     # NaN compares false with everything, so it must be made the worst of all.
@@ -203,7 +215,7 @@ def _compare(found: np.ndarray, expected: np.ndarray, bound: np.ndarray, row0: i
         ratio=float(ratio[worst]),
         error=float(error[worst]),
         bound=float(bound[worst]),
-        place=(row0 + int(worst[0]), col0 + int(worst[1])),
+        place=(int(rows[worst[0]]), int(cols[worst[1]])),
         largest=float(np.abs(expected[finite]).max(initial=0.0)),
         sum_error_squared=float(np.square(error).sum()),
         sum_expected_squared=float(np.square(expected).sum()),
@@ -229,29 +241,35 @@ def _agree(work: Callable[[], Any], gather: Gather) -> list[Any]:
     return [value for _, value in everybody]
 
 
-# -- every element -----------------------------------------------------------------------------------
+# -- element by element ------------------------------------------------------------------------------
 
 
-def _full(operands: _Operands, share: tuple[int, int], gather: Gather) -> _Finding:
-    tolerance = Tolerance.for_elements(operands.dtype, operands.k, operands.c_out.size)
-    m, n = operands.c_out.shape
-    blocks = [(row, col) for col in range(0, n, _BLOCK) for row in range(0, m, _BLOCK)]
+def _elements(
+    operands: _Operands, rows: np.ndarray, cols: np.ndarray, share: tuple[int, int], gather: Gather
+) -> _Finding:
+    """Compare the elements of these rows and columns."""
+    tolerance = Tolerance.for_elements(operands.dtype, operands.k, rows.size * cols.size)
+    # Smaller blocks where there are few, so that every rank has some.
+    edge = max(1, min(_BLOCK, -(-cols.size // share[1])))
+    blocks = [(row, col) for col in range(0, cols.size, edge) for row in range(0, rows.size, _BLOCK)]
 
     def work() -> _Finding:
-        mine = (_full_block(operands, tolerance, row, col) for row, col in blocks[share[0] :: share[1]])
-        return _joined(mine)
+        return _joined(
+            _element_block(operands, tolerance, rows[row : row + _BLOCK], cols[col : col + edge])
+            for row, col in blocks[share[0] :: share[1]]
+        )
 
     return _joined(_agree(work, gather))
 
 
-def _full_block(operands: _Operands, tolerance: Tolerance, row: int, col: int) -> _Finding:
-    rows, cols = slice(row, row + _BLOCK), slice(col, col + _BLOCK)
-    found = operands.c_out[rows, cols].astype(np.float64)
+def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, cols: np.ndarray) -> _Finding:
+    block_of_c = _range(rows), _range(cols)
+    found = _take(operands.c_out, *block_of_c)
     product, magnitude, partial, block = (np.zeros(found.shape) for _ in range(4))
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
-        a = operands.a[rows, start : start + width].astype(np.float64)
-        b = operands.b[start : start + width, cols].astype(np.float64)
+        a = _take(operands.a, block_of_c[0], slice(start, start + width))
+        b = _take(operands.b, slice(start, start + width), block_of_c[1])
         product += a @ b
         of_block = np.abs(a) @ np.abs(b)
         magnitude += of_block
@@ -261,12 +279,31 @@ def _full_block(operands: _Operands, tolerance: Tolerance, row: int, col: int) -
     magnitude *= abs(operands.alpha)
     summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
     if operands.c_in is not None:
-        scaled = operands.beta * operands.c_in[rows, cols].astype(np.float64)
+        scaled = operands.beta * _take(operands.c_in, *block_of_c)
         expected += scaled
         np.abs(scaled, out=scaled)
         magnitude += scaled
         summed += scaled
-    return _compare(found, expected, tolerance.bound(magnitude, summed, np.abs(expected)), row, col)
+    return _compare(found, expected, tolerance.bound(magnitude, summed, np.abs(expected)), rows, cols)
+
+
+def _range(places: np.ndarray) -> slice | np.ndarray:
+    """Return a slice where these places follow each other: it selects much faster."""
+    first, last = int(places[0]), int(places[-1])
+    return slice(first, last + 1) if last - first + 1 == places.size else places
+
+
+def _take(matrix: np.ndarray, rows: slice | np.ndarray, cols: slice | np.ndarray) -> np.ndarray:
+    """Return a part in float64; one selection after the other, since two lists of places at once mean pairs."""
+    part = matrix[rows][:, cols] if isinstance(rows, slice) else matrix[:, cols][rows]
+    return part.astype(np.float64)
+
+
+def _stratified(extent: int, seed: int) -> np.ndarray:
+    """Return at most `_SAMPLE` places, one at random in each strip of an extent, so that each tile has some."""
+    count = min(extent, _SAMPLE)
+    bounds = np.arange(count + 1) * extent // count
+    return np.random.default_rng([seed, extent]).integers(bounds[:-1], bounds[1:])
 
 
 # -- random vectors ------------------------------------------------------------------------------------
@@ -278,7 +315,8 @@ def _freivalds(operands: _Operands, seed: int, share: tuple[int, int], gather: G
 
     Freivalds, "Fast probabilistic algorithms", MFCS 1979; 20 vectors cost 20 matrix-vector products
     instead of one matrix product. What it cannot see is an error whose norm over a row is below
-    about 8 roundings of that row's elements, as a few wrong elements of half type can be.
+    about 8 roundings of that row's elements. Faults that are small everywhere, as a factor beta too
+    many in half types, are what the sample is for.
     """
     m, n = operands.c_out.shape
     signs = _signs(n, seed)
@@ -332,7 +370,13 @@ def _freivalds_rows(
     # A row that is not finite fails by its sums; its norm would make the tolerance useless.
     norms[~np.isfinite(norms)] = 0.0
     bound = tolerance.bound(magnitude, summed, norms) + tolerance.reference * norms
-    return _compare(found, expected, np.broadcast_to(bound[:, None], found.shape), rows.start, 0)
+    return _compare(
+        found,
+        expected,
+        np.broadcast_to(bound[:, None], found.shape),
+        np.arange(rows.start, rows.stop),
+        np.arange(VECTORS),
+    )
 
 
 def _thin_product(matrix: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
