@@ -81,37 +81,38 @@ inline constexpr int type_r_32f = 0;
 inline constexpr int type_r_16f = 2;
 inline constexpr int type_r_16bf = 14;
 
-// Every driver function in use: X(name, return type and parameters).
+// Every driver function in use: X(name, version of the prototype, return type and parameters). The
+// version is the newest up to `stated_version`.
 #define UNCUT_DRIVER_FUNCTIONS(X)                                                                  \
-    X(cuInit, Code(unsigned))                                                                      \
-    X(cuDriverGetVersion, Code(int *))                                                             \
-    X(cuGetErrorName, Code(Code, const char **))                                                   \
-    X(cuGetErrorString, Code(Code, const char **))                                                 \
-    X(cuDeviceGet, Code(Device *, int))                                                            \
-    X(cuDeviceGetAttribute, Code(int *, int, Device))                                              \
-    X(cuDevicePrimaryCtxRetain, Code(Context *, Device))                                           \
-    X(cuDevicePrimaryCtxRelease, Code(Device))                                                     \
-    X(cuCtxSetCurrent, Code(Context))                                                              \
-    X(cuStreamCreate, Code(Stream *, unsigned))                                                    \
-    X(cuStreamDestroy, Code(Stream))                                                               \
-    X(cuStreamQuery, Code(Stream))                                                                 \
-    X(cuStreamSynchronize, Code(Stream))                                                           \
-    X(cuStreamWaitEvent, Code(Stream, Event, unsigned))                                            \
-    X(cuStreamWriteValue32, Code(Stream, Address, std::uint32_t, unsigned))                        \
-    X(cuStreamBatchMemOp, Code(Stream, unsigned, MemOp *, unsigned))                               \
-    X(cuEventCreate, Code(Event *, unsigned))                                                      \
-    X(cuEventDestroy, Code(Event))                                                                 \
-    X(cuEventRecord, Code(Event, Stream))                                                          \
-    X(cuMemAlloc, Code(Address *, std::size_t))                                                    \
-    X(cuMemFree, Code(Address))                                                                    \
-    X(cuMemHostAlloc, Code(void **, std::size_t, unsigned))                                        \
-    X(cuMemFreeHost, Code(void *))                                                                 \
-    X(cuMemHostGetDevicePointer, Code(Address *, void *, unsigned))                                \
-    X(cuMemsetD32Async, Code(Address, std::uint32_t, std::size_t, Stream))                         \
-    X(cuMemcpyAsync, Code(Address, Address, std::size_t, Stream))                                  \
-    X(cuMemcpy2DAsync, Code(const Memcpy2D *, Stream))                                             \
-    X(cuPointerGetAttribute, Code(void *, int, Address))                                           \
-    X(cuLaunchKernel, Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,   \
+    X(cuInit, 2000, Code(unsigned))                                                                \
+    X(cuDriverGetVersion, 2020, Code(int *))                                                       \
+    X(cuGetErrorName, 6000, Code(Code, const char **))                                             \
+    X(cuGetErrorString, 6000, Code(Code, const char **))                                           \
+    X(cuDeviceGet, 2000, Code(Device *, int))                                                      \
+    X(cuDeviceGetAttribute, 2000, Code(int *, int, Device))                                        \
+    X(cuDevicePrimaryCtxRetain, 7000, Code(Context *, Device))                                     \
+    X(cuDevicePrimaryCtxRelease, 11000, Code(Device))                                              \
+    X(cuCtxSetCurrent, 4000, Code(Context))                                                        \
+    X(cuStreamCreate, 2000, Code(Stream *, unsigned))                                              \
+    X(cuStreamDestroy, 4000, Code(Stream))                                                         \
+    X(cuStreamQuery, 2000, Code(Stream))                                                           \
+    X(cuStreamSynchronize, 2000, Code(Stream))                                                     \
+    X(cuStreamWaitEvent, 3020, Code(Stream, Event, unsigned))                                      \
+    X(cuStreamWriteValue32, 11070, Code(Stream, Address, std::uint32_t, unsigned))                 \
+    X(cuStreamBatchMemOp, 11070, Code(Stream, unsigned, MemOp *, unsigned))                        \
+    X(cuEventCreate, 2000, Code(Event *, unsigned))                                                \
+    X(cuEventDestroy, 4000, Code(Event))                                                           \
+    X(cuEventRecord, 2000, Code(Event, Stream))                                                    \
+    X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                              \
+    X(cuMemFree, 3020, Code(Address))                                                              \
+    X(cuMemHostAlloc, 2020, Code(void **, std::size_t, unsigned))                                  \
+    X(cuMemFreeHost, 2000, Code(void *))                                                           \
+    X(cuMemHostGetDevicePointer, 3020, Code(Address *, void *, unsigned))                          \
+    X(cuMemsetD32Async, 3020, Code(Address, std::uint32_t, std::size_t, Stream))                   \
+    X(cuMemcpyAsync, 4000, Code(Address, Address, std::size_t, Stream))                            \
+    X(cuMemcpy2DAsync, 3020, Code(const Memcpy2D *, Stream))                                       \
+    X(cuPointerGetAttribute, 4000, Code(void *, int, Address))                                     \
+    X(cuLaunchKernel, 4000, Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
                            unsigned, Stream, void **, void **))
 
 // Every cuBLAS function in use, by its 64-bit name where there is one.
@@ -137,12 +138,14 @@ inline constexpr int type_r_16bf = 14;
            const void *, int, std::int64_t, const void *, int, std::int64_t, const void *, void *, \
            int, std::int64_t, int, int))
 
-#define UNCUT_DECLARE(name, ...) using name##_t = __VA_ARGS__;
 namespace signature {
+#define UNCUT_DECLARE(name, version, ...) using name##_t = __VA_ARGS__;
 UNCUT_DRIVER_FUNCTIONS(UNCUT_DECLARE)
-UNCUT_BLAS_FUNCTIONS(UNCUT_DECLARE)
-}  // namespace signature
 #undef UNCUT_DECLARE
+#define UNCUT_DECLARE(name, ...) using name##_t = __VA_ARGS__;
+UNCUT_BLAS_FUNCTIONS(UNCUT_DECLARE)
+#undef UNCUT_DECLARE
+}  // namespace signature
 
 // A call that failed outside of a run; carries its code so that callers can tell out-of-memory.
 class Failure : public std::runtime_error {

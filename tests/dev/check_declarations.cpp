@@ -1,0 +1,95 @@
+// Compiled, never run: the project's own CUDA declarations against the toolkit's headers.
+#include "cuda_driver.hpp"
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#ifdef CHECK_CUBLAS
+#include <cublas_v2.h>
+#endif
+
+#include <cstddef>
+#include <type_traits>
+
+namespace own = uncut::cuda;
+
+// Two types pass alike in a call: both pointers, or integers or enums of one size.
+template <typename A, typename B>
+constexpr bool alike() {
+    if constexpr (std::is_pointer_v<A> || std::is_pointer_v<B>) return std::is_pointer_v<A> && std::is_pointer_v<B>;
+    else if constexpr (std::is_void_v<A> || std::is_void_v<B>) return std::is_void_v<A> && std::is_void_v<B>;
+    else return std::is_floating_point_v<A> == std::is_floating_point_v<B> && sizeof(A) == sizeof(B);
+}
+
+template <typename A, typename B>
+struct Compatible : std::false_type {};
+template <typename RA, typename... A, typename RB, typename... B>
+struct Compatible<RA(A...), RB(B...)> {
+    static constexpr bool check() {
+        if constexpr (sizeof...(A) != sizeof...(B)) return false;
+        else return alike<RA, RB>() && (alike<A, B>() && ...);
+    }
+    static constexpr bool value = check();
+};
+
+// ## keeps the header's renaming macros off our names.
+#define CHECK_DRIVER(name, version, ...)                                                                     \
+    static_assert(Compatible<own::signature::name##_t, std::remove_pointer_t<PFN_##name##_v##version>>::value, #name);
+UNCUT_DRIVER_FUNCTIONS(CHECK_DRIVER)
+#ifdef CHECK_CUBLAS
+#define CHECK_BLAS(name, ...)                                                                                \
+    static_assert(Compatible<own::signature::name##_t, std::remove_reference_t<decltype(::name)>>::value, #name);
+UNCUT_BLAS_FUNCTIONS(CHECK_BLAS)
+static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T);
+static_assert(own::blas_pointer_mode_host == CUBLAS_POINTER_MODE_HOST);
+static_assert(own::blas_default_math == CUBLAS_DEFAULT_MATH && own::blas_compute_32f == CUBLAS_COMPUTE_32F);
+static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
+static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && own::type_r_16bf == CUDA_R_16BF);
+#endif
+
+#define SAME_PLACE(ours, theirs)                                                                             \
+    static_assert(offsetof(own::Memcpy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs), #theirs);               \
+    static_assert(sizeof(own::Memcpy2D::ours) == sizeof(CUDA_MEMCPY2D::theirs), #theirs)
+static_assert(sizeof(own::Memcpy2D) == sizeof(CUDA_MEMCPY2D));
+SAME_PLACE(src_x_bytes, srcXInBytes);
+SAME_PLACE(src_y, srcY);
+SAME_PLACE(src_memory_type, srcMemoryType);
+SAME_PLACE(src_host, srcHost);
+SAME_PLACE(src_device, srcDevice);
+SAME_PLACE(src_array, srcArray);
+SAME_PLACE(src_pitch, srcPitch);
+SAME_PLACE(dst_x_bytes, dstXInBytes);
+SAME_PLACE(dst_y, dstY);
+SAME_PLACE(dst_memory_type, dstMemoryType);
+SAME_PLACE(dst_host, dstHost);
+SAME_PLACE(dst_device, dstDevice);
+SAME_PLACE(dst_array, dstArray);
+SAME_PLACE(dst_pitch, dstPitch);
+SAME_PLACE(width_bytes, WidthInBytes);
+SAME_PLACE(height, Height);
+
+using OurValue = own::MemOp::Value;
+using Wait = decltype(CUstreamBatchMemOpParams::waitValue);
+using Write = decltype(CUstreamBatchMemOpParams::writeValue);
+static_assert(sizeof(own::MemOp) == sizeof(CUstreamBatchMemOpParams));
+static_assert(offsetof(OurValue, address) == offsetof(Wait, address));
+static_assert(offsetof(OurValue, value) == offsetof(Wait, value) && sizeof(OurValue::value) == sizeof(Wait::value));
+static_assert(offsetof(OurValue, flags) == offsetof(Wait, flags));
+static_assert(offsetof(OurValue, address) == offsetof(Write, address));
+static_assert(offsetof(OurValue, value) == offsetof(Write, value));
+static_assert(offsetof(OurValue, flags) == offsetof(Write, flags));
+
+static_assert(sizeof(own::Address) == sizeof(CUdeviceptr) && sizeof(own::Device) == sizeof(CUdevice));
+static_assert(own::success == CUDA_SUCCESS && own::error_not_ready == CUDA_ERROR_NOT_READY);
+static_assert(own::error_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
+static_assert(own::stream_non_blocking == CU_STREAM_NON_BLOCKING);
+static_assert(own::event_disable_timing == CU_EVENT_DISABLE_TIMING);
+static_assert(own::host_alloc_portable == CU_MEMHOSTALLOC_PORTABLE);
+static_assert(own::host_alloc_device_map == CU_MEMHOSTALLOC_DEVICEMAP);
+static_assert(own::memory_type_host == CU_MEMORYTYPE_HOST && own::memory_type_device == CU_MEMORYTYPE_DEVICE);
+static_assert(own::attribute_max_pitch == CU_DEVICE_ATTRIBUTE_MAX_PITCH);
+static_assert(own::attribute_multiprocessor_count == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(own::attribute_can_flush_remote_writes == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES);
+static_assert(own::wait_value_geq == CU_STREAM_WAIT_VALUE_GEQ);
+static_assert(own::wait_value_flush == CU_STREAM_WAIT_VALUE_FLUSH);
+static_assert(own::mem_op_wait_value_32 == CU_STREAM_MEM_OP_WAIT_VALUE_32);
+static_assert(own::mem_op_write_value_32 == CU_STREAM_MEM_OP_WRITE_VALUE_32);

@@ -1,0 +1,127 @@
+"""The CUDA executor on a fake driver of host memory: ranks are threads, device memory is numpy's."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import subprocess
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
+from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import OperationList, lower
+from uncut_mpi.planning.schedule import Schedule, buffer_bytes
+
+HERE = pathlib.Path(__file__).parent
+SOURCES = HERE.parent.parent / "uncut_mpi" / "csrc"
+
+
+def build_fake(compiler: str, directory: pathlib.Path) -> pathlib.Path:
+    """Compile the fake driver and return the library."""
+    library = directory / "libfake_cuda.so"
+    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{SOURCES}", "-o", library, HERE / "fake_cuda.cpp"]
+    subprocess.run([str(part) for part in command], check=True, timeout=120)
+    return library
+
+
+class FakeCuda:
+    """The fake library, as tests see it: what was issued, and what shall fail."""
+
+    def __init__(self, library: pathlib.Path) -> None:
+        self.driver = _native.CudaDriver(str(library))
+        self.blas = _native.CudaBlas(str(library))
+        self._library = ctypes.CDLL(str(library))
+        self._library.fake_log.restype = ctypes.c_size_t
+        self._library.fake_most_queued.restype = ctypes.c_size_t
+        self._library.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+
+    def device(self) -> _native.CudaDevice:
+        return _native.CudaDevice(self.driver, self.blas, 0)
+
+    def reset(self) -> None:
+        self._library.fake_reset()
+
+    def log(self) -> list[str]:
+        size = self._library.fake_log(None, 0)
+        text = ctypes.create_string_buffer(size + 1)
+        self._library.fake_log(text, ctypes.c_size_t(size + 1))
+        return text.value.decode().splitlines()
+
+    def fail(self, call: str, first: int = 1, last: int = 1 << 30, code: int = 1) -> None:
+        self._library.fake_fail(call.encode(), first, last, code)
+
+    def kill_context(self, code: int = 700) -> None:
+        self._library.fake_sticky(code)
+
+    def can_flush(self, value: bool) -> None:
+        self._library.fake_can_flush(int(value))
+
+    @property
+    def allocations(self) -> int:
+        return int(self._library.fake_allocations())
+
+    @property
+    def most_queued(self) -> int:
+        return int(self._library.fake_most_queued())
+
+
+def bind(
+    device: _native.CudaDevice,
+    program: OperationList,
+    addresses: Sequence[int],
+    flags: FlagTable,
+    board: ProgressBoard,
+) -> CudaExecutable:
+    """An executable whose COMBINE kernels are the fake's."""
+    signatures = _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
+    kernels = {signature: (1 << 48) + signature for signature in signatures}
+    return CudaExecutable(device, program, np.array(addresses, np.int64), flags, board, kernels, "fake device")
+
+
+class FakeCluster:
+    """All ranks of a schedule as threads of this process."""
+
+    def __init__(self, fake: FakeCuda, schedule: Schedule, epoch: int = 1) -> None:
+        self.schedule, self.epoch = schedule, epoch
+        lowering = lower(schedule)
+        count = schedule.num_ranks
+        self._memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
+        self.flags = [np.full(max(1, n), (epoch - 1) % 2**32, np.uint32) for n in lowering.num_flags()]
+        self.board = np.zeros((count, MAX_LANES), np.uint32)
+        self.programs = [lowering.rank_list(rank) for rank in range(count)]
+        addresses = [memory.ctypes.data for memory in self._memory]
+        peers = np.array([flags.ctypes.data for flags in self.flags])
+        self.executables = [
+            bind(fake.device(), program, addresses, FlagTable(int(peers[rank]), peers), ProgressBoard(self.board, rank))
+            for rank, program in enumerate(self.programs)
+        ]
+
+    def buffer(self, index: int) -> np.ndarray:
+        """The column-major contents of a buffer."""
+        record = self.schedule.buffers[index]
+        dtype = DType(int(record["dtype"])).numpy
+        rows, cols, ld = (int(record[name]) for name in ("rows", "cols", "ld"))
+        return np.ndarray((rows, cols), dtype, self._memory[index], strides=(dtype.itemsize, ld * dtype.itemsize))
+
+    def run(
+        self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0, ranks: Sequence[int] | None = None
+    ) -> dict[int, ExecutionReport]:
+        """Run the lists of `ranks` (all by default), one thread each, then advance the epoch."""
+        reports: dict[int, ExecutionReport] = {}
+
+        def work(rank: int) -> None:
+            reports[rank] = self.executables[rank].run(alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks or range(len(self.executables))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+            assert not thread.is_alive(), "a rank did not come back"
+        self.epoch = (self.epoch + 1) % 2**32
+        return reports

@@ -1,0 +1,388 @@
+// A CUDA driver and a cuBLAS of host memory, for tests of the executor where no GPU is.
+//
+// Streams are queues: an operation runs when everything before it on its stream has run and, for a
+// wait, its flag or event has come. Device addresses are host addresses. A kernel's handle is
+// 2^48 + its COMBINE signature. Every call can be made to fail, and what was issued is logged.
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda_executor.hpp"
+
+using namespace uncut::cuda;
+
+namespace {
+
+struct FakeStream {
+    int number;
+    std::deque<std::function<bool()>> queue;
+};
+struct FakeEvent {
+    std::uint64_t recorded = 0, reached = 0;
+};
+struct FakeBlas {
+    FakeStream *stream = nullptr;
+    bool workspace = false;
+};
+
+std::mutex lock;
+std::vector<FakeStream *> streams;
+std::vector<std::string> issued;
+std::map<std::string, int> calls;
+std::string failing_call;
+int failing_from = 0, failing_to = 0;
+Code failing_code = 0, sticky_code = 0;
+int allocations = 0, can_flush = 0;
+std::size_t most_queued = 0;
+
+void advance() {
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (FakeStream *stream : streams)
+            while (!stream->queue.empty() && stream->queue.front()()) {
+                stream->queue.pop_front();
+                moved = true;
+            }
+    }
+}
+
+Code entered(const char *name) {
+    if (sticky_code != 0) return sticky_code;
+    const int number = ++calls[name];
+    return failing_call == name && number >= failing_from && number <= failing_to ? failing_code : success;
+}
+
+FakeStream *as_stream(Stream stream) { return reinterpret_cast<FakeStream *>(stream); }
+
+Code enqueue(const char *name, Stream stream, const std::string &what, std::function<bool()> body) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (const Code code = entered(name); code != success) return code;
+    FakeStream *target = as_stream(stream);
+    issued.push_back("s" + std::to_string(target->number) + " " + what);
+    target->queue.push_back(std::move(body));
+    std::size_t queued = 0;
+    for (const FakeStream *each : streams) queued += each->queue.size();
+    most_queued = std::max(most_queued, queued);
+    advance();
+    return success;
+}
+
+template <typename Body>
+Code at_once(const char *name, Body body) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (const Code code = entered(name); code != success) return code;
+    body();
+    return success;
+}
+
+std::string number(std::uint64_t value) { return std::to_string(value); }
+
+bool wait_is_over(const MemOp::Value &wait) {
+    const std::uint32_t flag = *reinterpret_cast<volatile std::uint32_t *>(wait.address);
+    return static_cast<std::int32_t>(flag - wait.value) >= 0;
+}
+
+double load(Address base, std::int64_t at, int dtype) {
+    if (dtype == dtype_f64) return reinterpret_cast<const double *>(base)[at];
+    if (dtype == dtype_f32) return reinterpret_cast<const float *>(base)[at];
+    const std::uint32_t bits = std::uint32_t{reinterpret_cast<const std::uint16_t *>(base)[at]} << 16;  // bf16
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+void store(Address base, std::int64_t at, int dtype, double value) {
+    if (dtype == dtype_f64) {
+        reinterpret_cast<double *>(base)[at] = value;
+    } else if (dtype == dtype_f32) {
+        reinterpret_cast<float *>(base)[at] = static_cast<float>(value);
+    } else {
+        const float narrow = static_cast<float>(value);
+        std::uint32_t bits;
+        std::memcpy(&bits, &narrow, 4);
+        reinterpret_cast<std::uint16_t *>(base)[at] =
+            static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+    }
+}
+
+void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Address a,
+              std::int64_t lda, Address b, std::int64_t ldb, double beta, Address c, std::int64_t ldc, int dtype,
+              int dtype_c) {
+    for (std::int64_t j = 0; j < n; ++j)
+        for (std::int64_t i = 0; i < m; ++i) {
+            double sum = 0.0;
+            for (std::int64_t p = 0; p < k; ++p)
+                sum += load(a, ta != 0 ? i * lda + p : p * lda + i, dtype) *
+                       load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype);
+            store(c, j * ldc + i, dtype_c,
+                  alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : 0.0));
+        }
+}
+
+Code gemm(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
+          double alpha, Address a, std::int64_t lda, Address b, std::int64_t ldb, double beta, Address c,
+          std::int64_t ldc, int dtype, int dtype_c) {
+    auto *blas = reinterpret_cast<FakeBlas *>(handle);
+    if (!blas->workspace || lda < (ta != 0 ? k : m) || ldb < (tb != 0 ? n : k) || ldc < m) return 7;
+    return enqueue(name, reinterpret_cast<Stream>(blas->stream),
+                   "gemm " + number(m) + "x" + number(n) + "x" + number(k) + (beta != 0.0 ? " +C" : ""),
+                   [=] {
+                       multiply(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, dtype_c);
+                       return true;
+                   });
+}
+
+void combine(const CombineArguments &a, std::uint64_t signature) {
+    for (std::int64_t j = 0; j < a.cols; ++j)
+        for (std::int64_t i = 0; i < a.rows; ++i) {
+            double sum = 0.0;
+            int source = 0;
+            for (std::uint64_t rest = signature >> 4; rest != 0; rest >>= 4, ++source)
+                if (a.factor[source] != 0.0)
+                    sum += a.factor[source] *
+                           load(a.source[source], j * a.source_ld[source] + i, static_cast<int>(rest & 15) - 1);
+            store(a.destination, j * a.ld + i, static_cast<int>(signature & 15), sum);
+        }
+}
+
+template <typename T>
+Code create(const char *name, T **out, T *fresh) {
+    return at_once(name, [&] {
+        *out = fresh;
+        ++allocations;
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+Code f_cuInit(unsigned) { return success; }
+Code f_cuDriverGetVersion(int *version) { return *version = 13000, success; }
+Code f_cuGetErrorName(Code, const char **name) { return *name = "CUDA_ERROR_FAKE", success; }
+Code f_cuGetErrorString(Code, const char **text) { return *text = "a planted error", success; }
+Code f_cuDeviceGet(Device *device, int ordinal) { return *device = ordinal, success; }
+Code f_cuDeviceGetAttribute(int *value, int attribute, Device) {
+    *value = attribute == attribute_can_flush_remote_writes ? can_flush
+             : attribute == attribute_max_pitch             ? 2147483647
+                                                            : 4;
+    return success;
+}
+Code f_cuDevicePrimaryCtxRetain(Context *context, Device) { return *context = reinterpret_cast<Context>(8), success; }
+Code f_cuDevicePrimaryCtxRelease(Device) { return success; }
+Code f_cuCtxSetCurrent(Context) {
+    return at_once("cuCtxSetCurrent", [] {});
+}
+Code f_cuStreamCreate(Stream *stream, unsigned flags) {
+    return at_once("cuStreamCreate", [&] {
+        if (flags != stream_non_blocking) std::abort();
+        streams.push_back(new FakeStream{static_cast<int>(streams.size()), {}});
+        *stream = reinterpret_cast<Stream>(streams.back());
+        ++allocations;
+    });
+}
+Code f_cuStreamDestroy(Stream) { return success; }
+Code f_cuStreamQuery(Stream stream) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (const Code code = entered("cuStreamQuery"); code != success) return code;
+    advance();
+    return as_stream(stream)->queue.empty() ? success : error_not_ready;
+}
+Code f_cuStreamSynchronize(Stream stream) {
+    while (f_cuStreamQuery(stream) == error_not_ready) {
+    }
+    return success;
+}
+Code f_cuStreamWaitEvent(Stream stream, Event event, unsigned) {
+    auto *target = reinterpret_cast<FakeEvent *>(event);
+    const std::uint64_t wanted = target->recorded;
+    return enqueue("cuStreamWaitEvent", stream, "wait event", [=] { return target->reached >= wanted; });
+}
+Code f_cuStreamWriteValue32(Stream stream, Address address, std::uint32_t value, unsigned) {
+    return enqueue("cuStreamWriteValue32", stream, "signal " + number(value), [=] {
+        *reinterpret_cast<volatile std::uint32_t *>(address) = value;
+        return true;
+    });
+}
+Code f_cuStreamBatchMemOp(Stream stream, unsigned count, MemOp *ops, unsigned) {
+    std::string what = "batch";
+    std::vector<MemOp::Value> todo;
+    for (unsigned i = 0; i < count; ++i) {
+        const MemOp::Value &op = ops[i].value;
+        todo.push_back(op);
+        what += op.operation == mem_op_wait_value_32 ? " wait " + number(op.value) + (op.flags != 0 ? "!" : "")
+                                                     : " word " + number(op.value);
+    }
+    auto next = std::make_shared<std::size_t>(0);
+    return enqueue("cuStreamBatchMemOp", stream, what, [=] {
+        for (; *next < todo.size(); ++*next) {
+            const MemOp::Value &op = todo[*next];
+            if (op.operation == mem_op_wait_value_32 && !wait_is_over(op)) return false;
+            if (op.operation == mem_op_write_value_32) *reinterpret_cast<volatile std::uint32_t *>(op.address) = op.value;
+        }
+        return true;
+    });
+}
+Code f_cuEventCreate(Event *event, unsigned) {
+    return create("cuEventCreate", reinterpret_cast<FakeEvent **>(event), new FakeEvent);
+}
+Code f_cuEventDestroy(Event) { return success; }
+Code f_cuEventRecord(Event event, Stream stream) {
+    auto *target = reinterpret_cast<FakeEvent *>(event);
+    const std::uint64_t mark = target->recorded + 1;
+    const Code code = enqueue("cuEventRecord", stream, "record", [=] {
+        target->reached = mark;
+        return true;
+    });
+    if (code == success) target->recorded = mark;
+    return code;
+}
+Code f_cuMemAlloc(Address *address, std::size_t bytes) {
+    return at_once("cuMemAlloc", [&] {
+        *address = reinterpret_cast<Address>(std::malloc(bytes < 4096 ? bytes : 4096));  // workspaces are never touched
+        ++allocations;
+    });
+}
+Code f_cuMemFree(Address address) { return std::free(reinterpret_cast<void *>(address)), success; }
+Code f_cuMemHostAlloc(void **pointer, std::size_t bytes, unsigned) {
+    return at_once("cuMemHostAlloc", [&] { *pointer = std::malloc(bytes); });
+}
+Code f_cuMemFreeHost(void *pointer) { return std::free(pointer), success; }
+Code f_cuMemHostGetDevicePointer(Address *address, void *pointer, unsigned) {
+    return *address = reinterpret_cast<Address>(pointer), success;
+}
+Code f_cuMemsetD32Async(Address address, std::uint32_t value, std::size_t count, Stream stream) {
+    return enqueue("cuMemsetD32Async", stream, "set", [=] {
+        for (std::size_t i = 0; i < count; ++i) reinterpret_cast<std::uint32_t *>(address)[i] = value;
+        return true;
+    });
+}
+Code f_cuMemcpyAsync(Address to, Address from, std::size_t bytes, Stream stream) {
+    return enqueue("cuMemcpyAsync", stream, "copy " + number(bytes), [=] {
+        std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
+        return true;
+    });
+}
+Code f_cuMemcpy2DAsync(const Memcpy2D *given, Stream stream) {
+    const Memcpy2D shape = *given;
+    if (shape.width_bytes > shape.src_pitch || shape.width_bytes > shape.dst_pitch) return 1;
+    const auto *from = shape.src_memory_type == memory_type_host ? static_cast<const char *>(shape.src_host)
+                                                                 : reinterpret_cast<const char *>(shape.src_device);
+    auto *to = shape.dst_memory_type == memory_type_host ? static_cast<char *>(shape.dst_host)
+                                                         : reinterpret_cast<char *>(shape.dst_device);
+    return enqueue("cuMemcpy2DAsync", stream, "copy2d " + number(shape.width_bytes) + "x" + number(shape.height), [=] {
+        for (std::size_t i = 0; i < shape.height; ++i)
+            std::memmove(to + i * shape.dst_pitch, from + i * shape.src_pitch, shape.width_bytes);
+        return true;
+    });
+}
+Code f_cuPointerGetAttribute(void *value, int attribute, Address address) {
+    return std::memset(value, 0, 8), *static_cast<std::uint32_t *>(value) = attribute == 11 ? address : 0, success;
+}
+Code f_cuLaunchKernel(Function function, unsigned gx, unsigned gy, unsigned, unsigned bx, unsigned by, unsigned,
+                      unsigned, Stream stream, void **parameters, void **) {
+    if (gx == 0 || gy == 0 || gy > 65535 || bx * by > 1024 || bx == 0 || by == 0) return 1;
+    const std::uint64_t signature = reinterpret_cast<std::uint64_t>(function) - (std::uint64_t{1} << 48);
+    const CombineArguments arguments = *static_cast<CombineArguments *>(parameters[0]);
+    return enqueue("cuLaunchKernel", stream, "combine " + number(arguments.rows) + "x" + number(arguments.cols), [=] {
+        combine(arguments, signature);
+        return true;
+    });
+}
+
+Code cublasCreate_v2(BlasHandle *handle) {
+    return create("cublasCreate_v2", reinterpret_cast<FakeBlas **>(handle), new FakeBlas);
+}
+Code cublasDestroy_v2(BlasHandle) { return success; }
+Code cublasGetVersion_v2(BlasHandle, int *version) { return *version = 130000, success; }
+const char *cublasGetStatusName(Code code) { return code == 7 ? "CUBLAS_STATUS_INVALID_VALUE" : "CUBLAS_STATUS_FAKE"; }
+Code cublasSetStream_v2(BlasHandle handle, Stream stream) {
+    auto *blas = reinterpret_cast<FakeBlas *>(handle);
+    blas->stream = as_stream(stream);
+    blas->workspace = false;  // as the real one: the stream resets the workspace
+    return success;
+}
+Code cublasSetWorkspace_v2(BlasHandle handle, void *, std::size_t bytes) {
+    reinterpret_cast<FakeBlas *>(handle)->workspace = bytes >= (std::size_t{32} << 20);
+    return success;
+}
+Code cublasSetPointerMode_v2(BlasHandle, int mode) { return mode; }
+Code cublasSetMathMode(BlasHandle, int mode) { return mode; }
+Code cublasDgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       const double *alpha, const double *a, std::int64_t lda, const double *b, std::int64_t ldb,
+                       const double *beta, double *c, std::int64_t ldc) {
+    return gemm("cublasDgemm_v2_64", h, ta, tb, m, n, k, *alpha, reinterpret_cast<Address>(a), lda,
+                reinterpret_cast<Address>(b), ldb, *beta, reinterpret_cast<Address>(c), ldc, dtype_f64, dtype_f64);
+}
+Code cublasSgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       const float *alpha, const float *a, std::int64_t lda, const float *b, std::int64_t ldb,
+                       const float *beta, float *c, std::int64_t ldc) {
+    return gemm("cublasSgemm_v2_64", h, ta, tb, m, n, k, *alpha, reinterpret_cast<Address>(a), lda,
+                reinterpret_cast<Address>(b), ldb, *beta, reinterpret_cast<Address>(c), ldc, dtype_f32, dtype_f32);
+}
+Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, const void *alpha,
+                     const void *a, int type_a, std::int64_t lda, const void *b, int type_b, std::int64_t ldb,
+                     const void *beta, void *c, int type_c, std::int64_t ldc, int compute, int) {
+    if (type_a != type_r_16bf || type_b != type_r_16bf || compute != blas_compute_32f) return 15;
+    return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const float *>(alpha),
+                reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta),
+                reinterpret_cast<Address>(c), ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
+}
+
+Code cuGetProcAddress_v2(const char *symbol, void **function, int version, std::uint64_t, int *status) {
+    *function = nullptr;
+    *status = 1;
+    if (version != stated_version) return 1;
+#define FAKE_ENTRY(name, ...) \
+    if (std::strcmp(symbol, #name) == 0) *function = reinterpret_cast<void *>(&f_##name);
+    UNCUT_DRIVER_FUNCTIONS(FAKE_ENTRY)
+#undef FAKE_ENTRY
+    if (*function == nullptr) return 500;
+    *status = 0;
+    return success;
+}
+
+// -- what tests ask and set -------------------------------------------------------------------------
+
+// Fail the calls number `from` to `to` (counted from 1, from now on) of a function with `code`.
+void fake_fail(const char *name, int from, int to, Code code) {
+    const std::lock_guard<std::mutex> guard(lock);
+    calls.clear();
+    failing_call = name;
+    failing_from = from;
+    failing_to = to;
+    failing_code = code;
+}
+// From now on every call fails with `code`, as with a dead context; 0 ends it.
+void fake_sticky(Code code) {
+    const std::lock_guard<std::mutex> guard(lock);
+    sticky_code = code;
+}
+void fake_can_flush(int value) { can_flush = value; }
+int fake_allocations() { return allocations; }
+std::size_t fake_most_queued() { return most_queued; }
+// Forget streams' work, the log and the counts.
+void fake_reset() {
+    const std::lock_guard<std::mutex> guard(lock);
+    for (FakeStream *stream : streams) stream->queue.clear();
+    issued.clear();
+    most_queued = 0;
+    failing_call.clear();
+    sticky_code = 0;
+    can_flush = 0;
+}
+// Write the log, one line per operation, into `text`; returns the bytes it needs.
+std::size_t fake_log(char *text, std::size_t capacity) {
+    const std::lock_guard<std::mutex> guard(lock);
+    std::string all;
+    for (const std::string &line : issued) all += line + "\n";
+    if (capacity > all.size()) std::memcpy(text, all.c_str(), all.size() + 1);
+    return all.size() + 1;
+}
+
+}  // extern "C"

@@ -1,0 +1,357 @@
+"""What the CUDA executor issues, in which order, and what it does when calls fail, on a fake driver."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from tests.dev.fake import FakeCluster, FakeCuda, bind, build_fake
+from tests.helpers.pushed import Pushed
+from tests.helpers.schedules import random_case
+from uncut_mpi import _native
+from uncut_mpi.device.interface import FlagTable, ProgressBoard
+from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Code
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, RegionRef, Role, ScheduleBuilder
+
+F, N = Factor, Op.N
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return FakeCuda(build_fake(compiler, tmp_path_factory.mktemp("fake")))
+
+
+@pytest.fixture
+def fake(library):
+    library.reset()
+    yield library
+    library.reset()
+
+
+def load(case, cluster, seed=0):
+    case.fill(cluster.schedule, {i: cluster.buffer(i) for i in range(len(cluster.schedule.buffers))}, seed)
+
+
+def succeed(reports):
+    for rank, report in reports.items():
+        assert report.error is None, f"rank {rank}: {report.error!r}"
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_a_product_over_three_ranks_is_right_and_can_be_repeated(fake, dtype, trans):
+    case = Pushed(dtype=dtype, trans_a=trans[0], trans_b=trans[1])
+    cluster = FakeCluster(fake, case.build(), epoch=2**32 - 1)  # the second call's epoch wraps round
+    for call in range(3):
+        load(case, cluster, seed=call)
+        succeed(cluster.run(1.2345, 1.1154))
+        assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, call)
+
+
+def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake):
+    rng = random.Random(11)
+    for _ in range(60):
+        schedule = random_case(rng, max_ranks=4, max_extent=20)
+        if schedule.problem.dtype is not DType.f64:
+            continue
+        cluster = FakeCluster(fake, schedule)
+        users = {}
+        for index, record in enumerate(schedule.buffers):
+            contents = cluster.buffer(index)
+            contents[...] = np.nan
+            if record["role"] == Role.USER:
+                if schedule.problem.reads_c or record["matrix"] != Matrix.C:
+                    contents[...] = np.random.default_rng(index).uniform(-1, 1, contents.shape)
+                users[Matrix(record["matrix"])] = contents
+        wanted = product(schedule.problem, {matrix: values.copy() for matrix, values in users.items()}, 1.5, 0.5)
+        reports = cluster.run(1.5, 0.5)
+        succeed(reports)
+        np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+        bodies = schedule.tasks["kind"] != Kind.JOIN
+        per_rank = np.bincount(schedule.tasks["rank"][bodies], minlength=schedule.num_ranks)
+        assert [reports[r].tasks for r in range(schedule.num_ranks)] == per_rank.tolist()
+        assert sum(report.copy_bytes for report in reports.values()) == int(schedule.copies()[:, 3].sum())
+
+
+def product(problem, matrices, alpha, beta):
+    result = np.zeros((problem.m, problem.n))
+    if problem.has_product:
+        a, b = matrices[Matrix.A], matrices[Matrix.B]
+        result += alpha * (a if problem.trans_a == "N" else a.T) @ (b if problem.trans_b == "N" else b.T)
+    if problem.reads_c:
+        result += beta * matrices[Matrix.C]
+    return result
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):
+    build = ScheduleBuilder(1, GemmProblem(6, 5, 4, DType.f64), Placement.parse("0,0,0"))
+    a, b, c = (
+        build.buffer(owner=0, rows=r, cols=s, dtype=DType.f64, role=Role.PANEL, ld=9, offset=0)
+        for r, s in ((6, 4), (4, 5), (6, 5))
+    )
+    whole = RegionRef(c, 0, 0, 6, 5)
+    reads = [(RegionRef(a, 0, 0, 6, 4), F.ALPHA, N), (RegionRef(b, 0, 0, 4, 5), F.ONE, N), (whole, F.BETA, N)]
+    build.task(Kind.GEMM, build.compute_lane(0), whole, reads)
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    rng = np.random.default_rng(0)
+    for index in range(3):
+        cluster.buffer(index)[...] = rng.random(cluster.buffer(index).shape)
+    expected = np.zeros((6, 5))
+    if alpha:
+        expected += alpha * cluster.buffer(a) @ cluster.buffer(b)
+    else:
+        cluster.buffer(a)[...] = np.nan
+    if beta:
+        expected += beta * cluster.buffer(c)
+    else:
+        cluster.buffer(c)[...] = np.nan
+    succeed(cluster.run(alpha, beta))
+    np.testing.assert_allclose(cluster.buffer(c), expected, rtol=1e-14)
+
+
+# -- order and batching ------------------------------------------------------------------------------
+
+
+def test_operations_go_out_in_list_order_each_on_a_stream_of_its_lane(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=3).build())
+    for flags in cluster.flags:
+        flags[...] = cluster.epoch  # nobody waits, so that each rank can run alone
+    for rank, program in enumerate(cluster.programs):
+        fake.reset()
+        succeed(cluster.run(ranks=[rank]))
+        for flags in cluster.flags:
+            flags[...] = cluster.epoch
+        names = {Code.COPY: "copy", Code.GEMM: "gemm", Code.COMBINE: "combine", Code.WAIT_FLAG: "batch"}
+        names |= {Code.WAIT_EVENT: "wait", Code.RECORD: "record", Code.SIGNAL: "signal"}
+        wanted = [(names[Code(record["code"])], int(record["lane"])) for record in program.operations]
+        merged = [op for i, op in enumerate(wanted) if i == 0 or op[0] != "batch" or wanted[i - 1] != op]
+        issued = [line.replace("copy2d", "copy").split(" ")[:2] for line in fake.log()]
+        lane_of = {}
+        for (stream, _), (_, lane) in zip(issued, merged, strict=True):
+            assert lane_of.setdefault(stream, lane) == lane
+        assert len(set(lane_of.values())) == len(lane_of)
+        assert [(name, lane_of[stream]) for stream, name in issued] == merged
+
+
+def test_consecutive_waits_of_a_lane_are_one_batch_with_progress_words(fake):
+    # Two producers on other ranks, awaited by one task: two waits, one batch, words around each.
+    build = ScheduleBuilder(3, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    parts = [build.buffer(owner=r, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(3)]
+    goal = build.buffer(owner=0, rows=8, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0)
+    pushes = [
+        build.task(
+            Kind.COPY,
+            build.copy_lane(r, r, 0),
+            RegionRef(goal, 4 * (r - 1), 0, 4, 4),
+            [(RegionRef(parts[r], 0, 0, 4, 4), F.ONE, N)],
+        )
+        for r in (1, 2)
+    ]
+    build.task(
+        Kind.COMBINE,
+        build.compute_lane(0),
+        RegionRef(parts[0], 0, 0, 4, 4),
+        [(RegionRef(goal, 0, 0, 4, 4), F.ONE, N), (RegionRef(goal, 4, 0, 4, 4), F.ONE, N)],
+        pushes,
+    )
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0), epoch=7)
+    for index in range(3):
+        cluster.buffer(index)[...] = index
+    succeed(cluster.run())
+    assert "batch word 1 wait 7 word 3 wait 7 word 4" in " ".join(line.split(" ", 1)[1] for line in fake.log())
+    assert (cluster.buffer(0) == 3).all()
+    assert cluster.board[0, 0] == 4
+
+
+def test_waits_flush_remote_writes_only_where_the_device_can(fake):
+    for can in (False, True):
+        fake.reset()
+        fake.can_flush(can)
+        succeed(FakeCluster(fake, Pushed(ranks=2).build()).run())
+        waits = [word for line in fake.log() if "batch" in line for word in re.findall(r"wait (\d+!?)", line)]
+        assert waits
+        assert all(word.endswith("!") is can for word in waits)
+
+
+def long_chain(length):
+    """One lane of `length` copies behind a wait for rank 1, which copies once."""
+    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    there = build.buffer(owner=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    here = build.buffer(owner=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    push = build.task(
+        Kind.COPY, build.copy_lane(1, 1, 0), RegionRef(here, 0, 0, 1, 1), [(RegionRef(there, 0, 0, 1, 1), F.ONE, N)]
+    )
+    lane = build.copy_lane(0, 0, 0)
+    for i in range(length):
+        awaits = [push] if i == 0 else []
+        build.task(Kind.COPY, lane, RegionRef(here, i + 1, 0, 1, 1), [(RegionRef(here, i, 0, 1, 1), F.ONE, N)], awaits)
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+def test_issuing_pauses_before_queues_fill_and_goes_on_when_they_drain(fake):
+    cluster = FakeCluster(fake, long_chain(6000))
+    cluster.buffer(0)[...] = 42.0
+    late = threading.Timer(0.3, lambda: cluster.executables[1].run(alpha=1, beta=0, epoch=1, timeout_s=5.0))
+    late.start()
+    report = cluster.run(ranks=[0])[0]
+    late.join()
+    assert report.error is None
+    assert report.tasks == 6000
+    assert cluster.buffer(1)[-1, 0] == 42.0
+    assert 256 <= fake.most_queued <= 520
+
+
+def test_a_run_creates_nothing(fake):
+    cluster = FakeCluster(fake, Pushed().build())
+    made = fake.allocations
+    for _ in range(2):
+        reports = cluster.run(1.0, 1.0)
+        succeed(reports)
+        assert all(report.allocations == 0 for report in reports.values())
+    assert fake.allocations == made
+
+
+# -- failures ----------------------------------------------------------------------------------------
+
+
+def test_a_failing_call_poisons_the_remaining_flags_so_that_peers_finish(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=3).build())
+    fake.fail("cuMemcpy2DAsync", 2, 2)
+    reports = cluster.run(1.0, 1.0, timeout_s=10.0)
+    failed = [rank for rank, report in reports.items() if report.error is not None]
+    assert len(failed) == 1
+    error = reports[failed[0]].error
+    assert isinstance(error, DeviceError)
+    assert not getattr(error, "fatal", False)
+    for part in ("cuMemcpy2DAsync", "CUDA_ERROR_FAKE", "fake device", f"rank {failed[0]}", "task", "COPY"):
+        assert part in str(error)
+    assert all((flags == 1).all() for flags in cluster.flags)
+    # The next call finds everything as it was.
+    fake.fail("nothing")
+    case = Pushed(ranks=3)
+    load(case, cluster)
+    succeed(cluster.run(1.2345, 1.1154))
+    assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
+
+
+def test_a_cublas_error_names_call_status_and_task(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=1).build())
+    fake.fail("cublasDgemm_v2_64", 1, 1, 13)
+    error = cluster.run()[0].error
+    assert isinstance(error, DeviceError)
+    assert "cublasDgemm_v2_64: CUBLAS_STATUS_FAKE (13)" in str(error)
+    assert "(GEMM)" in str(error)
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuStreamQuery"])
+def test_a_lost_context_is_fatal_whether_issuing_or_draining_shows_it(fake, call):
+    cluster = FakeCluster(fake, long_chain(3))
+    cluster.flags[0][...] = cluster.epoch
+    fake.fail(call, 1, 1 << 30, 700)
+    error = cluster.run(ranks=[0])[0].error
+    assert isinstance(error, DeviceError)
+    assert getattr(error, "fatal", False)
+    assert "the job has to end" in str(error)
+    fake.fail("nothing")
+    again = cluster.run(ranks=[0])[0].error
+    assert "has to end" in str(again)
+
+
+def test_a_flag_that_never_comes_is_a_stall_that_names_task_rank_and_slot(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=2).build())
+    report = cluster.run(ranks=[0], timeout_s=0.3)[0]
+    assert isinstance(report.error, StallError)
+    waiting = cluster.programs[0].operations
+    task = waiting["task"][waiting["code"] == Code.WAIT_FLAG][0]
+    assert f"task {task} awaits rank 1 (flag slot 0)" in str(report.error)
+    assert "0.3 s" in str(report.error)
+
+
+def test_progress_anywhere_on_the_board_keeps_a_waiting_rank_patient(fake):
+    cluster = FakeCluster(fake, long_chain(3))
+    stop = threading.Event()
+
+    def tick():
+        while not stop.wait(0.05):
+            cluster.board[1, 200] += 1
+
+    other = threading.Thread(target=tick)
+    other.start()
+    release = threading.Timer(1.0, lambda: cluster.flags[0].fill(cluster.epoch))
+    release.start()
+    report = cluster.run(ranks=[0], timeout_s=0.4)[0]
+    stop.set()
+    other.join()
+    release.join()
+    assert report.error is None
+
+
+def test_a_full_queue_behind_a_dead_peer_still_ends_in_a_stall(fake):
+    cluster = FakeCluster(fake, long_chain(6000))
+    report = cluster.run(ranks=[0], timeout_s=0.3)[0]
+    assert isinstance(report.error, StallError)
+    assert "awaits rank 1" in str(report.error)
+
+
+def test_two_threads_on_one_backend_are_refused(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=2).build())
+    first = threading.Thread(target=cluster.run, kwargs={"ranks": [0], "timeout_s": 1.0})
+    first.start()
+    errors = []
+    while first.is_alive() and not errors:
+        report = cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=cluster.epoch, timeout_s=0.2)
+        errors += [report.error] if "two threads" in str(report.error) else []
+    first.join()
+    assert errors
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def test_a_missing_driver_is_an_error_that_says_what_to_do():
+    with pytest.raises(_native.CudaError, match=r"no CUDA driver.*install an NVIDIA driver.*host backend"):
+        _native.CudaDriver("libdoes_not_exist.so")
+
+
+def test_a_missing_cublas_is_named():
+    with pytest.raises(_native.CudaError, match="cuBLAS"):
+        _native.CudaBlas("libdoes_not_exist.so")
+
+
+def test_memory_that_runs_out_while_preparing_carries_its_code_and_leaves_no_half_made_lane(fake):
+    device = fake.device()
+    fake.fail("cuMemAlloc", 2, 2, 2)
+    with pytest.raises(_native.CudaError) as caught:
+        device.reserve(3, 0, 0)
+    assert caught.value.args[1] == 2
+    device.reserve(3, 0, 0)
+
+
+def test_a_buffer_without_an_address_is_refused(fake):
+    schedule = Pushed(ranks=1).build()
+    cluster = FakeCluster(fake, schedule)
+    with pytest.raises(DeviceError, match=r"buffer \d+ has no address"):
+        bind(
+            fake.device(),
+            cluster.programs[0],
+            [0] * len(schedule.buffers),
+            FlagTable(0, np.zeros(1, np.int64)),
+            ProgressBoard(cluster.board, 0),
+        )
