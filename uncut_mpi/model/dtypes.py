@@ -65,7 +65,7 @@ class DType(enum.IntEnum):
         try:
             dtype = np.dtype(value)  # type: ignore[call-overload]
         except TypeError:
-            dtype = None
+            dtype = np.dtype(object)  # not None: numpy takes that for float64
         for code, known in _NUMPY.items():
             if dtype == known:
                 return code
@@ -76,7 +76,7 @@ class DType(enum.IntEnum):
 
 
 _ITEMSIZE: Final = {DType.f64: 8, DType.f32: 4, DType.f16: 2, DType.bf16: 2}
-_NUMPY: Final = {
+_NUMPY: Final[dict[DType, np.dtype]] = {
     DType.f64: np.dtype(np.float64),
     DType.f32: np.dtype(np.float32),
     DType.f16: np.dtype(np.float16),

@@ -1,0 +1,324 @@
+"""Errors as they travel between ranks, and the values of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from uncut_mpi import errors
+from uncut_mpi.errors import (
+    CapacityError,
+    DataFileError,
+    ParamError,
+    PeerFailedError,
+    ScheduleError,
+    TopologyError,
+    UncutError,
+)
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix
+
+# -- errors ----------------------------------------------------------------------------------------
+
+TREE = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, UncutError)]
+
+
+@pytest.mark.parametrize("cls", TREE)
+def test_an_error_of_ours_travels_as_its_own_type(cls: type[UncutError]) -> None:
+    back = errors.from_wire(*errors.to_wire(cls("needs 5, has 3")), rank=2)
+    assert type(back) is cls
+    assert str(back) == "needs 5, has 3"
+
+
+def test_a_foreign_error_arrives_as_a_failed_peer_with_its_rank() -> None:
+    back = errors.from_wire(*errors.to_wire(ZeroDivisionError("division by zero")), rank=2)
+    assert type(back) is PeerFailedError
+    assert str(back) == "rank 2 raised ZeroDivisionError: division by zero"
+
+
+def test_an_error_without_message_travels_with_its_representation() -> None:
+    assert errors.to_wire(KeyError()) == ("KeyError", "KeyError()")
+
+
+@pytest.mark.parametrize(
+    ("cls", "builtin"),
+    [
+        (ParamError, ValueError),
+        (DataFileError, ValueError),
+        (TopologyError, RuntimeError),
+        (ScheduleError, RuntimeError),
+        (CapacityError, MemoryError),
+        (errors.StallError, TimeoutError),
+    ],
+)
+def test_errors_can_be_caught_as_the_builtin_they_extend(cls: type[UncutError], builtin: type[Exception]) -> None:
+    assert issubclass(cls, builtin)
+    assert issubclass(cls, UncutError)
+
+
+# -- element types ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("f64", DType.f64),
+        ("bf16", DType.bf16),
+        ("float32", DType.f32),
+        (np.float16, DType.f16),
+        (np.dtype("<f8"), DType.f64),
+        (ml_dtypes.bfloat16, DType.bf16),
+        (DType.f16, DType.f16),
+    ],
+)
+def test_dtypes_are_parsed_from_names_and_numpy_types(value: object, expected: DType) -> None:
+    assert DType.parse(value) is expected
+
+
+@pytest.mark.parametrize("value", ["f128", "int32", np.complex128, np.dtype(">f8"), object(), "", 3])
+def test_other_dtypes_are_refused_with_the_choice(value: object) -> None:
+    with pytest.raises(ParamError, match="use one of f64, f32, f16, bf16"):
+        DType.parse(value)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_sizes_accumulators_and_roundoffs_fit_the_numpy_type(dtype: DType) -> None:
+    assert dtype.itemsize == dtype.numpy.itemsize
+    assert dtype.unit_roundoff == float(ml_dtypes.finfo(dtype.numpy).eps) / 2
+    assert dtype.is_half == (dtype.itemsize == 2)
+    assert dtype.accumulator is (DType.f32 if dtype.is_half else dtype)
+
+
+# -- placement -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "space", "rank"), [("h", "host", None), ("h3", "host", 3), ("0", "device", 0), (" 12 ", "device", 12)]
+)
+def test_locations_are_parsed(text: str, space: str, rank: int | None) -> None:
+    assert Location.parse(text) == Location(space, rank)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "h-1", "1h", "hh", "1.0", "H"])
+def test_other_locations_are_refused(text: str) -> None:
+    with pytest.raises(ParamError, match="is not a location"):
+        Location.parse(text)
+
+
+@pytest.mark.parametrize("text", ["h,h,h", "0,0,0", "2,1,h", "h4,11,h"])
+def test_placements_print_as_they_are_written(text: str) -> None:
+    assert str(Placement.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "0,0", "0,0,0,0"])
+def test_placements_have_three_parts(text: str) -> None:
+    with pytest.raises(ParamError, match="write three, for A, B and C"):
+        Placement.parse(text)
+
+
+@pytest.mark.parametrize(("text", "name"), [("4,0,h", "A"), ("0,h4,h", "B"), ("h,3,5", "C")])
+def test_a_placement_on_a_missing_rank_names_matrix_rank_and_ranks(text: str, name: str) -> None:
+    with pytest.raises(ParamError, match=rf"matrix {name} is placed on rank [45], but there are 4 ranks"):
+        Placement.parse(text).check_ranks(4)
+
+
+def test_a_placement_on_existing_ranks_is_accepted() -> None:
+    Placement.parse("3,h0,h").check_ranks(4)
+
+
+# -- problem ---------------------------------------------------------------------------------------
+
+TRANSPOSE = {"N": lambda x: x, "T": lambda x: x.T}
+
+
+def store(matrix: np.ndarray, order: str, ld: int) -> np.ndarray:
+    """Return memory that holds `matrix` in an order with a leading dimension, poisoned in between."""
+    lines, width = matrix.shape[::-1] if order == "F" else matrix.shape
+    memory = np.full(lines * ld, np.nan)
+    memory.reshape(lines, ld)[:, :width] = matrix.T if order == "F" else matrix
+    return memory
+
+
+def load(memory: np.ndarray, shape: tuple[int, int], ld: int) -> np.ndarray:
+    """Return the column-major matrix that lies in memory."""
+    return memory.reshape(-1, ld).T[: shape[0], : shape[1]]
+
+
+@pytest.mark.parametrize("orders", list(itertools.product("FC", repeat=3)))
+@pytest.mark.parametrize("trans", list(itertools.product("NT", repeat=2)))
+def test_every_order_and_transposition_becomes_the_same_product(orders, trans) -> None:
+    rng = np.random.default_rng(5)
+    m, n, k = 3, 4, 5
+    a = rng.random((m, k) if trans[0] == "N" else (k, m))
+    b = rng.random((k, n) if trans[1] == "N" else (n, k))
+    shapes = (a.shape, b.shape, (m, n))
+    stored = [
+        StoredMatrix(*shape, order, (shape[0] if order == "F" else shape[1]) + 2)
+        for shape, order in zip(shapes, orders, strict=True)
+    ]
+    problem = GemmProblem.from_operands(*stored, dtype=DType.f64, trans_a=trans[0], trans_b=trans[1])
+    assert problem.swapped == (orders[2] == "C")
+    inputs = [store(x, s.order, s.ld) for x, s in zip((a, b), stored, strict=False)]
+    first, second = reversed(inputs) if problem.swapped else inputs
+    left = TRANSPOSE[problem.trans_a](load(first, problem.a_shape, problem.lda))
+    right = TRANSPOSE[problem.trans_b](load(second, problem.b_shape, problem.ldb))
+    memory = store(np.zeros((m, n)), orders[2], stored[2].ld)
+    load(memory, (problem.m, problem.n), problem.ldc)[...] = left @ right
+    expected = store(TRANSPOSE[trans[0]](a) @ TRANSPOSE[trans[1]](b), orders[2], stored[2].ld)
+    np.testing.assert_allclose(memory, expected, rtol=1e-14)
+
+
+def test_a_swapped_problem_exchanges_m_n_and_leading_dimensions() -> None:
+    problem = GemmProblem.from_operands(
+        StoredMatrix(3, 5, "F", 10), StoredMatrix(5, 4, "C", 20), StoredMatrix(3, 4, "C", 30), dtype=DType.f32
+    )
+    assert (problem.m, problem.n, problem.k) == (4, 3, 5)
+    assert (problem.trans_a, problem.lda) == ("N", 20)  # the caller's B, row-major
+    assert (problem.trans_b, problem.ldb) == ("T", 10)  # the caller's A, column-major
+    assert problem.ldc == 30
+
+
+def test_shapes_that_do_not_fit_are_refused_with_all_three() -> None:
+    with pytest.raises(ParamError, match=r"op\(A\) is 3×5, op\(B\) is 6×4, C is 3×4"):
+        GemmProblem.from_operands(StoredMatrix(3, 5), StoredMatrix(6, 4), StoredMatrix(3, 4), dtype=DType.f64)
+    with pytest.raises(ParamError, match="C is 4×3"):
+        GemmProblem.from_operands(StoredMatrix(3, 5), StoredMatrix(5, 4), StoredMatrix(4, 3), dtype=DType.f64)
+
+
+@pytest.mark.parametrize("trans", ["X", "n", ""])
+def test_unknown_transpositions_are_refused(trans: str) -> None:
+    with pytest.raises(ParamError, match="use 'N' or 'T'"):
+        GemmProblem.from_operands(
+            StoredMatrix(2, 2), StoredMatrix(2, 2), StoredMatrix(2, 2), dtype=DType.f64, trans_b=trans
+        )
+    with pytest.raises(ParamError, match="use 'N' or 'T'"):
+        GemmProblem(2, 2, 2, DType.f64, trans_a=trans)
+
+
+@pytest.mark.parametrize(("order", "least"), [("F", 3), ("C", 5)])
+def test_a_leading_dimension_below_a_line_is_refused(order: str, least: int) -> None:
+    assert StoredMatrix(3, 5, order).ld == least
+    with pytest.raises(ParamError, match=f"is below {least}"):
+        StoredMatrix(3, 5, order, least - 1)
+
+
+def test_stored_matrices_refuse_other_orders_and_negative_extents() -> None:
+    with pytest.raises(ParamError, match="column-major"):
+        StoredMatrix(3, 5, "K")
+    with pytest.raises(ParamError, match="3×-5 has a negative extent"):
+        StoredMatrix(3, -5)
+
+
+def test_the_same_memory_read_as_column_major() -> None:
+    assert StoredMatrix(3, 5, "F").column_major_shape == (3, 5)
+    assert StoredMatrix(3, 5, "C").column_major_shape == (5, 3)
+
+
+@pytest.mark.parametrize("name", ["lda", "ldb", "ldc"])
+def test_a_problem_refuses_leading_dimensions_below_the_stored_rows(name: str) -> None:
+    problem = GemmProblem(3, 4, 5, DType.f64, trans_a="T")
+    assert (problem.lda, problem.ldb, problem.ldc) == (5, 5, 3)
+    with pytest.raises(ParamError, match=f"{name} = 2 is below the [35] stored rows"):
+        GemmProblem(3, 4, 5, DType.f64, trans_a="T", **{name: 2})
+
+
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_negative_extents_are_refused(name: str) -> None:
+    with pytest.raises(ParamError, match=f"{name} = -1 is negative"):
+        dataclasses.replace(GemmProblem(1, 1, 1, DType.f64), **{name: -1})
+
+
+def test_k_or_alpha_zero_leave_no_product() -> None:
+    assert GemmProblem(2, 3, 4, DType.f64).has_product
+    assert not GemmProblem(2, 3, 0, DType.f64).has_product
+    assert not GemmProblem(2, 3, 4, DType.f64, scales_only=True).has_product
+    assert GemmProblem(2, 3, 4, DType.f64).flops == 48
+
+
+# -- machine ---------------------------------------------------------------------------------------
+
+
+def measured() -> Machine:
+    rng = np.random.default_rng(1)
+    return Machine(
+        name="node",
+        key="abc",
+        bandwidth_gb_per_s=rng.uniform(1, 400, (4, 4)),
+        latency_s=rng.uniform(0, 1e-5, (4, 4)),
+        gemm_tflop_per_s={"f64": rng.uniform(50, 60, 3), "f16": rng.uniform(500, 800, 3)},
+        memory_bytes=np.array([10**9, 2 * 10**9, 141 * 10**9]),
+        provenance="measured",
+    )
+
+
+def test_a_machine_comes_back_from_json_bit_for_bit() -> None:
+    machine = measured()
+    back = Machine.from_json(machine.to_json())
+    assert (back.name, back.key, back.provenance) == ("node", "abc", "measured")
+    for name in ("bandwidth_gb_per_s", "latency_s", "memory_bytes"):
+        assert np.array_equal(getattr(back, name), getattr(machine, name))
+    assert {k: v.tolist() for k, v in back.gemm_tflop_per_s.items()} == {
+        k: v.tolist() for k, v in machine.gemm_tflop_per_s.items()
+    }
+    assert back.to_json() == machine.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"format": 1}', "not json"])
+def test_other_text_is_no_machine_file(text: str) -> None:
+    with pytest.raises(ParamError, match="not a machine file"):
+        Machine.from_json(text)
+
+
+def test_another_machine_format_is_refused_with_both_versions() -> None:
+    data = {**json.loads(measured().to_json()), "format": 9}
+    with pytest.raises(ParamError, match="format 9 was found, this version reads 1"):
+        Machine.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bandwidth_gb_per_s": np.ones((3, 3))}, r"bandwidth_gb_per_s of machine node has shape \(3, 3\)"),
+        ({"latency_s": np.full((4, 4), np.nan)}, "latency_s of machine node has a negative or non-finite"),
+        ({"latency_s": np.full((4, 4), -1.0)}, "latency_s of machine node has a negative or non-finite"),
+        ({"bandwidth_gb_per_s": np.zeros((4, 4))}, "a link without bandwidth"),
+        ({"gemm_tflop_per_s": {"f64": np.ones(2)}}, r"gemm_tflop_per_s\[f64\] of machine node is not 3 positive"),
+        ({"gemm_tflop_per_s": {"f64": np.zeros(3)}}, r"gemm_tflop_per_s\[f64\] of machine node is not 3 positive"),
+    ],
+)
+def test_impossible_measurements_are_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ParamError, match=words):
+        dataclasses.replace(measured(), **change)
+
+
+def test_a_rate_that_was_not_measured_is_refused() -> None:
+    assert measured().gemm_rate(DType.f64).tolist() == (measured().gemm_tflop_per_s["f64"] * 1e12).tolist()
+    with pytest.raises(TopologyError, match="no GEMM rate for bf16"):
+        measured().gemm_rate(DType.bf16)
+
+
+def test_a_subset_keeps_the_links_of_its_ranks_and_the_host() -> None:
+    machine = measured()
+    part = machine.subset([2, 0])
+    assert part.num_ranks == 2
+    assert part.host == 2
+    assert part.bandwidth_gb_per_s[0, 1] == machine.bandwidth_gb_per_s[2, 0]
+    assert part.bandwidth_gb_per_s[1, 2] == machine.bandwidth_gb_per_s[0, 3]
+    assert part.latency_s[2, 0] == machine.latency_s[3, 2]
+    assert part.memory_bytes.tolist() == [141 * 10**9, 10**9]
+    assert part.gemm_tflop_per_s["f16"].tolist() == machine.gemm_tflop_per_s["f16"][[2, 0]].tolist()
+
+
+def test_a_uniform_machine_has_equal_links_and_a_slower_host() -> None:
+    machine = Machine.uniform(3, link_gb_per_s=100.0, host_gb_per_s=10.0)
+    assert machine.bandwidth_gb_per_s[0].tolist() == [400.0, 100.0, 100.0, 10.0]
+    assert machine.bandwidth_gb_per_s[3, :3].tolist() == [10.0] * 3
+    with pytest.raises(ValueError, match="read-only"):
+        machine.latency_s[0, 0] = 1.0

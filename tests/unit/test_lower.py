@@ -1,0 +1,229 @@
+"""Lowering: awaits become events and flags, and nothing more than is needed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers import oracle
+from tests.helpers.schedules import random_case
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Code, OperationList, lower
+from uncut_mpi.planning.schedule import Factor, Kind, Op, RegionRef, Role, Schedule, ScheduleBuilder
+from uncut_mpi.planning.verify_lists import verify_lists
+
+
+class Sketch:
+    """A schedule of COPY and JOIN tasks on named lanes; only its synchronisation matters."""
+
+    def __init__(self, num_ranks: int = 3) -> None:
+        problem = GemmProblem(100, 100, 1, DType.f32)
+        self.builder = ScheduleBuilder(num_ranks, problem, Placement.parse("0,0,0"))
+        self.buffer = self.builder.buffer(
+            owner=0, rows=100, cols=100, ld=110, dtype=DType.f32, role=Role.STAGING, offset=0
+        )
+        self.count = 0
+
+    def copy(self, rank: int, lane: int, *awaits: int) -> int:
+        self.count += 1
+        target = RegionRef(self.buffer, self.count, 3, 1, 1)
+        source = RegionRef(self.buffer, self.count, 4, 1, 1)
+        at = self.builder.compute_lane(rank, lane)
+        return self.builder.task(Kind.COPY, at, target, [(source, Factor.ONE, Op.N)], awaits)
+
+    def join(self, rank: int, lane: int, *awaits: int) -> int:
+        return self.builder.task(Kind.JOIN, self.builder.compute_lane(rank, lane), awaits=awaits)
+
+    def schedule(self) -> Schedule:
+        return self.builder.build(scheduler="uncut", grid=(1, 1), tile=0)
+
+
+def ops(program: OperationList) -> list[tuple[str, int, int, int]]:
+    """Return (code, task, slot, peer) of every operation."""
+    return [(Code(code).name, task, slot, peer) for code, _, _, _, task, slot, peer, _ in program.operations.tolist()]
+
+
+def proven_lists(schedule: Schedule) -> list[OperationList]:
+    lowering = lower(schedule)
+    lists = [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
+    verify_lists(schedule, lists)
+    return lists
+
+
+def test_an_await_in_the_same_lane_needs_no_operation() -> None:
+    sketch = Sketch()
+    sketch.copy(0, 0, sketch.copy(0, 0))
+    assert ops(proven_lists(sketch.schedule())[0]) == [("COPY", 0, -1, -1), ("COPY", 1, -1, -1)]
+
+
+def test_an_await_in_another_lane_of_the_rank_becomes_an_event() -> None:
+    sketch = Sketch()
+    sketch.copy(0, 1, sketch.copy(0, 0))
+    program = proven_lists(sketch.schedule())[0]
+    assert ops(program) == [
+        ("COPY", 0, -1, -1),
+        ("RECORD", 0, 0, -1),
+        ("WAIT_EVENT", 1, 0, -1),
+        ("COPY", 1, -1, -1),
+    ]
+    assert (program.num_events, program.num_flags) == (1, 0)
+
+
+def test_an_await_of_another_rank_becomes_a_flag_in_the_waiter_s_memory() -> None:
+    sketch = Sketch()
+    sketch.copy(2, 0, sketch.copy(0, 0))
+    producer, idle, waiter = proven_lists(sketch.schedule())
+    assert ops(producer) == [("COPY", 0, -1, -1), ("SIGNAL", 0, 0, 2)]
+    assert ops(waiter) == [("WAIT_FLAG", 1, 0, 0), ("COPY", 1, -1, -1)]
+    assert ops(idle) == []
+    assert (producer.num_flags, idle.num_flags, waiter.num_flags) == (0, 0, 1)
+    assert waiter.flag_tasks.tolist() == [0]
+
+
+def test_a_join_has_waits_and_signals_but_no_body() -> None:
+    sketch = Sketch()
+    join = sketch.join(0, 2, sketch.copy(0, 0), sketch.copy(0, 1))
+    sketch.copy(1, 0, join)
+    producer, waiter, _ = proven_lists(sketch.schedule())
+    assert ops(producer)[-3:] == [("WAIT_EVENT", 2, 0, -1), ("WAIT_EVENT", 2, 1, -1), ("SIGNAL", 2, 0, 1)]
+    assert ops(waiter) == [("WAIT_FLAG", 3, 0, 0), ("COPY", 3, -1, -1)]
+
+
+def test_a_flag_awaited_by_two_lanes_of_a_rank_is_signalled_once() -> None:
+    sketch = Sketch()
+    first = sketch.copy(0, 0)
+    sketch.copy(1, 0, first)
+    sketch.copy(1, 1, first)
+    producer, waiter, _ = proven_lists(sketch.schedule())
+    assert ops(producer) == [("COPY", 0, -1, -1), ("SIGNAL", 0, 0, 1)]
+    assert ops(waiter) == [
+        ("WAIT_FLAG", 1, 0, 0),
+        ("COPY", 1, -1, -1),
+        ("WAIT_FLAG", 2, 0, 0),
+        ("COPY", 2, -1, -1),
+    ]
+
+
+def test_every_waiting_rank_has_a_flag_of_its_own() -> None:
+    sketch = Sketch()
+    first = sketch.copy(0, 0)
+    sketch.copy(1, 0, first)
+    sketch.copy(2, 0, first)
+    producer, *waiters = proven_lists(sketch.schedule())
+    assert ops(producer)[1:] == [("SIGNAL", 0, 0, 1), ("SIGNAL", 0, 0, 2)]
+    assert [program.num_flags for program in waiters] == [1, 1]
+
+
+def test_slots_are_numbered_in_the_producers_global_order() -> None:
+    sketch = Sketch()
+    first, second = sketch.copy(0, 0), sketch.copy(2, 0)
+    sketch.copy(1, 0, second)
+    sketch.copy(1, 1, first)
+    waiter = proven_lists(sketch.schedule())[1]
+    assert waiter.flag_tasks.tolist() == [first, second]
+    assert ops(waiter)[0] == ("WAIT_FLAG", 2, 1, 2)
+
+
+def test_a_wait_implied_by_an_earlier_wait_of_the_lane_is_left_out() -> None:
+    sketch = Sketch()
+    first, second = sketch.copy(0, 0), sketch.copy(0, 0)
+    sketch.copy(1, 0, second)
+    sketch.copy(1, 0, first)
+    producer, waiter, _ = proven_lists(sketch.schedule())
+    assert ops(producer) == [("COPY", 0, -1, -1), ("COPY", 1, -1, -1), ("SIGNAL", 1, 0, 1)]
+    assert ops(waiter) == [("WAIT_FLAG", 2, 0, 0), ("COPY", 2, -1, -1), ("COPY", 3, -1, -1)]
+
+
+def test_of_two_tasks_in_one_lane_only_the_later_is_waited_for() -> None:
+    sketch = Sketch()
+    first, second = sketch.copy(0, 0), sketch.copy(0, 0)
+    sketch.copy(0, 1, first, second)
+    assert [op for op in ops(proven_lists(sketch.schedule())[0]) if op[0] == "WAIT_EVENT"] == [("WAIT_EVENT", 2, 0, -1)]
+
+
+def test_a_wait_that_reaches_further_than_those_before_is_kept() -> None:
+    sketch = Sketch()
+    first, second = sketch.copy(0, 0), sketch.copy(0, 0)
+    sketch.copy(1, 0, first)
+    sketch.copy(1, 0, second)
+    assert [op[0] for op in ops(proven_lists(sketch.schedule())[1])] == ["WAIT_FLAG", "COPY", "WAIT_FLAG", "COPY"]
+
+
+def test_a_wait_of_another_lane_of_the_rank_implies_nothing() -> None:
+    sketch = Sketch()
+    first = sketch.copy(0, 0)
+    sketch.copy(1, 0, first)
+    sketch.copy(1, 1, first)
+    assert [op[0] for op in ops(proven_lists(sketch.schedule())[1])].count("WAIT_FLAG") == 2
+
+
+def test_operands_carry_byte_offsets_leading_dimension_and_extents() -> None:
+    sketch = Sketch()
+    sketch.copy(0, 0)
+    program = proven_lists(sketch.schedule())[0]
+    written, read = program.operands
+    assert (written["offset"], read["offset"]) == ((3 * 110 + 1) * 4, (4 * 110 + 1) * 4)
+    assert (written["ld"], written["rows"], written["cols"], written["dtype"]) == (110, 1, 1, DType.f32)
+    assert program.buffers_used().tolist() == [sketch.buffer]
+
+
+def test_an_empty_schedule_lowers_to_empty_lists() -> None:
+    for program in proven_lists(Sketch().schedule()):
+        assert len(program.operations) == len(program.operands) == len(program.flag_tasks) == 0
+        assert program.num_events == program.num_flags == 0
+
+
+def test_lists_are_read_only() -> None:
+    sketch = Sketch()
+    sketch.copy(0, 0)
+    program = proven_lists(sketch.schedule())[0]
+    with pytest.raises(ValueError, match="read-only"):
+        program.operations["slot"] = 0
+
+
+@pytest.mark.parametrize("first_seed", range(0, 200, 50))
+def test_random_awaits_are_kept_with_no_wait_that_an_earlier_one_of_its_lane_implies(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        rng = random.Random(seed)
+        ranks, lanes, count = rng.randint(1, 4), rng.randint(1, 3), rng.randint(0, 40)
+        sketch = Sketch(ranks)
+        for task in range(count):
+            awaits = rng.sample(range(task), min(task, rng.randint(0, 4)))
+            make = sketch.join if rng.random() < 0.2 else sketch.copy
+            make(rng.randrange(ranks), rng.randrange(lanes), *awaits)
+        schedule = sketch.schedule()
+        lists = proven_lists(schedule)
+        assert oracle.lists_lose_order(schedule, lists) == "", seed
+        lane = schedule.tasks["lane"]
+        reach: dict[tuple[int, int], int] = {}
+        lowering = lower(schedule)
+        waits = np.concatenate((lowering.event_waits, lowering.flag_waits)).tolist()
+        for waiter, awaited in sorted(waits):
+            pair = (int(lane[waiter]), int(lane[awaited]))
+            assert reach.get(pair, -1) < awaited, f"seed {seed}: task {waiter} waits for {awaited} without need"
+            reach[pair] = awaited
+
+
+def test_num_flags_agrees_with_the_lists() -> None:
+    for seed in range(40):
+        schedule = random_case(random.Random(seed))
+        lowering = lower(schedule)
+        counts = lowering.num_flags().tolist()
+        assert counts == [lowering.rank_list(rank).num_flags for rank in range(schedule.num_ranks)]
+
+
+def test_every_rank_derives_the_same_lists_from_the_encoded_schedule() -> None:
+    for seed in range(20):
+        schedule = random_case(random.Random(seed))
+        ours, theirs = lower(schedule), lower(Schedule.decode(schedule.encode()))
+        for rank in range(schedule.num_ranks):
+            mine, other = ours.rank_list(rank), theirs.rank_list(rank)
+            assert np.array_equal(mine.operations, other.operations)
+            assert np.array_equal(mine.operands, other.operands)
+            assert np.array_equal(mine.flag_tasks, other.flag_tasks)
+
+
