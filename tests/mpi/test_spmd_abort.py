@@ -1,0 +1,137 @@
+"""A rank that leaves by an unhandled error ends the job, and verdicts reach the exit status: real jobs of two ranks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.collective import carried
+from uncut_mpi.spmd import abort
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT_S = 25
+START = """
+import sys, threading, time
+from mpi4py import MPI
+from uncut_mpi.spmd.abort import finish, install_abort_hook
+comm = MPI.COMM_WORLD
+install_abort_hook(comm)
+install_abort_hook(comm)
+"""
+# What the other rank does meanwhile: wait for ever, as in a collective call.
+WAIT = "comm.Barrier() if comm.rank == 0 else None\n"
+
+
+def launcher():
+    beside = pathlib.Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def job(tmp_path, body, interpreter=(), start=START):
+    """Run two ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
+    program = tmp_path / "program.py"
+    program.write_text(start + body)
+    # The job must not take this test's own launcher for its own.
+    inherited = ("PMI", "HYD", "MPI", "OMPI_COMM", "OMPI_UNIVERSE", "PMIX", "PRTE", "SLURM")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
+    process = subprocess.Popen(
+        [launcher(), "-n", "2", sys.executable, *interpreter, str(program)],
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT_S)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return None, output
+
+
+def on_rank_0(comm, tmp_path, check):
+    with carried(comm):
+        if comm.rank == 0:
+            check(tmp_path)
+
+
+@pytest.mark.parametrize("interpreter", [(), ("-m", "mpi4py")], ids=["plain python", "python -m mpi4py"])
+def test_an_unhandled_error_ends_the_job_and_names_the_rank(comm, tmp_path, interpreter):
+    def check(tmp_path):
+        status, output = job(tmp_path, WAIT + "raise ValueError('no such thing')\n", interpreter)
+        assert status not in (None, 0), output
+        assert "[rank 1 of 2] ValueError: no such thing" in output
+        assert output.count("ValueError: no such thing") == 1  # said once, by one hook
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_without_the_hook_the_same_job_hangs(comm, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT_S", 3)
+
+    def check(tmp_path):
+        status, output = job(
+            tmp_path, WAIT + "raise ValueError\n", start="from mpi4py import MPI\ncomm=MPI.COMM_WORLD\n"
+        )
+        assert status is None, output
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_an_interrupt_and_an_error_in_a_thread_end_the_job(comm, tmp_path):
+    def check(tmp_path):
+        status, output = job(tmp_path, WAIT + "raise KeyboardInterrupt\n")
+        assert status not in (None, 0), output
+        assert "[rank 1 of 2] KeyboardInterrupt" in output
+        thread = "t = threading.Thread(target=lambda: 1 / 0, name='worker')\n"
+        status, output = job(tmp_path, thread + "t.start() if comm.rank else None\ncomm.Barrier()\ncomm.recv()\n")
+        assert status not in (None, 0), output
+        assert "[rank 1 of 2, thread worker] ZeroDivisionError" in output
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_leaving_by_sys_exit_does_not_end_the_job(comm, tmp_path):
+    def check(tmp_path):
+        body = (
+            "t = threading.Thread(target=sys.exit)\nt.start()\nt.join()\n"
+            "comm.Barrier()\nprint(f'rank {comm.rank} leaves', flush=True)\nsys.exit(0)\n"
+        )
+        status, output = job(tmp_path, body)
+        assert status == 0, output
+        assert "rank 0 leaves" in output
+        assert "rank 1 leaves" in output
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_one_rank_s_verdict_is_every_rank_s_exit_status(comm, tmp_path):
+    def check(tmp_path):
+        body = (
+            "status = finish(comm, 3 * comm.rank)\nprint(f'rank {comm.rank}: {status}', flush=True)\nsys.exit(status)\n"
+        )
+        status, output = job(tmp_path, body)
+        assert status not in (None, 0), output
+        assert "rank 0: 3" in output
+        assert "rank 1: 3" in output
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_the_highest_exit_status_wins(comm, agree_all):
+    for guilty in {0, comm.size - 1}:
+        status = abort.finish(comm, 2 if comm.rank == guilty else 0)
+        agree_all(status == 2, status)
+    agree_all(abort.finish(comm, 0) == 0)

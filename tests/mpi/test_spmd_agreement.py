@@ -1,0 +1,180 @@
+"""The same value or the same error on all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers.collective import allgather, carried
+from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
+from uncut_mpi.spmd import agreement
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+def raised(body):
+    """Return (type name, message) of what `body` raises, or ("", "")."""
+    try:
+        body()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def same_everywhere(comm, agree_all, found, kind, *parts):
+    agree_all(found[0] == kind.__name__ and all(part in found[1] for part in parts), found)
+    agree_all(len(set(allgather(comm, found))) == 1, found)
+
+
+def test_equal_values_agree(agree_all, group):
+    found = raised(lambda: agreement.agree(group, b"the same", lambda: pytest.fail("described for nothing")))
+    agree_all(found == ("", ""), found)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_mismatch_lists_every_rank_and_its_value_on_all_ranks(comm, agree_all, group):
+    value = 7 if comm.rank == comm.size - 1 else 5
+    found = raised(lambda: agreement.agree(group, bytes([value]), lambda: f"m = {value}"))
+    last = comm.size - 1
+    same_everywhere(comm, agree_all, found, RankMismatchError, f"ranks 0-{last - 1}: m = 5, rank {last}: m = 7")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_values_that_print_alike_are_told_apart(comm, agree_all, group):
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank % 2]), lambda: "alpha = 1.0"))
+    same_everywhere(comm, agree_all, found, RankMismatchError, "alpha = 1.0 [")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_value_that_cannot_be_shown_still_gives_the_mismatch(comm, agree_all, group):
+    def describe():
+        if comm.rank == 0:
+            raise ValueError("no text")
+        return "fine"
+
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank]), describe))
+    same_everywhere(comm, agree_all, found, RankMismatchError, "cannot be shown: no text", "fine")
+
+
+def test_no_error_is_no_error(agree_all, group):
+    agree_all(raised(lambda: agreement.collective_result(group, None, "a test")) == ("", ""))
+
+
+def test_the_error_of_one_rank_is_raised_on_all_and_names_it(comm, agree_all, group):
+    for guilty in {0, comm.size - 1}:
+        error = CapacityError("8 bytes needed, 4 available") if comm.rank == guilty else None
+        found = raised(lambda error=error: agreement.collective_result(group, error, "a test"))
+        wanted = f"rank {guilty}: 8 bytes" if comm.size > 1 else "8 bytes"
+        same_everywhere(comm, agree_all, found, CapacityError, wanted)
+
+
+def test_one_error_of_all_ranks_names_none(comm, agree_all, group):
+    found = raised(lambda: agreement.collective_result(group, ParamError("k = -1"), "a test"))
+    agree_all(found == ("ParamError", "k = -1"), found)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_of_several_errors_the_lowest_rank_s_is_raised(comm, agree_all, group):
+    error = {1: ParamError("one"), 2: CapacityError("two")}.get(comm.rank)
+    found = raised(lambda: agreement.collective_result(group, error, "a test"))
+    agree_all(found == ("ParamError", "rank 1: one"), found)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_a_foreign_error_stays_itself_at_home_and_is_a_peer_s_failure_elsewhere(comm, agree_all, group, kind):
+    def body():
+        with agreement.collective(group, "a test"):
+            if comm.rank == 1:
+                raise kind("oh")
+
+    found = raised(body)
+    wanted = (kind.__name__, "oh") if comm.rank == 1 else ("PeerFailedError", f"rank 1 raised {kind.__name__}: oh")
+    agree_all(found == wanted, found)
+
+
+def test_a_block_that_fails_on_one_rank_fails_on_all(comm, agree_all, group):
+    done = []
+
+    def body():
+        with agreement.collective(group, "a test"):
+            if comm.rank == comm.size - 1:
+                raise ParamError("no such file")
+            done.append(comm.rank)
+
+    found = raised(body)
+    same_everywhere(comm, agree_all, found, ParamError, "no such file")
+    agree_all(done == ([comm.rank] if comm.rank != comm.size - 1 else []), done)
+
+
+def test_an_agreed_error_passes_an_outer_block_unchanged(comm, agree_all, group):
+    def body():
+        with agreement.collective(group, "outside"), agreement.collective(group, "inside"):
+            if comm.rank == 0:
+                raise ParamError("once")
+
+    found = raised(body)
+    same_everywhere(comm, agree_all, found, ParamError, "once")
+    agree_all(found[1].count("rank 0") == (1 if comm.size > 1 else 0), found)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_stall_inside_a_block_is_not_followed_by_another_wait(comm, agree_all):
+    from uncut_mpi.spmd.group import Group
+
+    group = Group(comm)
+
+    def body():
+        with agreement.collective(group, "a test"):
+            group.barrier(timeout_s=0.2)
+
+    found = raised(body) if comm.rank else ("StallError", "")
+    agree_all(found[0] == StallError.__name__, found)
+    if comm.rank == 0:
+        group.barrier()  # so that MPI can finalise; the others have given up
+    agree_all(True)
+
+
+def test_a_result_of_the_root_reaches_all(comm, agree_all, group):
+    for root in {0, comm.size - 1}:
+        calls = []
+
+        def function(root=root, calls=calls):
+            calls.append(root)
+            return b"from %d" % root
+
+        agree_all(agreement.from_root(group, function, root) == b"from %d" % root)
+        agree_all(len(calls) == (1 if comm.rank == root else 0), calls)
+
+
+def test_an_error_of_the_root_is_raised_on_all(comm, agree_all, group):
+    def function():
+        raise ParamError("m = 0 rows × 10⁹")
+
+    found = raised(lambda: agreement.from_root(group, function, comm.size - 1))
+    agree_all(found == ("ParamError", "m = 0 rows × 10⁹"), found)
+
+
+def test_a_foreign_error_of_the_root_names_it(comm, agree_all, group):
+    found = raised(lambda: agreement.from_root(group, lambda: {}["key"]))
+    wanted = "KeyError" if comm.rank == 0 else PeerFailedError.__name__
+    agree_all(found[0] == wanted and "'key'" in found[1], found)
+
+
+def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agree_all, group):
+    agree_all(agreement.RECORD.itemsize == 64, agreement.RECORD)
+    calls = agreement.CallExchange(group)
+    for call in range(3):
+        calls.mine["digest"] = agreement.digest_of(b"arguments")
+        calls.mine["epoch"], calls.mine["status"], calls.mine["detail"] = call, -comm.rank, comm.rank
+        records = agreement.open_call(calls)
+        agree_all(records is calls.everyone)
+        agree_all((records["digest"] == records["digest"][0]).all() and (records["epoch"] == call).all(), records)
+        agree_all(np.array_equal(records["status"], -np.arange(comm.size)), records)
+
+
+def test_rank_numbers_are_named_in_runs(comm):
+    with carried(comm):
+        assert agreement.name_ranks([3]) == "rank 3"
+        assert agreement.name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+        assert agreement.by_rank(["x", "y", "x"]) == "ranks 0, 2: x, rank 1: y"

@@ -1,0 +1,148 @@
+"""Handles, schedules and shared memory: complete on all ranks or an error on all, and nothing left."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+from tests.helpers.collective import allgather
+from uncut_mpi.errors import CapacityError, PlanError, RankMismatchError, TopologyError
+from uncut_mpi.segments import Segment
+from uncut_mpi.spmd import exchange
+
+pytestmark = pytest.mark.mpi(min_size=1)
+both_kinds = pytest.mark.parametrize("use_file", [False, True], ids=["anonymous", "file"])
+
+
+def held():
+    """Return what this rank holds of segments: descriptors, mappings, and its files in /dev/shm."""
+    gc.collect()
+    found = [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if target.startswith(("/memfd:uncut_mpi", "/dev/shm/uncut_mpi")):
+            found.append(target)
+    return sorted(found)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(agree_all):
+    before = held()
+    yield
+    after = held()
+    agree_all(after == before, f"before {before}, after {after}")
+
+
+def test_handles_of_any_length_are_exchanged(comm, agree_all, group):
+    wanted = [b"", b"a" * 64, b"\0" * 300, b"end\0"]
+    handles = exchange.exchange_handles(group, wanted[comm.rank % 4])
+    agree_all(handles == [wanted[rank % 4] for rank in range(comm.size)], handles)
+
+
+def test_a_schedule_reaches_all_ranks(comm, agree_all, group):
+    data = np.random.default_rng(1).bytes(70_000)
+    agree_all(exchange.broadcast_schedule(group, data if comm.rank == 0 else None) == data)
+
+
+def test_an_error_of_planning_is_raised_on_all_ranks(comm, agree_all, group):
+    found = ""
+    try:
+        exchange.broadcast_schedule(group, PlanError("no grid fits") if comm.rank == 0 else None)
+    except PlanError as error:
+        found = str(error)
+    agree_all(found == "no grid fits", found)
+
+
+def test_a_root_with_nothing_to_send_is_an_error_on_all_ranks(agree_all, group):
+    found = ""
+    try:
+        exchange.broadcast_schedule(group, None)
+    except ValueError as error:
+        found = str(error)
+    agree_all("rank 0 has nothing to send" in found, found)
+
+
+@both_kinds
+def test_every_rank_writes_its_part_and_reads_the_others(comm, agree_all, group, use_file):
+    segment = exchange.shared_segment(group, 8 * 1000 * comm.size, "a test", use_file=use_file)
+    array = segment.array(np.float64, (comm.size, 1000))
+    array[comm.rank] = np.random.default_rng(comm.rank).uniform(size=1000)
+    group.barrier()
+    wanted = [np.random.default_rng(rank).uniform(size=1000) for rank in range(comm.size)]
+    agree_all(np.array_equal(array, wanted), "another rank's part was not seen")
+    names = [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
+    agree_all(not names, f"still named: {names}")
+    del array
+    segment.close()
+
+
+def test_no_bytes_can_be_shared(agree_all, group):
+    segment = exchange.shared_segment(group, 0, "a test")
+    agree_all(segment.nbytes == 0 and segment.address != 0)
+    segment.close()
+
+
+@both_kinds
+def test_too_little_memory_is_the_same_error_on_all_ranks(comm, agree_all, group, use_file):
+    found = ""
+    try:
+        exchange.shared_segment(group, 1 << 50, "a huge matrix", use_file=use_file)
+    except CapacityError as error:
+        found = str(error)
+    agree_all("a huge matrix needs 1125899906842624 bytes" in found and "available" in found, found)
+    agree_all(len(set(allgather(comm, found))) == 1, found)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_ask_for_different_sizes_are_told(comm, agree_all, group):
+    found = ""
+    try:
+        exchange.shared_segment(group, 100 if comm.rank else 200, "a test")
+    except RankMismatchError as error:
+        found = str(error)
+    agree_all("rank 0: 200" in found and ": 100" in found, found)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_may_not_look_at_descriptors_gets_a_file(comm, agree_all, group, monkeypatch):
+    real, refused = Segment.open.__func__, []
+
+    def guarded(cls, handle):
+        if not refused and comm.rank == comm.size - 1:
+            refused.append(handle)
+            raise TopologyError("/proc may not be read")
+        return real(cls, handle)
+
+    monkeypatch.setattr(Segment, "open", classmethod(guarded))
+    segment = exchange.shared_segment(group, 100, "a test")
+    array = segment.array()
+    if comm.rank == 0:
+        array[:] = 5
+    group.barrier()
+    agree_all((array == 5).all(), array)
+    agree_all(len(refused) == (comm.rank == comm.size - 1), refused)
+    del array
+    segment.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("error", [TopologyError, CapacityError, OSError])
+def test_a_rank_that_cannot_map_it_fails_all_ranks(comm, agree_all, group, monkeypatch, error):
+    def refuse(handle):
+        raise error("not here")
+
+    if comm.rank == 1:
+        monkeypatch.setattr(Segment, "open", refuse)
+    found = ""
+    try:
+        exchange.shared_segment(group, 100, "a test")
+    except Exception as caught:
+        found = f"{type(caught).__name__}: {caught}"
+    agree_all("not here" in found and (error is OSError or error.__name__ in found), found)
+    agree_all(error is OSError or "rank 1" in found, found)

@@ -1,0 +1,207 @@
+"""Groups: their own communicator, typed collectives, waits that end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.helpers.collective import allgather, carried
+from uncut_mpi.errors import ParamError, PeerFailedError, StallError, TopologyError
+from uncut_mpi.spmd import runtime
+from uncut_mpi.spmd.group import Group
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+def test_a_group_knows_its_ranks_and_nodes(comm, agree_all, group):
+    agree_all((group.rank, group.size) == (comm.rank, comm.size), (group.rank, group.size))
+    agree_all(group.node_of[group.rank] == group.node and group.num_nodes == max(group.node_of) + 1, group.node_of)
+    agree_all(group.node_of.count(group.node) == group.local_size > group.local_rank, group.node_of)
+
+
+def test_the_program_s_own_messages_are_untouched(comm, agree_all, group):
+    from mpi4py import MPI
+
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    request = comm.isend(comm.rank, right, tag=0)
+    for _ in range(3):
+        group.barrier()
+    agree_all(group.allgather_objects(group.rank) == list(range(group.size)))
+    received = comm.recv(source=left, tag=0, status=MPI.Status())
+    request.wait()
+    agree_all(received == left, received)
+
+
+def test_groups_of_split_communicators_work_at_the_same_time(comm, agree_all):
+    colour = comm.rank % 2
+    sub = comm.Split(colour)
+    group = Group(sub)
+    sub.Free()
+    agree_all(group.size == (comm.size + 1 - colour) // 2, group.size)
+    for turn in range(5 + 5 * colour):  # each half does its own number of collective calls
+        assert group.allgather_objects((colour, turn)) == [(colour, turn)] * group.size
+    group.free()
+    agree_all(True)
+
+
+def test_what_is_no_intracommunicator_is_refused(agree_all):
+    from mpi4py import MPI
+
+    found = []
+    for wrong in (None, 3, MPI.COMM_NULL):
+        with pytest.raises(ParamError) as error:
+            Group(wrong)
+        found.append(str(error.value))
+    agree_all("NoneType" in found[0] and "COMM_NULL" in found[2], found)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, 3_000_001])
+def test_bytes_are_broadcast_from_any_root_and_counted(comm, agree_all, group, nbytes):
+    for root in {0, comm.size - 1}:
+        data = np.random.default_rng((root, nbytes)).bytes(nbytes)
+        before = group.bytes_broadcast
+        received = group.bcast_bytes(data if comm.rank == root else None, root)
+        agree_all(received == data and type(received) is bytes)
+        agree_all(group.bytes_broadcast - before == nbytes, group.bytes_broadcast)
+
+
+def test_arrays_of_one_shape_are_gathered(comm, agree_all, group):
+    mine = np.random.default_rng(comm.rank).uniform(size=(3, 2))
+    everyone = group.allgather_bytes(mine[:, ::-1])
+    wanted = [np.random.default_rng(rank).uniform(size=(3, 2))[:, ::-1] for rank in range(comm.size)]
+    agree_all(np.array_equal(everyone, wanted), everyone)
+
+
+@pytest.mark.parametrize("length", [lambda rank: 0, lambda rank: rank * 37, lambda rank: 100_000 if rank == 0 else 0])
+def test_byte_strings_of_different_lengths_are_gathered(comm, agree_all, group, length):
+    wanted = [np.random.default_rng(rank).bytes(length(rank)) for rank in range(comm.size)]
+    agree_all(group.allgather_variable(wanted[comm.rank]) == wanted)
+
+
+def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(comm, agree_all, group):
+    found = ""
+    try:
+        group.allgather_objects(lambda: 1 if comm.rank == comm.size - 1 else 2)
+    except PeerFailedError as error:
+        found = str(error)
+    agree_all("rank 0 could not send" in found, found)
+    agree_all(group.allgather_objects(comm.rank) == list(range(comm.size)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_does_not_come_ends_the_wait_and_is_named(comm, agree_all):
+    group = Group(comm)
+    late = comm.size - 1
+    found, refused = "", ""
+    if comm.rank != late:
+        started = time.monotonic()
+        try:
+            group.barrier("opening barrier", timeout_s=0.3, missing=lambda: [late])
+        except StallError as error:
+            found = str(error)
+        assert time.monotonic() - started >= 0.3
+        try:
+            group.barrier()
+        except StallError as error:
+            refused = str(error)
+    wanted = f"opening barrier: rank {comm.rank} of {comm.size} waited 0.3 s for rank {late};"
+    agree_all(comm.rank == late or found.startswith(wanted), found)
+    agree_all(comm.rank == late or (group.stalled and "never ended" in refused), refused)
+    if comm.rank == late:
+        group.barrier()  # so that MPI can finalise; the others have given up
+    agree_all(True)
+    if comm.rank != late:
+        group.free()
+        group.free()
+
+
+def test_a_freed_group_says_so(comm, agree_all):
+    group = Group(comm)
+    group.free()
+    with carried(comm), pytest.raises(ParamError, match="freed"):
+        group.barrier()
+
+
+def test_two_threads_use_a_group_each(comm, agree_all):
+    groups = [Group(comm), Group(comm)]
+    seen = [[], []]
+
+    def body(which):
+        for turn in range(20):
+            seen[which].append(groups[which].allgather_objects((which, turn)))
+
+    threads = [threading.Thread(target=body, args=(which,), daemon=True) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    for which in (0, 1):
+        agree_all(seen[which] == [[(which, turn)] * comm.size for turn in range(20)], seen[which])
+    for group in groups:
+        group.free()
+
+
+def test_a_second_thread_needs_an_mpi_for_threads(comm, agree_all, group, monkeypatch):
+    class SingleThreaded:
+        def __getattr__(self, name):
+            return getattr(runtime.MPI, name)
+
+    pretended = SingleThreaded()
+    pretended.Query_thread = lambda: runtime.MPI.THREAD_FUNNELED
+    found = []
+
+    def body():
+        try:
+            group.barrier()
+        except TopologyError as error:
+            found.append(str(error))
+
+    real = runtime.MPI
+    with monkeypatch.context() as patch:
+        SingleThreaded.__getattr__ = lambda self, name: getattr(real, name)
+        patch.setattr(runtime, "MPI", pretended)
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join(20)
+    agree_all(len(found) == 1 and "'funneled'" in found[0] and "thread_level" in found[0], found)
+    group.barrier()
+
+
+LAUNCHED = [
+    ({"OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI mpiexec started 4 processes"),
+    ({"PMI_SIZE": "2"}, "MPICH or Intel MPI mpiexec started 2"),
+    ({"SLURM_STEP_NUM_TASKS": "8"}, "srun started 8"),
+    ({"PMIX_RANK": "3"}, "number 3"),
+    ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+    ({"OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}, None),
+    ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+    ({"PMIX_RANK": "0"}, None),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize(("environment", "said"), LAUNCHED, ids=lambda value: "+".join(value) if value else None)
+def test_a_launcher_of_another_mpi_is_named(comm, environment, said):
+    with carried(comm):
+        runtime.check_launcher(environment, world_size=4)  # ranks see each other: all is well
+        if said is None:
+            runtime.check_launcher(environment, world_size=1)
+        else:
+            with pytest.raises(TopologyError, match=said) as error:
+                runtime.check_launcher(environment, world_size=1)
+            assert "mpiexec" in str(error.value)
+
+
+def test_a_wait_hands_the_core_over(comm, agree_all, group):
+    # A waiting rank must use little of a core once the others take long: that is what lets them work.
+    group.barrier()
+    if comm.rank == 0:
+        time.sleep(0.5)
+    used = time.process_time()
+    group.barrier()
+    used = time.process_time() - used
+    slept = allgather(comm, used)
+    agree_all(all(one < 0.25 for one in slept[1:]), slept)
