@@ -1,0 +1,135 @@
+// Routing of one fetch over the links of a node: which copy to take and in which order the
+// destinations forward it (planning/routing.py is the same in Python and says why).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace uncut {
+
+// Picoseconds as integers: sums are exact, so that ties are ties on every machine and compiler.
+using Time = std::int64_t;
+inline constexpr Time never = std::numeric_limits<Time>::max() / 4;
+
+// Up to so many destinations every order of a chain is tried.
+inline constexpr int exhaustive_destinations = 5;
+
+// The hops a chain over n destinations may be made of.
+struct Hops {
+    std::vector<int> source;        // best source of a first hop into each destination
+    std::vector<Time> first_start;  // when that hop can start
+    std::vector<Time> first_cost;   // of one chunk
+    std::vector<Time> free;         // [from * n + to], when the link is free
+    std::vector<Time> cost;         // [from * n + to], of one chunk
+
+    void resize(std::size_t n) {
+        source.assign(n, -1);
+        first_start.assign(n, 0);
+        first_cost.assign(n, 0);
+        free.assign(n * n, 0);
+        cost.assign(n * n, 0);
+    }
+    std::size_t size() const { return source.size(); }
+};
+
+// State of a chain after a hop: when its first and its last chunk are there.
+struct Arrival {
+    Time first;
+    Time last;
+};
+
+inline Arrival start_hop(Time start, Time cost, int chunks) { return {start + cost, start + chunks * cost}; }
+
+// Chunks pass one after the other at constant cost, so a hop ends either `chunks` costs after it
+// could start or one cost after the last chunk reached its source, whichever is later.
+inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {
+    const Time start = std::max(link_free, before.first);
+    return {start + cost, std::max(start + chunks * cost, before.last + cost)};
+}
+
+class ChainSearch {
+   public:
+    // Writes the order (indices of destinations) with the earliest last arrival; of equal ones the
+    // least sum of arrivals, then the lexicographically first (greedy insertion: the earliest
+    // position).
+    void run(const Hops &hops, int chunks, std::vector<int> &order) {
+        hops_ = &hops;
+        chunks_ = chunks;
+        const int n = static_cast<int>(hops.size());
+        best_last_ = best_sum_ = never;
+        order.clear();
+        if (n == 1) {
+            order.push_back(0);
+        } else if (n <= exhaustive_destinations) {
+            used_.fill(false);
+            extend(n, 0, {0, 0}, 0, order);
+        } else {
+            insert(n, order);
+        }
+    }
+
+   private:
+    Arrival hop(int from, int to, Arrival before) const {
+        if (from < 0) return start_hop(hops_->first_start[to], hops_->first_cost[to], chunks_);
+        const std::size_t link = static_cast<std::size_t>(from) * hops_->size() + to;
+        return next_hop(before, hops_->free[link], hops_->cost[link], chunks_);
+    }
+
+    void extend(int n, int depth, Arrival before, Time sum, std::vector<int> &order) {
+        if (depth == n) {
+            if (before.last < best_last_ || (before.last == best_last_ && sum < best_sum_)) {
+                best_last_ = before.last;
+                best_sum_ = sum;
+                order.assign(path_.begin(), path_.begin() + n);
+            }
+            return;
+        }
+        for (int to = 0; to < n; ++to) {
+            if (used_[to]) continue;
+            const Arrival after = hop(depth ? path_[depth - 1] : -1, to, before);
+            if (after.last > best_last_) continue;  // arrivals never decrease along a chain
+            used_[to] = true;
+            path_[depth] = to;
+            extend(n, depth + 1, after, sum + after.last, order);
+            used_[to] = false;
+        }
+    }
+
+    void insert(int n, std::vector<int> &order) {
+        for (int to = 0; to < n; ++to) {
+            best_last_ = best_sum_ = never;
+            std::size_t place = 0;
+            for (std::size_t at = 0; at <= order.size(); ++at) {
+                trial_ = order;
+                trial_.insert(trial_.begin() + static_cast<std::ptrdiff_t>(at), to);
+                Arrival arrival{0, 0};
+                Time sum = 0;
+                int from = -1;
+                for (const int d : trial_) {
+                    arrival = hop(from, d, arrival);
+                    sum += arrival.last;
+                    from = d;
+                }
+                if (arrival.last < best_last_ || (arrival.last == best_last_ && sum < best_sum_)) {
+                    best_last_ = arrival.last;
+                    best_sum_ = sum;
+                    place = at;
+                }
+            }
+            order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), to);
+        }
+    }
+
+    const Hops *hops_ = nullptr;
+    int chunks_ = 1;
+    Time best_last_ = never, best_sum_ = never;
+    std::array<bool, exhaustive_destinations> used_{};
+    std::array<int, exhaustive_destinations> path_{};
+    std::vector<int> trial_;
+};
+
+}  // namespace uncut

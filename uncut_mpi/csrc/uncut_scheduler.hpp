@@ -1,0 +1,74 @@
+// The scheduler of the Uncut-GEMMs paper (sections III-B to III-G) on a decomposition made in
+// Python; planning/uncut.py says what each input means.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "uncut_routing.hpp"
+
+namespace uncut {
+
+// The records of planning/schedule.py, byte for byte.
+struct TaskRecord {
+    std::uint8_t kind = 0, pad = 0;
+    std::uint16_t num_operands = 0;
+    std::int32_t rank = 0, lane = 0, group = -1, first_operand = 0, first_await = 0, num_awaits = 0;
+};
+struct OperandRecord {
+    std::int32_t region = 0;
+    std::uint8_t factor = 0, op = 0;
+    std::uint16_t pad = 0;
+};
+struct RegionRecord {
+    std::int32_t buffer = 0, pad = 0;
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
+};
+struct LaneRecord {
+    std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
+};
+static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
+              sizeof(LaneRecord) == 16);
+
+enum class Routing : int { origin = 0, bw = 1, eta = 2 };
+
+// Where a matrix lives: location num_ranks is host memory; private_rank >= 0 if only that rank's
+// link reaches it.
+struct Origin {
+    int location = 0;
+    int private_rank = -1;
+};
+
+struct Input {
+    std::int64_t m = 0, n = 0, k = 0, tile = 0;
+    int num_ranks = 0, rows = 0, cols = 0;  // of the grid that computes
+    bool trans_a = false, trans_b = false, reads_c = false, product = false, half = false;
+    std::int64_t itemsize = 0, accumulator_itemsize = 0;
+    Origin a, b, c;
+
+    bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;
+    Routing routing = Routing::eta;
+    int chunks = 1, compute_lanes = 1;
+    std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
+
+    std::vector<std::int64_t> row_starts, col_starts;  // rows + 1, cols + 1 element bounds of blocks
+    std::vector<std::int64_t> cell_rank;               // [row * cols + col]
+    std::vector<std::int64_t> a_panel, b_panel, c_panel, c_staging;  // buffer index per rank, or -1
+
+    std::vector<double> ps_per_byte;        // [source * locations + destination]
+    std::vector<std::int64_t> latency_ps;   // the same
+    std::vector<double> ps_per_flop;        // per rank
+};
+
+struct Tables {
+    std::vector<TaskRecord> tasks;
+    std::vector<OperandRecord> operands;
+    std::vector<RegionRecord> regions;
+    std::vector<std::int32_t> awaits;
+    std::vector<LaneRecord> lanes;
+    Time end = 0;  // when the last task is over, by the model
+};
+
+Tables schedule_uncut(const Input &input);
+
+}  // namespace uncut

@@ -1,0 +1,85 @@
+"""Process grids: which rank computes which block of C."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from uncut_mpi.errors import ParamError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProcessGrid:
+    """
+    A grid of ranks, numbered row by row: rank r stands at (r // cols, r % cols).
+
+    Grid row I holds a contiguous block of the rows of C, grid column J a contiguous block of its
+    columns. Ranks of a grid row need the same rows of op(A), ranks of a grid column the same columns
+    of op(B). Ranks beyond the grid compute nothing, but may own matrices.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Blocks of rows and of columns.
+    """
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise ParamError(f"grid {self} has an extent below 1")
+
+    @classmethod
+    def most_square(cls, num_ranks: int) -> ProcessGrid:
+        """Return the factor pair of `num_ranks` nearest to a square, rows ≤ cols: 8 → 2×4, primes 1×G."""
+        if num_ranks < 1:
+            raise ParamError(f"{num_ranks} ranks cannot form a grid")
+        rows = next(rows for rows in range(math.isqrt(num_ranks), 0, -1) if num_ranks % rows == 0)
+        return cls(rows, num_ranks // rows)
+
+    @classmethod
+    def choose(cls, num_ranks: int, asked: tuple[int, int] | None) -> ProcessGrid:
+        """
+        Return the grid asked for, or the most square one.
+
+        Raises
+        ------
+        ParamError
+            If the grid asked for has more places than there are ranks.
+        """
+        if asked is None:
+            return cls.most_square(num_ranks)
+        grid = cls(*asked)
+        if grid.size > num_ranks:
+            raise ParamError(
+                f"grid {grid} has {grid.size} places, but there are {num_ranks} ranks: "
+                "ask for a smaller grid or start more ranks"
+            )
+        return grid
+
+    @property
+    def size(self) -> int:
+        """Ranks in the grid."""
+        return self.rows * self.cols
+
+    def position(self, rank: int) -> tuple[int, int]:
+        """Return (grid row, grid column) of a rank in the grid."""
+        return divmod(rank, self.cols)
+
+    def rank(self, row: int, col: int) -> int:
+        """Return the rank at (row, col)."""
+        return row * self.cols + col
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+
+def block_starts(extent: int, blocks: int) -> list[int]:
+    """
+    Return where `blocks` contiguous blocks of `extent` elements start, and `extent` at the end.
+
+    Sizes differ by at most one, larger blocks first; blocks may be empty.
+    """
+    size, remainder = divmod(extent, blocks)
+    return [index * size + min(index, remainder) for index in range(blocks + 1)]

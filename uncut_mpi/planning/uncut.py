@@ -1,0 +1,324 @@
+"""
+The schedule of the Uncut-GEMMs paper (sections III-A to III-G): geometry and memory here, tasks natively.
+
+What happens to one sub-problem (i, j, p) of a rank, C_ij += op(A)_ip op(B)_pj:
+
+* A and B tiles that the rank lacks are fetched into its panels. With batching one fetch serves all
+  ranks of the grid row (A) or column (B): the tile is cut into chunks along its stored columns,
+  which pass from rank to rank. A rank that holds a matrix itself reads it in place.
+* C is fetched with the first sub-problem of its tile, or with the last (WR-lazy); where C is at home the
+  product is formed in place. Half types sum in float32 and are rounded once, by a COMBINE at the end.
+* All sub-problems of a C tile are on one compute lane; the first one that is scheduled carries
+  beta. The last one is followed by COMBINE (WR-lazy, half types) and the write-back.
+
+Who issues a copy: whoever's private host memory it touches; between shared host memory and a device,
+the device; between devices, the source (push). One lane per (issuing rank, source, destination).
+Without overlap each rank has one lane and pulls what it needs.
+
+The order "eta" (III-G1) serves ranks in turn. The key of a rank's next sub-problem, smallest first:
+
+1. start: the later of its tiles' ETA and the end of what the rank computes already;
+2. tiles to fetch for it (those that are here or under way before any that need a fetch);
+3. among those that could start now, the most advanced C tile, then the lowest (j, i), then the
+   earliest ETA and the lowest p;
+4. among those that need one more tile, the one whose tile makes most other sub-problems ready;
+5. lowest (j, i, p).
+
+Times are the model's, as integers in picoseconds, so that equal inputs give equal bytes anywhere.
+Without caching no copy is ever nearer than another, so the order is the fixed one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.decomposition import Decomposition, choose_tile, time_bound_s
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
+from uncut_mpi.planning.schedule import (
+    AWAIT_DTYPE,
+    BUFFER_DTYPE,
+    HOST,
+    LANE_DTYPE,
+    OPERAND_DTYPE,
+    REGION_DTYPE,
+    TASK_DTYPE,
+    Matrix,
+    Role,
+    Schedule,
+    Space,
+    buffer_bytes,
+)
+
+MIN_CHUNK_COLUMNS: Final = 100
+"""Fewest stored columns in a chunk of a batched fetch."""
+
+MIN_CHUNK_BYTES: Final = 256 * 1024
+"""Smallest chunk: below it a copy's fixed cost (some 2.5 µs) outweighs what it moves at 400 GB/s."""
+
+MAX_TASKS: Final = 20_000_000
+"""Most tasks of a schedule; beyond, its tables alone would take gigabytes on every rank."""
+
+_BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
+_COLUMN_ALIGNMENT: Final = 64  # bytes
+_PRIVATE_NONE: Final = -1
+_PS_PER_S: Final = 1e12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UncutResult:
+    """
+    A schedule and what its model says.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        The tasks of all ranks.
+    predicted_s : float
+        When the last task is over: ETA plus compute, every rank starting at 0.
+    decomposition : Decomposition
+        Blocks and tiles.
+    """
+
+    schedule: Schedule
+    predicted_s: float
+    decomposition: Decomposition
+
+
+def schedule(
+    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+) -> UncutResult:
+    """
+    Return the paper's schedule for a problem.
+
+    Pure: the same arguments give the same bytes.
+
+    Raises
+    ------
+    ParamError
+        If the placement or the grid names ranks that do not exist, or the machine has fewer ranks.
+    CapacityError
+        If a rank's panels do not fit its device memory beside the matrices that live there.
+    PlanError
+        If the tile asked for makes more than `MAX_TASKS` tasks.
+    """
+    placement.check_ranks(num_ranks)
+    if machine.num_ranks != num_ranks:
+        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    grid = ProcessGrid.choose(num_ranks, options.grid)
+    decomposition = Decomposition.make(problem, grid, _tile(problem, placement, grid, machine, options))
+    _check_size(decomposition, options)
+
+    workers = _workers(problem, placement, decomposition)
+    layout = _Layout(num_ranks, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
+    layout.check_capacity(machine)
+    native = _native_input(problem, placement, machine, options, decomposition, workers, layout)
+    tasks, operands, regions, awaits, lanes, end_ps = _native.schedule_uncut(native)
+    result = Schedule(
+        num_ranks=num_ranks,
+        problem=problem,
+        placement=placement,
+        scheduler="uncut",
+        grid=(grid.rows, grid.cols),
+        tile=decomposition.tile,
+        tasks=tasks.view(TASK_DTYPE),
+        operands=operands.view(OPERAND_DTYPE),
+        regions=regions.view(REGION_DTYPE),
+        awaits=awaits.view(AWAIT_DTYPE),
+        buffers=layout.table(),
+        lanes=lanes.view(LANE_DTYPE),
+    )
+    return UncutResult(result, end_ps / _PS_PER_S, decomposition)
+
+
+def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOptions) -> bool:
+    """WR-lazy is worth its memory only where C would queue behind A or B on the same links (section III-F)."""
+    return options.wr_lazy and problem.reads_c and placement.c in (placement.a, placement.b)
+
+
+def _tile(
+    problem: GemmProblem, placement: Placement, grid: ProcessGrid, machine: Machine, options: ScheduleOptions
+) -> int:
+    largest = max(1, -(-problem.m // grid.rows), -(-problem.n // grid.cols), problem.k if problem.has_product else 1)
+    if options.tile:
+        return min(options.tile, largest)
+    shared = options.batch and options.caching and grid.size > 1
+    return choose_tile(
+        problem,
+        grid,
+        tile_min=options.tile_min,
+        bound_s=time_bound_s(problem, placement, grid, machine),
+        copies_per_tile=options.chunks if shared else 1,
+    )
+
+
+def _check_size(decomposition: Decomposition, options: ScheduleOptions) -> None:
+    tiles = decomposition.num_sub_problems() * (1 if options.caching else 3)
+    if tiles > MAX_TASKS:
+        raise PlanError(
+            f"tile {decomposition.tile} makes {tiles} tasks of {decomposition.m}×{decomposition.n}×{decomposition.k}, "
+            f"the limit is {MAX_TASKS}: ask for a larger tile, or for none"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Worker:
+    """A rank that computes: its rows and columns of C."""
+
+    rank: int
+    rows: int
+    cols: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Workers:
+    """Who computes which block, as a grid of its own: the process grid, or C's owner alone when C is only scaled."""
+
+    grid: ProcessGrid
+    ranks: list[int]
+    row_starts: list[int]
+    col_starts: list[int]
+
+    def working(self) -> list[_Worker]:
+        found = []
+        for cell, rank in enumerate(self.ranks):
+            row, col = self.grid.position(cell)
+            rows = self.row_starts[row + 1] - self.row_starts[row]
+            cols = self.col_starts[col + 1] - self.col_starts[col]
+            if rows and cols:
+                found.append(_Worker(rank, rows, cols))
+        return found
+
+
+def _workers(problem: GemmProblem, placement: Placement, decomposition: Decomposition) -> _Workers:
+    if not problem.has_product and placement.c.rank is not None:
+        return _Workers(ProcessGrid(1, 1), [placement.c.rank], [0, problem.m], [0, problem.n])
+    grid = decomposition.grid
+    return _Workers(grid, list(range(grid.size)), list(decomposition.row_starts), list(decomposition.col_starts))
+
+
+class _Layout:
+    """The buffers of a schedule: the caller's A, B, C (0, 1, 2), then each rank's panels, packed into its SoftBuf."""
+
+    def __init__(
+        self, num_ranks: int, problem: GemmProblem, placement: Placement, workers: _Workers, *, lazy: bool
+    ) -> None:
+        self.softbuf_bytes = [0] * num_ranks
+        self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
+        self._num_ranks = num_ranks
+        self._placement = placement
+        self._records: list[tuple[int, ...]] = []
+        for matrix, location, shape, ld in (
+            (Matrix.A, placement.a, problem.a_shape, problem.lda),
+            (Matrix.B, placement.b, problem.b_shape, problem.ldb),
+            (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
+        ):
+            space = Space.HOST if location.space == "host" else Space.DEVICE
+            owner = HOST if location.rank is None else location.rank
+            self._records.append((owner, space, Role.USER, matrix, problem.dtype, *shape, ld, -1))
+        for worker in workers.working():
+            self._add_worker(worker, problem, placement, lazy)
+
+    def _add_worker(self, worker: _Worker, problem: GemmProblem, placement: Placement, lazy: bool) -> None:
+        rank, dtype, k = worker.rank, problem.dtype, problem.k
+        home = {name: getattr(placement, name) == Location.device(rank) for name in "abc"}
+        block = (worker.rows, worker.cols)
+        if not problem.has_product:
+            if not home["c"]:
+                self.c_staging[rank] = self._add(rank, block, dtype, Matrix.C, Role.STAGING)
+            return
+        if not home["a"]:
+            shape = (worker.rows, k) if problem.trans_a == "N" else (k, worker.rows)
+            self.a_panel[rank] = self._add(rank, shape, dtype, Matrix.A, Role.PANEL)
+        if not home["b"]:
+            shape = (k, worker.cols) if problem.trans_b == "N" else (worker.cols, k)
+            self.b_panel[rank] = self._add(rank, shape, dtype, Matrix.B, Role.PANEL)
+        if dtype.is_half or not home["c"]:
+            self.c_panel[rank] = self._add(rank, block, dtype.accumulator, Matrix.C, Role.PANEL)
+        if not home["c"] and (dtype.is_half or lazy):
+            self.c_staging[rank] = self._add(rank, block, dtype, Matrix.C, Role.STAGING)
+
+    def _add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
+        rows, cols = shape
+        step = _COLUMN_ALIGNMENT // dtype.itemsize
+        ld = -(-rows // step) * step
+        offset = self.softbuf_bytes[rank]
+        self._records.append((rank, Space.DEVICE, role, matrix, dtype, rows, cols, ld, offset))
+        self.softbuf_bytes[rank] = offset + -(-ld * cols * dtype.itemsize // _BUFFER_ALIGNMENT) * _BUFFER_ALIGNMENT
+        return len(self._records) - 1
+
+    def table(self) -> np.ndarray:
+        """Return the buffers as records."""
+        return np.array(self._records, BUFFER_DTYPE)
+
+    def check_capacity(self, machine: Machine) -> None:
+        """Raise `CapacityError` for the first rank whose panels do not fit."""
+        user = buffer_bytes(self.table()[:3]).tolist()
+        for rank, needed in enumerate(self.softbuf_bytes):
+            locations = (self._placement.a, self._placement.b, self._placement.c)
+            resident = sum(size for size, at in zip(user, locations, strict=True) if at == Location.device(rank))
+            total = int(machine.memory_bytes[rank])
+            if needed > total - resident:
+                raise CapacityError(
+                    f"rank {rank} needs {needed} bytes for its panels of A, B and C, but its device has {total} bytes, "
+                    f"of which the matrices placed there take {resident}: use more ranks, place the matrices on other "
+                    "devices or in host memory, or split the product (the tile size makes no difference)"
+                )
+
+
+def _native_input(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    options: ScheduleOptions,
+    decomposition: Decomposition,
+    workers: _Workers,
+    layout: _Layout,
+) -> _native.UncutInput:
+    given = _native.UncutInput()
+    given.m, given.n, given.k, given.tile = problem.m, problem.n, problem.k, decomposition.tile
+    given.num_ranks = machine.num_ranks
+    given.rows, given.cols = workers.grid.rows, workers.grid.cols
+    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
+    given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
+    given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
+    given.set_origins(*(_origin(location, machine.host) for location in (placement.a, placement.b, placement.c)))
+
+    given.caching, given.overlap = options.caching, options.overlap
+    given.batch = options.batch and options.caching
+    given.lazy = _is_lazy(problem, placement, options)
+    given.eta_order = options.order == "eta"
+    given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
+    given.chunks = options.chunks
+    given.compute_lanes = options.compute_lanes if options.overlap else 1
+    given.min_chunk_columns, given.min_chunk_bytes = MIN_CHUNK_COLUMNS, MIN_CHUNK_BYTES
+
+    given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
+    given.cell_rank = workers.ranks
+    given.a_panel, given.b_panel = layout.a_panel, layout.b_panel
+    given.c_panel, given.c_staging = layout.c_panel, layout.c_staging
+
+    bandwidth = machine.bandwidth_gb_per_s
+    ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0)
+    given.ps_per_byte = ps_per_byte.ravel().tolist()
+    given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
+    rate = machine.gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
+    given.ps_per_flop = (_PS_PER_S / rate).tolist()
+    return given
+
+
+def _origin(location: Location, host: int) -> tuple[int, int]:
+    """Return (location number, rank whose link alone reaches it or −1)."""
+    if location.space == "device":
+        assert location.rank is not None  # a device location always names its rank
+        return location.rank, _PRIVATE_NONE
+    return host, _PRIVATE_NONE if location.rank is None else location.rank
