@@ -8,7 +8,6 @@ import pathlib
 import platform
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import threadpoolctl  # type: ignore[import-untyped]
 
@@ -31,13 +30,12 @@ class BlasThreads:
     """
     Bounds the threads of numpy's BLAS while bodies run.
 
-    The number is a setting of the whole process: the first to enter keeps what the program had set,
-    the last to leave puts it back.
+    The number is a setting of the whole process. One thread of it at a time sets it, and the same
+    thread puts it back (threadpoolctl ignores any other); a second session that runs meanwhile
+    computes under the first one's bound.
     """
 
-    _lock = threading.Lock()
-    _users = 0
-    _restore: Any = None
+    _turn = threading.Lock()
 
     def __init__(self, num_threads: int) -> None:
         self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas")
@@ -48,16 +46,11 @@ class BlasThreads:
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
         """Hold the bound for the length of a ``with`` block."""
-        kind = BlasThreads
-        with kind._lock:
-            if kind._users == 0:
-                kind._restore = self._libraries.limit(limits=self.num_threads)
-            kind._users += 1
-        try:
+        if not self._turn.acquire(blocking=False):
             yield
+            return
+        try:
+            with self._libraries.limit(limits=self.num_threads):
+                yield
         finally:
-            with kind._lock:
-                kind._users -= 1
-                if kind._users == 0 and kind._restore is not None:
-                    kind._restore.restore_original_limits()
-                    kind._restore = None
+            self._turn.release()
