@@ -1,0 +1,182 @@
+"""The bound of a product: exact on machines small enough to reason about, and never too high."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+
+
+def machine(ranks: int, *, link: float = 100.0, host: float = 10.0, rate: float = 1.0) -> Machine:
+    rates = {dtype.name: rate for dtype in DType}
+    return Machine.uniform(ranks, link_gb_per_s=link, host_gb_per_s=host, gemm_tflop_per_s=rates)
+
+
+def place(text: str) -> Placement:
+    return Placement.parse(text)
+
+
+CUBE = GemmProblem(1000, 1000, 1000, DType.f64)
+
+
+def test_compute_is_shared_by_all_ranks():
+    found = bound(CUBE, place("0,1,2"), machine(4, link=1e9))
+    assert found.seconds == pytest.approx(2e9 / 4e12)
+    assert found.limited_by == "compute"
+    assert found.formula == "2·1000·1000·1000 operations / 4 TFLOP/s of 4 ranks"
+
+
+def test_unequal_rates_add_up():
+    uneven = dataclasses.replace(machine(2, link=1e9), gemm_tflop_per_s={"f64": np.array([1.0, 3.0])})
+    assert bound(CUBE, place("0,0,0"), uneven).seconds == pytest.approx(2e9 / 4e12)
+
+
+@pytest.mark.parametrize(("reads_c", "megabytes"), [(True, 24), (False, 16)])
+def test_what_lies_on_the_host_enters_over_all_host_links_together(reads_c, megabytes):
+    problem = dataclasses.replace(CUBE, reads_c=reads_c)
+    found = bound(problem, place("h,h,h"), machine(2, host=1.0, rate=1e6))
+    assert found.terms["host to devices"] == pytest.approx(megabytes * 1e6 / 2e9)
+    assert found.terms["devices to host"] == pytest.approx(8e6 / 2e9)
+    assert (found.limited_by, found.seconds) == ("host to devices", found.terms["host to devices"])
+    assert "A 0.008 GB" in found.formula
+    assert ("C 0.008 GB" in found.formula) == reads_c
+
+
+def test_a_result_on_the_host_leaves_over_all_host_links_together():
+    found = bound(dataclasses.replace(CUBE, k=1, reads_c=False), place("0,0,h"), machine(2, host=1.0, rate=1e6))
+    assert found.limited_by == "devices to host"
+    assert found.seconds == pytest.approx(8e6 / 2e9)
+
+
+def test_private_host_memory_passes_one_link():
+    found = bound(CUBE, place("h1,h,0"), machine(4, host=1.0, rate=1e6))
+    assert found.terms["host to devices, rank 1"] == pytest.approx(8e6 / 1e9)
+    assert found.terms["host to devices"] == pytest.approx(16e6 / 4e9)
+    assert found.limited_by == "host to devices, rank 1"
+
+
+def test_an_owner_computes_itself_what_would_take_longer_to_move():
+    # Alone: 2 ms. C (8 MB) in at 1 GB/s from each of 2 other locations: 4 ms. x·2 = (1−x)·4 at x = 2/3.
+    found = bound(CUBE, place("1,1,0"), machine(2, link=1.0, host=1.0))
+    assert found.terms["into rank 0"] == pytest.approx(4e-3 / 3)
+    # A and B (16 MB) leave rank 1 at 2 GB/s: 8 ms; x·2 = (1−x)·8 at x = 0.8.
+    assert found.terms["out of rank 1"] == pytest.approx(1.6e-3)
+    assert (found.limited_by, found.seconds) == ("out of rank 1", found.terms["out of rank 1"])
+    assert "80% of the operations at rank 1" in found.formula
+
+
+def test_one_rank_moves_nothing():
+    found = bound(CUBE, place("0,0,0"), machine(1, link=1e-3))
+    assert found.terms == {"compute": pytest.approx(2e9 / 1e12)}
+
+
+def test_a_c_that_is_read_at_its_owner_costs_no_transfer():
+    reading, writing = (dataclasses.replace(CUBE, reads_c=reads) for reads in (True, False))
+    assert bound(reading, place("0,0,0"), machine(4)) == bound(writing, place("0,0,0"), machine(4))
+
+
+def test_without_a_product_only_c_moves():
+    for problem in (dataclasses.replace(CUBE, k=0), dataclasses.replace(CUBE, scales_only=True)):
+        found = bound(problem, place("h,h,h"), machine(2, host=1.0))
+        assert found.terms == {
+            "host to devices": pytest.approx(8e6 / 2e9),
+            "devices to host": pytest.approx(8e6 / 2e9),
+        }
+        assert bound(problem, place("h,0,0"), machine(2)).seconds == 0.0
+
+
+def test_nothing_to_do_takes_no_time():
+    found = bound(GemmProblem(0, 10, 10, DType.f64, reads_c=False), place("0,0,h"), machine(2))
+    assert (found.seconds, found.limited_by) == (0.0, "nothing")
+
+
+def test_half_types_move_their_own_size():
+    half = dataclasses.replace(CUBE, dtype=DType.f16)
+    assert bound(half, place("h,h,h"), machine(2, host=1.0)).terms["host to devices"] == pytest.approx(6e6 / 2e9)
+
+
+def test_a_rank_that_does_not_exist_is_refused():
+    with pytest.raises(ParamError, match="rank 3"):
+        bound(CUBE, place("0,3,0"), machine(2))
+
+
+locations = st.sampled_from(["h", "0", "1", "h0", "h1"])
+problems = st.builds(
+    GemmProblem,
+    st.integers(0, 4000),
+    st.integers(0, 4000),
+    st.integers(0, 4000),
+    st.sampled_from(list(DType)),
+    reads_c=st.booleans(),
+)
+placements = st.builds(lambda a, b, c: place(f"{a},{b},{c}"), locations, locations, locations)
+speeds = st.floats(0.1, 1000.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems, placements, st.integers(2, 8), speeds, speeds, speeds)
+def test_a_better_machine_never_has_a_higher_bound(problem, placement, ranks, link, host, rate):
+    base = bound(problem, placement, machine(ranks, link=link, host=host, rate=rate)).seconds
+    for better in (
+        machine(ranks, link=2 * link, host=host, rate=rate),
+        machine(ranks, link=link, host=2 * host, rate=rate),
+        machine(ranks, link=link, host=host, rate=2 * rate),
+        machine(ranks + 1, link=link, host=host, rate=rate),
+    ):
+        assert bound(problem, placement, better).seconds <= base * (1 + 1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems, placements, st.integers(2, 8), speeds, speeds, speeds)
+def test_no_simple_schedule_is_faster(problem, placement, ranks, link, host, rate):
+    """Two schedules that anybody can run: all on rank 0, and rows of C dealt out with perfect overlap."""
+    nodes = machine(ranks, link=link, host=host, rate=rate)
+    lowest = bound(problem, placement, nodes).seconds
+    item = problem.dtype.itemsize
+    m, n, k = problem.m, problem.n, problem.k if problem.has_product else 0
+    sizes = {"a": m * k * item, "b": k * n * item, "c": m * n * item}
+
+    def link_of(source: int, target: int) -> float:
+        return float(nodes.bandwidth_gb_per_s[source, target]) * 1e9
+
+    def at(name: str) -> int:
+        location = getattr(placement, name)
+        return nodes.host if location.space == "host" else location.rank
+
+    def moves(name: str, worker: int, share: float) -> list[tuple[tuple[int, int], float]]:
+        home = at(name)
+        if home == worker:
+            return []
+        legs = [(home, worker)]
+        location = getattr(placement, name)
+        if location.space == "host" and location.rank not in (None, worker):
+            # Another rank's private memory is reached through that rank's device.
+            legs = [(home, location.rank), (location.rank, worker)]
+        return [(leg, share * sizes[name]) for leg in legs]
+
+    def time_of(workers: list[int]) -> float:
+        busy: dict[tuple[int, int], float] = {}
+        for worker in workers:
+            share = 1 / len(workers)
+            legs = moves("a", worker, share) + moves("b", worker, 1.0)
+            back = moves("c", worker, share)
+            legs += [((target, source), size) for (source, target), size in back]
+            if problem.reads_c and placement.c.space == "host":
+                legs += back
+            for leg, size in legs:
+                busy[leg] = busy.get(leg, 0.0) + size
+        transfers = max((size / link_of(*leg) for leg, size in busy.items()), default=0.0)
+        return max(transfers, 2 * m * n * k / len(workers) / (rate * 1e12))
+
+    for workers in ([0], [ranks - 1], list(range(ranks))):
+        assert lowest <= time_of(workers) * (1 + 1e-9)

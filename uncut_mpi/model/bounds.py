@@ -1,0 +1,181 @@
+r"""
+What no schedule can beat on a machine.
+
+Every term is a time below which some resource cannot have done what any schedule must ask of it;
+the bound is the largest of them. None assumes a process grid, a tile or an order, and waiting,
+latency and the filling of pipelines are left out, so that a term can only be too low.
+
+Compute
+    The 2mnk operations at the sum of all ranks' rates.
+
+Host links
+    Products are made on devices, so every byte of A, B and C (if read) that lies in host memory
+    enters some device at least once, at the sum of the bandwidths from host to devices at most;
+    C in host memory leaves a device at least once. Both directions may run at full speed together.
+    What lies in the private host memory of one rank passes that rank's link alone.
+
+Out of and into a rank
+    Let rank o hold matrices in its device and do the share x of the operations itself, in
+    :math:`xF/r_o` with F = 2mnk and :math:`r_o` its rate. An element of A (m×k) that never leaves o
+    has all its 2n operations done there, so at most the share x of A's elements stays, and at least
+    :math:`(1-x)` of its bytes leave o; the same holds for B. An element of C with an operation done
+    elsewhere needs a partial result from there, of at least one element, so at least
+    :math:`(1-x)` of C's bytes enter o. (C is combined at its owner at best, so reading it costs
+    nothing here.) With q the time for all those bytes at the sum of the bandwidths of o's links, the
+    time is at least :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`. A device with one
+    port for all its links can only be slower.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bound:
+    """
+    The time that no schedule can beat.
+
+    Attributes
+    ----------
+    seconds : float
+        The bound; 0 if there is nothing to do.
+    limited_by : str
+        Name of the largest term, as ``"compute"``, ``"host to devices"`` or ``"into rank 0"``.
+    formula : str
+        That term, in words and numbers.
+    terms : mapping of str to float
+        Every term that applies (seconds).
+    """
+
+    seconds: float
+    limited_by: str
+    formula: str
+    terms: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Term:
+    name: str
+    seconds: float
+    formula: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """A matrix that a product reads or writes: its name, bytes and location."""
+
+    name: str
+    size: int
+    location: Location
+
+
+def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound:
+    """
+    Return the time that no schedule for a problem can beat on a machine.
+
+    Parameters
+    ----------
+    problem : GemmProblem
+        The product.
+    placement : Placement
+        Where the problem's A, B and C live (of a swapped problem, A is the caller's B).
+    machine : Machine
+        Links and rates.
+
+    Raises
+    ------
+    ParamError
+        If the placement names a rank that the machine does not have.
+    TopologyError
+        If the machine has no rate for the problem's type.
+
+    Notes
+    -----
+    The module's text derives each term.
+    """
+    placement.check_ranks(machine.num_ranks)
+    reads, writes = _pieces(problem, placement)
+    terms = []
+    if problem.has_product and problem.flops > 0:
+        terms.append(_compute_term(problem, machine))
+        if machine.num_ranks > 1:
+            terms.extend(_owner_terms(problem, reads, writes, machine))
+    terms.extend(_host_terms(reads, writes, machine))
+    largest = max(terms, key=lambda term: term.seconds, default=_Term("nothing", 0.0, "nothing to move or compute"))
+    return Bound(largest.seconds, largest.name, largest.formula, {term.name: term.seconds for term in terms})
+
+
+def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], list[_Piece]]:
+    item = problem.dtype.itemsize
+    c = _Piece("C", problem.m * problem.n * item, placement.c)
+    reads = []
+    if problem.has_product:
+        reads.append(_Piece("A", problem.m * problem.k * item, placement.a))
+        reads.append(_Piece("B", problem.k * problem.n * item, placement.b))
+    if problem.reads_c:
+        reads.append(c)
+    return reads, [c]
+
+
+def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
+    rate = float(machine.gemm_rate(problem.dtype).sum())
+    return _Term(
+        "compute",
+        problem.flops / rate,
+        f"2·{problem.m}·{problem.n}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {machine.num_ranks} ranks",
+    )
+
+
+def _host_terms(reads: list[_Piece], writes: list[_Piece], machine: Machine) -> list[_Term]:
+    host = machine.host
+    inward = machine.bandwidth_gb_per_s[host, :host] * 1e9
+    outward = machine.bandwidth_gb_per_s[:host, host] * 1e9
+    terms = []
+    for name, pieces, bandwidth in (("host to devices", reads, inward), ("devices to host", writes, outward)):
+        moved = [piece for piece in pieces if piece.location.space == "host"]
+        if any(piece.size for piece in moved):
+            terms.append(_transfer_term(name, moved, float(bandwidth.sum())))
+        for rank in sorted({piece.location.rank for piece in moved if piece.location.rank is not None}):
+            private = [piece for piece in moved if piece.location.rank == rank]
+            if any(piece.size for piece in private):
+                terms.append(_transfer_term(f"{name}, rank {rank}", private, float(bandwidth[rank])))
+    return terms
+
+
+def _transfer_term(name: str, pieces: list[_Piece], bandwidth: float) -> _Term:
+    total = sum(piece.size for piece in pieces)
+    return _Term(name, total / bandwidth, f"{_bytes_of(pieces)} / {bandwidth / 1e9:.4g} GB/s {name}")
+
+
+def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece], machine: Machine) -> Iterator[_Term]:
+    rates = machine.gemm_rate(problem.dtype)
+    links = machine.bandwidth_gb_per_s * 1e9
+    for owner in range(machine.num_ranks):
+        here = Location.device(owner)
+        alone_s = problem.flops / float(rates[owner])
+        for way, pieces, link in (
+            ("out of", [piece for piece in reads if piece.location == here and piece.name != "C"], links[owner]),
+            ("into", [piece for piece in writes if piece.location == here], links[:, owner]),
+        ):
+            size = sum(piece.size for piece in pieces)
+            if size == 0:
+                continue
+            bandwidth = float(link.sum() - link[owner])
+            transfer_s = size / bandwidth
+            share = transfer_s / (alone_s + transfer_s)
+            yield _Term(
+                f"{way} rank {owner}",
+                share * alone_s,
+                f"{share:.0%} of the operations at rank {owner} at {rates[owner] / 1e12:.4g} TFLOP/s, "
+                f"else {1 - share:.0%} of {_bytes_of(pieces)} {way} it / {bandwidth / 1e9:.4g} GB/s",
+            )
+
+
+def _bytes_of(pieces: list[_Piece]) -> str:
+    return "(" + " + ".join(f"{piece.name} {piece.size / 1e9:.4g} GB" for piece in pieces) + ")"
