@@ -314,12 +314,12 @@ def test_two_threads_on_one_backend_are_refused(fake):
     cluster = FakeCluster(fake, Pushed(ranks=2).build())
     first = threading.Thread(target=cluster.run, kwargs={"ranks": [0], "timeout_s": 1.0})
     first.start()
-    errors = []
-    while first.is_alive() and not errors:
-        report = cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=cluster.epoch, timeout_s=0.2)
-        errors += [report.error] if "two threads" in str(report.error) else []
+    while first.is_alive() and not fake.log():
+        pass
+    error = cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=cluster.epoch, timeout_s=0.2).error
     first.join()
-    assert errors
+    assert isinstance(error, DeviceError)
+    assert "two threads" in str(error)
 
 
 # -- refusals ----------------------------------------------------------------------------------------
