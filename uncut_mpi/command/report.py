@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -105,10 +106,8 @@ class Facts:
         Planning time on rank 0; time of a call that the planner expects.
     first_call_s : float
         The first call, slowest rank.
-    median_s, min_s, max_s : float
-        Of the timed calls, each the slowest rank's time.
-    repeat : int
-        Timed calls.
+    samples_s : sequence of float
+        The timed calls in order, each the slowest rank's time; at least one.
     bound_s : float
         What no schedule can beat.
     bound_formula : str
@@ -131,10 +130,7 @@ class Facts:
     plan_s: float
     predicted_s: float
     first_call_s: float
-    median_s: float
-    min_s: float
-    max_s: float
-    repeat: int
+    samples_s: Sequence[float]
     bound_s: float
     bound_formula: str
     error: float | None = None
@@ -142,6 +138,21 @@ class Facts:
     rms_error: float | None = None
     passed: bool | None = None
     check_detail: str = ""
+
+    @property
+    def median_s(self) -> float:
+        """Median of the timed calls (s)."""
+        return statistics.median(self.samples_s)
+
+    @property
+    def min_s(self) -> float:
+        """Shortest timed call (s)."""
+        return min(self.samples_s)
+
+    @property
+    def max_s(self) -> float:
+        """Longest timed call (s)."""
+        return max(self.samples_s)
 
     @property
     def tflop_per_s(self) -> float:
@@ -332,7 +343,7 @@ def _plan(facts: Facts) -> str:
 def _calls(facts: Facts) -> str:
     return (
         f"median {time_text(facts.median_s)}, min {time_text(facts.min_s)}, max {time_text(facts.max_s)} "
-        f"of {facts.repeat} (slowest rank)"
+        f"of {len(facts.samples_s)} (slowest rank)"
     )
 
 
@@ -381,6 +392,11 @@ def _json_value(facts: Facts) -> dict[str, Any]:
         number = getattr(facts, name)
         value[name] = number if number is not None and math.isfinite(number) else None
     value["passed"] = facts.passed
+    value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
+    value["samples_s"] = list(facts.samples_s)
+    value["digest"] = facts.digest
+    value["bound_formula"] = facts.bound_formula
+    value["command_line"], value["date"] = about.command_line, about.date
     value["device"] = about.device
     value["version"] = about.version
     return value
