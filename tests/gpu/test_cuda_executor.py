@@ -350,14 +350,13 @@ def test_a_flag_that_never_comes_is_a_stall_that_names_the_rank(started):
     report = rank.executable.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=1.0)
     assert isinstance(report.error, StallError)
     assert "awaits rank 0 (flag slot 0)" in str(report.error)
-    # Release the lane, so that the device is empty again.
+    # Release the lane by a copy, which loads no kernel: loading one would wait for the lane.
     import cupy
 
-    words = cupy.ndarray(
-        (len(rank.program.flag_tasks),), cupy.uint32,
-        cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(rank.flags.address, 4096, None), 0),
-    )  # fmt: skip
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        words.fill(1)
-        stream.synchronize()
+    pinned = cupy.cuda.alloc_pinned_memory(4096)
+    words = np.frombuffer(pinned, np.uint32, len(rank.program.flag_tasks))
+    words[...] = 1
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.memcpyAsync(rank.flags.address, words.ctypes.data, words.nbytes, 1, stream.ptr)
+    stream.synchronize()
     cupy.cuda.Device().synchronize()
