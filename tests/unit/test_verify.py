@@ -750,6 +750,39 @@ def test_a_list_that_describes_itself_wrongly_is_refused(field: str, words: str)
     assert words in list_refusal(schedule, lists)
 
 
+@pytest.mark.parametrize(
+    ("code", "words"), [(Code.RECORD, "records an event twice"), (Code.SIGNAL, "is signalled twice")]
+)
+def test_telling_twice_is_refused(code: Code, words: str) -> None:
+    _, schedule, lists = busy_case(1)
+    rank, at = places(lists, code)[0]
+    operations = np.insert(lists[rank].operations, at, lists[rank].operations[at])
+    assert words in list_refusal(schedule, with_operations(lists, rank, operations))
+
+
+def test_a_flag_said_to_be_another_task_s_is_refused() -> None:
+    _, schedule, lists = busy_case(1)
+    rank = next(program.rank for program in lists if program.num_flags)
+    lists[rank] = dataclasses.replace(lists[rank], flag_tasks=lists[rank].flag_tasks + 1)
+    assert "whose list says that task" in list_refusal(schedule, lists)
+
+
+def test_a_wait_for_a_flag_as_if_another_rank_signalled_it_is_refused() -> None:
+    _, schedule, lists = busy_case(1)
+    rank, at = places(lists, Code.WAIT_FLAG)[0]
+    operations = lists[rank].operations.copy()
+    operations["peer"][at] += 1
+    assert "as if rank" in list_refusal(schedule, with_operations(lists, rank, operations))
+
+
+def test_operations_on_another_rank_s_tasks_are_refused() -> None:
+    _, schedule, lists = busy_case(1)
+    rank, place = places(lists, Code.COPY, Code.GEMM, Code.COMBINE)[0]
+    operations = lists[rank].operations.copy()
+    operations["task"][place] = np.flatnonzero(schedule.tasks["rank"] != rank)[0]
+    assert "is not on the lane of its task" in list_refusal(schedule, with_operations(lists, rank, operations))
+
+
 def test_too_few_lists_are_refused() -> None:
     schedule = plain()
     assert "1 lists for 2 ranks" in list_refusal(schedule, lists_of(schedule)[:1])
