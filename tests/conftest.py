@@ -86,6 +86,8 @@ def _agreed_phase(item, phase):
     """Run one phase of a test and let all ranks share its outcome, so that none goes on alone."""
     if item.get_closest_marker("mpi") is None or not (item.config.option.only_mpi or item.config.option.with_mpi):
         return (yield)
+    from uncut_mpi.spmd.abort import unlink_mpi_segments
+
     comm = _outcome_comm()
     error = result = None
     try:
@@ -107,6 +109,7 @@ def _agreed_phase(item, phase):
             f"{FAILED_RANK_PATIENCE_S:g} s, so the job ends:\n{trace}\n"
         )
         sys.__stderr__.flush()
+        unlink_mpi_segments()
         comm.Abort(1)
     if error is not None:
         raise error

@@ -78,13 +78,27 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(comm, tmp_path, inte
     on_rank_0(comm, tmp_path, check)
 
 
+def test_the_end_of_a_job_leaves_no_shared_memory(comm, tmp_path):
+    def check(tmp_path):
+        made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
+        body = f"comm.Barrier()\nprint('made', *{made}, flush=True)\n"
+        status, output = job(tmp_path, body + WAIT + "raise ValueError('end')\n")
+        assert status not in (None, 0), output
+        names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
+        assert not names & set(os.listdir("/dev/shm")), names
+
+    on_rank_0(comm, tmp_path, check)
+
+
 def test_without_the_hook_the_same_job_hangs(comm, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "LIMIT_S", 3)
+    start = (
+        "from mpi4py import MPI\nfrom uncut_mpi.spmd.abort import unlink_mpi_segments\n"
+        "comm = MPI.COMM_WORLD\ncomm.Barrier()\nunlink_mpi_segments()  # this job will be killed\n"
+    )
 
     def check(tmp_path):
-        status, output = job(
-            tmp_path, WAIT + "raise ValueError\n", start="from mpi4py import MPI\ncomm=MPI.COMM_WORLD\n"
-        )
+        status, output = job(tmp_path, WAIT + "raise ValueError\n", start=start)
         assert status is None, output
 
     on_rank_0(comm, tmp_path, check)

@@ -6,6 +6,10 @@ For command modules; a library call never ends a process.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
+import re
 import sys
 import threading
 import traceback
@@ -60,10 +64,27 @@ class _Hook:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 continue  # a closed or missing stream must not keep the job alive
+        unlink_mpi_segments()
         self.comm.Abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 _installed: list[_Hook] = []
+
+# Shared memory by which MPICH and Open MPI carry messages within a node, and which an aborted or
+# killed job leaves in /dev/shm.
+_MPI_SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|vader_segment|sm_segment)[^\s/]*$", re.MULTILINE)
+
+
+def unlink_mpi_segments() -> None:
+    """
+    Remove the names of the segments through which MPI connects this process. For a job that is about to end.
+
+    They stay mapped, so what is under way goes on; but no further process can join. Not collective.
+    """
+    with contextlib.suppress(OSError):
+        for name in set(_MPI_SEGMENT.findall(pathlib.Path("/proc/self/maps").read_text())):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
 
 
 def install_abort_hook(comm: Any) -> None:

@@ -111,9 +111,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-def collective_result(
-    group: Group, error: BaseException | None, what: str, timeout_s: float | None = None
-) -> None:
+def collective_result(group: Group, error: BaseException | None, what: str, timeout_s: float | None = None) -> None:
     """
     Raise on all ranks what any rank has caught. Collective; one small message if none has.
 
@@ -234,9 +232,7 @@ class CallExchange:
         return self.everyone
 
 
-def open_call(
-    calls: CallExchange, timeout_s: float | None = None, missing: Missing | None = None
-) -> np.ndarray:
+def open_call(calls: CallExchange, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
     """
     Open a call: the barrier that also carries digest, epoch and status of every rank. Collective.
 
