@@ -707,6 +707,8 @@ class Scheduler {
 
     bool needs_c(const Worker &w, std::size_t c) const { return c_is_input_ && !w.c_home && w.c[c].progress == 0; }
 
+    static bool is_closed(const Worker &w, int i, int j) { return w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0; }
+
     void drop_done(const Worker &w, ReadyHeap &heap) const {
         while (!heap.empty() && w.done[sub_index(w, {heap.top().i, heap.top().j, heap.top().p})]) heap.pop();
     }
@@ -717,7 +719,8 @@ class Scheduler {
         int fetches = 0;
         int reuse = 0;
         Subproblem s{0, 0, 0};
-        auto key() const { return std::make_tuple(start, fetches, -reuse, s.j, s.i, s.p); }
+        bool opens = false;
+        auto key() const { return std::make_tuple(start, opens, fetches, -reuse, s.j, s.i, s.p); }
         bool operator<(const Choice &other) const { return key() < other.key(); }
     };
 
@@ -741,9 +744,10 @@ class Scheduler {
         Choice best;
         if (!w.pending.empty()) {
             const Ready &top = w.pending.top();
-            best = {top.eta, 0, 0, {top.i, top.j, top.p}};
+            best = {top.eta, 0, 0, {top.i, top.j, top.p}, is_closed(w, top.i, top.j)};
         }
         estimates_.fill(never);
+        ++scan_;
         for (std::size_t c = 0; c_is_input_ && !w.c_home && c < w.waiting.size(); ++c) {
             ReadyHeap &heap = w.waiting[c];
             drop_done(w, heap);
@@ -751,7 +755,7 @@ class Scheduler {
             const Ready &top = heap.top();
             const Subproblem s{top.i, top.j, top.p};
             const Time start = std::max({compute_free, top.eta, estimate(w, s, false, false, true)});
-            const Choice choice{start, 1, static_cast<int>(heap.size()), s};
+            const Choice choice{start, 1, static_cast<int>(heap.size()), s, true};
             if (choice < best) best = choice;
         }
         scan_missing(w, compute_free, best);
@@ -781,25 +785,28 @@ class Scheduler {
                     if (!a_missing) start = std::max(start, a_eta);
                     if (!b_missing) start = std::max(start, b_eta);
                     const int reuse = a_missing ? (b_missing ? 0 : b.known[p]) : a.known[p];
-                    const Choice choice{start, a_missing + b_missing + c_missing, reuse, {i, j, p}};
+                    const Choice choice{start, a_missing + b_missing + c_missing, reuse, {i, j, p}, is_closed(w, i, j)};
                     if (choice < best) best = choice;
                 }
             }
         }
     }
 
-    // When what a sub-problem lacks would be there, if it were chosen now. With batching all tiles
-    // of a size that are missing are missing alike, so 64 values serve a whole scan.
+    // When what a sub-problem lacks would be there, if it were chosen now.
     Time estimate(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
-        Time *known = nullptr;
-        if (in_.batch) {
-            const unsigned which = a_missing | b_missing << 1 | c_missing << 2 |
-                                   static_cast<unsigned>(row_extent(w, s.i).size == in_.tile) << 3 |
-                                   static_cast<unsigned>(col_extent(w, s.j).size == in_.tile) << 4 |
-                                   static_cast<unsigned>(k_extent(s.p).size == in_.tile) << 5;
-            known = &estimates_[which];
-            if (*known < never) return *known;
-        }
+        return in_.batch ? estimate_batched(w, s, a_missing, b_missing, c_missing)
+                         : estimate_single(w, s, a_missing, b_missing, c_missing);
+    }
+
+    // With batching all tiles of a size that are missing are missing alike, so 64 values serve a
+    // whole scan, and each can afford to book the links of A before B is routed.
+    Time estimate_batched(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
+        const unsigned which = a_missing | b_missing << 1 | c_missing << 2 |
+                               static_cast<unsigned>(row_extent(w, s.i).size == in_.tile) << 3 |
+                               static_cast<unsigned>(col_extent(w, s.j).size == in_.tile) << 4 |
+                               static_cast<unsigned>(k_extent(s.p).size == in_.tile) << 5;
+        Time &known = estimates_[which];
+        if (known < never) return known;
         Time eta = 0;
         undo_.clear();
         if (a_missing) {
@@ -815,8 +822,48 @@ class Scheduler {
             eta = std::max(eta, free_[l.resource] + cost(l, c_bytes(w, s.i, s.j)));
         }
         for (auto it = undo_.rbegin(); it != undo_.rend(); ++it) free_[it->first] = it->second;
-        if (known) *known = eta;
+        return known = eta;
+    }
+
+    // One fetch, for one rank, on one link.
+    struct SingleFetch {
+        unsigned scan = 0;
+        std::size_t resource = 0;
+        Time eta = 0, cost = 0;
+    };
+
+    // Without batching each tile has its own holders, so the best fetch of each is kept for a scan;
+    // fetches that share a link follow one another on it.
+    Time estimate_single(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
+        std::array<SingleFetch, 3> fetches;
+        std::size_t count = 0;
+        if (a_missing) fetches[count++] = single_fetch(w, side_a, s.i, s.p);
+        if (b_missing) fetches[count++] = single_fetch(w, side_b, s.j, s.p);
+        if (c_missing) {
+            const Link l = c_link(w, true);
+            const Time c = cost(l, c_bytes(w, s.i, s.j));
+            fetches[count++] = {0, l.resource, free_[l.resource] + c, c};
+        }
+        Time eta = 0;
+        for (std::size_t f = 0; f < count; ++f) {
+            for (std::size_t before = 0; before < f; ++before)
+                if (fetches[before].resource == fetches[f].resource)
+                    fetches[f].eta = std::max(fetches[f].eta, fetches[before].eta + fetches[f].cost);
+            eta = std::max(eta, fetches[f].eta);
+        }
         return eta;
+    }
+
+    const SingleFetch &single_fetch(Worker &w, int side, int outer, int p) {
+        const std::size_t tile = tile_index(outer, p);
+        if (single_[side].size() <= tile) single_[side].resize(w.sides[side].eta.size());
+        SingleFetch &known = single_[side][tile];
+        if (known.scan == scan_) return known;
+        const Time eta = find_route(w, side, outer, p, trial_);
+        const int from = trial_.source;
+        const Link l = link(from, w.rank, from == host_ ? origins_[side].private_rank : -1, w.rank);
+        const Rectangle r = shape(w, side, outer, p);
+        return known = {scan_, trial_.resources[0], eta, cost(l, r.rows * r.cols * in_.itemsize)};
     }
 
     // -- no product: C := beta C -------------------------------------------------------------
@@ -865,6 +912,8 @@ class Scheduler {
     Route route_, trial_;
     std::vector<std::pair<std::size_t, Time>> undo_;
     std::array<Time, 64> estimates_{};
+    std::array<std::vector<SingleFetch>, 2> single_;
+    unsigned scan_ = 0;
 };
 
 }  // namespace

@@ -14,8 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 
@@ -144,7 +142,7 @@ def choose_tile(
     tile_min : int
         T_min of the latency term (elements).
     bound_s : float
-        Time below which the product cannot be (see `time_bound_s`).
+        Time below which the product cannot be (see `uncut_mpi.model.bounds`).
     copies_per_tile : int
         Copies that a rank issues for each tile of A and B that it holds.
     """
@@ -166,39 +164,3 @@ def _issue_s(tiles: np.ndarray, m_r: int, n_c: int, problem: GemmProblem, copies
     steps = -(-problem.k // tiles) if problem.has_product else np.ones_like(tiles)
     copies = (rows + cols) * steps * copies_per_tile + 2 * rows * cols
     return rows * cols * steps * GEMM_ISSUE_S + copies * COPY_ISSUE_S
-
-
-def time_bound_s(problem: GemmProblem, placement: Placement, grid: ProcessGrid, machine: Machine) -> float:
-    """
-    Return a time in seconds that no schedule on this grid can beat, by the machine's rates.
-
-    The largest of: flops over the sum of the ranks' rates; for each location, the bytes that must leave
-    it once over the sum of its outgoing links; the bytes of C that must return over the sum of the
-    links into C's location.
-    """
-    size = problem.dtype.itemsize
-    leaving: dict[Location, float] = {}
-    if problem.has_product:
-        leaving[placement.a] = leaving.get(placement.a, 0) + problem.m * problem.k * size
-        leaving[placement.b] = leaving.get(placement.b, 0) + problem.k * problem.n * size
-    result_bytes = problem.m * problem.n * size
-    if problem.reads_c:
-        leaving[placement.c] = leaving.get(placement.c, 0) + result_bytes
-    bound = 0.0
-    if problem.has_product:
-        bound = problem.flops / float(machine.gemm_rate(problem.dtype)[: grid.size].sum())
-    for location, nbytes in leaving.items():
-        bound = max(bound, _transfer_s(location, nbytes, grid, machine.bandwidth_gb_per_s, machine.host))
-    returning = _transfer_s(placement.c, result_bytes, grid, machine.bandwidth_gb_per_s.T, machine.host)
-    return max(bound, returning)
-
-
-def _transfer_s(location: Location, nbytes: float, grid: ProcessGrid, bandwidth: np.ndarray, host: int) -> float:
-    """Time for `nbytes` over all links between `location` and the workers; what a worker holds itself stays."""
-    if location.space == "host":
-        workers = range(grid.size) if location.rank is None else [location.rank]
-        return nbytes / (float(sum(bandwidth[host, worker] for worker in workers)) * 1e9)
-    others = [worker for worker in range(grid.size) if worker != location.rank]
-    if not others:
-        return 0.0
-    return nbytes * len(others) / grid.size / (float(sum(bandwidth[location.rank, w] for w in others)) * 1e9)

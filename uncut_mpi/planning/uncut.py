@@ -15,14 +15,16 @@ Who issues a copy: whoever's private host memory it touches; between shared host
 the device; between devices, the source (push). One lane per (issuing rank, source, destination).
 Without overlap each rank has one lane and pulls what it needs.
 
-The order "eta" (III-G1) serves ranks in turn. The key of a rank's next sub-problem, smallest first:
+The order "eta" (III-G1) serves ranks in turn. A sub-problem's start is the later of its tiles' ETA (of the
+best routes, if some have yet to be fetched) and the end of what the rank computes already. Among
+sub-problems whose tiles have all arrived by then: the most advanced C tile, then the lowest (j, i), then the
+earliest ETA and the lowest p. If there is none, the smallest of
 
-1. start: the later of its tiles' ETA and the end of what the rank computes already;
-2. tiles to fetch for it (those that are here or under way before any that need a fetch);
-3. among those that could start now, the most advanced C tile, then the lowest (j, i), then the
-   earliest ETA and the lowest p;
-4. among those that need one more tile, the one whose tile makes most other sub-problems ready;
-5. lowest (j, i, p).
+1. start;
+2. whether it opens a new C tile, so that C tiles finish, and are written back, one after the other;
+3. the number of tiles to fetch for it;
+4. the number of sub-problems that its one missing tile would make ready, the larger the better;
+5. (j, i, p).
 
 Times are the model's, as integers in picoseconds, so that equal inputs give equal bytes anywhere.
 Without caching no copy is ever nearer than another, so the order is the fixed one.
@@ -37,11 +39,12 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import Decomposition, choose_tile, time_bound_s
+from uncut_mpi.planning.decomposition import Decomposition, choose_tile
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import (
@@ -156,7 +159,7 @@ def _tile(
         problem,
         grid,
         tile_min=options.tile_min,
-        bound_s=time_bound_s(problem, placement, grid, machine),
+        bound_s=bound(problem, placement, machine).seconds,
         copies_per_tile=options.chunks if shared else 1,
     )
 
