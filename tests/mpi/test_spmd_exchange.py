@@ -139,10 +139,11 @@ def test_a_rank_that_cannot_map_it_fails_all_ranks(comm, agree_all, group, monke
 
     if comm.rank == 1:
         monkeypatch.setattr(Segment, "open", refuse)
-    found = ""
+    found, before = "", held()
     try:
         exchange.shared_segment(group, 100, "a test")
     except Exception as caught:
-        found = f"{type(caught).__name__}: {caught}"
+        # The error's traceback keeps every local variable alive; memory must not wait for its end.
+        found = f"{type(caught).__name__}: {caught}" if held() == before else f"left: {held()}"
     agree_all("not here" in found and (error is OSError or error.__name__ in found), found)
     agree_all(error is OSError or "rank 1" in found, found)

@@ -199,9 +199,9 @@ def test_a_wait_hands_the_core_over(comm, agree_all, group):
     # A waiting rank must use little of a core once the others take long: that is what lets them work.
     group.barrier()
     if comm.rank == 0:
-        time.sleep(0.5)
+        time.sleep(1.0)
     used = time.process_time()
     group.barrier()
     used = time.process_time() - used
     slept = allgather(comm, used)
-    agree_all(all(one < 0.25 for one in slept[1:]), slept)
+    agree_all(all(one < 0.15 for one in slept[1:]), slept)

@@ -10,7 +10,7 @@ python=$(command -v python3)
 mkdir -p "$out"
 
 product() {
-  mpiexec -n "$ranks" "$python" -m uncut_mpi.gemm --backend cuda "$@"
+  timeout --kill-after=10 120 ${MPIEXEC:-mpiexec} -n "$ranks" "$python" -m uncut_mpi.gemm --backend cuda "$@"
 }
 
 failed=0

@@ -31,6 +31,7 @@ CUBE = GemmProblem(1000, 1000, 1000, DType.f64)
 
 def test_compute_is_shared_by_all_ranks():
     found = bound(CUBE, place("0,1,2"), machine(4, link=1e9))
+    assert set(found.terms) == {"compute", "out of rank 0", "out of rank 1", "into rank 2"}
     assert found.seconds == pytest.approx(2e9 / 4e12)
     assert found.limited_by == "compute"
     assert found.formula == "2·1000·1000·1000 operations / 4 TFLOP/s of 4 ranks"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final
 
+from uncut_mpi.command.flags import HelpRequested, join_negative_values, make_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.options import ORDERS, ROUTINGS, SCHEDULERS, ScheduleOptions
+from uncut_mpi.planning.options import ScheduleOptions
 
-BACKENDS: Final = ("auto", "cuda", "host")
+__all__ = ["GemmArguments", "HelpRequested", "ablation_steps", "parse"]
 
 # Scalars that no shortcut of a library or of ours can skip; generated problems use them by default.
 GENERATED_ALPHA: Final = 1.2345
@@ -28,31 +28,6 @@ _ABLATION_FLAGS: Final = {
     "wr_lazy": "--no-wr-lazy",
     "order": "--order",
 }
-
-_EPILOG: Final = """\
-Without files, matrices are generated (uniform in (-1, 1), every mantissa bit random), and alpha and beta are
-1.2345 and 1.1154 unless given. With files, alpha is 1, and beta is 1 with -c and 0 without.
-
-examples:
-  mpiexec -n 4 python -m uncut_mpi.gemm
-  mpiexec -n 8 python -m uncut_mpi.gemm -m 1000 -n 777 -k 1301 --place 3,h,5 --trans-b T
-  mpiexec -n 4 python -m uncut_mpi.gemm A.npy B.npy -c C.npy --beta 0.5 -o OUT.npy
-"""
-
-
-class HelpRequested(Exception):
-    """
-    The command line asked for help; carries the text, for one rank to print.
-
-    Attributes
-    ----------
-    text : str
-        The help, ending in a newline.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +124,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     HelpRequested
         If ``-h`` or ``--help`` is among them.
     """
-    given = _parser().parse_args(_join_negative_values(argv))
+    given = make_parser().parse_args(join_negative_values(argv))
     _check_files(given)
     m, n, k = _extents(given)
     alpha, beta = _scalars(given)
@@ -204,193 +179,6 @@ def ablation_steps(options: ScheduleOptions) -> list[tuple[str, ScheduleOptions]
     ):
         steps.append((name, dataclasses.replace(steps[-1][1], **switched)))
     return steps
-
-
-# -- the parser ----------------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises: on N ranks, one that printed and exited would do so N times."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ParamError(f"{message}; --help lists every option")
-
-
-class _Help(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
-        raise HelpRequested(parser.format_help())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m uncut_mpi.gemm",
-        description="C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
-    _add_problem(parser.add_argument_group("problem"))
-    _add_machine(parser.add_argument_group("ranks and devices"))
-    _add_schedule(parser.add_argument_group("schedule"))
-    _add_run(parser.add_argument_group("run and report"))
-    return parser
-
-
-def _add_problem(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("a", nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
-    group.add_argument("b", nargs="?", metavar="B.npy", help="file of B")
-    group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0")
-    group.add_argument("-o", metavar="OUT.npy", help="file for the result; appears only when complete")
-    for name, text in (
-        ("m", "rows of op(A) and C"),
-        ("n", "columns of op(B) and C; by default m"),
-        ("k", "columns of op(A), rows of op(B); by default m"),
-    ):
-        group.add_argument(f"-{name}", type=_whole(0), metavar=name.upper(), help=text)
-    group.add_argument("--dtype", type=_dtype, metavar="f64|f32|f16|bf16", help="element type; f64, or the files' own")
-    for name in ("a", "b"):
-        group.add_argument(
-            f"--trans-{name}", type=_one_of("N", "T"), default="N", metavar="N|T", help=f"op({name.upper()}); default N"
-        )
-    group.add_argument("--alpha", type=_finite, metavar="X", help="factor of the product")
-    group.add_argument("--beta", type=_finite, metavar="X", help="factor of C")
-    group.add_argument(
-        "--place",
-        type=_placement,
-        default=Placement.parse("h,h,h"),
-        metavar="A,B,C",
-        help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device; default h,h,h",
-    )
-
-
-def _add_machine(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--backend",
-        type=_one_of(*BACKENDS),
-        default="auto",
-        metavar="|".join(BACKENDS),
-        help="cuda never falls back; auto takes cuda where every rank can have a GPU, else host",
-    )
-    group.add_argument("--devices", type=_devices, metavar="D0,D1,…", help="device of each rank, in order of ranks")
-    group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
-
-
-def _add_schedule(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--scheduler", type=_one_of(*SCHEDULERS), default=SCHEDULERS[0], metavar="|".join(SCHEDULERS))
-    group.add_argument("--tile", type=_whole(1), default=0, metavar="T", help="tile edge; chosen if not given")
-    group.add_argument("--tile-min", type=_whole(1), default=2048, metavar="T", help="T_min of the tile heuristic")
-    group.add_argument("--grid", type=_grid, metavar="RxC", help="process grid; chosen if not given")
-    group.add_argument("--chunks", type=_whole(1), default=8, metavar="P", help="chunks of a batched fetch; default 8")
-    group.add_argument(
-        "--compute-lanes", type=_whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
-    )
-    group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
-    group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
-    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help="default eta")
-    group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
-    group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
-    group.add_argument(
-        "--order", type=_one_of(*ORDERS), metavar="|".join(ORDERS), help="order of sub-problems; default eta"
-    )
-
-
-def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--ablation", action="store_true", help="measure the steps of the paper's Fig. 8")
-    group.add_argument("--warmup", type=_whole(0), default=2, metavar="N", help="untimed calls first; default 2")
-    group.add_argument("--repeat", type=_whole(1), default=5, metavar="N", help="timed calls; default 5")
-    group.add_argument(
-        "--timeout",
-        type=_positive,
-        default=60.0,
-        metavar="S",
-        help="longest time without progress; default 60",
-    )
-    group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
-    group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
-    group.add_argument("--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists")
-    group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of random data; default 0")
-
-
-def _join_negative_values(argv: Sequence[str]) -> list[str]:
-    # argparse takes -1e-3 for an option, though it takes -0.001 for a number.
-    joined: list[str] = []
-    for word in argv:
-        if joined and joined[-1] in ("--alpha", "--beta") and _is_number(word):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-# -- values of single options ----------------------------------------------------------------------
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return value
-
-    return convert
-
-
-def _finite(text: str) -> float:
-    value = float(text) if _is_number(text) else math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _finite(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def convert(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} does not exist: use one of {', '.join(names)}")
-        return text
-
-    return convert
-
-
-def _dtype(text: str) -> DType:
-    return DType[_one_of(*DType.__members__)(text)]
-
-
-def _placement(text: str) -> Placement:
-    try:
-        return Placement.parse(text)
-    except ParamError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _devices(text: str) -> tuple[int, ...]:
-    return tuple(_whole(0)(part) for part in text.split(","))
-
-
-def _grid(text: str) -> tuple[int, int]:
-    rows, cross, cols = text.lower().partition("x")
-    if not cross:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a grid: write rows x columns, as 2x4")
-    return _whole(1)(rows), _whole(1)(cols)
 
 
 # -- what goes with what -----------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Timing:
     Attributes
     ----------
     first_call_s : float
-        The first call, with whatever only it has to do.
+        Planning, reserving and the first call.
     samples_s : list of float
         The timed calls, in order.
     """
@@ -162,7 +162,9 @@ def reset_result(session: Session, product: Product) -> None:
     session.poison_softbuf()
 
 
-def measure(session: Session, plan: GemmPlan, arguments: GemmArguments, prepare_last: Callable[[], None]) -> Timing:
+def measure(
+    session: Session, plan: GemmPlan, arguments: GemmArguments, planned_s: float, prepare_last: Callable[[], None]
+) -> Timing:
     """
     Time a plan's calls. Collective.
 
@@ -170,6 +172,8 @@ def measure(session: Session, plan: GemmPlan, arguments: GemmArguments, prepare_
 
     Parameters
     ----------
+    planned_s : float
+        What planning and reserving took this rank; part of the first call's time (s).
     prepare_last : callable
         Called before the last timed call, outside its time.
     """
@@ -183,8 +187,7 @@ def measure(session: Session, plan: GemmPlan, arguments: GemmArguments, prepare_
     def slowest(samples: list[float]) -> list[float]:
         return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
 
-    # With no further call to come, the first one is also the last timed one's forerunner only.
-    first = once()
+    first = planned_s + once()
     for _ in range(arguments.warmup):
         once()
     samples = [once() for _ in range(arguments.repeat - 1)]

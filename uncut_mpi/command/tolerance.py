@@ -46,7 +46,6 @@ import dataclasses
 import math
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
@@ -58,6 +57,9 @@ FALSE_ALARM: Final = 1e-9
 _ORDER_MARGIN: Final = 4.0
 
 _TRUNCATED_PRODUCTS: Final = 8
+
+# Smallest subnormal numbers.
+_SMALLEST: Final = {DType.f64: 2.0**-1074, DType.f32: 2.0**-149, DType.f16: 2.0**-24, DType.bf16: 2.0**-133}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Tolerance:
             likely=deviations * math.sqrt(2 * k + 3) * step + bias,
             reference=_gamma(k + 3, DType.f64.unit_roundoff),
             output=dtype.unit_roundoff if dtype.is_half else 0.0,
-            absolute=(k + 3) * _smallest(dtype.accumulator) + _smallest(dtype),
+            absolute=(k + 3) * _SMALLEST[dtype.accumulator] + _SMALLEST[dtype],
         )
 
     @classmethod
@@ -162,8 +164,3 @@ def _gamma(n: int, u: float) -> float:
 def _step_roundoff(dtype: DType) -> float:
     u = dtype.accumulator.unit_roundoff
     return 2 * u if dtype.is_half else u
-
-
-def _smallest(dtype: DType) -> float:
-    info = ml_dtypes.finfo(dtype.numpy) if dtype is DType.bf16 else np.finfo(dtype.numpy)
-    return float(info.smallest_subnormal)

@@ -206,8 +206,6 @@ class _Follower:
             raise ScheduleError(
                 f"op(A) holds k [{inner[0]}, {inner[1]}) and op(B) holds k [{inner_b[0]}, {inner_b[1]})"
             )
-        if inner[0] == inner[1]:
-            raise ScheduleError("a GEMM sums over an empty k range")
         rect = self._rects[target]
         if (rows[1] - rows[0], cols[1] - cols[0]) != (rect[2] - rect[0], rect[3] - rect[1]):
             raise ScheduleError("op(A) op(B) and the written region differ in shape")

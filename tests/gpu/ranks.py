@@ -1,0 +1,228 @@
+"""
+Ranks on one GPU, without MPI: threads of one process, or processes that share memory by CUDA IPC.
+
+A case is a module-level function that returns a schedule; the parent fills the buffers, starts
+every rank between two barriers and reads the buffers back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.device.cuda import CudaBackend
+from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.schedule import Schedule, Space, buffer_bytes
+
+PATIENCE_S = 90.0
+
+
+class Rank:
+    """One rank's backend with the buffers it owns; host buffers belong to rank 0 and work within one process only."""
+
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self.schedule, self.rank = schedule, rank
+        self.backend = CudaBackend(0)
+        self._lowering = lower(schedule)
+        self._host: dict[int, np.ndarray] = {}
+        self._owned = {}
+        sizes = buffer_bytes(schedule.buffers)
+        for index, buffer in enumerate(schedule.buffers):
+            if max(0, int(buffer["owner"])) != rank:
+                continue
+            if buffer["space"] == Space.HOST:
+                self._host[index] = np.zeros(max(1, int(sizes[index])), np.uint8)
+                self.backend.pin(self._host[index].ctypes.data, self._host[index].nbytes)
+            else:
+                self._owned[index] = self.backend.allocate(int(sizes[index]))
+        self.flags = self.backend.allocate(4 * max(1, int(self._lowering.num_flags()[rank])))
+
+    def export(self) -> tuple[dict[int, bytes], dict[int, int], bytes]:
+        """Handles of the device buffers, addresses of the host buffers, handle of the flags."""
+        host = {index: block.ctypes.data for index, block in self._host.items()}
+        return {index: one.handle for index, one in self._owned.items()}, host, self.flags.handle
+
+    def prepare(self, exports: Sequence[tuple[dict[int, bytes], dict[int, int], bytes]], epoch: int) -> None:
+        """Map the other ranks' memory and bind this rank's list."""
+        addresses = np.zeros(len(self.schedule.buffers), np.int64)
+        peers = np.zeros(len(exports), np.int64)
+        for rank, (handles, host, flags) in enumerate(exports):
+            own = rank == self.rank
+            for index, handle in handles.items():
+                addresses[index] = self._owned[index].address if own else self.backend.open(handle)
+            for index, address in host.items():
+                addresses[index] = address
+            peers[rank] = self.flags.address if own else self.backend.open(flags)
+        count = max(1, int(self._lowering.num_flags()[self.rank]))
+        self.backend.fill_words(self.flags.address, count, (epoch - 1) % 2**32)
+        self.board = np.zeros((len(exports), MAX_LANES), np.uint32)
+        self.program = self._lowering.rank_list(self.rank)
+        self.addresses, self.table = addresses, FlagTable(self.flags.address, peers)
+        self.progress = ProgressBoard(self.board, self.rank)
+        self.executable = self.backend.executable(self.program, addresses, self.table, self.progress)
+
+    def write(self, index: int, values: np.ndarray) -> None:
+        """Fill a buffer that this rank owns."""
+        if index in self._host:
+            self._host_view(index)[...] = values
+        else:
+            self.backend.from_host(self._owned[index].address, self._ld(index), np.asfortranarray(values))
+
+    def read(self, index: int) -> np.ndarray:
+        """The contents of a buffer that this rank owns."""
+        if index in self._host:
+            return self._host_view(index).copy()
+        record = self.schedule.buffers[index]
+        shape = (int(record["rows"]), int(record["cols"]))
+        out = np.zeros(shape, DType(int(record["dtype"])).numpy, order="F")
+        self.backend.to_host(self._owned[index].address, self._ld(index), out)
+        return out
+
+    def owns(self, index: int) -> bool:
+        return index in self._owned or index in self._host
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _ld(self, index: int) -> int:
+        return int(self.schedule.buffers["ld"][index])
+
+    def _host_view(self, index: int) -> np.ndarray:
+        record = self.schedule.buffers[index]
+        dtype = DType(int(record["dtype"])).numpy
+        shape = (int(record["rows"]), int(record["cols"]))
+        return np.ndarray(shape, dtype, self._host[index], strides=(dtype.itemsize, self._ld(index) * dtype.itemsize))
+
+
+class ThreadedRanks:
+    """All ranks as threads of this process, each with a backend of its own on device 0."""
+
+    def __init__(self, schedule: Schedule, epoch: int = 1) -> None:
+        self.schedule, self.epoch = schedule, epoch
+        self.ranks = [Rank(schedule, rank) for rank in range(schedule.num_ranks)]
+        exports = [rank.export() for rank in self.ranks]
+        for rank in self.ranks:
+            rank.prepare(exports, epoch)
+
+    def write(self, index: int, values: np.ndarray) -> None:
+        next(rank for rank in self.ranks if rank.owns(index)).write(index, values)
+
+    def read(self, index: int) -> np.ndarray:
+        return next(rank for rank in self.ranks if rank.owns(index)).read(index)
+
+    def run(self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0) -> list[ExecutionReport]:
+        reports: dict[int, ExecutionReport] = {}
+
+        def work(rank: Rank) -> None:
+            reports[rank.rank] = rank.executable.run(alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a rank did not come back"
+        self.epoch = (self.epoch + 1) % 2**32
+        return [reports[rank] for rank in range(len(self.ranks))]
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+class ProcessRanks:
+    """All ranks as processes on device 0; memory is shared by CUDA IPC."""
+
+    def __init__(self, schedule: Schedule, environment: Mapping[str, str] | None = None, epoch: int = 1) -> None:
+        self.schedule, self.epoch = schedule, epoch
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._children = [], []
+        with _environment(environment or {}):
+            for rank in range(schedule.num_ranks):
+                ours, theirs = context.Pipe()
+                child = context.Process(target=_serve, args=(theirs, schedule.encode(), rank), daemon=True)
+                child.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._children.append(child)
+        exports = [self._receive(rank) for rank in range(schedule.num_ranks)]
+        self._all("prepare", exports, epoch)
+
+    def write(self, index: int, values: np.ndarray) -> None:
+        self._one(max(0, int(self.schedule.buffers["owner"][index])), "write", index, values)
+
+    def read(self, index: int) -> np.ndarray:
+        return self._one(max(0, int(self.schedule.buffers["owner"][index])), "read", index)
+
+    def run(self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0) -> list[ExecutionReport]:
+        reports = self._all("run", alpha, beta, self.epoch, timeout_s)
+        self.epoch = (self.epoch + 1) % 2**32
+        return reports
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._all("unmap")  # importers first, then exporters
+            self._all("close")
+        for child in self._children:
+            child.join(10.0)
+            if child.is_alive():
+                child.kill()
+                child.join()
+
+    def _all(self, what: str, *arguments: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((what, arguments))
+        return [self._receive(rank) for rank in range(len(self._pipes))]
+
+    def _one(self, rank: int, what: str, *arguments: Any) -> Any:
+        self._pipes[rank].send((what, arguments))
+        return self._receive(rank)
+
+    def _receive(self, rank: int) -> Any:
+        assert self._pipes[rank].poll(PATIENCE_S), f"rank {rank} did not answer within {PATIENCE_S} s"
+        good, value = self._pipes[rank].recv()
+        assert good, f"rank {rank}:\n{value}"
+        return value
+
+
+def _serve(pipe: Any, encoded: bytes, number: int) -> None:
+    try:
+        rank = Rank(Schedule.decode(encoded), number)
+        pipe.send((True, rank.export()))
+        while True:
+            what, arguments = pipe.recv()
+            if what == "run":
+                alpha, beta, epoch, timeout_s = arguments
+                value: Any = rank.executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s)
+            elif what == "unmap":
+                value = rank.backend._imports.close_all()
+            else:
+                value = getattr(rank, what)(*arguments)
+            pipe.send((True, value))
+            if what == "close":
+                return
+    except Exception:
+        pipe.send((False, traceback.format_exc()))
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,362 @@
+"""The CUDA executor on one GPU, against numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from tests.gpu.ranks import ProcessRanks, ThreadedRanks
+from tests.helpers.pushed import Pushed
+from tests.helpers.schedules import random_case
+from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Code
+from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, RegionRef, Role, ScheduleBuilder, Space
+
+pytestmark = pytest.mark.gpu
+
+F, N, T = Factor, Op.N, Op.T
+SETTINGS = {
+    "default": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+    "one connection": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    "blocking launches": {"CUDA_LAUNCH_BLOCKING": "1"},
+}
+
+
+@pytest.fixture
+def started():
+    """Starts ranks and stops them at the end of the test."""
+    running = []
+
+    def start(kind, *arguments, **options):
+        running.append(kind(*arguments, **options))
+        return running[-1]
+
+    yield start
+    for ranks in running:
+        ranks.close()
+
+
+def succeed(reports):
+    for rank, report in enumerate(reports):
+        assert report.error is None, f"rank {rank}: {report.error!r}"
+
+
+def load(case, ranks, seed=0):
+    for index, record in enumerate(ranks.schedule.buffers):
+        contents = np.zeros((int(record["rows"]), int(record["cols"])), DType(int(record["dtype"])).numpy)
+        case.fill(ranks.schedule, {index: contents}, seed)
+        ranks.write(index, contents)
+
+
+# -- products ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, dtype, trans):
+    case = Pushed(m=137, n=129, k=141, dtype=dtype, trans_a=trans[0], trans_b=trans[1])
+    ranks = started(ThreadedRanks, case.build(), epoch=2**32 - 1)
+    for call, (alpha, beta) in enumerate([(1.2345, 1.1154), (1.2345, 0.0), (-0.5, 1.0)]):
+        load(case, ranks, seed=call)
+        reports = ranks.run(alpha, beta)
+        succeed(reports)
+        assert case.is_right(ranks.schedule, ranks.read(2), alpha, beta, call)
+        assert all(report.python_tasks == 0 and report.allocations == 0 for report in reports)
+
+
+def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(started):
+    rng = random.Random(3)
+    done = 0
+    while done < 12:
+        schedule = random_case(rng, max_ranks=3, max_extent=60)
+        problem = schedule.problem
+        if problem.dtype.is_half:
+            continue
+        done += 1
+        ranks = started(ThreadedRanks, schedule)
+        values, at = {}, {}
+        for index, record in enumerate(schedule.buffers):
+            shape = (int(record["rows"]), int(record["cols"]))
+            contents = np.full(shape, np.nan, DType(int(record["dtype"])).numpy)
+            if record["role"] == Role.USER:
+                if problem.reads_c or record["matrix"] != Matrix.C:
+                    contents = np.random.default_rng(index).uniform(-1, 1, shape).astype(contents.dtype)
+                values[Matrix(record["matrix"])], at[Matrix(record["matrix"])] = contents, index
+            ranks.write(index, contents)
+        reports = ranks.run(1.5, 0.5)
+        succeed(reports)
+        wanted = np.zeros((problem.m, problem.n))
+        if problem.has_product:
+            a, b = values[Matrix.A].astype(float), values[Matrix.B].astype(float)
+            wanted += 1.5 * (a if problem.trans_a == "N" else a.T) @ (b if problem.trans_b == "N" else b.T)
+        if problem.reads_c:
+            wanted += 0.5 * values[Matrix.C]
+        tolerance = 40 * (problem.k + 4) * problem.dtype.unit_roundoff
+        np.testing.assert_allclose(ranks.read(at[Matrix.C]), wanted, rtol=tolerance, atol=tolerance)
+        bodies = schedule.tasks["kind"] != Kind.JOIN
+        per_rank = np.bincount(schedule.tasks["rank"][bodies], minlength=schedule.num_ranks)
+        assert [report.tasks for report in reports] == per_rank.tolist()
+        assert sum(report.copy_bytes for report in reports) == int(schedule.copies()[:, 3].sum())
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 0.5])
+def test_an_operand_whose_factor_is_zero_is_not_read(started, dtype, alpha, beta):
+    m, n, k = 70, 50, 90
+    wide = dtype.accumulator
+    build = ScheduleBuilder(1, GemmProblem(m, n, k, dtype), Placement.parse("0,0,0"))
+    a = build.buffer(owner=0, rows=m, cols=k, dtype=dtype, role=Role.PANEL, ld=m + 3, offset=0)
+    b = build.buffer(owner=0, rows=k, cols=n, dtype=dtype, role=Role.PANEL, ld=k + 1, offset=0)
+    c = build.buffer(owner=0, rows=m, cols=n, dtype=wide, role=Role.PANEL, ld=m + 2, offset=0)
+    d = build.buffer(owner=0, rows=m, cols=n, dtype=dtype, role=Role.PANEL, ld=m + 5, offset=0)
+    whole, other = RegionRef(c, 0, 0, m, n), RegionRef(d, 0, 0, m, n)
+    reads = [(RegionRef(a, 0, 0, m, k), F.ALPHA, N), (RegionRef(b, 0, 0, k, n), F.ONE, N), (whole, F.BETA, N)]
+    last = build.task(Kind.GEMM, build.compute_lane(0), whole, reads)
+    build.task(Kind.COMBINE, build.compute_lane(0, 1), other, [(whole, F.ALPHA, N), (other, F.BETA, N)], [last])
+    ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
+    rng = np.random.default_rng(0)
+    values = [
+        rng.uniform(-1, 1, shape).astype(t.numpy)
+        for shape, t in (((m, k), dtype), ((k, n), dtype), ((m, n), wide), ((m, n), dtype))
+    ]
+    va, vb, vc, vd = (value.astype(np.float64) for value in values)
+    product = np.zeros((m, n))
+    if alpha:
+        product += alpha * va @ vb
+    else:
+        values[0][...] = np.nan
+    if beta:
+        product += beta * vc
+    else:
+        values[2][...] = np.nan
+        values[3][...] = np.nan
+    for index, value in enumerate(values):
+        ranks.write(index, value)
+    succeed(ranks.run(alpha, beta))
+    tolerance = 4 * (k + 4) * wide.unit_roundoff
+    np.testing.assert_allclose(ranks.read(c).astype(float), product, rtol=tolerance, atol=tolerance)
+    combined = (alpha * product if alpha else 0.0) + (beta * vd if beta else 0.0)
+    combined = np.broadcast_to(combined, (m, n))
+    tolerance += 2 * dtype.unit_roundoff
+    np.testing.assert_allclose(ranks.read(d).astype(float), combined, rtol=tolerance, atol=4 * tolerance)
+
+
+def test_single_precision_products_are_strict(started):
+    # TF32 keeps 10 bits of the mantissa: its error would be a thousand times the bound.
+    m = 256
+    build = ScheduleBuilder(1, GemmProblem(m, m, m, DType.f32), Placement.parse("0,0,0"))
+    a, b, c = (build.buffer(owner=0, rows=m, cols=m, dtype=DType.f32, role=Role.PANEL, offset=0) for _ in range(3))
+    whole = [RegionRef(x, 0, 0, m, m) for x in (a, b, c)]
+    build.task(Kind.GEMM, build.compute_lane(0), whole[2], [(whole[0], F.ONE, N), (whole[1], F.ONE, N)])
+    ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
+    rng = np.random.default_rng(0)
+    va, vb = (rng.random((m, m)).astype(np.float32) for _ in range(2))
+    for index, value in enumerate((va, vb, np.full_like(va, np.nan))):
+        ranks.write(index, value)
+    succeed(ranks.run())
+    exact = va.astype(np.float64) @ vb.astype(np.float64)
+    assert (np.abs(ranks.read(2) - exact) <= (m + 4) * 2.0**-24 * exact).all()
+    assert np.abs(ranks.read(2) / exact - 1).max() < 1e-5
+
+
+# -- combine and copies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 3000), (3000, 1), (7, 701), (2049, 33), (256, 256)])
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+def test_combine_sums_weighs_converts_and_rounds_once(started, rows, cols, dtype):
+    wide = dtype.accumulator
+    build = ScheduleBuilder(1, GemmProblem(rows, cols, 1, dtype), Placement.parse("0,0,0"))
+    out = build.buffer(owner=0, rows=rows + 2, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 5, offset=0)
+    parts = [
+        build.buffer(owner=0, rows=rows, cols=cols, dtype=wide, role=Role.PANEL, ld=rows + i, offset=0)
+        for i in range(4)
+    ]
+    target = RegionRef(out, 1, 0, rows, cols)
+    factors = [F.ONE, F.ALPHA, F.BETA, F.ONE]
+    reads = [(RegionRef(part, 0, 0, rows, cols), factor, N) for part, factor in zip(parts, factors, strict=True)]
+    build.task(Kind.COMBINE, build.compute_lane(0), target, [*reads, (target, F.BETA, N)])
+    ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
+    rng = np.random.default_rng(1)
+    before = rng.uniform(-1, 1, (rows + 2, cols)).astype(dtype.numpy)
+    values = [rng.uniform(-1, 1, (rows, cols)).astype(wide.numpy) for _ in parts]
+    for index, value in enumerate([before, *values]):
+        ranks.write(index, value)
+    succeed(ranks.run(1.5, 0.25))
+    found = ranks.read(out)
+    assert np.array_equal(found[[0, -1]], before[[0, -1]])
+    terms = [f * v.astype(np.float64) for f, v in zip((1.0, 1.5, 0.25, 1.0), values, strict=True)]
+    terms.append(0.25 * before[1:-1].astype(np.float64))
+    exact, scale = sum(terms), sum(np.abs(term) for term in terms)
+    error = np.abs(found[1:-1].astype(np.float64) - exact)
+    assert (error <= 8 * wide.unit_roundoff * scale + 1.01 * dtype.unit_roundoff * np.abs(exact)).all()
+
+
+@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16], ids=lambda dtype: dtype.name)
+def test_conversion_to_a_half_type_rounds_as_numpy_does(started, dtype):
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65504.0, 65520.0, 1e-8, 3e38, 1 + 2**-9, 1 + 3 * 2**-9])
+    bits = np.random.default_rng(0).integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
+    values = np.concatenate([special.astype(np.float32), bits])[:, None]
+    rows = len(values)
+    build = ScheduleBuilder(1, GemmProblem(rows, 1, 1, dtype), Placement.parse("0,0,0"))
+    out = build.buffer(owner=0, rows=rows, cols=1, dtype=dtype, role=Role.PANEL, offset=0)
+    part = build.buffer(owner=0, rows=rows, cols=1, dtype=DType.f32, role=Role.PANEL, offset=0)
+    build.task(Kind.COMBINE, build.compute_lane(0), RegionRef(out, 0, 0, rows, 1),
+               [(RegionRef(part, 0, 0, rows, 1), F.ONE, N)])  # fmt: skip
+    ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
+    ranks.write(part, values)
+    succeed(ranks.run())
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = (values + np.float32(0)).astype(dtype.numpy)
+    found = ranks.read(out)
+    same = (found.view(np.uint16) == wanted.view(np.uint16)) | (np.isnan(found) & np.isnan(wanted))
+    assert same.all(), (values[~same][:5], found[~same][:5], wanted[~same][:5])
+
+
+def test_copies_keep_leading_dimensions_and_cross_between_host_and_device(started):
+    build = ScheduleBuilder(1, GemmProblem(8, 8, 8, DType.f64), Placement.parse("h,0,h"))
+    source = build.buffer(owner=HOST, rows=40, cols=30, dtype=DType.f64, role=Role.PANEL, space=Space.HOST, ld=47)
+    middle = build.buffer(owner=0, rows=33, cols=21, dtype=DType.f64, role=Role.PANEL, ld=36, offset=0)
+    second = build.buffer(owner=0, rows=20, cols=20, dtype=DType.f64, role=Role.PANEL, offset=0)
+    target = build.buffer(owner=HOST, rows=25, cols=26, dtype=DType.f64, role=Role.PANEL, space=Space.HOST, ld=31)
+    steps = [
+        (RegionRef(middle, 2, 1, 20, 20), RegionRef(source, 5, 7, 20, 20)),
+        (RegionRef(second, 0, 0, 20, 20), RegionRef(middle, 2, 1, 20, 20)),
+        (RegionRef(target, 3, 4, 20, 20), RegionRef(second, 0, 0, 20, 20)),
+    ]
+    lanes = [build.copy_lane(0, HOST, 0), build.copy_lane(0, 0, 0), build.copy_lane(0, 0, HOST)]
+    last = []
+    for lane, (to, of) in zip(lanes, steps, strict=True):
+        last = [build.task(Kind.COPY, lane, to, [(of, F.ONE, N)], last)]
+    ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
+    values = np.random.default_rng(0).random((40, 30))
+    ranks.write(source, values)
+    ranks.write(target, np.full((25, 26), -1.0))
+    reports = ranks.run()
+    succeed(reports)
+    wanted = np.full((25, 26), -1.0)
+    wanted[3:23, 4:24] = values[5:25, 7:27]
+    assert np.array_equal(ranks.read(target), wanted)
+    assert reports[0].copy_bytes == 3 * 20 * 20 * 8
+
+
+# -- many operations, failures -------------------------------------------------------------------------
+
+
+def chain(length, ranks):
+    """A value handed round between ranks `length` times, one element per hop, each behind a flag."""
+    build = ScheduleBuilder(ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    rows = length // ranks + 2
+    at = [build.buffer(owner=r, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(ranks)]
+    last = []
+    for hop in range(length):
+        here, there = hop % ranks, (hop + 1) % ranks
+        to = RegionRef(at[there], (hop + 1) // ranks, 0, 1, 1)
+        of = RegionRef(at[here], hop // ranks, 0, 1, 1)
+        if hop % 5 == 4:
+            last = [build.task(Kind.COMBINE, build.compute_lane(here), to, [(of, F.ALPHA, N)], last)]
+        else:
+            last = [build.task(Kind.COPY, build.copy_lane(here, here, there), to, [(of, F.ONE, N)], last)]
+    return build.build(scheduler="test", grid=(1, 1), tile=0), at
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS))
+def test_two_processes_hand_a_value_round_by_flags(started, setting):
+    schedule, at = chain(400, 2)
+    ranks = started(ProcessRanks, schedule, SETTINGS[setting])
+    for call in range(3):
+        for buffer in at:
+            ranks.write(buffer, np.full((202, 1), np.nan))
+        ranks.write(at[0], np.concatenate([np.full((1, 1), 1.0 + call), np.full((201, 1), np.nan)]))
+        succeed(ranks.run(alpha=2.0))
+        assert ranks.read(at[0])[200, 0] == (1.0 + call) * 2.0**80
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS))
+def test_a_product_of_three_processes_is_right(started, setting):
+    case = Pushed(m=300, n=290, k=310, chunks=5)
+    ranks = started(ProcessRanks, case.build(), SETTINGS[setting])
+    for call in range(2):
+        load(case, ranks, seed=call)
+        succeed(ranks.run(1.2345, 1.1154))
+        assert case.is_right(ranks.schedule, ranks.read(2), 1.2345, 1.1154, call)
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS))
+def test_more_than_five_thousand_operations_on_a_lane(started, setting):
+    length = 3000
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    here = build.buffer(owner=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    there = build.buffer(owner=1, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    push, back = build.copy_lane(0, 0, 1), build.copy_lane(1, 1, 0)
+    order = [
+        build.task(
+            Kind.COPY, push, RegionRef(there, i, 0, 1, 1), [(RegionRef(here, i, 0, 1, 1), F.ONE, N)]
+        )
+        for i in range(length)
+    ]  # fmt: skip
+    for i in range(length):
+        build.task(Kind.COPY, back, RegionRef(here, i, 0, 1, 1), [(RegionRef(there, i, 0, 1, 1), F.ONE, N)], [order[i]])
+    ranks = started(ProcessRanks, build.build(scheduler="test", grid=(1, 1), tile=0), SETTINGS[setting])
+    values = np.random.default_rng(0).random((length + 1, 1))
+    ranks.write(here, values)
+    ranks.write(there, np.full_like(values, np.nan))
+    reports = ranks.run(timeout_s=60.0)
+    succeed(reports)
+    assert [report.tasks for report in reports] == [length, length]  # each with a signal or a wait: 6,000 operations
+    assert np.array_equal(ranks.read(here), values)
+
+
+def test_a_refused_product_poisons_the_flags_and_the_next_call_is_right(started):
+    case = Pushed(m=64, n=64, k=64, ranks=2, chunks=2)
+    ranks = started(ThreadedRanks, case.build())
+    good = ranks.ranks[1].executable
+    operands = ranks.ranks[1].program.operands.copy()
+    first = ranks.ranks[1].program.operations
+    gemm = first[first["code"] == Code.GEMM][0]
+    operands["ld"][gemm["first_operand"] + 1] = 1  # a leading dimension below the rows: cuBLAS refuses
+    spoilt = dataclasses.replace(ranks.ranks[1].program, operands=operands)
+    load(case, ranks)
+    from uncut_mpi.device.cuda.executable import CudaExecutable
+
+    backend, handed = ranks.ranks[1].backend, ranks.ranks[1]
+    ranks.ranks[1].executable = CudaExecutable(
+        backend._native, spoilt, handed.addresses, handed.table, handed.progress, backend._kernels, "device 0"
+    )
+    reports = ranks.run(1.0, 1.0)
+    assert reports[0].error is None
+    error = reports[1].error
+    assert isinstance(error, DeviceError)
+    assert "CUBLAS_STATUS_INVALID_VALUE" in str(error)
+    assert f"task {gemm['task']} (GEMM)" in str(error)
+    ranks.ranks[1].executable = good
+    load(case, ranks, seed=1)
+    succeed(ranks.run(1.2345, 1.1154))
+    assert case.is_right(ranks.schedule, ranks.read(2), 1.2345, 1.1154, 1)
+
+
+def test_a_flag_that_never_comes_is_a_stall_that_names_the_rank(started):
+    schedule, at = chain(10, 2)
+    ranks = started(ThreadedRanks, schedule)
+    ranks.write(at[0], np.zeros((7, 1)))
+    rank = ranks.ranks[1]
+    report = rank.executable.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=1.0)
+    assert isinstance(report.error, StallError)
+    assert "awaits rank 0 (flag slot 0)" in str(report.error)
+    # Release the lane by a copy, which loads no kernel: loading one would wait for the lane.
+    import cupy
+
+    pinned = cupy.cuda.alloc_pinned_memory(4096)
+    words = np.frombuffer(pinned, np.uint32, len(rank.program.flag_tasks))
+    words[...] = 1
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.memcpyAsync(rank.flags.address, words.ctypes.data, words.nbytes, 1, stream.ptr)
+    stream.synchronize()
+    cupy.cuda.Device().synchronize()

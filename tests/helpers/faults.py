@@ -1,0 +1,174 @@
+"""
+Faults to plant in right schedules. Each returns a changed schedule, or None where it cannot be planted.
+
+A fault may happen to be harmless (a dropped await that others imply): `oracle.is_wrong` tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Role, Schedule
+
+Fault: TypeAlias = Callable[[Schedule, random.Random], "Schedule | None"]
+
+
+def changed(schedule: Schedule, **tables: np.ndarray) -> Schedule:
+    """Return the schedule with some tables replaced."""
+    return dataclasses.replace(schedule, **tables)
+
+
+def drop_await(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    tasks = schedule.tasks.copy()
+    waiting = np.flatnonzero(tasks["num_awaits"])
+    if not len(waiting):
+        return None
+    task = int(rng.choice(waiting))
+    gone = int(tasks["first_await"][task]) + rng.randrange(int(tasks["num_awaits"][task]))
+    tasks["num_awaits"][task] -= 1
+    tasks["first_await"][task + 1 :] -= 1
+    return changed(schedule, tasks=tasks, awaits=np.delete(schedule.awaits, gone))
+
+
+def swap_in_lane(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Move a task to the place of its predecessor in the lane, which takes its place in turn."""
+    lanes = [np.flatnonzero(schedule.tasks["lane"] == lane) for lane in range(len(schedule.lanes))]
+    lanes = [lane for lane in lanes if len(lane) > 1]
+    if not lanes:
+        return None
+    lane = rng.choice(lanes)
+    at = rng.randrange(len(lane) - 1)
+    first, second = int(lane[at]), int(lane[at + 1])
+    order = np.arange(len(schedule.tasks))
+    order[[first, second]] = [second, first]
+    new_place = np.argsort(order)
+    tasks = schedule.tasks[order].copy()
+    awaits = [new_place[schedule.awaited(task)] for task in order]
+    tasks["first_await"] = np.cumsum([0, *(len(part) for part in awaits[:-1])])
+    return changed(schedule, tasks=tasks, awaits=np.concatenate(awaits).astype(AWAIT_DTYPE))
+
+
+def with_region(schedule: Schedule, operand: int, **fields: int) -> Schedule:
+    regions = np.concatenate((schedule.regions, schedule.regions[[schedule.operands["region"][operand]]]))
+    for name, value in fields.items():
+        regions[name][-1] = value
+    operands = schedule.operands.copy()
+    operands["region"][operand] = len(regions) - 1
+    return changed(schedule, regions=regions, operands=operands)
+
+
+def shift_region(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    operand = rng.randrange(len(schedule.operands))
+    old = schedule.regions[schedule.operands["region"][operand]]
+    buffer = schedule.buffers[old["buffer"]]
+    choices = [
+        {name: int(old[name]) + step}
+        for name, extent in (("row", "rows"), ("col", "cols"))
+        for step in (-1, 1)
+        if 0 <= old[name] + step <= buffer[extent] - old[extent]
+    ]
+    return with_region(schedule, operand, **rng.choice(choices)) if choices else None
+
+
+def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Point an operand at another region of the same shape in memory of the same kind and owner."""
+    operand = rng.randrange(len(schedule.operands))
+    old = schedule.regions[schedule.operands["region"][operand]]
+    kind = ["owner", "space", "dtype"]
+    like = schedule.buffers[kind][schedule.regions["buffer"]] == schedule.buffers[kind][old["buffer"]]
+    like &= (schedule.regions["rows"] == old["rows"]) & (schedule.regions["cols"] == old["cols"])
+    others = np.flatnonzero(like & (schedule.regions != old))
+    if not len(others):
+        return None
+    operands = schedule.operands.copy()
+    operands["region"][operand] = rng.choice(others)
+    return changed(schedule, operands=operands)
+
+
+def reuse_a_buffer_early(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Let two buffers of one rank be one, so that the second use may overtake the first."""
+    buffers = schedule.buffers
+    pairs = [
+        (keep, gone)
+        for keep in range(len(buffers))
+        for gone in range(len(buffers))
+        if keep != gone
+        and buffers["role"][keep] != Role.USER
+        and buffers["role"][gone] != Role.USER
+        and all(buffers[name][keep] == buffers[name][gone] for name in ("owner", "dtype"))
+        and all(buffers[name][keep] >= buffers[name][gone] for name in ("rows", "cols"))
+    ]
+    if not pairs:
+        return None
+    keep, gone = rng.choice(pairs)
+    regions = schedule.regions.copy()
+    regions["buffer"][regions["buffer"] == gone] = keep
+    return changed(schedule, regions=regions)
+
+
+def change_a_factor(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """alpha or beta applied twice, never, or to something else."""
+    places = []
+    for task, record in enumerate(schedule.tasks):
+        first = int(record["first_operand"])
+        if record["kind"] == Kind.GEMM:
+            places += [first + 1, *([first + 3] if record["num_operands"] == 4 else [])]
+        elif record["kind"] == Kind.COMBINE:
+            places += range(first + 1, first + len(schedule.operands_of(task)))
+    if not places:
+        return None
+    at = rng.choice(places)
+    operands = schedule.operands.copy()
+    operands["factor"][at] = rng.choice([factor for factor in Factor if factor != operands["factor"][at]])
+    return changed(schedule, operands=operands)
+
+
+def skip_a_task(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """A copy, a k block or a combination is missing."""
+    bodies = np.flatnonzero(schedule.tasks["kind"] != Kind.JOIN)
+    tasks = schedule.tasks.copy()
+    task = rng.choice(bodies)
+    tasks["kind"][task], tasks["num_operands"][task] = Kind.JOIN, 0
+    return changed(schedule, tasks=tasks)
+
+
+def repeat_a_task(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """A k block is summed twice, or C_in fetched again after it was changed."""
+    task = rng.randrange(len(schedule.tasks))
+    tasks = np.insert(schedule.tasks, task + 1, schedule.tasks[task])
+    awaits = schedule.awaits + (schedule.awaits > task).astype(AWAIT_DTYPE)
+    return changed(schedule, tasks=tasks, awaits=awaits)
+
+
+def multiply_another_k_block(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Give a GEMM the inputs of another GEMM of the same rank."""
+    gemms = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)
+    if len(gemms) < 2:
+        return None
+    task = rng.choice(gemms)
+    rank = schedule.tasks["rank"]
+    others = [other for other in gemms if other != task and rank[other] == rank[task]]
+    if not others:
+        return None
+    operands = schedule.operands.copy()
+    mine, theirs = schedule.tasks["first_operand"][[task, rng.choice(others)]].tolist()
+    operands["region"][mine + 1 : mine + 3] = schedule.operands["region"][theirs + 1 : theirs + 3]
+    return changed(schedule, operands=operands)
+
+
+FAULTS: tuple[Fault, ...] = (
+    drop_await,
+    swap_in_lane,
+    shift_region,
+    take_another_tile,
+    reuse_a_buffer_early,
+    change_a_factor,
+    skip_a_task,
+    repeat_a_task,
+    multiply_another_k_block,
+)

@@ -1,0 +1,227 @@
+"""The report: every fact is in the text and in the JSON, with its unit and its verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+
+import pytest
+
+from uncut_mpi.command.report import (
+    About,
+    Facts,
+    ablation_json,
+    ablation_text,
+    bytes_text,
+    check_json_path,
+    text,
+    time_text,
+    to_json,
+    write_json,
+)
+from uncut_mpi.errors import DataFileError
+
+ABOUT = About(
+    version="1.2.3",
+    command_line="python -m uncut_mpi.gemm -m 1000",
+    date="2026-01-02T03:04:05+00:00",
+    host="node7",
+    devices=("Model X", "Model X", "Model Y"),
+    mpi="MPICH 5.0.2",
+    ranks=3,
+    nodes=1,
+    backend="cuda",
+    backend_reason="every rank has a GPU",
+    machine="measured",
+    m=1000,
+    n=2000,
+    k=3000,
+    dtype="f64",
+    trans_a="T",
+    trans_b="N",
+    place="h,0,2",
+    alpha=1.5,
+    beta=0.25,
+)
+FACTS = Facts(
+    about=ABOUT,
+    scheduler="uncut",
+    digest="0123456789abcdef0123456789abcdef",
+    grid=(3, 1),
+    tile=512,
+    tasks=77,
+    bytes_by_link={"host_to_device": 48_000_000, "device_to_host": 0, "device_to_device": 1500, "local": 12},
+    plan_s=0.0123,
+    predicted_s=0.0005,
+    first_call_s=1.5,
+    median_s=0.001,
+    min_s=0.0009,
+    max_s=0.0025,
+    repeat=5,
+    bound_s=0.0004,
+    bound_formula="2·1000·2000·3000 operations / 30 TFLOP/s",
+    error=1e-15,
+    tolerance=2e-13,
+    rms_error=3e-16,
+    passed=True,
+    check_detail="all 2000000 elements against a float64 product",
+)
+
+KEYS = (
+    "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
+    "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version"
+)
+
+
+def test_the_text_says_what_was_run_on_what_and_how_it_went():
+    lines = text(FACTS).splitlines()
+    header = [line for line in lines if line.startswith("#")]
+    assert lines[: len(header)] == header
+    assert lines[len(header) :] == [
+        "problem     C := 1.5 Aᵀ B + 0.25 C, m×n×k = 1000×2000×3000, f64, A, B, C at h,0,2",
+        "plan        uncut, grid 3x1, tile 512, 77 tasks, 48.00 MB host to device, 1.500 kB device to device, "
+        "12 B within a device moved, planned in 12.30 ms, digest 0123456789abcdef",
+        "first call  1.500 s",
+        "calls       median 1.000 ms, min 900.0 µs, max 2.500 ms of 5 (slowest rank)",
+        "rate        12 TFLOP/s (2mnk / median)",
+        "predicted   500.0 µs (by arrival times and compute), 50.0% of the median",
+        "bound       400.0 µs (2·1000·2000·3000 operations / 30 TFLOP/s), 40.0% of the median",
+        "check       error 1e-15, tolerance 2e-13, RMS 3e-16, relative to the largest value",
+        "            all 2000000 elements against a float64 product",
+        "PASS",
+    ]
+    assert header == [
+        "# version   uncut_mpi 1.2.3",
+        "# command   python -m uncut_mpi.gemm -m 1000",
+        "# date      2026-01-02T03:04:05+00:00",
+        "# host      node7",
+        "# devices   2 × Model X, 1 × Model Y",
+        "# MPI       MPICH 5.0.2; 3 ranks on 1 node",
+        "# backend   cuda: every rank has a GPU",
+        "# machine   measured",
+    ]
+
+
+@pytest.mark.parametrize(("passed", "word"), [(True, "PASS"), (False, "FAIL"), (None, "UNCHECKED")])
+def test_the_last_line_is_the_verdict(passed, word):
+    facts = dataclasses.replace(FACTS, passed=passed)
+    assert text(facts).endswith(f"\n{word}\n")
+    assert ablation_text([("only", facts)]).endswith(f"\n{word}\n")
+
+
+def test_without_beta_no_c_is_added():
+    problem = text(dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, beta=0.0)))
+    assert "C := 1.5 Aᵀ B, m×n×k" in problem
+
+
+def test_a_product_of_nothing_is_reported():
+    empty = dataclasses.replace(
+        FACTS, about=dataclasses.replace(ABOUT, k=0), bound_s=0.0, bytes_by_link={}, median_s=0.0
+    )
+    assert "no bytes moved" in text(empty)
+    assert "rate        0 TFLOP/s" in text(empty)
+
+
+def test_the_json_has_exactly_the_documented_keys():
+    value = json.loads(to_json(FACTS))
+    assert list(value) == KEYS.split()
+    assert value["tflop_per_s"] == pytest.approx(12.0)
+    assert value["grid"] == "3x1"
+    assert value["bytes"]["host_to_device"] == 48_000_000
+    assert (value["passed"], value["device"], value["version"]) == (True, "2 × Model X, 1 × Model Y", "1.2.3")
+    assert (value["median_s"], value["predicted_s"], value["bound_s"]) == (0.001, 0.0005, 0.0004)
+
+
+def test_the_json_stays_json_where_the_result_is_not_finite():
+    failed = dataclasses.replace(FACTS, error=math.inf, tolerance=math.nan, passed=False)
+    value = json.loads(to_json(failed), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (value["error"], value["tolerance"], value["passed"]) == (None, None, False)
+    json.loads(ablation_json([("one", failed)]), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_an_unchecked_run_says_so_in_json():
+    value = json.loads(to_json(dataclasses.replace(FACTS, error=None, tolerance=None, passed=None)))
+    assert (value["error"], value["tolerance"], value["passed"]) == (None, None, None)
+
+
+def test_the_ablation_compares_each_step_with_the_one_above():
+    steps = [
+        ("baseline", dataclasses.replace(FACTS, median_s=0.006, predicted_s=0.005)),
+        ("+ caching and overlap", dataclasses.replace(FACTS, median_s=0.002)),
+        ("+ routing", dataclasses.replace(FACTS, median_s=0.0016)),
+    ]
+    lines = ablation_text(steps).splitlines()
+    assert lines[-5:] == [
+        "step                    median ms   TFLOP/s   speedup  predicted ms  check",
+        "baseline                    6.000         2                   5.000  PASS",
+        "+ caching and overlap       2.000         6     3.00×         0.500  PASS",
+        "+ routing                   1.600       7.5     1.25×         0.500  PASS",
+        "PASS",
+    ]
+    value = json.loads(ablation_json(steps))
+    assert [step["name"] for step in value["steps"]] == [name for name, _ in steps]
+    assert list(value["steps"][1]) == ["name", *KEYS.split()]
+    assert value["steps"][1]["median_s"] == 0.002
+
+
+def test_one_failed_step_fails_the_ablation_and_says_where():
+    steps = [("one", dataclasses.replace(FACTS, passed=False, check_detail="worst at row 3")), ("two", FACTS)]
+    shown = ablation_text(steps)
+    assert "worst at row 3" in shown
+    assert shown.endswith("\nFAIL\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0, "0 µs"),
+        (2.5e-6, "2.500 µs"),
+        (0.000999, "999.0 µs"),
+        (0.001, "1.000 ms"),
+        (0.25, "250.0 ms"),
+        (12.3456, "12.35 s"),
+        (98765.0, "98765 s"),
+    ],
+)
+def test_times_have_four_digits_and_a_unit(seconds, expected):
+    assert time_text(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.500 kB"), (2_147_483_648, "2.147 GB"), (3 * 10**12, "3.000 TB")],
+)
+def test_bytes_are_given_in_powers_of_1000(size, expected):
+    assert bytes_text(size) == expected
+
+
+def test_a_json_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "facts.json"
+    path.write_text("old and longer than the new content")
+    check_json_path(str(path))
+    write_json(str(path), "{}\n")
+    assert path.read_text() == "{}\n"
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+def test_a_json_file_that_cannot_be_completed_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "facts.json"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataFileError, match="No space left"):
+        write_json(str(path), "{}\n")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+def test_a_bad_json_path_is_refused_before_any_work(tmp_path):
+    with pytest.raises(DataFileError, match="is a directory"):
+        check_json_path(str(tmp_path))
+    with pytest.raises(DataFileError, match="no directory"):
+        check_json_path(str(tmp_path / "missing" / "facts.json"))

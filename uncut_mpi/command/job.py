@@ -1,0 +1,216 @@
+"""The main job: from a command line to a verified, reported product on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import uncut_mpi
+from uncut_mpi.api.gemm_plan import GemmPlan, PlanSummary
+from uncut_mpi.api.session import Session
+from uncut_mpi.command import report
+from uncut_mpi.command.arguments import GemmArguments, ablation_steps
+from uncut_mpi.command.check import CheckResult
+from uncut_mpi.command.files import MatrixFile, open_operands, output_order
+from uncut_mpi.command.output import check_output
+from uncut_mpi.command.product import (
+    Product,
+    Source,
+    Timing,
+    file_source,
+    generated_sources,
+    make_product,
+    measure,
+    reset_result,
+    verify_product,
+    write_result,
+)
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.bounds import Bound, bound
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.spmd.runtime import library_version
+
+# A problem that shows something within seconds where nothing was asked for.
+_DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Measured:
+    """One plan's facts, times and, if it was checked, verdict."""
+
+    summary: PlanSummary
+    timing: Timing
+    bound: Bound
+    check: CheckResult | None
+
+
+def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
+    """
+    Run the job and return whether its checks passed, the same on every rank. Collective.
+
+    Raises
+    ------
+    UncutError
+        The same on every rank.
+    """
+    with Session(
+        comm,
+        backend=arguments.backend,
+        devices=arguments.devices,
+        allow_shared_gpu=arguments.allow_shared_gpu,
+        timeout_s=arguments.timeout_s,
+        arrival_timeout_s=arguments.timeout_s,
+    ) as session:
+        session.agree(list(words), "command line")
+        with session.together("checking the placement"):
+            arguments.place.check_ranks(session.size)
+        with session.together("checking the output"):
+            if session.rank == 0 and arguments.json_path is not None:
+                report.check_json_path(arguments.json_path)
+        product = _make(session, arguments)
+        about = _about(session, arguments, product, words)
+        if arguments.ablation:
+            return _ablation(session, arguments, product, about)
+        measured = _measure(session, arguments, product, arguments.options)
+        if arguments.out_path is not None and (measured.check is None or measured.check.passed):
+            write_result(session, product, arguments)
+        facts = _facts(about, measured)
+        _publish(session, arguments, report.text(facts), report.to_json(facts))
+        return measured.check is None or measured.check.passed
+
+
+def _make(session: Session, arguments: GemmArguments) -> Product:
+    """Make the product that the command line asks for."""
+    if not arguments.has_files:
+        edge = _DEFAULT_EDGE[session.backend_name if session.backend_name in _DEFAULT_EDGE else "host"]
+        m, n, k = (edge if extent is None else extent for extent in (arguments.m, arguments.n, arguments.k))
+        dtype = arguments.dtype or DType.f64
+        return make_product(session, arguments, (m, n, k), dtype, generated_sources(arguments, m, n, k), "F")
+    opened: tuple[MatrixFile, MatrixFile, MatrixFile | None] | None = None
+    with session.together("opening the matrix files"):
+        if session.rank == 0:
+            a_path, b_path, out_path = arguments.a_path, arguments.b_path, arguments.out_path
+            if a_path is None or b_path is None or out_path is None:
+                raise ParamError("matrix files are given together: A.npy B.npy -o OUT.npy")
+            opened = open_operands(a_path, b_path, arguments.c_path, arguments.dtype)
+            check_output(out_path, overwrite=arguments.overwrite)
+    a, b, c = session.gather(opened)[0]
+    extents = _extents(arguments, a, b, c)
+    sources = (_source(a), _source(b), file_source(c) if arguments.beta != 0 else None)
+    order = output_order({"A": a, "B": b, "C": c})
+    return make_product(session, arguments, extents, a.dtype, sources, order)
+
+
+def _source(file: MatrixFile) -> Source:
+    source = file_source(file)
+    assert source is not None  # a file was opened
+    return source
+
+
+def _extents(arguments: GemmArguments, a: MatrixFile, b: MatrixFile, c: MatrixFile | None) -> tuple[int, int, int]:
+    m, k = (a.rows, a.cols) if arguments.trans_a == "N" else (a.cols, a.rows)
+    k_b, n = (b.rows, b.cols) if arguments.trans_b == "N" else (b.cols, b.rows)
+    if k != k_b:
+        raise ParamError(
+            f"shapes do not fit: op(A) of {a.path} is {m}×{k}, op(B) of {b.path} is {k_b}×{n}; "
+            "the columns of op(A) must equal the rows of op(B)"
+        )
+    if c is not None and (c.rows, c.cols) != (m, n):
+        raise ParamError(f"shapes do not fit: C of {c.path} is {c.rows}×{c.cols}, the product is {m}×{n}")
+    return m, n, k
+
+
+def _measure(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> _Measured:
+    reset_result(session, product)
+    session.barrier()
+    started = time.perf_counter()
+    with session.plan(
+        product.a,
+        product.b,
+        product.c,
+        reads_c=arguments.beta != 0,
+        trans_a=arguments.trans_a,
+        trans_b=arguments.trans_b,
+        options=options,
+    ) as plan:
+        planned_s = time.perf_counter() - started
+        timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
+        verdict = verify_product(session, product, arguments) if arguments.check else None
+        return _Measured(plan.summary, timing, _bound(session, plan), verdict)
+
+
+def _bound(session: Session, plan: GemmPlan) -> Bound:
+    return bound(plan.schedule.problem, plan.schedule.placement, session.machine)
+
+
+def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About) -> bool:
+    """Measure the steps of the paper's Fig. 8, each with what came before."""
+    facts = []
+    for name, options in ablation_steps(arguments.options):
+        facts.append((name, _facts(about, _measure(session, arguments, product, options))))
+    _publish(session, arguments, report.ablation_text(facts), report.ablation_json(facts))
+    return all(one.passed is not False for _, one in facts)
+
+
+def _about(session: Session, arguments: GemmArguments, product: Product, words: Sequence[str]) -> report.About:
+    return report.About(
+        version=uncut_mpi.__version__,
+        command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),
+        date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        host=platform.node(),
+        devices=session.device_names,
+        mpi=library_version(),
+        ranks=session.size,
+        nodes=1,
+        backend=session.backend_name,
+        backend_reason=session.backend_reason,
+        machine=session.machine.name,
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        dtype=product.dtype.name,
+        trans_a=arguments.trans_a,
+        trans_b=arguments.trans_b,
+        place=str(arguments.place),
+        alpha=arguments.alpha,
+        beta=arguments.beta,
+    )
+
+
+def _facts(about: report.About, measured: _Measured) -> report.Facts:
+    summary, timing, verdict = measured.summary, measured.timing, measured.check
+    return report.Facts(
+        about=about,
+        scheduler=summary.scheduler,
+        digest=summary.digest,
+        grid=summary.grid,
+        tile=summary.tile,
+        tasks=summary.tasks,
+        bytes_by_link=summary.bytes_by_link,
+        plan_s=summary.plan_s,
+        predicted_s=summary.predicted_s,
+        first_call_s=timing.first_call_s,
+        samples_s=timing.samples_s,
+        bound_s=measured.bound.seconds,
+        bound_formula=measured.bound.formula,
+        error=verdict.error if verdict else None,
+        tolerance=verdict.tolerance if verdict else None,
+        rms_error=verdict.rms_error if verdict else None,
+        passed=verdict.passed if verdict else None,
+        check_detail=verdict.detail if verdict else "",
+    )
+
+
+def _publish(session: Session, arguments: GemmArguments, text: str, json: str) -> None:
+    with session.together("writing the report"):
+        if session.rank == 0:
+            sys.stdout.write(text)
+            if arguments.json_path is not None:
+                report.write_json(arguments.json_path, json)

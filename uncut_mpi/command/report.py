@@ -1,0 +1,402 @@
+"""What a run of the gemm command says: lines for a reader, one JSON object for a program; the facts are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import secrets
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from uncut_mpi.errors import DataFileError
+
+_LABEL_WIDTH: Final = 11
+
+_LINK_NAMES: Final = {
+    "host_to_device": "host to device",
+    "device_to_host": "device to host",
+    "device_to_device": "device to device",
+    "local": "within a device",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """
+    What was run and on what; the same for every step of an ablation.
+
+    Attributes
+    ----------
+    version : str
+        Of this package.
+    command_line : str
+        As it was typed.
+    date : str
+        Start of the run, ISO 8601 with its offset from UTC.
+    host : str
+        Name of rank 0's node.
+    devices : sequence of str
+        Device name of every rank.
+    mpi : str
+        MPI library and version.
+    ranks, nodes : int
+        How many.
+    backend, backend_reason : str
+        ``"cuda"`` or ``"host"``, and why.
+    machine : str
+        Name of the machine that was planned for.
+    m, n, k : int
+        Extents (elements).
+    dtype, trans_a, trans_b, place : str
+        As on the command line.
+    alpha, beta : float
+        Scalars.
+    """
+
+    version: str
+    command_line: str
+    date: str
+    host: str
+    devices: Sequence[str]
+    mpi: str
+    ranks: int
+    nodes: int
+    backend: str
+    backend_reason: str
+    machine: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    trans_a: str
+    trans_b: str
+    place: str
+    alpha: float
+    beta: float
+
+    @property
+    def device(self) -> str:
+        """The devices in words, as ``4 × NVIDIA H200``."""
+        return ", ".join(f"{count} × {name}" for name, count in Counter(self.devices).items())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """
+    One plan, measured and checked.
+
+    Attributes
+    ----------
+    about : About
+        What was run and on what.
+    scheduler, digest : str
+        Which scheduler, and the digest of its schedule.
+    grid : tuple of int
+        Process grid (rows, cols).
+    tile, tasks : int
+        Tile edge (elements), tasks of all ranks.
+    bytes_by_link : mapping of str to int
+        Bytes copied per kind of link.
+    plan_s, predicted_s : float
+        Planning time on rank 0; time of a call that the planner expects.
+    first_call_s : float
+        The first call, slowest rank.
+    samples_s : sequence of float
+        The timed calls in order, each the slowest rank's time; at least one.
+    bound_s : float
+        What no schedule can beat.
+    bound_formula : str
+        How it comes about.
+    error, tolerance, rms_error : float or None
+        Of the check; None without one.
+    passed : bool or None
+        Verdict of the check; None without one.
+    check_detail : str
+        What was compared, and where and how it failed.
+    """
+
+    about: About
+    scheduler: str
+    digest: str
+    grid: tuple[int, int]
+    tile: int
+    tasks: int
+    bytes_by_link: Mapping[str, int]
+    plan_s: float
+    predicted_s: float
+    first_call_s: float
+    samples_s: Sequence[float]
+    bound_s: float
+    bound_formula: str
+    error: float | None = None
+    tolerance: float | None = None
+    rms_error: float | None = None
+    passed: bool | None = None
+    check_detail: str = ""
+
+    @property
+    def median_s(self) -> float:
+        """Median of the timed calls (s)."""
+        return statistics.median(self.samples_s)
+
+    @property
+    def min_s(self) -> float:
+        """Shortest timed call (s)."""
+        return min(self.samples_s)
+
+    @property
+    def max_s(self) -> float:
+        """Longest timed call (s)."""
+        return max(self.samples_s)
+
+    @property
+    def tflop_per_s(self) -> float:
+        """Rate of the median call, 2mnk operations over its time (1e12 per second)."""
+        operations = 2.0 * self.about.m * self.about.n * self.about.k
+        return operations / self.median_s / 1e12 if self.median_s > 0 else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """``PASS``, ``FAIL`` or ``UNCHECKED``."""
+        return {True: "PASS", False: "FAIL", None: "UNCHECKED"}[self.passed]
+
+
+def text(facts: Facts) -> str:
+    """Return the report of one run, ending in a newline."""
+    lines = [
+        *_header(facts.about),
+        _line("problem", _problem(facts.about)),
+        _line("plan", _plan(facts)),
+        _line("first call", time_text(facts.first_call_s)),
+        _line("calls", _calls(facts)),
+        _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
+        _line("predicted", _against(facts.predicted_s, facts.median_s, "by arrival times and compute")),
+        _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
+        *_check(facts),
+        facts.verdict,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def ablation_text(steps: Sequence[tuple[str, Facts]]) -> str:
+    """
+    Return the table of an ablation, ending in a newline.
+
+    Parameters
+    ----------
+    steps : sequence of (str, Facts)
+        Name and facts of each step, in order; at least one.
+    """
+    about = steps[0][1].about
+    width = max(len("step"), *(len(name) for name, _ in steps))
+    lines = [
+        *_header(about),
+        _line("problem", _problem(about)),
+        _line("bound", f"{time_text(steps[-1][1].bound_s)} = {steps[-1][1].bound_formula}"),
+        "",
+        f"{'step':<{width}}  {'median ms':>10}  {'TFLOP/s':>8}  {'speedup':>8}  {'predicted ms':>12}  check",
+    ]
+    before: float | None = None
+    for name, facts in steps:
+        speedup = "" if before is None or facts.median_s <= 0 else f"{before / facts.median_s:.2f}×"
+        lines.append(
+            f"{name:<{width}}  {facts.median_s * 1e3:>10.3f}  {facts.tflop_per_s:>8.4g}  {speedup:>8}  "
+            f"{facts.predicted_s * 1e3:>12.3f}  {facts.verdict}"
+        )
+        before = facts.median_s
+    for name, facts in steps:
+        if facts.passed is False:
+            lines.extend([f"{name}:", *_check(facts)])
+    verdicts = {facts.verdict for _, facts in steps}
+    lines.append("FAIL" if "FAIL" in verdicts else "UNCHECKED" if "UNCHECKED" in verdicts else "PASS")
+    return "\n".join(lines) + "\n"
+
+
+def to_json(facts: Facts) -> str:
+    """
+    Return the facts of one run as one JSON object, ending in a newline.
+
+    Times are in seconds; `bytes` has one entry per kind of link; `passed`, `error` and `tolerance`
+    are null without a check, and `error` and `tolerance` where they are not finite.
+    """
+    return json.dumps(_json_value(facts), indent=1, allow_nan=False) + "\n"
+
+
+def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
+    """Return an ablation as one JSON object, ending in a newline: `steps` holds the name and facts of each."""
+    return (
+        json.dumps({"steps": [{"name": name} | _json_value(facts) for name, facts in steps]}, indent=1, allow_nan=False)
+        + "\n"
+    )
+
+
+def check_json_path(path: str) -> None:
+    """
+    Check, before any work, that a result could be written there.
+
+    Raises
+    ------
+    DataFileError
+        If the path is a directory or its directory is missing or cannot be written.
+    """
+    final = os.path.realpath(path)
+    parent = os.path.dirname(final)
+    if os.path.isdir(final):
+        raise DataFileError(f"--json {path} is a directory: name a file in it")
+    if not os.path.isdir(parent):
+        raise DataFileError(f"--json {path} cannot be written: there is no directory {parent}; make it first")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataFileError(f"--json {path} cannot be written: this user may not write into {parent}")
+
+
+def write_json(path: str, content: str) -> None:
+    """
+    Write a JSON result, complete or not at all; an existing file is replaced.
+
+    Raises
+    ------
+    DataFileError
+        If it cannot be written.
+    """
+    final = os.path.realpath(path)
+    directory, name = os.path.split(final)
+    hidden = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
+    try:
+        with open(hidden, "x", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, final)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(hidden)
+        raise DataFileError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+def time_text(seconds: float) -> str:
+    """Return a time with four significant digits in s, ms or µs."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1.0:
+            return f"{_digits(seconds * factor)} {unit}"
+    return f"{_digits(seconds * 1e6)} µs"
+
+
+def bytes_text(size: int) -> str:
+    """Return a number of bytes in B, kB, MB, GB or TB (powers of 1000)."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if size >= 1000**power:
+            return f"{_digits(size / 1000**power)} {unit}"
+    return f"{size} B"
+
+
+def _digits(value: float) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+
+
+def _line(label: str, content: str) -> str:
+    return f"{label:<{_LABEL_WIDTH}} {content}"
+
+
+def _header(about: About) -> list[str]:
+    nodes = f"{about.nodes} node{'s' if about.nodes != 1 else ''}"
+    entries = (
+        ("version", f"uncut_mpi {about.version}"),
+        ("command", about.command_line),
+        ("date", about.date),
+        ("host", about.host),
+        ("devices", about.device),
+        ("MPI", f"{about.mpi}; {about.ranks} rank{'s' if about.ranks != 1 else ''} on {nodes}"),
+        ("backend", f"{about.backend}: {about.backend_reason}" if about.backend_reason else about.backend),
+        ("machine", about.machine),
+    )
+    return [f"# {label:<{_LABEL_WIDTH - 2}} {content}" for label, content in entries]
+
+
+def _problem(about: About) -> str:
+    first, second = (
+        f"{name}ᵀ" if trans == "T" else name for name, trans in (("A", about.trans_a), ("B", about.trans_b))
+    )
+    old = f" + {about.beta:g} C" if about.beta != 0 else ""
+    return (
+        f"C := {about.alpha:g} {first} {second}{old}, m×n×k = {about.m}×{about.n}×{about.k}, {about.dtype}, "
+        f"A, B, C at {about.place}"
+    )
+
+
+def _plan(facts: Facts) -> str:
+    moved = ", ".join(
+        f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in facts.bytes_by_link.items() if size
+    )
+    return (
+        f"{facts.scheduler}, grid {facts.grid[0]}x{facts.grid[1]}, tile {facts.tile}, {facts.tasks} tasks, "
+        f"{moved or 'no bytes'} moved, planned in {time_text(facts.plan_s)}, digest {facts.digest[:16]}"
+    )
+
+
+def _calls(facts: Facts) -> str:
+    return (
+        f"median {time_text(facts.median_s)}, min {time_text(facts.min_s)}, max {time_text(facts.max_s)} "
+        f"of {len(facts.samples_s)} (slowest rank)"
+    )
+
+
+def _against(expected_s: float, median_s: float, how: str) -> str:
+    if expected_s <= 0 or median_s <= 0:
+        return f"{time_text(expected_s)} ({how})"
+    return f"{time_text(expected_s)} ({how}), {expected_s / median_s:.1%} of the median"
+
+
+def _check(facts: Facts) -> list[str]:
+    if facts.passed is None or facts.error is None or facts.tolerance is None:
+        return [_line("check", "none")]
+    rms = "" if facts.rms_error is None else f", RMS {facts.rms_error:.3g}"
+    return [
+        _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g}{rms}, relative to the largest value"),
+        _line("", facts.check_detail),
+    ]
+
+
+def _json_value(facts: Facts) -> dict[str, Any]:
+    about = facts.about
+    value = {
+        name: getattr(about, name)
+        for name in (
+            "m",
+            "n",
+            "k",
+            "dtype",
+            "trans_a",
+            "trans_b",
+            "alpha",
+            "beta",
+            "place",
+            "backend",
+            "ranks",
+            "nodes",
+        )
+    }
+    value["scheduler"] = facts.scheduler
+    value["grid"] = f"{facts.grid[0]}x{facts.grid[1]}"
+    for name in ("tile", "tasks", "plan_s", "first_call_s", "median_s", "min_s", "max_s", "tflop_per_s", "bound_s"):
+        value[name] = getattr(facts, name)
+    value["predicted_s"] = facts.predicted_s
+    value["bytes"] = dict(facts.bytes_by_link)
+    for name in ("error", "tolerance"):
+        number = getattr(facts, name)
+        value[name] = number if number is not None and math.isfinite(number) else None
+    value["passed"] = facts.passed
+    value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
+    value["samples_s"] = list(facts.samples_s)
+    value["digest"] = facts.digest
+    value["bound_formula"] = facts.bound_formula
+    value["command_line"], value["date"] = about.command_line, about.date
+    value["device"] = about.device
+    value["version"] = about.version
+    return value
