@@ -2,6 +2,58 @@
 
 import numpy as np
 
+# -- the scheduler -----------------------------------------------------------------------------
+
+class UncutInput:
+    """What the scheduler of the Uncut-GEMMs paper works on; planning/uncut.py fills it."""
+
+    m: int
+    n: int
+    k: int
+    tile: int
+    num_ranks: int
+    rows: int
+    cols: int
+    trans_a: bool
+    trans_b: bool
+    reads_c: bool
+    product: bool
+    half: bool
+    itemsize: int
+    accumulator_itemsize: int
+    caching: bool
+    overlap: bool
+    batch: bool
+    lazy: bool
+    eta_order: bool
+    chunks: int
+    compute_lanes: int
+    min_chunk_columns: int
+    min_chunk_bytes: int
+    row_starts: list[int]
+    col_starts: list[int]
+    cell_rank: list[int]
+    a_panel: list[int]
+    b_panel: list[int]
+    c_panel: list[int]
+    c_staging: list[int]
+    ps_per_byte: list[float]
+    latency_ps: list[int]
+    ps_per_flop: list[float]
+    def __init__(self) -> None: ...
+    def set_origins(self, a: tuple[int, int], b: tuple[int, int], c: tuple[int, int], /) -> None: ...
+    def set_routing(self, routing: int, /) -> None: ...
+
+def schedule_uncut(
+    input: UncutInput,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Return (tasks, operands, regions, awaits, lanes, end in picoseconds); tables as uint8 arrays."""
+
+def uncut_best_chain(
+    eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int
+) -> tuple[int, list[int], list[int]]:
+    """As planning.routing.best_chain, times as integers."""
+
 # -- the CUDA executor -------------------------------------------------------------------------
 
 class CudaError(RuntimeError):

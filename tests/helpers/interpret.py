@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
@@ -48,7 +49,8 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
     Return the product in float64 and the elementwise error bound.
 
     |C − Ĉ| ≤ γ |alpha| |op(A)| |op(B)| + 4u |beta| |C| with γ = (k+4)u / (1 − (k+4)u), u of the accumulator
-    (Higham 2002, section 3.5), plus two roundings of the result to the type.
+    (Higham 2002, section 3.5), plus two roundings of the result to the type (half a
+    subnormal each where the result is that small).
     """
     a, b = data.a.astype(np.float64), data.b.astype(np.float64)
     a = a.T if problem.trans_a == "T" else a
@@ -63,7 +65,7 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
     steps = (problem.k + 4) * u
     result = result + old
     bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * problem.dtype.unit_roundoff * np.abs(result)
-    return result, bound + np.finfo(np.float64).tiny
+    return result, bound + float(ml_dtypes.finfo(problem.dtype.numpy).smallest_subnormal)
 
 
 def global_order(schedule: Schedule) -> np.ndarray:

@@ -52,7 +52,7 @@ inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {
 }
 
 class ChainSearch {
-   public:
+  public:
     // Writes the order (indices of destinations) with the earliest last arrival; of equal ones the
     // least sum of arrivals, then the lexicographically first (greedy insertion: the earliest
     // position).
@@ -72,7 +72,7 @@ class ChainSearch {
         }
     }
 
-   private:
+  private:
     Arrival hop(int from, int to, Arrival before) const {
         if (from < 0) return start_hop(hops_->first_start[to], hops_->first_cost[to], chunks_);
         const std::size_t link = static_cast<std::size_t>(from) * hops_->size() + to;

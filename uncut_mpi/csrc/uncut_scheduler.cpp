@@ -42,11 +42,11 @@ struct Tiles {
     bool home = false;
     int buffer = -1;
     RegionTable regions;
-    std::vector<Time> eta;                 // never: neither here nor under way
-    std::vector<std::int32_t> task;        // last copy that brings it; -1 for none
-    std::vector<std::int32_t> reader;      // last GEMM that read this place; used without caching
+    std::vector<Time> eta;             // never: neither here nor under way
+    std::vector<std::int32_t> task;    // last copy that brings it; -1 for none
+    std::vector<std::int32_t> reader;  // last GEMM that read this place; used without caching
     std::vector<Time> reader_end;
-    std::vector<int> known;                // per p, tiles that are here or under way
+    std::vector<int> known;  // per p, tiles that are here or under way
 };
 
 struct Ready {
@@ -102,7 +102,7 @@ struct Route {
 };
 
 class Scheduler {
-   public:
+  public:
     explicit Scheduler(const Input &in)
         : in_(in),
           locations_(in.num_ranks + 1),
@@ -138,7 +138,7 @@ class Scheduler {
         return std::move(out_);
     }
 
-   private:
+  private:
     // -- geometry ----------------------------------------------------------------------------
 
     Extent tile_extent(std::int64_t start, std::int64_t stop, int index) const {
@@ -226,7 +226,8 @@ class Scheduler {
             if (!in_.product || !w.sides[side_a].home || !w.sides[side_b].home) continue;
             for (int j = 0; j < w.nt; ++j)
                 for (int i = 0; i < w.mt; ++i)
-                    for (int p = 0; p < kt_; ++p) add_known(w, {i, j, p});
+                    for (int p = 0; p < kt_; ++p)
+                        add_known(w, {i, j, p});
         }
         c_tiles_ = c_tile_count;
     }
@@ -235,7 +236,8 @@ class Scheduler {
 
     void reserve() {
         std::size_t copies = 0;
-        for (const Worker &w : workers_) copies += (static_cast<std::size_t>(w.mt) + w.nt) * kt_ * in_.chunks;
+        for (const Worker &w : workers_)
+            copies += (static_cast<std::size_t>(w.mt) + w.nt) * kt_ * in_.chunks;
         const std::size_t gemms = static_cast<std::size_t>(c_tiles_) * kt_;
         out_.tasks.reserve(copies + gemms + 3 * c_tiles_);
         out_.operands.reserve(2 * copies + 4 * gemms + 6 * c_tiles_);
@@ -296,12 +298,10 @@ class Scheduler {
         const Rectangle in_block{rows.start - in_.row_starts[w.row], cols.start - in_.col_starts[w.col], rows.size,
                                  cols.size};
         switch (place) {
-            case CPlace::panel:
-                return whole_region(w.c_panel, tile, static_cast<int>(in_.c_panel[w.rank]), in_block);
+            case CPlace::panel: return whole_region(w.c_panel, tile, static_cast<int>(in_.c_panel[w.rank]), in_block);
             case CPlace::staging:
                 return whole_region(w.c_staging, tile, static_cast<int>(in_.c_staging[w.rank]), in_block);
-            default:
-                break;
+            default: break;
         }
         if (c_user_.empty()) c_user_.resize(workers_.size());
         RegionTable &table = c_user_[static_cast<std::size_t>(workers_of_rank_[w.rank])];
@@ -406,8 +406,8 @@ class Scheduler {
     int chunks_of(const Rectangle &r, std::size_t destinations) const {
         if (destinations < 2) return 1;
         const std::int64_t bytes = r.rows * r.cols * in_.itemsize;
-        const std::int64_t most =
-            std::min({static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
+        const std::int64_t most = std::min(
+            {static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
         return static_cast<int>(std::max<std::int64_t>(1, most));
     }
 
@@ -465,7 +465,8 @@ class Scheduler {
         }
         if (in_.routing == Routing::origin) {
             order_.resize(n);
-            for (std::size_t h = 0; h < n; ++h) order_[h] = static_cast<int>(h);
+            for (std::size_t h = 0; h < n; ++h)
+                order_[h] = static_cast<int>(h);
         } else {
             search_.run(hops_, chunks, order_);
         }
@@ -527,8 +528,7 @@ class Scheduler {
         std::vector<Hop> plan(hops);
         int from = route_.source;
         const bool from_origin = from == origins_[side].location;
-        std::int32_t previous =
-            from_origin ? -1 : workers_[workers_of_rank_[from]].sides[side].task[tile];
+        std::int32_t previous = from_origin ? -1 : workers_[workers_of_rank_[from]].sides[side].task[tile];
         std::int32_t read = from_origin ? origin_region(w, side, outer, p, chunks)
                                         : panel_region(workers_[workers_of_rank_[from]], side, outer, p, chunks);
         for (std::size_t h = 0; h < hops; ++h) {
@@ -581,8 +581,8 @@ class Scheduler {
                 std::int32_t &task) {
         const Link l = c_link(w, inward);
         const std::int32_t local = c_region(w, i, j, place), user = c_region(w, i, j, CPlace::user);
-        task = add_task(copy_task, lane_for_copy(l), -1,
-                        {{inward ? local : user, one}, {inward ? user : local, one}}, {awaited});
+        task = add_task(copy_task, lane_for_copy(l), -1, {{inward ? local : user, one}, {inward ? user : local, one}},
+                        {awaited});
         Time &until = free_[l.resource];
         until = std::max(until, not_before) + cost(l, c_bytes(w, i, j));
         end_ = std::max(end_, until);
@@ -617,11 +617,11 @@ class Scheduler {
     void open(Worker &w, CTile &c, int i, int j) {
         c.lane = lane_for_compute(w.rank, in_.overlap ? w.opened % in_.compute_lanes : 0);
         ++w.opened;
-        if (fetches_c(w) && !in_.lazy)
-            c.fetched = copy_c(w, i, j, true, in_place(w), -1, 0, c.fetch);
+        if (fetches_c(w) && !in_.lazy) c.fetched = copy_c(w, i, j, true, in_place(w), -1, 0, c.fetch);
         if (!track_known_) return;
         ReadyHeap &waiting = w.waiting[static_cast<std::size_t>(j) * w.mt + i];
-        for (; !waiting.empty(); waiting.pop()) w.pending.push(waiting.top());
+        for (; !waiting.empty(); waiting.pop())
+            w.pending.push(waiting.top());
     }
 
     void close(Worker &w, CTile &c, int i, int j) {
@@ -707,10 +707,13 @@ class Scheduler {
 
     bool needs_c(const Worker &w, std::size_t c) const { return c_is_input_ && !w.c_home && w.c[c].progress == 0; }
 
-    static bool is_closed(const Worker &w, int i, int j) { return w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0; }
+    static bool is_closed(const Worker &w, int i, int j) {
+        return w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0;
+    }
 
     void drop_done(const Worker &w, ReadyHeap &heap) const {
-        while (!heap.empty() && w.done[sub_index(w, {heap.top().i, heap.top().j, heap.top().p})]) heap.pop();
+        while (!heap.empty() && w.done[sub_index(w, {heap.top().i, heap.top().j, heap.top().p})])
+            heap.pop();
     }
 
     // Smaller is better; see planning/uncut.py for the order in words.
@@ -821,7 +824,8 @@ class Scheduler {
             const Link l = c_link(w, true);
             eta = std::max(eta, free_[l.resource] + cost(l, c_bytes(w, s.i, s.j)));
         }
-        for (auto it = undo_.rbegin(); it != undo_.rend(); ++it) free_[it->first] = it->second;
+        for (auto it = undo_.rbegin(); it != undo_.rend(); ++it)
+            free_[it->first] = it->second;
         return known = eta;
     }
 
@@ -894,7 +898,7 @@ class Scheduler {
     std::int64_t c_tiles_ = 0;
 
     std::vector<Worker> workers_;
-    std::vector<int> workers_of_rank_;                     // -1: computes nothing
+    std::vector<int> workers_of_rank_;                      // -1: computes nothing
     std::array<std::vector<std::vector<int>>, 2> sharers_;  // per grid row (A) or column (B)
     std::array<std::vector<RegionTable>, 2> origin_regions_;
     std::vector<RegionTable> c_user_;

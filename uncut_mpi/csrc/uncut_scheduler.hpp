@@ -51,13 +51,13 @@ struct Input {
     int chunks = 1, compute_lanes = 1;
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
 
-    std::vector<std::int64_t> row_starts, col_starts;  // rows + 1, cols + 1 element bounds of blocks
-    std::vector<std::int64_t> cell_rank;               // [row * cols + col]
+    std::vector<std::int64_t> row_starts, col_starts;                // rows + 1, cols + 1 element bounds of blocks
+    std::vector<std::int64_t> cell_rank;                             // [row * cols + col]
     std::vector<std::int64_t> a_panel, b_panel, c_panel, c_staging;  // buffer index per rank, or -1
 
-    std::vector<double> ps_per_byte;        // [source * locations + destination]
-    std::vector<std::int64_t> latency_ps;   // the same
-    std::vector<double> ps_per_flop;        // per rank
+    std::vector<double> ps_per_byte;       // [source * locations + destination]
+    std::vector<std::int64_t> latency_ps;  // the same
+    std::vector<double> ps_per_flop;       // per rank
 };
 
 struct Tables {

@@ -163,4 +163,5 @@ def _issue_s(tiles: np.ndarray, m_r: int, n_c: int, problem: GemmProblem, copies
     rows, cols = -(-m_r // tiles), -(-n_c // tiles)
     steps = -(-problem.k // tiles) if problem.has_product else np.ones_like(tiles)
     copies = (rows + cols) * steps * copies_per_tile + 2 * rows * cols
-    return rows * cols * steps * GEMM_ISSUE_S + copies * COPY_ISSUE_S
+    issue_s: np.ndarray = rows * cols * steps * GEMM_ISSUE_S + copies * COPY_ISSUE_S
+    return issue_s

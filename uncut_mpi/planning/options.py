@@ -1,4 +1,4 @@
-"""What a caller may fix about a schedule; every field changes the schedule's bytes or is refused."""
+"""What a caller may fix about a schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ScheduleOptions:
     scheduler : str
         ``"uncut"``, the schedule of the Uncut-GEMMs paper.
     tile : int
-        Tile edge T in elements; 0 lets the heuristic of section III-A choose.
+        Tile edge T in elements, cut to the largest extent of a block; 0 lets the heuristic of section
+        III-A choose.
     tile_min : int
         T_min of the latency term of that heuristic.
     grid : tuple of int or None
@@ -32,18 +33,21 @@ class ScheduleOptions:
         Compute lanes per rank (section III-B).
     caching : bool
         Keep fetched tiles for later sub-problems (III-C). Without it every sub-problem fetches its
-        tiles anew and from their origin, since no copy is kept to route from.
+        tiles anew: no copy is kept, so there is nothing to route from, to batch for or to order by,
+        and `routing`, `batch` and `order` are as if ``"origin"``, off and ``"fixed"``.
     overlap : bool
         Lanes of their own per (source, destination) and for compute (III-B). Without it each rank
         does everything on one lane.
     routing : str
         ``"origin"``, ``"bw"`` (III-D1) or ``"eta"`` (III-D2).
     batch : bool
-        Fetch a read-only tile once for all ranks that need it (III-E); needs caching.
+        Fetch a read-only tile once for all ranks that need it, in chunks passed from rank to rank
+        (III-E). With routing ``"origin"`` along the ranks in order, else along the best chain found.
     wr_lazy : bool
-        Fetch C at the end where A or B shares its location (III-F).
+        Fetch C at the end where A or B shares its location (III-F); of no effect elsewhere.
     order : str
-        ``"fixed"`` or ``"eta"``, how the next sub-problem of a rank is chosen (III-G1).
+        How the next sub-problem of a rank is chosen (III-G1): ``"fixed"``, k innermost, then rows, then
+        columns; or ``"eta"``, the one that can start first.
     """
 
     scheduler: str = "uncut"

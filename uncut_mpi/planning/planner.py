@@ -102,6 +102,6 @@ def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, Sch
         ("+ ETA routing and batching", {"routing": "eta", "batch": True}),
         ("+ WR-lazy and ETA order", {"wr_lazy": True, "order": "eta"}),
     ):
-        step = dataclasses.replace(step, **added)  # type: ignore[arg-type]
+        step = dataclasses.replace(step, **added)
         steps.append((name, step))
     return steps

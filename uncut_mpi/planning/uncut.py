@@ -311,7 +311,7 @@ def _native_input(
     given.c_panel, given.c_staging = layout.c_panel, layout.c_staging
 
     bandwidth = machine.bandwidth_gb_per_s
-    ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0)
+    ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros(bandwidth.shape), where=bandwidth > 0)
     given.ps_per_byte = ps_per_byte.ravel().tolist()
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
     rate = machine.gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)

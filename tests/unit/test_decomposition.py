@@ -1,0 +1,143 @@
+"""Blocks, tiles and the tile heuristic."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_cost
+from uncut_mpi.planning.grid import ProcessGrid
+
+LONG = 1e9  # a bound (s) that discards nothing
+
+
+def square(extent: int) -> GemmProblem:
+    return GemmProblem(extent, extent, extent, DType.f64)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 64),
+    st.integers(0, 90),
+    st.integers(0, 90),
+    st.integers(0, 60),
+    st.integers(1, 100),
+)
+def test_sub_problems_cover_the_product_exactly_once(ranks: int, m: int, n: int, k: int, tile: int) -> None:
+    decomposition = Decomposition.make(GemmProblem(m, n, k, DType.f64), ProcessGrid.most_square(ranks), tile)
+    seen = np.zeros((m, n, k), np.int8)
+    count = 0
+    for rank in range(ranks):
+        for rows, cols, inner in decomposition.sub_problems(rank):
+            seen[rows.start : rows.stop, cols.start : cols.stop, inner.start : inner.stop] += 1
+            assert 0 < len(rows) <= tile
+            assert 0 < len(cols) <= tile
+            assert 0 < len(inner) <= tile
+            count += 1
+    assert (seen == 1).all()
+    assert count == decomposition.num_sub_problems()
+
+
+@given(st.integers(1, 64), st.integers(1, 500), st.integers(1, 40))
+def test_tiles_are_whole_but_for_the_last_of_a_block(ranks: int, m: int, tile: int) -> None:
+    decomposition = Decomposition.make(GemmProblem(m, 7, 3, DType.f64), ProcessGrid(ranks, 1), tile)
+    for rank in range(ranks):
+        rows, _ = decomposition.block(rank)
+        sizes = [len(piece) for piece in decomposition.tiles(rows)]
+        assert sum(sizes) == len(rows)
+        assert all(size == tile for size in sizes[:-1])
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 300), st.integers(1, 300), st.integers(1, 40))
+def test_a_grid_row_shares_its_rows_and_a_grid_column_its_columns(
+    rows: int, cols: int, m: int, n: int, tile: int
+) -> None:
+    grid = ProcessGrid(rows, cols)
+    decomposition = Decomposition.make(GemmProblem(m, n, 5, DType.f64), grid, tile)
+    for rank in range(grid.size):
+        row, col = grid.position(rank)
+        assert decomposition.block(rank)[0] == decomposition.block(grid.rank(row, 0))[0]
+        assert decomposition.block(rank)[1] == decomposition.block(grid.rank(0, col))[1]
+
+
+def test_ranks_beyond_the_grid_have_no_block() -> None:
+    decomposition = Decomposition.make(square(10), ProcessGrid(1, 2), 4)
+    assert decomposition.block(2) == (range(0), range(0))
+    assert decomposition.sub_problems(2) == []
+
+
+def test_cost_is_the_sum_of_the_three_terms_of_the_paper() -> None:
+    problem = GemmProblem(1000, 2048, 4096, DType.f64)
+    tiles = np.array([512, 2048])
+    # 512: 1000 has a remainder, one whole tile; 2048: 1000 is one short tile.
+    first = 1 / 1 + 4 / ((1000 / 512) * 4 * 8) + 0.2 * 2048 / 512
+    second = 0 + 4 / (1 * 1 * 2) + 0.2
+    assert tile_cost(tiles, problem, 4, 2048) == pytest.approx([first, second], rel=1e-14)
+    assert tile_cost(tiles, problem, 4, 1024) == pytest.approx([first - 0.4, second - 0.1], rel=1e-14)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(256, 3000),
+    st.integers(256, 3000),
+    st.integers(128, 3000),
+    st.integers(1, 16),
+    st.sampled_from([256, 2048]),
+)
+def test_the_tile_is_the_cheapest_of_all_candidates(m: int, n: int, k: int, ranks: int, tile_min: int) -> None:
+    problem = GemmProblem(m, n, k, DType.f64)
+    grid = ProcessGrid.most_square(ranks)
+    least = min(math.ceil(m / grid.rows), math.ceil(n / grid.cols), k)
+    tile = choose_tile(problem, grid, tile_min=tile_min, bound_s=LONG)
+    if least < 128:
+        assert tile == least
+        return
+    costs = {}
+    for candidate in range(128, least + 1):
+        cost = ranks / math.prod(max(extent / candidate, 1.0) for extent in (m, n, k)) + 0.2 * tile_min / candidate
+        for extent in (m, n, k):
+            if extent % candidate and extent >= candidate:
+                cost += 1 / (extent // candidate)
+        costs[candidate] = cost
+    assert costs[tile] == pytest.approx(min(costs.values()), rel=1e-12)
+
+
+def test_the_heuristic_takes_2048_for_the_large_squares_of_the_paper() -> None:
+    for extent in (8192, 16384):
+        assert choose_tile(square(extent), ProcessGrid(2, 4), tile_min=2048, bound_s=LONG) == 2048
+
+
+def test_a_smaller_t_min_gives_smaller_tiles() -> None:
+    assert choose_tile(square(16384), ProcessGrid(2, 4), tile_min=128, bound_s=LONG) == 1024
+
+
+def test_tiles_that_take_half_the_bound_to_issue_are_discarded() -> None:
+    grid = ProcessGrid(2, 2)
+    problem = GemmProblem(4096, 4096, 100, DType.f64)
+    assert choose_tile(problem, grid, tile_min=2048, bound_s=LONG) == 100
+    # 21×21 products of 100³ take 3.5 ms and more to issue, against a bound of 0.5 ms.
+    chosen = choose_tile(problem, grid, tile_min=2048, bound_s=0.5e-3)
+    assert 2048 // chosen <= 5
+    # Nothing can be issued within the bound: one product per rank.
+    assert choose_tile(problem, grid, tile_min=2048, bound_s=1e-6) == 2048
+
+
+def test_copies_that_a_tile_takes_count_as_issue_time() -> None:
+    grid = ProcessGrid(2, 2)
+    one = choose_tile(square(4096), grid, tile_min=128, bound_s=6e-3, copies_per_tile=1)
+    many = choose_tile(square(4096), grid, tile_min=128, bound_s=6e-3, copies_per_tile=64)
+    assert one < many
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 300, 301), (10_000, 10_000, 1), (7, 1, 0), (65536, 65536, 65536)])
+def test_extreme_shapes_get_a_tile_that_makes_few_tasks(shape: tuple[int, int, int]) -> None:
+    problem = GemmProblem(*shape, DType.f64)
+    grid = ProcessGrid(2, 4)
+    tile = choose_tile(problem, grid, tile_min=2048, bound_s=problem.flops / 4e14)
+    assert Decomposition.make(problem, grid, tile).num_sub_problems() <= 32**3

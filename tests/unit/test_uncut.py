@@ -1,0 +1,638 @@
+"""The paper's scheduler: what its schedules compute, move and promise."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.interpret import mismatch, random_data, random_order
+from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import uncut
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
+from uncut_mpi.planning.schedule import HOST, Factor, Kind, LaneKind, Matrix, Role, Schedule
+from uncut_mpi.planning.verify import verify
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_uncut_digests.json"
+T = 8  # tile edge of the small problems
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut even the smallest tiles into chunks."""
+    monkeypatch.setattr(uncut, "MIN_CHUNK_COLUMNS", 1)
+    monkeypatch.setattr(uncut, "MIN_CHUNK_BYTES", 1)
+
+
+def problem_of(m: int, n: int, k: int, dtype: str = "f64", **more) -> GemmProblem:
+    return GemmProblem(m, n, k, DType[dtype], **more)
+
+
+def cube(extent: int, **more) -> GemmProblem:
+    return problem_of(extent, extent, extent, **more)
+
+
+def make(problem: GemmProblem, place: str, ranks: int, machine: Machine | None = None, **options) -> Schedule:
+    return result_of(problem, place, ranks, machine, **options).schedule
+
+
+def result_of(
+    problem: GemmProblem, place: str, ranks: int, machine: Machine | None = None, **options
+) -> uncut.UncutResult:
+    machine = machine or Machine.uniform(ranks)
+    return uncut.schedule(problem, Placement.parse(place), ranks, machine, ScheduleOptions(**{"tile": T, **options}))
+
+
+def check(schedule: Schedule, seed: int = 0, beta: float = 1.1154) -> None:
+    """The schedule is well-formed, proven, and right on numbers in its own and in another order."""
+    schedule.check()
+    verify(schedule, lower(schedule))
+    data = random_data(schedule.problem, seed, beta=beta)
+    assert mismatch(schedule, data) == ""
+    assert mismatch(schedule, data, random_order(schedule, seed)) == ""
+
+
+def of_kind(schedule: Schedule, kind: Kind) -> np.ndarray:
+    return np.flatnonzero(schedule.tasks["kind"] == kind)
+
+
+def written_role(schedule: Schedule, task: int) -> tuple[int, int]:
+    buffer = schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]
+    return int(schedule.buffers["matrix"][buffer]), int(schedule.buffers["role"][buffer])
+
+
+def bytes_into(schedule: Schedule, matrix: Matrix) -> int:
+    """Bytes that copies bring into panels and staging of a matrix."""
+    into = [
+        copy
+        for copy in schedule.copies()
+        if written_role(schedule, copy[0]) in {(matrix, Role.PANEL), (matrix, Role.STAGING)}
+    ]
+    return int(sum(copy[3] for copy in into))
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("ranks", "dtype"), [(1, "f64"), (2, "f16"), (3, "f64"), (4, "bf16"), (8, "f32")])
+def test_every_placement_gives_the_product(ranks: int, dtype: str) -> None:
+    last = str(ranks - 1)
+    places = [
+        *itertools.product(("h", "0", last), repeat=3),
+        *itertools.product((f"h{last}", "h0"), ("h", last), ("h0",)),
+    ]
+    for seed, place in enumerate(places):
+        problem = problem_of(18, 21, 17, dtype, trans_a="NT"[seed % 2], trans_b="NT"[seed // 2 % 2], ldc=20, lda=25)
+        check(make(problem, ",".join(place), ranks, chunks=2, compute_lanes=2), seed)
+
+
+_ON_OFF = {"caching": (True, False), "overlap": (True, False), "batch": (True, False), "wr_lazy": (True, False)}
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("place", "dtype"), [("h,h,h", "f64"), ("0,0,0", "f16"), ("3,0,h1", "f32")])
+def test_every_combination_of_options_gives_the_product(place: str, dtype: str) -> None:
+    names = [*_ON_OFF, "routing", "order"]
+    for seed, values in enumerate(itertools.product(*_ON_OFF.values(), ROUTINGS, ORDERS)):
+        options = dict(zip(names, values, strict=True))
+        problem = problem_of(17, 20, 10, dtype, reads_c=seed % 5 != 0)
+        check(make(problem, place, 4, chunks=2, compute_lanes=2, **options), seed)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1, 1),
+        (1, 50, 3),
+        (50, 1, 3),
+        (3, 2, 50),
+        (9, 9, 1),
+        (16, 16, 16),
+        (17, 15, 8),
+        (64, 8, 8),
+        (0, 9, 9),
+        (9, 0, 9),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 6, 7])
+def test_edges_and_fewer_tiles_than_ranks(shape: tuple[int, int, int], ranks: int) -> None:
+    for seed, (place, dtype) in enumerate(itertools.product(("h,h,h", "0,0,0", "h,0,0"), ("f32", "f16"))):
+        schedule = make(problem_of(*shape, dtype), place, ranks)
+        check(schedule, seed)
+        if 0 in shape[:2]:
+            assert len(schedule.tasks) == 0
+            assert [int(role) for role in schedule.buffers["role"]] == [Role.USER] * 3
+
+
+@pytest.mark.parametrize("place", ["h,h,h", "0,0,1", "h,h,h2", "h,h,2"])
+@pytest.mark.parametrize("dtype", ["f64", "f16"])
+@pytest.mark.parametrize("nothing", ["k", "alpha"])
+def test_without_a_product_c_is_only_scaled(place: str, dtype: str, nothing: str) -> None:
+    k = 0 if nothing == "k" else 5
+    for reads_c in (True, False):
+        problem = problem_of(30, 21, k, dtype, scales_only=nothing == "alpha", reads_c=reads_c)
+        schedule = make(problem, place, 3)
+        check(schedule)
+        assert len(of_kind(schedule, Kind.GEMM)) == 0
+        touched = schedule.buffers["matrix"][np.unique(schedule.regions["buffer"])]
+        assert set(touched.tolist()) == {Matrix.C}  # neither A nor B is read
+        on_device = schedule.placement.c.space == "device"
+        assert len(schedule.copies()) == (
+            0 if on_device else (2 if reads_c else 1) * len(of_kind(schedule, Kind.COMBINE))
+        )
+        if schedule.placement.c.rank is not None:
+            assert set(schedule.tasks["rank"].tolist()) == {schedule.placement.c.rank}
+
+
+def test_beta_zero_never_reads_c() -> None:
+    for place, lazy, dtype in itertools.product(("h,h,h", "0,0,0", "h,h,0"), (True, False), ("f64", "f16")):
+        schedule = make(problem_of(20, 20, 20, dtype, reads_c=False), place, 4, wr_lazy=lazy)
+        reads = np.ones(len(schedule.operands), bool)
+        reads[schedule.tasks["first_operand"]] = False
+        read_buffers = schedule.regions["buffer"][schedule.operands["region"][reads]]
+        accumulating = schedule.operands["factor"][reads] == Factor.BETA
+        assert not accumulating.any()
+        for task in of_kind(schedule, Kind.COPY):
+            assert schedule.regions["buffer"][schedule.operands_of(task)["region"][1]] != Matrix.C
+        if "0" not in place:
+            assert Matrix.C not in read_buffers
+        check(schedule)
+
+
+@st.composite
+def random_cases(draw: st.DrawFn) -> tuple[GemmProblem, str, int, dict]:
+    ranks = draw(st.one_of(st.integers(1, 10), st.integers(11, 64)))
+    location = st.one_of(
+        st.just("h"), st.integers(0, ranks - 1).map(str), st.integers(0, ranks - 1).map(lambda rank: f"h{rank}")
+    )
+    extent = st.integers(1, 40)
+    m, n, k = draw(extent), draw(extent), draw(st.integers(0, 40))
+    problem = problem_of(
+        m,
+        n,
+        k,
+        draw(st.sampled_from(["f64", "f32", "f16", "bf16"])),
+        trans_a=draw(st.sampled_from("NT")),
+        trans_b=draw(st.sampled_from("NT")),
+        lda=draw(st.sampled_from([0, 50])),
+        ldb=draw(st.sampled_from([0, 47])),
+        ldc=draw(st.sampled_from([0, 41])),
+        reads_c=draw(st.booleans()),
+        scales_only=draw(st.integers(0, 9)) == 0,
+    )
+    place = ",".join(draw(st.tuples(location, location, location)))
+    rows = draw(st.integers(1, ranks))
+    options = {
+        "tile": draw(st.sampled_from([0, 3, 8, 13, 100])),
+        "grid": draw(st.sampled_from([None, (rows, ranks // rows), (1, rows)])),
+        "chunks": draw(st.integers(1, 5)),
+        "compute_lanes": draw(st.integers(1, 4)),
+        "routing": draw(st.sampled_from(ROUTINGS)),
+        "order": draw(st.sampled_from(ORDERS)),
+        **{name: draw(st.sampled_from(values)) for name, values in _ON_OFF.items()},
+    }
+    return problem, place, ranks, options
+
+
+@settings(deadline=None, max_examples=40)
+@given(random_cases(), st.integers(0, 2**31))
+def test_any_problem_on_any_machine_gives_the_product(case: tuple[GemmProblem, str, int, dict], seed: int) -> None:
+    problem, place, ranks, options = case
+    rng = np.random.default_rng(seed)
+    locations = ranks + 1
+    machine = Machine(
+        name="random",
+        key="random",
+        bandwidth_gb_per_s=rng.uniform(10, 400, (locations, locations)),
+        latency_s=rng.uniform(0, 1e-5, (locations, locations)),
+        gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
+        memory_bytes=np.full(ranks, 10**9),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uncut, "MIN_CHUNK_COLUMNS", 1)
+        patch.setattr(uncut, "MIN_CHUNK_BYTES", 1)
+        schedule = make(problem, place, ranks, machine, **options)
+    check(schedule, seed)
+
+
+# -- what is moved ---------------------------------------------------------------------------------
+
+
+def test_transfers_of_the_paper_16384_cubed_on_8_gpus_from_host() -> None:
+    schedule = make(cube(16384), "h,h,h", 8, tile=2048)
+    tile_bytes = 2048 * 2048 * 8
+    assert schedule.grid == (2, 4)
+    assert schedule.bytes_by_link() == {
+        "host_to_device": 192 * tile_bytes,
+        "device_to_host": 64 * tile_bytes,
+        "device_to_device": 256 * tile_bytes,
+        "local": 0,
+    }
+    assert bytes_into(schedule, Matrix.A) == 64 * 4 * tile_bytes
+    assert bytes_into(schedule, Matrix.B) == 64 * 2 * tile_bytes
+
+
+def test_a_matrix_at_home_is_read_and_written_in_place() -> None:
+    schedule = make(cube(32), "0,0,0", 4)
+    on_0 = schedule.buffers[schedule.buffers["owner"] == 0]
+    assert set(on_0["role"].tolist()) == {Role.USER}
+    assert schedule.softbuf_bytes()[0] == 0
+    copies = schedule.copies()
+    assert not (copies[:, 1] == copies[:, 2]).any()
+
+
+def test_caching_fetches_each_tile_once_per_rank_and_without_it_each_sub_problem_fetches() -> None:
+    kept = make(cube(64), "h,h,h", 4, batch=False)
+    anew = make(cube(64), "h,h,h", 4, caching=False)
+    tile_bytes = T * T * 8
+    # 2×2 grid of blocks of 4×4 tiles, 8 steps of k: 32 tiles of A and 32 of B per rank.
+    assert bytes_into(kept, Matrix.A) == 4 * 32 * tile_bytes
+    assert bytes_into(anew, Matrix.A) == 4 * 4 * 4 * 8 * tile_bytes
+    copies = anew.copies()
+    into_panels = copies[copies[:, 2] != HOST]
+    assert (into_panels[:, 1] == HOST).all()  # always from the origin
+
+
+def test_without_overlap_every_rank_has_one_lane_and_pulls() -> None:
+    schedule = make(cube(32), "0,h,0", 4, overlap=False)
+    assert sorted(schedule.lanes["rank"].tolist()) == [0, 1, 2, 3]
+    for task, _, destination, _ in schedule.copies():
+        if written_role(schedule, task)[1] == Role.PANEL:
+            assert schedule.tasks["rank"][task] == destination
+    check(schedule)
+
+
+def test_with_overlap_copies_are_issued_where_the_data_is() -> None:
+    schedule = make(cube(32), "1,h,h2", 4)
+    for task, source, destination, _ in schedule.copies():
+        issuer = int(schedule.tasks["rank"][task])
+        buffers = [schedule.buffers[schedule.regions["buffer"][o["region"]]] for o in schedule.operands_of(task)]
+        private = [int(b["owner"]) for b in buffers if b["space"] == 1 and b["owner"] != HOST]
+        if private:
+            assert issuer == private[0] == 2
+        elif source == HOST:
+            assert issuer == destination
+        else:
+            assert issuer == source
+        lane = schedule.lanes[schedule.tasks["lane"][task]]
+        assert (int(lane["kind"]), int(lane["source"]), int(lane["destination"])) == (
+            LaneKind.COPY,
+            source,
+            destination,
+        )
+
+
+def test_batching_forwards_each_tile_along_the_grid_row_or_column_in_groups() -> None:
+    together = make(cube(64), "h,h,h", 4)
+    apart = make(cube(64), "h,h,h", 4, batch=False, routing="origin")
+    assert (apart.tasks["group"] == -1).all()
+    groups = together.tasks["group"][together.tasks["group"] >= 0]
+    assert len(np.unique(groups)) == 64 + 64  # all tiles of A and B
+    assert together.bytes_by_link()["host_to_device"] == apart.bytes_by_link()["host_to_device"] - 2 * 64 * 64 * 8
+    # Every hop but the first of a group awaits the one before it, of the same chunk.
+    for group in np.unique(groups):
+        members = np.flatnonzero(together.tasks["group"] == group)
+        hops = [member for member in members if together.copies()[:, 0].searchsorted(member) >= 0]
+        assert len(hops) == 2  # one chunk: the tiles are small
+        assert together.awaited(hops[1]).tolist() == [hops[0]]
+
+
+def test_chunks_cut_shared_tiles_along_stored_columns_and_stay_in_order() -> None:
+    problem = problem_of(4096, 4096, 2048, trans_b="T")
+    counts = {}
+    for chunks in (1, 4, 8):
+        schedule = make(problem, "h,h,h", 4, tile=1024, chunks=chunks)
+        counts[chunks] = len(schedule.copies())
+        shared = np.flatnonzero(schedule.tasks["group"] >= 0)
+        region = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"][shared]]]
+        assert set(region["rows"].tolist()) == {1024}
+        assert set(region["cols"].tolist()) == {1024 // chunks}
+    tiles = 2 * (4 * 2 + 4 * 2)  # of A and B, to two ranks each
+    assert counts[4] - counts[1] == 3 * tiles
+    assert counts[8] - counts[1] == 7 * tiles
+
+
+def test_chunks_never_get_too_small() -> None:
+    schedule = make(cube(1024), "h,h,h", 4, tile=512, chunks=64)
+    shared = np.flatnonzero(schedule.tasks["group"] >= 0)
+    region = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"][shared]]]
+    assert region["cols"].min() >= uncut.MIN_CHUNK_COLUMNS
+    assert (region["rows"] * region["cols"]).min() * 8 >= uncut.MIN_CHUNK_BYTES
+    assert region["cols"].min() < 512
+
+
+def one_good_host_link() -> Machine:
+    """Four ranks with fast links between them; only rank 0 reaches the host quickly."""
+    bandwidth = np.full((5, 5), 100.0)
+    bandwidth[4, :] = [10, 1, 1, 1, 10]
+    return dataclasses.replace(Machine.uniform(4), bandwidth_gb_per_s=bandwidth)
+
+
+def test_routing_takes_load_off_the_origin() -> None:
+    made = [
+        result_of(cube(2048), "h,h,h", 4, one_good_host_link(), tile=256, batch=False, routing=routing)
+        for routing in ROUTINGS
+    ]
+    origin, by_bandwidth, by_eta = (result.schedule.bytes_by_link()["host_to_device"] for result in made)
+    once = 3 * 2048 * 2048 * 8
+    assert origin == once + 2 * 2048 * 2048 * 8
+    assert by_bandwidth == once
+    assert once < by_eta < origin
+    assert max(made[1].predicted_s, made[2].predicted_s) < made[0].predicted_s
+
+
+def test_eta_routing_uses_the_origin_where_the_faster_link_is_busy() -> None:
+    # The links between ranks are a little faster than the host's: by bandwidth alone they get all copies.
+    machine = Machine.uniform(4, link_gb_per_s=12, host_gb_per_s=10, latency_s=0)
+    by_bandwidth, by_eta = (
+        result_of(cube(2048), "h,h,0", 4, machine, tile=256, batch=False, routing=routing, order="fixed")
+        for routing in ("bw", "eta")
+    )
+    assert by_eta.schedule.bytes_by_link()["host_to_device"] > by_bandwidth.schedule.bytes_by_link()["host_to_device"]
+    assert by_eta.predicted_s < by_bandwidth.predicted_s
+
+
+def test_private_host_memory_is_reached_over_its_own_ranks_link_alone() -> None:
+    machine = Machine.uniform(4)
+    shared = result_of(cube(4096), "h,h,h", 4, machine, tile=1024)
+    private = result_of(cube(4096), "h1,h1,h1", 4, machine, tile=1024)
+    bytes_in = private.schedule.bytes_by_link()["host_to_device"]
+    assert private.predicted_s > bytes_in / 50e9
+    assert shared.predicted_s < bytes_in / 50e9
+
+
+# -- C ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "lazy"), [("h,h,h", True), ("0,h,0", True), ("h,0,0", True), ("h,h,0", False), ("0,1,h", False)]
+)
+def test_wr_lazy_combines_once_per_tile_where_a_or_b_shares_the_location_of_c(place: str, lazy: bool) -> None:
+    on, off = make(cube(64), place, 4), make(cube(64), place, 4, wr_lazy=False)
+    at_home = 16 if "0" in place.split(",")[2] else 0  # tiles of the rank that holds C
+    assert len(of_kind(on, Kind.COMBINE)) == (64 - at_home if lazy else 0)
+    assert len(of_kind(off, Kind.COMBINE)) == 0
+    assert (on.digest() != off.digest()) == lazy
+    assert bytes_into(on, Matrix.C) == bytes_into(off, Matrix.C) == (64 - at_home) * T * T * 8
+
+
+def test_wr_lazy_needs_room_for_c_twice() -> None:
+    on, off = make(cube(64), "h,h,h", 4), make(cube(64), "h,h,h", 4, wr_lazy=False)
+    assert (on.softbuf_bytes() - off.softbuf_bytes()).tolist() == [64 * 64 * 8 // 4] * 4
+
+
+def test_wr_lazy_fetches_c_after_the_last_tiles_of_a_and_b_that_it_needs() -> None:
+    schedule = make(cube(64), "h,h,h", 4, order="fixed")
+    for rank in range(4):
+        copies = [c for c in schedule.copies() if c[2] == rank and c[1] == HOST]
+        first_of_c = min(c[0] for c in copies if written_role(schedule, c[0])[0] == Matrix.C)
+        gemms = of_kind(schedule, Kind.GEMM)
+        before = gemms[(schedule.tasks["rank"][gemms] == rank) & (gemms < first_of_c)]
+        assert len(before) == 8  # all steps of k of its first C tile
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "h,h,1"])
+def test_half_types_sum_in_float32_and_are_rounded_once_per_tile(dtype: str, place: str) -> None:
+    schedule = make(problem_of(32, 32, 64, dtype), place, 2)
+    for task in of_kind(schedule, Kind.GEMM):
+        buffer = schedule.buffers[schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]]
+        assert buffer["dtype"] == DType.f32
+    assert len(of_kind(schedule, Kind.COMBINE)) == 16
+    writes_half = [
+        task
+        for task in range(len(schedule.tasks))
+        if schedule.tasks["kind"][task] != Kind.COPY
+        and schedule.buffers["dtype"][schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]] != DType.f32
+    ]
+    assert writes_half == of_kind(schedule, Kind.COMBINE).tolist()
+
+
+def test_the_first_sub_problem_scheduled_carries_beta_whatever_its_step_of_k() -> None:
+    machine = Machine.uniform(4, latency_s=1e-3)
+    schedule = make(problem_of(64, 64, 61), "h,0,1", 4, machine)
+    first_k = set()
+    seen: dict[tuple[int, ...], int] = {}
+    for task in of_kind(schedule, Kind.GEMM):
+        operands = schedule.operands_of(task)
+        target = int(operands["region"][0])
+        count = seen.get((target,), 0)
+        seen[(target,)] = count + 1
+        if count:
+            assert operands["factor"][3] == Factor.ONE
+        else:
+            assert operands["factor"][3] == Factor.BETA
+            region = schedule.regions[operands["region"][1]]
+            first_k.add(int(region["col"]))
+    assert first_k  # every tile was opened
+    check(schedule)
+
+
+# -- order and lanes -------------------------------------------------------------------------------
+
+
+def test_the_fixed_order_runs_through_k_then_rows_then_columns() -> None:
+    schedule = make(problem_of(32, 32, 24), "h,h,h", 1, order="fixed")
+    places = []
+    for task in of_kind(schedule, Kind.GEMM):
+        a, c = (schedule.regions[schedule.operands_of(task)["region"][which]] for which in (1, 0))
+        places.append((int(c["col"]), int(c["row"]), int(a["col"])))
+    assert places == sorted(places)
+    assert len(places) == 4 * 4 * 3
+
+
+def test_the_order_by_eta_starts_with_what_arrives_first() -> None:
+    # B is at rank 0; A comes over a slow link. The fixed order would wait for all of k before it reuses a tile of A.
+    machine = Machine.uniform(1, host_gb_per_s=0.1, latency_s=0, gemm_tflop_per_s={"f64": 0.01})
+    fixed, by_eta = (
+        result_of(cube(64), "h,0,0", 1, machine, wr_lazy=False, order=order, compute_lanes=1) for order in ORDERS
+    )
+    assert by_eta.predicted_s < fixed.predicted_s
+    reads = [int(by_eta.schedule.operands_of(task)["region"][1]) for task in of_kind(by_eta.schedule, Kind.GEMM)]
+    assert len(set(reads[:8])) == 1  # one tile of A serves all eight columns before the next is awaited
+
+
+def test_ranks_take_turns() -> None:
+    schedule = make(cube(64), "h,h,h", 4)
+    ranks = schedule.tasks["rank"][of_kind(schedule, Kind.GEMM)]
+    assert (ranks.reshape(-1, 4) == [0, 1, 2, 3]).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+def test_a_c_tile_stays_on_one_compute_lane(lanes: int) -> None:
+    schedule = make(cube(64), "h,h,h", 4, compute_lanes=lanes)
+    computes = schedule.lanes["kind"] == LaneKind.COMPUTE
+    assert computes.sum() == 4 * lanes
+    lane_of: dict[int, int] = {}
+    for task in of_kind(schedule, Kind.GEMM):
+        target = int(schedule.operands_of(task)["region"][0])
+        lane = int(schedule.tasks["lane"][task])
+        assert lane_of.setdefault(target, lane) == lane
+
+
+def test_ranks_without_work_issue_nothing_but_what_they_own() -> None:
+    schedule = make(problem_of(3, 2, 20), "5,h,h", 6)
+    working = {rank for rank in range(6) if schedule.softbuf_bytes()[rank]}
+    issuing = set(schedule.tasks["rank"].tolist())
+    assert issuing == working | {5}
+    check(schedule)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_panels_are_aligned_and_do_not_overlap() -> None:
+    schedule = make(problem_of(37, 41, 29, "f16", trans_a="T"), "h,h,h", 3)
+    buffers = schedule.buffers
+    assert (buffers["offset"][3:] % 256 == 0).all()
+    assert (buffers["ld"][3:] * np.where(buffers["dtype"][3:] == DType.f32, 4, 2) % 64 == 0).all()
+    for rank in range(3):
+        own = np.sort(buffers[buffers["owner"] == rank], order="offset")
+        ends = own["offset"] + own["ld"] * own["cols"] * np.where(own["dtype"] == DType.f32, 4, 2)
+        assert (ends[:-1] <= own["offset"][1:]).all()
+
+
+def test_too_little_memory_says_which_rank_needs_what_and_what_to_do() -> None:
+    machine = dataclasses.replace(Machine.uniform(2), memory_bytes=np.array([10**9, 20_000]))
+    with pytest.raises(CapacityError, match=r"rank 1 needs \d+ bytes .* has 20000 bytes.*use more ranks"):
+        make(cube(64), "h,h,h", 2, machine)
+    # What lives on the device counts as well.
+    fits = dataclasses.replace(Machine.uniform(2), memory_bytes=np.array([10**9, 3 * 64 * 64 * 8]))
+    make(cube(64), "0,0,0", 2, fits)
+    with pytest.raises(CapacityError, match="rank 0 needs"):
+        make(cube(64), "0,h,h", 2, dataclasses.replace(fits, memory_bytes=np.array([64 * 64 * 8 + 20_000, 10**9])))
+
+
+def test_a_tile_far_too_small_is_refused_with_the_count() -> None:
+    with pytest.raises(PlanError, match=r"tile 1 makes \d+ tasks .* the limit is 20000000"):
+        make(cube(4096), "h,h,h", 4, tile=1)
+
+
+def test_ranks_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ParamError, match="placed on rank 4"):
+        make(cube(16), "4,h,h", 4)
+    with pytest.raises(ParamError, match="grid 3x2 has 6 places"):
+        make(cube(16), "h,h,h", 4, grid=(3, 2))
+    with pytest.raises(ParamError, match="has 3 ranks, the session has 4"):
+        make(cube(16), "h,h,h", 4, Machine.uniform(3))
+
+
+# -- the model's time ------------------------------------------------------------------------------
+
+
+def test_predicted_time_of_one_tile_is_the_sum_of_its_tasks() -> None:
+    machine = Machine.uniform(1, host_gb_per_s=10, latency_s=1e-6, gemm_tflop_per_s={"f64": 1})
+    size = 512
+    nbytes = size * size * 8
+    copy = 1e-6 + nbytes / 10e9
+    compute = 2 * size**3 / 1e12
+    eager = result_of(cube(size), "h,h,h", 1, machine, tile=size, wr_lazy=False)
+    assert eager.predicted_s == pytest.approx(4 * copy + compute, rel=1e-9)
+    lazy = result_of(cube(size), "h,h,h", 1, machine, tile=size)
+    combine = 1e-6 + 0.5 * 3 * nbytes / (4 * 390e9)
+    assert lazy.predicted_s == pytest.approx(2 * copy + max(copy, compute) + combine + copy, rel=1e-9)
+    home = result_of(cube(size), "0,0,0", 1, machine, tile=size)
+    assert home.predicted_s == pytest.approx(compute, rel=1e-9)
+    serial = result_of(cube(size), "h,h,h", 1, machine, tile=size, overlap=False)
+    assert serial.predicted_s == pytest.approx(4 * copy + compute + combine, rel=1e-9)
+
+
+def test_predicted_time_of_a_batched_fetch_is_the_pipelines() -> None:
+    # One tile of A passes along a row of four ranks; B and C take no time.
+    machine = Machine.uniform(5, link_gb_per_s=10, host_gb_per_s=1e6, latency_s=0, gemm_tflop_per_s={"f64": 1e9})
+    made = result_of(problem_of(1024, 4, 1024, reads_c=False), "4,h,h", 5, machine, tile=1024, grid=(1, 4), chunks=8)
+    t = 1024 * 1024 * 8 / 10e9
+    assert made.predicted_s == pytest.approx(t * (1 + 3 / 8), rel=1e-4)
+
+
+def test_prediction_is_never_below_the_bound() -> None:
+    for ranks, place in itertools.product((1, 2, 4, 8), ("h,h,h", "0,0,0", "h,0,h")):
+        machine = Machine.uniform(ranks)
+        problem = cube(4096)
+        made = result_of(problem, place, ranks, machine, tile=0)
+        assert made.predicted_s >= bound(problem, Placement.parse(place), machine).seconds * (1 - 1e-9)  # picoseconds
+
+
+# -- determinism -----------------------------------------------------------------------------------
+
+
+def golden_cases() -> dict[str, Schedule]:
+    return {
+        "16384 h,h,h on 8": make(cube(16384), "h,h,h", 8, tile=0),
+        "8192 0,0,0 on 4": make(cube(8192), "0,0,0", 4, tile=0),
+        "thin f16 T,N": make(problem_of(1000, 777, 13010, "f16", trans_a="T"), "3,h,5", 8, tile=512),
+        "fixed, no lazy": make(problem_of(5000, 3000, 2000, "f32"), "h,h,h", 6, tile=700, order="fixed", wr_lazy=False),
+        "no caching": make(problem_of(300, 200, 100), "h,h,h2", 3, tile=64, caching=False),
+        "no overlap, bw": make(
+            problem_of(4096, 4096, 1024, trans_b="T"), "1,0,h", 4, tile=512, overlap=False, routing="bw"
+        ),
+        "scaled": make(problem_of(999, 555, 0, "bf16"), "h,h,h", 4, tile=128),
+        "primes": make(problem_of(4001, 3001, 2003), "h,h,h", 13, tile=301, batch=False),
+    }
+
+
+def test_digests_are_those_of_the_golden_file() -> None:
+    assert {name: schedule.digest() for name, schedule in golden_cases().items()} == json.loads(GOLDEN.read_text())
+
+
+def test_the_same_problem_twice_and_in_another_process_gives_the_same_bytes() -> None:
+    again = make(cube(4096), "h,h,h", 8, tile=512)
+    assert again.encode() == make(cube(4096), "h,h,h", 8, tile=512).encode()
+    code = "from tests.unit.test_uncut import cube, make; print(make(cube(4096), 'h,h,h', 8, tile=512).digest())"
+    root = pathlib.Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(root)}
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=root, env=environment
+    )
+    assert other.stdout.strip() == again.digest()
+
+
+CHANGES = {
+    "tile": 512,
+    "tile_min": 256,
+    "grid": (1, 8),
+    "chunks": 4,
+    "compute_lanes": 1,
+    "caching": False,
+    "overlap": False,
+    "routing": "origin",
+    "batch": False,
+    "wr_lazy": False,
+    "order": "fixed",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_option_changes_the_digest(name: str) -> None:
+    default = make(cube(8192), "h,h,h", 8, tile=0)
+    changed = make(cube(8192), "h,h,h", 8, **{"tile": 0, name: CHANGES[name]})
+    assert changed.digest() != default.digest()
+
+
+def test_the_three_routings_differ() -> None:
+    made = {
+        make(cube(2048), "h,h,h", 4, one_good_host_link(), tile=256, batch=False, routing=r).digest() for r in ROUTINGS
+    }
+    assert len(made) == 3
+
+
+def test_every_option_has_its_change_tested() -> None:
+    names = {field.name for field in dataclasses.fields(ScheduleOptions)}
+    assert names == {*CHANGES, "scheduler"}
