@@ -327,7 +327,13 @@ def test_a_refused_product_poisons_the_flags_and_the_next_call_is_right(started)
     load(case, ranks)
     backend, handed = ranks.ranks[1].backend, ranks.ranks[1]
     ranks.ranks[1].executable = CudaExecutable(
-        backend._native, spoilt, handed.addresses, handed.table, handed.progress, backend._kernels, "device 0"
+        backend._native,
+        spoilt,
+        handed.addresses,
+        handed.table,
+        handed.progress,
+        backend._preparation.kernels,
+        "device 0",
     )
     reports = ranks.run(1.0, 1.0)
     assert reports[0].error is None
