@@ -275,3 +275,20 @@ def describe_content(content: Content) -> str:
     if content.c_in:
         parts.append("beta C_in" if content.c_in is CIn.SCALED else "C_in")
     return " plus ".join(parts)
+
+
+def overlay(rect: Rect, terms: list[list[tuple[Rect, Partial]]]) -> list[tuple[Rect, list[Partial]]]:
+    """Cut `rect` so that every term has one value per cell; return the cells with the values of all terms."""
+    if all(len(term) == 1 for term in terms):
+        return [(rect, [term[0][1] for term in terms])]
+    row_cuts = sorted({rect[0], rect[2], *(edge for term in terms for part, _ in term for edge in (part[0], part[2]))})
+    col_cuts = sorted({rect[1], rect[3], *(edge for term in terms for part, _ in term for edge in (part[1], part[3]))})
+    cells = []
+    for top, bottom in itertools.pairwise(row_cuts):
+        for left, right in itertools.pairwise(col_cuts):
+            values = [
+                next(value for p, value in term if p[0] <= top and p[2] >= bottom and p[1] <= left and p[3] >= right)
+                for term in terms
+            ]
+            cells.append(((top, left, bottom, right), values))
+    return cells

@@ -12,7 +12,6 @@ pointers, fences or transposes as executed: tests with real executors cover thos
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -251,7 +250,7 @@ class _Follower:
             terms.append(term)
         rounds = self._rounds(target)
         parts: list[Part] = []
-        for cell, values in _overlay(rect, terms):
+        for cell, values in contents.overlay(rect, terms):
             total = contents.ZEROS
             for value in values:
                 total = contents.add(total, value)
@@ -419,20 +418,3 @@ def describe_buffer(schedule: Schedule, buffer: int) -> str:
 
 def _text(rect: Rect) -> str:
     return f"[{rect[0]}:{rect[2]}, {rect[1]}:{rect[3]}]"
-
-
-def _overlay(rect: Rect, terms: list[list[tuple[Rect, Partial]]]) -> list[tuple[Rect, list[Partial]]]:
-    """Cut `rect` so that every term has one value per cell; return the cells with the values of all terms."""
-    if all(len(term) == 1 for term in terms):
-        return [(rect, [term[0][1] for term in terms])]
-    row_cuts = sorted({rect[0], rect[2], *(edge for term in terms for part, _ in term for edge in (part[0], part[2]))})
-    col_cuts = sorted({rect[1], rect[3], *(edge for term in terms for part, _ in term for edge in (part[1], part[3]))})
-    cells = []
-    for top, bottom in itertools.pairwise(row_cuts):
-        for left, right in itertools.pairwise(col_cuts):
-            values = [
-                next(value for p, value in term if p[0] <= top and p[2] >= bottom and p[1] <= left and p[3] >= right)
-                for term in terms
-            ]
-            cells.append(((top, left, bottom, right), values))
-    return cells
