@@ -15,9 +15,12 @@ namespace own = uncut::cuda;
 // Two types pass alike in a call: both pointers, or integers or enums of one size.
 template <typename A, typename B>
 constexpr bool alike() {
-    if constexpr (std::is_pointer_v<A> || std::is_pointer_v<B>) return std::is_pointer_v<A> && std::is_pointer_v<B>;
-    else if constexpr (std::is_void_v<A> || std::is_void_v<B>) return std::is_void_v<A> && std::is_void_v<B>;
-    else return std::is_floating_point_v<A> == std::is_floating_point_v<B> && sizeof(A) == sizeof(B);
+    if constexpr (std::is_pointer_v<A> || std::is_pointer_v<B>)
+        return std::is_pointer_v<A> && std::is_pointer_v<B>;
+    else if constexpr (std::is_void_v<A> || std::is_void_v<B>)
+        return std::is_void_v<A> && std::is_void_v<B>;
+    else
+        return std::is_floating_point_v<A> == std::is_floating_point_v<B> && sizeof(A) == sizeof(B);
 }
 
 template <typename A, typename B>
@@ -25,18 +28,20 @@ struct Compatible : std::false_type {};
 template <typename RA, typename... A, typename RB, typename... B>
 struct Compatible<RA(A...), RB(B...)> {
     static constexpr bool check() {
-        if constexpr (sizeof...(A) != sizeof...(B)) return false;
-        else return alike<RA, RB>() && (alike<A, B>() && ...);
+        if constexpr (sizeof...(A) != sizeof...(B))
+            return false;
+        else
+            return alike<RA, RB>() && (alike<A, B>() && ...);
     }
     static constexpr bool value = check();
 };
 
 // ## keeps the header's renaming macros off our names.
-#define CHECK_DRIVER(name, version, ...)                                                                     \
+#define CHECK_DRIVER(name, version, ...)                                                                               \
     static_assert(Compatible<own::signature::name##_t, std::remove_pointer_t<PFN_##name##_v##version>>::value, #name);
 UNCUT_DRIVER_FUNCTIONS(CHECK_DRIVER)
 #ifdef CHECK_CUBLAS
-#define CHECK_BLAS(name, ...)                                                                                \
+#define CHECK_BLAS(name, ...)                                                                                          \
     static_assert(Compatible<own::signature::name##_t, std::remove_reference_t<decltype(::name)>>::value, #name);
 UNCUT_BLAS_FUNCTIONS(CHECK_BLAS)
 static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T);
@@ -46,8 +51,8 @@ static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
 static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && own::type_r_16bf == CUDA_R_16BF);
 #endif
 
-#define SAME_PLACE(ours, theirs)                                                                             \
-    static_assert(offsetof(own::Memcpy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs), #theirs);               \
+#define SAME_PLACE(ours, theirs)                                                                                       \
+    static_assert(offsetof(own::Memcpy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs), #theirs);                          \
     static_assert(sizeof(own::Memcpy2D::ours) == sizeof(CUDA_MEMCPY2D::theirs), #theirs)
 static_assert(sizeof(own::Memcpy2D) == sizeof(CUDA_MEMCPY2D));
 SAME_PLACE(src_x_bytes, srcXInBytes);

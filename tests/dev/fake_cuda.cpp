@@ -66,7 +66,8 @@ Code enqueue(const char *name, Stream stream, const std::string &what, std::func
     issued.push_back("s" + std::to_string(target->number) + " " + what);
     target->queue.push_back(std::move(body));
     std::size_t queued = 0;
-    for (const FakeStream *each : streams) queued += each->queue.size();
+    for (const FakeStream *each : streams)
+        queued += each->queue.size();
     most_queued = std::max(most_queued, queued);
     advance();
     return success;
@@ -110,17 +111,15 @@ void store(Address base, std::int64_t at, int dtype, double value) {
     }
 }
 
-void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Address a,
-              std::int64_t lda, Address b, std::int64_t ldb, double beta, Address c, std::int64_t ldc, int dtype,
-              int dtype_c) {
+void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Address a, std::int64_t lda,
+              Address b, std::int64_t ldb, double beta, Address c, std::int64_t ldc, int dtype, int dtype_c) {
     for (std::int64_t j = 0; j < n; ++j)
         for (std::int64_t i = 0; i < m; ++i) {
             double sum = 0.0;
             for (std::int64_t p = 0; p < k; ++p)
                 sum += load(a, ta != 0 ? i * lda + p : p * lda + i, dtype) *
                        load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype);
-            store(c, j * ldc + i, dtype_c,
-                  alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : 0.0));
+            store(c, j * ldc + i, dtype_c, alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : 0.0));
         }
 }
 
@@ -130,8 +129,7 @@ Code gemm(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, s
     auto *blas = reinterpret_cast<FakeBlas *>(handle);
     if (!blas->workspace || lda < (ta != 0 ? k : m) || ldb < (tb != 0 ? n : k) || ldc < m) return 7;
     return enqueue(name, reinterpret_cast<Stream>(blas->stream),
-                   "gemm " + number(m) + "x" + number(n) + "x" + number(k) + (beta != 0.0 ? " +C" : ""),
-                   [=] {
+                   "gemm " + number(m) + "x" + number(n) + "x" + number(k) + (beta != 0.0 ? " +C" : ""), [=] {
                        multiply(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, dtype_c);
                        return true;
                    });
@@ -223,7 +221,8 @@ Code f_cuStreamBatchMemOp(Stream stream, unsigned count, MemOp *ops, unsigned) {
         for (; *next < todo.size(); ++*next) {
             const MemOp::Value &op = todo[*next];
             if (op.operation == mem_op_wait_value_32 && !wait_is_over(op)) return false;
-            if (op.operation == mem_op_write_value_32) *reinterpret_cast<volatile std::uint32_t *>(op.address) = op.value;
+            if (op.operation == mem_op_write_value_32)
+                *reinterpret_cast<volatile std::uint32_t *>(op.address) = op.value;
         }
         return true;
     });
@@ -258,7 +257,8 @@ Code f_cuMemHostGetDevicePointer(Address *address, void *pointer, unsigned) {
 }
 Code f_cuMemsetD32Async(Address address, std::uint32_t value, std::size_t count, Stream stream) {
     return enqueue("cuMemsetD32Async", stream, "set", [=] {
-        for (std::size_t i = 0; i < count; ++i) reinterpret_cast<std::uint32_t *>(address)[i] = value;
+        for (std::size_t i = 0; i < count; ++i)
+            reinterpret_cast<std::uint32_t *>(address)[i] = value;
         return true;
     });
 }
@@ -319,9 +319,9 @@ Code cublasDgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_
     return gemm("cublasDgemm_v2_64", h, ta, tb, m, n, k, *alpha, reinterpret_cast<Address>(a), lda,
                 reinterpret_cast<Address>(b), ldb, *beta, reinterpret_cast<Address>(c), ldc, dtype_f64, dtype_f64);
 }
-Code cublasSgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                       const float *alpha, const float *a, std::int64_t lda, const float *b, std::int64_t ldb,
-                       const float *beta, float *c, std::int64_t ldc) {
+Code cublasSgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, const float *alpha,
+                       const float *a, std::int64_t lda, const float *b, std::int64_t ldb, const float *beta, float *c,
+                       std::int64_t ldc) {
     return gemm("cublasSgemm_v2_64", h, ta, tb, m, n, k, *alpha, reinterpret_cast<Address>(a), lda,
                 reinterpret_cast<Address>(b), ldb, *beta, reinterpret_cast<Address>(c), ldc, dtype_f32, dtype_f32);
 }
@@ -329,16 +329,16 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                      const void *a, int type_a, std::int64_t lda, const void *b, int type_b, std::int64_t ldb,
                      const void *beta, void *c, int type_c, std::int64_t ldc, int compute, int) {
     if (type_a != type_r_16bf || type_b != type_r_16bf || compute != blas_compute_32f) return 15;
-    return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const float *>(alpha),
-                reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta),
-                reinterpret_cast<Address>(c), ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
+    return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const float *>(alpha), reinterpret_cast<Address>(a),
+                lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta), reinterpret_cast<Address>(c),
+                ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
 }
 
 Code cuGetProcAddress_v2(const char *symbol, void **function, int version, std::uint64_t, int *status) {
     *function = nullptr;
     *status = 1;
     if (version != stated_version) return 1;
-#define FAKE_ENTRY(name, ...) \
+#define FAKE_ENTRY(name, ...)                                                                                          \
     if (std::strcmp(symbol, #name) == 0) *function = reinterpret_cast<void *>(&f_##name);
     UNCUT_DRIVER_FUNCTIONS(FAKE_ENTRY)
 #undef FAKE_ENTRY
@@ -369,7 +369,8 @@ std::size_t fake_most_queued() { return most_queued; }
 // Forget streams' work, the log and the counts.
 void fake_reset() {
     const std::lock_guard<std::mutex> guard(lock);
-    for (FakeStream *stream : streams) stream->queue.clear();
+    for (FakeStream *stream : streams)
+        stream->queue.clear();
     issued.clear();
     most_queued = 0;
     failing_call.clear();
@@ -380,7 +381,8 @@ void fake_reset() {
 std::size_t fake_log(char *text, std::size_t capacity) {
     const std::lock_guard<std::mutex> guard(lock);
     std::string all;
-    for (const std::string &line : issued) all += line + "\n";
+    for (const std::string &line : issued)
+        all += line + "\n";
     if (capacity > all.size()) std::memcpy(text, all.c_str(), all.size() + 1);
     return all.size() + 1;
 }

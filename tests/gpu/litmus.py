@@ -194,6 +194,8 @@ def main() -> int:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
+    if comm.size < 2:
+        parser.error("1 rank has no peer to push to: start at least 2 with mpiexec")
     started = time.perf_counter()
     rank = Rank(comm, arguments.without_waits)
     identities = comm.allgather(rank.backend.identity())

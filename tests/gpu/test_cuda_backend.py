@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 
@@ -148,8 +149,6 @@ def test_measurements_are_plausible(backend):
 
 def test_handles_from_elsewhere_are_refused_with_the_reason(backend):
     handle = MemoryHandle.decode(backend.allocate(1024).handle)
-    import dataclasses
-
     cases = {
         "another node": {"boot": "0" * 36},
         "another PID namespace": {"namespace": "1"},

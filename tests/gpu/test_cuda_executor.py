@@ -11,6 +11,7 @@ import pytest
 from tests.gpu.ranks import ProcessRanks, ThreadedRanks
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
+from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
@@ -324,11 +325,15 @@ def test_a_refused_product_poisons_the_flags_and_the_next_call_is_right(started)
     operands["ld"][gemm["first_operand"] + 1] = 1  # a leading dimension below the rows: cuBLAS refuses
     spoilt = dataclasses.replace(ranks.ranks[1].program, operands=operands)
     load(case, ranks)
-    from uncut_mpi.device.cuda.executable import CudaExecutable
-
     backend, handed = ranks.ranks[1].backend, ranks.ranks[1]
     ranks.ranks[1].executable = CudaExecutable(
-        backend._native, spoilt, handed.addresses, handed.table, handed.progress, backend._kernels, "device 0"
+        backend._native,
+        spoilt,
+        handed.addresses,
+        handed.table,
+        handed.progress,
+        backend._preparation.kernels,
+        "device 0",
     )
     reports = ranks.run(1.0, 1.0)
     assert reports[0].error is None

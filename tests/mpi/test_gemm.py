@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.helpers.collective import collective_assert
 
 import uncut_mpi as um
+from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 
 pytestmark = pytest.mark.mpi(min_size=1)

@@ -52,7 +52,8 @@ def main():
                 if session.rank == 0:
                     print(
                         f"{n} {place} {text:40s} tile {row['tile']:5d} median {row['median_s'] * 1e3:8.3f} ms "
-                        f"min {min(timing.samples_s) * 1e3:8.3f} spread {statistics.pstdev(timing.samples_s) * 1e3:6.3f} "
+                        f"min {min(timing.samples_s) * 1e3:8.3f} "
+                        f"spread {statistics.pstdev(timing.samples_s) * 1e3:6.3f} "
                         f"predicted {row['predicted_s'] * 1e3:8.3f} issue {issue * 1e3:6.3f}",
                         flush=True,
                     )

@@ -56,10 +56,7 @@ FACTS = Facts(
     plan_s=0.0123,
     predicted_s=0.0005,
     first_call_s=1.5,
-    median_s=0.001,
-    min_s=0.0009,
-    max_s=0.0025,
-    repeat=5,
+    samples_s=(0.0025, 0.0009, 0.001, 0.00095, 0.0011),
     bound_s=0.0004,
     bound_formula="2·1000·2000·3000 operations / 30 TFLOP/s",
     error=1e-15,
@@ -71,7 +68,8 @@ FACTS = Facts(
 
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
-    "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version"
+    "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
+    "rms_error samples_s digest bound_formula command_line date"
 )
 
 
@@ -118,7 +116,7 @@ def test_without_beta_no_c_is_added():
 
 def test_a_product_of_nothing_is_reported():
     empty = dataclasses.replace(
-        FACTS, about=dataclasses.replace(ABOUT, k=0), bound_s=0.0, bytes_by_link={}, median_s=0.0
+        FACTS, about=dataclasses.replace(ABOUT, k=0), bound_s=0.0, bytes_by_link={}, samples_s=(0.0,)
     )
     assert "no bytes moved" in text(empty)
     assert "rate        0 TFLOP/s" in text(empty)
@@ -148,9 +146,9 @@ def test_an_unchecked_run_says_so_in_json():
 
 def test_the_ablation_compares_each_step_with_the_one_above():
     steps = [
-        ("baseline", dataclasses.replace(FACTS, median_s=0.006, predicted_s=0.005)),
-        ("+ caching and overlap", dataclasses.replace(FACTS, median_s=0.002)),
-        ("+ routing", dataclasses.replace(FACTS, median_s=0.0016)),
+        ("baseline", dataclasses.replace(FACTS, samples_s=(0.006,), predicted_s=0.005)),
+        ("+ caching and overlap", dataclasses.replace(FACTS, samples_s=(0.002,))),
+        ("+ routing", dataclasses.replace(FACTS, samples_s=(0.0016,))),
     ]
     lines = ablation_text(steps).splitlines()
     assert lines[-5:] == [

@@ -347,12 +347,11 @@ class Hand:
         for at in range(7):
             role = {"role": Role.USER, "matrix": Matrix(at)} if at < 3 else {"role": Role.STAGING, "offset": at * 256}
             self.builder.buffer(owner=0, rows=4, cols=4, dtype=dtype, **role)
-        self.lane = self.builder.compute_lane(0)
 
-    def task(self, kind: Kind, write: RegionRef | int, *reads: tuple[RegionRef | int, Factor]) -> Hand:
-        """Append a task; an integer stands for the whole buffer."""
+    def task(self, kind: Kind, write: RegionRef | int, *reads: tuple[RegionRef | int, Factor], lane: int = 0) -> Hand:
+        """Append a task that awaits nothing; an integer stands for the whole buffer."""
         whole = [(whole_of(region), factor, Op.N) for region, factor in reads]
-        self.builder.task(kind, self.lane, whole_of(write), whole)
+        self.builder.task(kind, self.builder.compute_lane(0, lane), whole_of(write), whole)
         return self
 
     def done(self) -> Schedule:
@@ -364,6 +363,13 @@ def whole_of(region: RegionRef | int) -> RegionRef:
 
 
 ONE, ALPHA, BETA, ZERO = Factor.ONE, Factor.ALPHA, Factor.BETA, Factor.ZERO
+
+
+def test_two_writes_without_order_are_refused_though_nothing_reads_them() -> None:
+    hand = Hand().task(Kind.GEMM, 2, (0, ALPHA), (1, ONE), (2, BETA)).task(Kind.COPY, 3, (0, ONE))
+    verify(hand.done())
+    hand.task(Kind.COPY, 3, (0, ONE), lane=1)
+    refused(hand.done(), "task 2 (COPY", "without awaiting the task that wrote it, task 1 (COPY")
 
 
 def test_a_piece_of_an_input_is_no_term_of_c() -> None:
@@ -773,6 +779,24 @@ def test_a_wait_for_a_flag_as_if_another_rank_signalled_it_is_refused() -> None:
     operations = lists[rank].operations.copy()
     operations["peer"][at] += 1
     assert "as if rank" in list_refusal(schedule, with_operations(lists, rank, operations))
+
+
+def test_a_wait_for_a_flag_that_comes_later_is_refused() -> None:
+    tried = 0
+    for seed in SEEDS:
+        _, schedule, lists = busy_case(seed)
+        for rank, at in places(lists, Code.WAIT_FLAG):
+            operations = lists[rank].operations.copy()
+            wait = operations[at]
+            producers = lists[rank].flag_tasks
+            later = (producers >= wait["task"]) & (schedule.tasks["rank"][producers] == wait["peer"])
+            if later.any():
+                operations["slot"][at] = np.flatnonzero(later)[0]
+                said = list_refusal(schedule, with_operations(lists, rank, operations))
+                assert "not earlier in the global order" in said
+                tried += 1
+                break
+    assert tried >= 15
 
 
 def test_operations_on_another_rank_s_tasks_are_refused() -> None:

@@ -392,11 +392,12 @@ def _json_value(facts: Facts) -> dict[str, Any]:
         number = getattr(facts, name)
         value[name] = number if number is not None and math.isfinite(number) else None
     value["passed"] = facts.passed
+    value["device"] = about.device
+    value["version"] = about.version
+    # What a published result needs besides.
     value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
-    value["device"] = about.device
-    value["version"] = about.version
     return value

@@ -40,9 +40,8 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
                                         std::unordered_map<std::uint64_t, Address> kernels) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
     if (board.shape(0) != peer_flags.shape(0) || board.shape(1) != DeviceState::max_lanes)
-        throw Failure("the progress board needs one row of " + std::to_string(DeviceState::max_lanes) +
-                          " words per rank",
-                      -1);
+        throw Failure(
+            "the progress board needs one row of " + std::to_string(DeviceState::max_lanes) + " words per rank", -1);
     Program program{};
     program.operations = records<Operation>(operations, "operations");
     program.num_operations = operations.shape(0);
@@ -112,11 +111,12 @@ void bind_cuda(nb::module_ &m) {
         .def(nb::init<const std::string &>(), nb::arg("library") = "")
         .def_prop_ro("path", &Blas::path);
     nb::class_<DeviceState>(m, "CudaDevice", "One device: its primary context, streams, handles and events.")
-        .def("__init__",
-             [](DeviceState *self, std::shared_ptr<Driver> driver, std::shared_ptr<Blas> blas, int ordinal) {
-                 new (self) DeviceState(std::move(driver), std::move(blas), ordinal);
-             },
-             nb::arg("driver"), nb::arg("blas"), nb::arg("ordinal"))
+        .def(
+            "__init__",
+            [](DeviceState *self, std::shared_ptr<Driver> driver, std::shared_ptr<Blas> blas, int ordinal) {
+                new (self) DeviceState(std::move(driver), std::move(blas), ordinal);
+            },
+            nb::arg("driver"), nb::arg("blas"), nb::arg("ordinal"))
         .def_prop_ro("ordinal", &DeviceState::ordinal)
         .def_prop_ro("num_created", &DeviceState::num_created)
         .def_prop_ro("can_flush_remote_writes",
@@ -124,11 +124,12 @@ void bind_cuda(nb::module_ &m) {
         .def_prop_ro("abandoned", &DeviceState::abandoned)
         .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
              nb::call_guard<nb::gil_scoped_release>())
-        .def("compute_stream",
-             [](const DeviceState &d, std::size_t number) {
-                 return reinterpret_cast<std::uintptr_t>(d.compute_lane(number).stream);
-             },
-             nb::arg("number"))
+        .def(
+            "compute_stream",
+            [](const DeviceState &d, std::size_t number) {
+                return reinterpret_cast<std::uintptr_t>(d.compute_lane(number).stream);
+            },
+            nb::arg("number"))
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("pointer_attribute", &DeviceState::pointer_attribute, nb::arg("attribute"), nb::arg("address"))
@@ -146,7 +147,8 @@ void bind_cuda(nb::module_ &m) {
         .def_ro("stalled", &RunResult::stalled)
         .def_prop_ro("stuck", [](const RunResult &r) {
             std::vector<std::pair<int, std::uint32_t>> lanes;
-            for (const StuckLane &lane : r.stuck) lanes.emplace_back(lane.lane, lane.word);
+            for (const StuckLane &lane : r.stuck)
+                lanes.emplace_back(lane.lane, lane.word);
             return lanes;
         });
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")

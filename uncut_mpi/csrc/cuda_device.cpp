@@ -10,8 +10,7 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
     d.check("cuInit", d.cuInit(0));
     d.check("cuDeviceGet", d.cuDeviceGet(&device_, ordinal));
     int can_flush = 0;
-    d.check("cuDeviceGetAttribute",
-            d.cuDeviceGetAttribute(&multiprocessors_, attribute_multiprocessor_count, device_));
+    d.check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&multiprocessors_, attribute_multiprocessor_count, device_));
     d.check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&max_pitch_, attribute_max_pitch, device_));
     d.check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&can_flush, attribute_can_flush_remote_writes, device_));
     if (can_flush != 0) wait_flags_ |= wait_value_flush;
@@ -100,8 +99,10 @@ void DeviceState::close() {
             d.cuMemFree(lane.workspace);
             d.cuStreamDestroy(lane.stream);
         }
-        for (Stream stream : copy_streams_) d.cuStreamDestroy(stream);
-        for (Event event : events_) d.cuEventDestroy(event);
+        for (Stream stream : copy_streams_)
+            d.cuStreamDestroy(stream);
+        for (Event event : events_)
+            d.cuEventDestroy(event);
         if (progress_ != nullptr) d.cuMemFreeHost(progress_);
         d.cuDevicePrimaryCtxRelease(device_);
     }

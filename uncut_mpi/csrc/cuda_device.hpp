@@ -46,7 +46,7 @@ class DeviceState {
     const ComputeLane &compute_lane(std::size_t number) const { return compute_lanes_.at(number); }
     Stream copy_stream(std::size_t number) const { return copy_streams_.at(number); }
     Event event(std::size_t number) const { return events_.at(number); }
-    std::uint32_t *progress() const { return progress_; }            // in pinned host memory
+    std::uint32_t *progress() const { return progress_; }  // in pinned host memory
     Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
 
     // How many streams, handles, events and blocks of memory this object has made so far.

@@ -86,8 +86,7 @@ Blas::Blas(const std::string &library) : path_(library) {
     if (handle == nullptr) throw Failure("cannot open cuBLAS: " + last_loader_error(), -1);
     const auto load = [&](const char *name) {
         void *address = dlsym(handle, name);
-        if (address == nullptr)
-            throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
+        if (address == nullptr) throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
         return address;
     };
 #define UNCUT_LOAD(name, ...) name = reinterpret_cast<signature::name##_t *>(load(#name));

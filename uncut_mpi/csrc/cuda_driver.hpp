@@ -83,60 +83,57 @@ inline constexpr int type_r_16bf = 14;
 
 // Every driver function in use: X(name, version of the prototype, return type and parameters). The
 // version is the newest up to `stated_version`.
-#define UNCUT_DRIVER_FUNCTIONS(X)                                                                  \
-    X(cuInit, 2000, Code(unsigned))                                                                \
-    X(cuDriverGetVersion, 2020, Code(int *))                                                       \
-    X(cuGetErrorName, 6000, Code(Code, const char **))                                             \
-    X(cuGetErrorString, 6000, Code(Code, const char **))                                           \
-    X(cuDeviceGet, 2000, Code(Device *, int))                                                      \
-    X(cuDeviceGetAttribute, 2000, Code(int *, int, Device))                                        \
-    X(cuDevicePrimaryCtxRetain, 7000, Code(Context *, Device))                                     \
-    X(cuDevicePrimaryCtxRelease, 11000, Code(Device))                                              \
-    X(cuCtxSetCurrent, 4000, Code(Context))                                                        \
-    X(cuStreamCreate, 2000, Code(Stream *, unsigned))                                              \
-    X(cuStreamDestroy, 4000, Code(Stream))                                                         \
-    X(cuStreamQuery, 2000, Code(Stream))                                                           \
-    X(cuStreamSynchronize, 2000, Code(Stream))                                                     \
-    X(cuStreamWaitEvent, 3020, Code(Stream, Event, unsigned))                                      \
-    X(cuStreamWriteValue32, 11070, Code(Stream, Address, std::uint32_t, unsigned))                 \
-    X(cuStreamBatchMemOp, 11070, Code(Stream, unsigned, MemOp *, unsigned))                        \
-    X(cuEventCreate, 2000, Code(Event *, unsigned))                                                \
-    X(cuEventDestroy, 4000, Code(Event))                                                           \
-    X(cuEventRecord, 2000, Code(Event, Stream))                                                    \
-    X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                              \
-    X(cuMemFree, 3020, Code(Address))                                                              \
-    X(cuMemHostAlloc, 2020, Code(void **, std::size_t, unsigned))                                  \
-    X(cuMemFreeHost, 2000, Code(void *))                                                           \
-    X(cuMemHostGetDevicePointer, 3020, Code(Address *, void *, unsigned))                          \
-    X(cuMemsetD32Async, 3020, Code(Address, std::uint32_t, std::size_t, Stream))                   \
-    X(cuMemcpyAsync, 4000, Code(Address, Address, std::size_t, Stream))                            \
-    X(cuMemcpy2DAsync, 3020, Code(const Memcpy2D *, Stream))                                       \
-    X(cuPointerGetAttribute, 4000, Code(void *, int, Address))                                     \
-    X(cuLaunchKernel, 4000, Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-                           unsigned, Stream, void **, void **))
+#define UNCUT_DRIVER_FUNCTIONS(X)                                                                                      \
+    X(cuInit, 2000, Code(unsigned))                                                                                    \
+    X(cuDriverGetVersion, 2020, Code(int *))                                                                           \
+    X(cuGetErrorName, 6000, Code(Code, const char **))                                                                 \
+    X(cuGetErrorString, 6000, Code(Code, const char **))                                                               \
+    X(cuDeviceGet, 2000, Code(Device *, int))                                                                          \
+    X(cuDeviceGetAttribute, 2000, Code(int *, int, Device))                                                            \
+    X(cuDevicePrimaryCtxRetain, 7000, Code(Context *, Device))                                                         \
+    X(cuDevicePrimaryCtxRelease, 11000, Code(Device))                                                                  \
+    X(cuCtxSetCurrent, 4000, Code(Context))                                                                            \
+    X(cuStreamCreate, 2000, Code(Stream *, unsigned))                                                                  \
+    X(cuStreamDestroy, 4000, Code(Stream))                                                                             \
+    X(cuStreamQuery, 2000, Code(Stream))                                                                               \
+    X(cuStreamSynchronize, 2000, Code(Stream))                                                                         \
+    X(cuStreamWaitEvent, 3020, Code(Stream, Event, unsigned))                                                          \
+    X(cuStreamWriteValue32, 11070, Code(Stream, Address, std::uint32_t, unsigned))                                     \
+    X(cuStreamBatchMemOp, 11070, Code(Stream, unsigned, MemOp *, unsigned))                                            \
+    X(cuEventCreate, 2000, Code(Event *, unsigned))                                                                    \
+    X(cuEventDestroy, 4000, Code(Event))                                                                               \
+    X(cuEventRecord, 2000, Code(Event, Stream))                                                                        \
+    X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                                                  \
+    X(cuMemFree, 3020, Code(Address))                                                                                  \
+    X(cuMemHostAlloc, 2020, Code(void **, std::size_t, unsigned))                                                      \
+    X(cuMemFreeHost, 2000, Code(void *))                                                                               \
+    X(cuMemHostGetDevicePointer, 3020, Code(Address *, void *, unsigned))                                              \
+    X(cuMemsetD32Async, 3020, Code(Address, std::uint32_t, std::size_t, Stream))                                       \
+    X(cuMemcpyAsync, 4000, Code(Address, Address, std::size_t, Stream))                                                \
+    X(cuMemcpy2DAsync, 3020, Code(const Memcpy2D *, Stream))                                                           \
+    X(cuPointerGetAttribute, 4000, Code(void *, int, Address))                                                         \
+    X(cuLaunchKernel, 4000,                                                                                            \
+      Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **, void **))
 
 // Every cuBLAS function in use, by its 64-bit name where there is one.
-#define UNCUT_BLAS_FUNCTIONS(X)                                                                    \
-    X(cublasCreate_v2, Code(BlasHandle *))                                                         \
-    X(cublasDestroy_v2, Code(BlasHandle))                                                          \
-    X(cublasGetVersion_v2, Code(BlasHandle, int *))                                                \
-    X(cublasGetStatusName, const char *(Code))                                                     \
-    X(cublasSetStream_v2, Code(BlasHandle, Stream))                                                \
-    X(cublasSetWorkspace_v2, Code(BlasHandle, void *, std::size_t))                                \
-    X(cublasSetPointerMode_v2, Code(BlasHandle, int))                                              \
-    X(cublasSetMathMode, Code(BlasHandle, int))                                                    \
-    X(cublasDgemm_v2_64,                                                                           \
-      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const double *,         \
-           const double *, std::int64_t, const double *, std::int64_t, const double *, double *,   \
-           std::int64_t))                                                                          \
-    X(cublasSgemm_v2_64,                                                                           \
-      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const float *,          \
-           const float *, std::int64_t, const float *, std::int64_t, const float *, float *,       \
-           std::int64_t))                                                                          \
-    X(cublasGemmEx_64,                                                                             \
-      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *,           \
-           const void *, int, std::int64_t, const void *, int, std::int64_t, const void *, void *, \
-           int, std::int64_t, int, int))
+#define UNCUT_BLAS_FUNCTIONS(X)                                                                                        \
+    X(cublasCreate_v2, Code(BlasHandle *))                                                                             \
+    X(cublasDestroy_v2, Code(BlasHandle))                                                                              \
+    X(cublasGetVersion_v2, Code(BlasHandle, int *))                                                                    \
+    X(cublasGetStatusName, const char *(Code))                                                                         \
+    X(cublasSetStream_v2, Code(BlasHandle, Stream))                                                                    \
+    X(cublasSetWorkspace_v2, Code(BlasHandle, void *, std::size_t))                                                    \
+    X(cublasSetPointerMode_v2, Code(BlasHandle, int))                                                                  \
+    X(cublasSetMathMode, Code(BlasHandle, int))                                                                        \
+    X(cublasDgemm_v2_64,                                                                                               \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const double *, const double *,             \
+           std::int64_t, const double *, std::int64_t, const double *, double *, std::int64_t))                        \
+    X(cublasSgemm_v2_64,                                                                                               \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const float *, const float *, std::int64_t, \
+           const float *, std::int64_t, const float *, float *, std::int64_t))                                         \
+    X(cublasGemmEx_64,                                                                                                 \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *, const void *, int,            \
+           std::int64_t, const void *, int, std::int64_t, const void *, void *, int, std::int64_t, int, int))
 
 namespace signature {
 #define UNCUT_DECLARE(name, version, ...) using name##_t = __VA_ARGS__;

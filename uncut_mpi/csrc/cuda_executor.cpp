@@ -9,8 +9,8 @@ namespace uncut::cuda {
 namespace {
 
 // A hardware queue holds 1,020 entries (measured on H200, whatever the operation) and issuing into a
-// full one blocks inside the driver, where no deadline can be kept. Issuing therefore pauses and polls while more steps than
-// this are outstanding on all lanes together; every issued step finishes without us (premise P2).
+// full one blocks inside the driver, where no deadline can be kept. Issuing therefore pauses and polls while more steps
+// than this are outstanding on all lanes together; every issued step finishes without us (premise P2).
 constexpr std::int64_t max_outstanding = 768;
 // A lane without waits writes its progress word after so many steps.
 constexpr std::int64_t checkpoint_interval = 64;
@@ -33,7 +33,8 @@ Address address_of(const Program &program, const Operand &operand) {
 
 unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
     unsigned power = 1;
-    while (power < most && power < value) power *= 2;
+    while (power < most && power < value)
+        power *= 2;
     return power;
 }
 
@@ -288,7 +289,8 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
         combine.factors[i - 1] = operands[i].factor;
     }
     // Threads run along a column, where memory is contiguous; short columns share a block.
-    combine.block_x = power_of_two_at_least((arguments.rows + rows_per_thread - 1) / rows_per_thread, threads_per_block);
+    combine.block_x =
+        power_of_two_at_least((arguments.rows + rows_per_thread - 1) / rows_per_thread, threads_per_block);
     combine.block_y = threads_per_block / combine.block_x;
     const auto blocks = static_cast<std::int64_t>(blocks_per_multiprocessor) * device_->multiprocessors();
     const std::int64_t reach = std::int64_t{combine.block_x} * rows_per_thread;
@@ -432,7 +434,8 @@ void Executor::issue_gemm(const Step &step) {
 void Executor::launch(const Combine &combine, Stream stream, const Step &step) {
     if (combine.arguments.rows == 0 || combine.arguments.cols == 0) return;
     CombineArguments arguments = combine.arguments;
-    for (std::size_t i = 0; i < combine.num_sources; ++i) arguments.factor[i] = factors_f64_[combine.factors[i]];
+    for (std::size_t i = 0; i < combine.num_sources; ++i)
+        arguments.factor[i] = factors_f64_[combine.factors[i]];
     void *parameters[] = {&arguments};
     fail("cuLaunchKernel",
          device_->driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
@@ -445,8 +448,8 @@ void Executor::issue_batch(const Step &step) {
     MemOp *ops = mem_ops_.data() + batch.first;
     for (std::uint32_t i = 0; i < batch.count; ++i)
         if (ops[i].value.operation == mem_op_wait_value_32) ops[i].value.value = epoch_;
-    fail("cuStreamBatchMemOp",
-         device_->driver().cuStreamBatchMemOp(lanes_[step.lane].stream, batch.count, ops, 0), false, &step);
+    fail("cuStreamBatchMemOp", device_->driver().cuStreamBatchMemOp(lanes_[step.lane].stream, batch.count, ops, 0),
+         false, &step);
 }
 
 // The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
@@ -544,8 +547,7 @@ void Executor::give_up() {
     result_.stalled = true;
     const volatile std::uint32_t *words = device_->progress();
     for (std::size_t l = 0; l < lanes_.size(); ++l)
-        if (lanes_[l].issued > 0 && !query(lanes_[l], l))
-            result_.stuck.push_back({static_cast<int>(l), words[l]});
+        if (lanes_[l].issued > 0 && !query(lanes_[l], l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
 }
 
 }  // namespace uncut::cuda

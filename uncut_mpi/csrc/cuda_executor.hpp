@@ -67,15 +67,15 @@ struct Program {
     std::size_t num_operations;
     const Operand *operands;
     std::size_t num_operands;
-    const std::int64_t *addresses;   // per buffer
-    const std::uint8_t *in_host;     // per buffer: 1 for host memory
+    const std::int64_t *addresses;  // per buffer
+    const std::uint8_t *in_host;    // per buffer: 1 for host memory
     std::size_t num_buffers;
     std::size_t num_lanes;
     std::size_t num_events;
     Address own_flags;
     const std::int64_t *peer_flags;  // per rank
     std::size_t num_ranks;
-    std::uint32_t *board;            // num_ranks rows of DeviceState::max_lanes words, host memory
+    std::uint32_t *board;  // num_ranks rows of DeviceState::max_lanes words, host memory
     std::size_t rank;
     std::unordered_map<std::uint64_t, Address> kernels;  // combine signature → function handle
 };
@@ -92,9 +92,9 @@ struct RunResult {
     std::int64_t created = 0;
     double issue_s = 0.0;
     double drain_s = 0.0;
-    std::string error;         // empty if every call succeeded
+    std::string error;            // empty if every call succeeded
     std::int64_t operation = -1;  // that failed; -1 if it is not known which
-    bool fatal = false;        // the context is unusable: no flag could be written any more
+    bool fatal = false;           // the context is unusable: no flag could be written any more
     bool stalled = false;
     std::vector<StuckLane> stuck;
 };
@@ -179,7 +179,7 @@ class Executor {
     void settle();  // wait until few enough steps are outstanding
     void drain();
     bool query(Lane &lane, std::size_t number);
-    bool moved();   // mirror our words, look at everyone's: has anything changed in time?
+    bool moved();  // mirror our words, look at everyone's: has anything changed in time?
     void mirror();
     void fail(const char *call, Code code, bool blas, const Step *step);
     void give_up();

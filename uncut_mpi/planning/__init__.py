@@ -1,1 +1,1 @@
-"""Pure planning: problem, machine and options in; schedules and operation lists out. No MPI, GPU, clock or randomness."""
+"""Pure planning: problem, machine and options in; schedules and operation lists out. No MPI, GPU, clock, randomness."""

@@ -236,7 +236,6 @@ class _Follower:
             at = self._rects[region]
             if (at[2] - at[0], at[3] - at[1]) != shape or op != Op.N:
                 raise ScheduleError("a COMBINE reads regions of the shape that it writes, as stored")
-            self._rounds(region)
             if self._buffer_of[region] != self._buffer_of[target] or at != rect:
                 self._require_apart(target, region)
             rows, cols = at[0] - rect[0], at[1] - rect[1]
@@ -268,10 +267,8 @@ class _Follower:
         """Return which rows and columns of op(matrix) a GEMM operand holds."""
         region, _, op, _ = operand
         name = matrix.name
-        buffer = self._buffer_of[region]
-        if self._dtype[buffer] is not self._problem.dtype:
-            raise ScheduleError(f"op({name}) is read as {self._dtype[buffer].name}, not {self._problem.dtype.name}")
         self._require_apart(target, region)
+        # Pieces have the problem's type wherever they are: they come from the caller by copies, which keep it.
         tiles = self._read(region)
         if not tiles:
             raise ScheduleError(f"op({name}) is empty")

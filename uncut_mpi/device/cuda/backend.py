@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
+from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
-from uncut_mpi.device.cuda.kernels import kernel_name, kernel_source
 from uncut_mpi.device.cuda.library import (
     device_errors,
     format_uuid,
@@ -20,9 +19,9 @@ from uncut_mpi.device.cuda.library import (
     load_blas,
     load_driver,
 )
-from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures
+from uncut_mpi.device.cuda.preparation import Preparation, raise_error
+from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.interface import (
-    MAX_LANES,
     AdoptedArray,
     Allocation,
     Backend,
@@ -32,15 +31,13 @@ from uncut_mpi.device.interface import (
 )
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Space
+from uncut_mpi.planning.lower import OperationList
 
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, mapped
 _HOST_MEMORY_ALREADY_REGISTERED = 712
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
-_HOST_SCRATCH_BYTES = 4096
 _TIMED_PRODUCTS = 4
 
 # Pointer attributes of the driver.
@@ -79,13 +76,10 @@ class CudaBackend(Backend):
             self._name = properties["name"].decode()
             self._native = _native.CudaDevice(driver, load_blas(), ordinal)
             self._caller_event = self._cupy.cuda.Event(disable_timing=True)
-            self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
         self._imports = ImportCache(self._runtime, ordinal)
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()
-        self._kernels: dict[int, int] = {}
-        self._modules: list[Any] = []  # keep what the kernels were loaded from
-        self._warm: set[object] = set()
+        self._preparation = Preparation(self._native, self._description(), self._malloc)
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -257,12 +251,8 @@ class CudaBackend(Backend):
             If device memory for workspaces or for the warm-up is lacking.
         """
         with self._current("preparing a plan"):
-            signatures = _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
-            self._load_kernels(signatures)
-            executable = CudaExecutable(
-                self._native, program, addresses, flags, board, self._kernels, self._description()
-            )
-            self._warm_up(program, addresses, signatures)
+            executable = self._preparation.bind(program, addresses, flags, board)
+            self._preparation.warm_up(program, addresses)
         return executable
 
     # -- measurements ------------------------------------------------------------------------
@@ -294,31 +284,20 @@ class CudaBackend(Backend):
                     part = block[:, : min(columns, size - col)]
                     self.from_host(base + col * size * dtype.itemsize, size, part)
                 # Run as a list of products, so that the time to issue one hides behind the one before.
-                signature = GemmSignature(
-                    m=size,
-                    n=size,
-                    k=size,
-                    op_a=0,
-                    op_b=0,
-                    lds=(size,) * 3,
-                    dtype=dtype,
-                    dtype_c=dtype.accumulator,
-                    alignments=(0, 0, 0),
-                    accumulates=False,
-                )
+                signature = square(size, dtype)
                 todo = WarmupList(1)
                 for _ in range(_TIMED_PRODUCTS):
                     todo.gemm(signature, signature.lds, 0)
                 program = todo.program()
                 operands = program.operands.copy()
                 operands["offset"][0::3] = nbytes  # C behind A, which is B as well
-                executable = self._bind_scratch(dataclasses.replace(program, operands=operands), base)
+                executable = self._preparation.bind_scratch(dataclasses.replace(program, operands=operands), base)
                 stream = self._native.compute_stream(0)
                 start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
                 best = np.inf
                 for _ in range(repeats + 1):
                     self._runtime.eventRecord(start.ptr, stream)
-                    _raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+                    raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
                     self._runtime.eventRecord(stop.ptr, stream)
                     stop.synchronize()
                     best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / _TIMED_PRODUCTS)
@@ -340,8 +319,6 @@ class CudaBackend(Backend):
                 del self._allocations[address]
                 self._runtime.free(address)
             self._native.close()
-        self._kernels.clear()
-        self._modules.clear()
 
     # -- parts -------------------------------------------------------------------------------
 
@@ -401,77 +378,6 @@ class CudaBackend(Backend):
             self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, width, cols, kind, 0)
             self._runtime.streamSynchronize(0)
 
-    def _load_kernels(self, signatures: list[int]) -> None:
-        missing = [signature for signature in signatures if signature not in self._kernels]
-        if not missing:
-            return
-        # One module per kernel: cupy keeps the compiled text on disk, and another plan's set would not match.
-        for signature in missing:
-            module = self._cupy.RawModule(code=kernel_source([signature]), options=("--std=c++14",))
-            try:
-                function = module.get_function(kernel_name(signature)).kernel
-            except self._cupy.cuda.compiler.CompileException as error:
-                raise DeviceError(f"compiling {kernel_name(signature)} for {self._description()}: {error}") from error
-            self._modules.append((module, function))
-            self._kernels[signature] = int(function.ptr)
-
-    def _warm_up(self, program: OperationList, addresses: np.ndarray, combines: list[int]) -> None:
-        lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
-        signatures = sorted(gemm_signatures(program, addresses) - self._warm, key=repr)
-        dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
-        host = bool((program.buffers["space"] == Space.HOST).any())
-        copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
-        kernels = [signature for signature in combines if ("combine", signature) not in self._warm]
-        todo = WarmupList(lanes)
-
-        def fill(lds_of: Any) -> int:
-            nonlocal todo
-            todo, need = WarmupList(lanes), _GRANULE_BYTES
-            for number, signature in enumerate(signatures):
-                todo.gemm(signature, lds_of(signature), number % max(1, lanes))
-                need = max(need, signature.scratch_bytes(lds_of(signature)))
-            return need
-
-        nbytes = fill(lambda signature: signature.lds)
-        try:
-            base = self._malloc(nbytes)
-        except CapacityError:
-            nbytes = fill(GemmSignature.compact_lds)
-            base = self._malloc(nbytes)
-        try:
-            # Every handle multiplies once in every type: a handle may prepare itself at its first use.
-            for dtype in dtypes:
-                for lane in range(lanes):
-                    if ("handle", dtype, lane) not in self._warm:
-                        todo.gemm(_small(dtype), _small(dtype).lds, lane)
-            for dtype, with_host in copies:
-                todo.copies(dtype, host=with_host)
-            for signature in kernels:
-                todo.combine(signature)
-            if len(todo):
-                _raise_error(
-                    self._bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=60.0).error
-                )
-        finally:
-            self._runtime.free(base)
-        self._warm.update(signatures)
-        self._warm.update(("copies", *pair) for pair in copies)
-        self._warm.update(("combine", signature) for signature in kernels)
-        self._warm.update(("handle", dtype, lane) for dtype in dtypes for lane in range(lanes))
-
-    def _bind_scratch(self, program: OperationList, base: int) -> CudaExecutable:
-        signatures = _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
-        self._load_kernels(signatures)
-        return CudaExecutable(
-            self._native,
-            program,
-            np.array([base, self._host_scratch.ptr], np.int64),
-            FlagTable(own=0, peers=np.zeros(1, np.int64)),
-            ProgressBoard(words=np.zeros((1, MAX_LANES), np.uint32), rank=0),
-            self._kernels,
-            self._description(),
-        )
-
 
 class _Current:
     """Makes the device current in this thread for a while, and translates errors meanwhile."""
@@ -494,23 +400,3 @@ def _pitch(array: np.ndarray) -> int:
     if rows > 1 and array.strides[0] != array.itemsize:
         raise ParamError(f"an array with strides {array.strides} is not F-ordered")
     return int(array.strides[1]) if cols > 1 else max(rows, 1) * array.itemsize
-
-
-def _small(dtype: DType) -> GemmSignature:
-    return GemmSignature(
-        m=64,
-        n=64,
-        k=64,
-        op_a=0,
-        op_b=0,
-        lds=(64, 64, 64),
-        dtype=dtype,
-        dtype_c=dtype.accumulator,
-        alignments=(0, 0, 0),
-        accumulates=False,
-    )
-
-
-def _raise_error(error: BaseException | None) -> None:
-    if error is not None:
-        raise error

@@ -38,6 +38,14 @@ __device__ inline float widen(half_bits x) {
 }
 __device__ inline float widen(bfloat_bits x) { return __uint_as_float((unsigned)x.bits << 16); }
 
+// cupy compiles with -ftz=true, which would flush subnormal float32; PTX says what is meant.
+__device__ inline double fused(double x, double y, double z) { return fma(x, y, z); }
+__device__ inline float fused(float x, float y, float z) {
+    float sum;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(x), "f"(y), "f"(z));
+    return sum;
+}
+
 __device__ inline void narrow(double x, double &y) { y = x; }
 __device__ inline void narrow(float x, float &y) { y = x; }
 __device__ inline void narrow(double x, float &y) { y = (float)x; }
@@ -67,7 +75,7 @@ __device__ inline void add(const T *in, long long apart, long long left, bool wh
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i)
-        if (i * apart < left) sum[i] += factor * widen(part.x[i]);
+        if (i * apart < left) sum[i] = fused(factor, widen(part.x[i]), sum[i]);
 }
 template <typename T, typename S>
 __device__ inline void put(T *out, long long apart, long long left, bool whole, const S *sum) {

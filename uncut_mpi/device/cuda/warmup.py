@@ -88,6 +88,22 @@ class GemmSignature:
         return (least[0], least[1], least[2])
 
 
+def square(size: int, dtype: DType) -> GemmSignature:
+    """Return the signature of a size×size×size product that does not read C."""
+    return GemmSignature(
+        m=size,
+        n=size,
+        k=size,
+        op_a=Op.N,
+        op_b=Op.N,
+        lds=(size, size, size),
+        dtype=dtype,
+        dtype_c=dtype.accumulator,
+        alignments=(0, 0, 0),
+        accumulates=False,
+    )
+
+
 def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSignature]:
     """Return the distinct signatures of a list's GEMMs; beta may be zero or not, so both are taken."""
     found = set()

@@ -1,0 +1,150 @@
+"""What a plan needs before it may be fired: its kernels loaded, everything it calls called once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
+from uncut_mpi.device.cuda.kernels import kernel_name, kernel_source
+from uncut_mpi.device.cuda.library import import_cupy
+from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures, square
+from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
+from uncut_mpi.errors import CapacityError, DeviceError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import Space
+
+_LEAST_SCRATCH_BYTES = 2 << 20
+_HOST_SCRATCH_BYTES = 4096
+_SMALL = 64
+_PATIENCE_S = 60.0
+
+
+def combine_signatures(program: OperationList) -> list[int]:
+    """Return the COMBINE kernels that a list needs, those of products with factor 0 included."""
+    return _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
+
+
+class Preparation:
+    """
+    The kernels of one device that are loaded, and what has been warmed up there.
+
+    The device is current whenever a method is called, and nothing is in flight on it.
+
+    Parameters
+    ----------
+    native : CudaDevice
+        Streams, handles and events, shared by all executables.
+    description : str
+        The device in words, for messages.
+    malloc : callable
+        Takes bytes and returns the address of new device memory; raises CapacityError.
+
+    Attributes
+    ----------
+    kernels : dict of int to int
+        Function handles of the loaded COMBINE kernels by signature.
+    """
+
+    def __init__(self, native: _native.CudaDevice, description: str, malloc: Callable[[int], int]) -> None:
+        self._native, self._description, self._malloc = native, description, malloc
+        self._cupy = import_cupy()
+        self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
+        self._modules: list[Any] = []  # keep what the kernels were loaded from
+        self._warm: set[object] = set()
+        self.kernels: dict[int, int] = {}
+
+    def bind(
+        self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard
+    ) -> CudaExecutable:
+        """Load the kernels of a list, reserve its streams, and bind it to addresses."""
+        self._load(combine_signatures(program))
+        return CudaExecutable(self._native, program, addresses, flags, board, self.kernels, self._description)
+
+    def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
+        """
+        Run what a list needs and has not run yet, on scratch memory; synchronous.
+
+        Raises
+        ------
+        CapacityError
+            If there is no memory for the scratch, even with the least leading dimensions.
+        """
+        combines = combine_signatures(program)
+        lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
+        signatures = sorted(gemm_signatures(program, addresses) - self._warm, key=repr)
+        dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
+        host = bool((program.buffers["space"] == Space.HOST).any())
+        copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
+        kernels = [signature for signature in combines if ("combine", signature) not in self._warm]
+        todo = WarmupList(lanes)
+
+        def fill(lds_of: Any) -> int:
+            nonlocal todo
+            todo, need = WarmupList(lanes), _LEAST_SCRATCH_BYTES
+            for number, signature in enumerate(signatures):
+                todo.gemm(signature, lds_of(signature), number % max(1, lanes))
+                need = max(need, signature.scratch_bytes(lds_of(signature)))
+            return need
+
+        new_handles = [
+            (dtype, lane) for dtype in dtypes for lane in range(lanes) if ("handle", dtype, lane) not in self._warm
+        ]
+        if not (signatures or copies or kernels or new_handles):
+            return
+        nbytes = fill(lambda signature: signature.lds)
+        try:
+            base = self._malloc(nbytes)
+        except CapacityError:
+            nbytes = fill(GemmSignature.compact_lds)
+            base = self._malloc(nbytes)
+        try:
+            # Every handle multiplies once in every type: a handle may prepare itself at its first use.
+            for dtype, lane in new_handles:
+                todo.gemm(square(_SMALL, dtype), (_SMALL,) * 3, lane)
+            for dtype, with_host in copies:
+                todo.copies(dtype, host=with_host)
+            for signature in kernels:
+                todo.combine(signature)
+            raise_error(
+                self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=_PATIENCE_S).error
+            )
+        finally:
+            self._cupy.cuda.runtime.free(base)
+        self._warm.update(signatures)
+        self._warm.update(("copies", *pair) for pair in copies)
+        self._warm.update(("combine", signature) for signature in kernels)
+        self._warm.update(("handle", *pair) for pair in new_handles)
+
+    def bind_scratch(self, program: OperationList, base: int) -> CudaExecutable:
+        """Bind a list of `WarmupList` to scratch memory at `base`."""
+        return self.bind(
+            program,
+            np.array([base, self._host_scratch.ptr], np.int64),
+            FlagTable(own=0, peers=np.zeros(1, np.int64)),
+            ProgressBoard(words=np.zeros((1, MAX_LANES), np.uint32), rank=0),
+        )
+
+    def _load(self, signatures: list[int]) -> None:
+        missing = [signature for signature in signatures if signature not in self.kernels]
+        if not missing:
+            return
+        # One module per kernel: cupy keeps the compiled text on disk, and another plan's set would not match.
+        for signature in missing:
+            module = self._cupy.RawModule(code=kernel_source([signature]), options=("--std=c++14",))
+            try:
+                function = module.get_function(kernel_name(signature)).kernel
+            except self._cupy.cuda.compiler.CompileException as error:
+                raise DeviceError(f"compiling {kernel_name(signature)} for {self._description}: {error}") from error
+            self._modules.append((module, function))
+            self.kernels[signature] = int(function.ptr)
+
+
+def raise_error(error: BaseException | None) -> None:
+    """Raise the error of a report, if it has one."""
+    if error is not None:
+        raise error
