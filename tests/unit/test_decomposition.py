@@ -99,7 +99,7 @@ def test_the_tile_is_the_cheapest_of_all_candidates(m: int, n: int, k: int, rank
         assert tile == least
         return
     costs = {}
-    for candidate in range(128, least + 1):
+    for candidate in {*range(128, least + 1, 2), least}:  # 16-byte boundaries of f64, and all of the extent
         cost = ranks / math.prod(max(extent / candidate, 1.0) for extent in (m, n, k)) + 0.2 * tile_min / candidate
         for extent in (m, n, k):
             if extent % candidate and extent >= candidate:
@@ -111,6 +111,14 @@ def test_the_tile_is_the_cheapest_of_all_candidates(m: int, n: int, k: int, rank
 def test_the_heuristic_takes_2048_for_the_large_squares_of_the_paper() -> None:
     for extent in (8192, 16384):
         assert choose_tile(square(extent), ProcessGrid(2, 4), tile_min=2048, bound_s=LONG) == 2048
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("f64", 2), ("f32", 4), ("f16", 8), ("bf16", 8)])
+def test_tiles_start_on_16_byte_boundaries(dtype: str, step: int) -> None:
+    for extent in (1001, 1777, 3001):
+        problem = GemmProblem(extent, extent, extent, DType[dtype])
+        tile = choose_tile(problem, ProcessGrid(1, 3), tile_min=512, bound_s=LONG)
+        assert tile % step == 0 or tile >= extent // 3
 
 
 def test_a_smaller_t_min_gives_smaller_tiles() -> None:

@@ -469,6 +469,14 @@ def test_the_order_by_eta_starts_with_what_arrives_first() -> None:
     assert len(set(reads[:8])) == 1  # one tile of A serves all eight columns before the next is awaited
 
 
+def test_the_order_by_eta_finishes_c_tiles_before_it_opens_more() -> None:
+    # C crosses slow links: if all its tiles were finished at the end, so would be all write-backs.
+    fixed, by_eta = (
+        result_of(cube(16384), "4,2,h", 8, Machine.uniform(8), tile=2048, order=order).predicted_s for order in ORDERS
+    )
+    assert by_eta <= 1.01 * fixed
+
+
 def test_ranks_take_turns() -> None:
     schedule = make(cube(64), "h,h,h", 4)
     ranks = schedule.tasks["rank"][of_kind(schedule, Kind.GEMM)]
@@ -552,6 +560,12 @@ def test_predicted_time_of_one_tile_is_the_sum_of_its_tasks() -> None:
     assert home.predicted_s == pytest.approx(compute, rel=1e-9)
     serial = result_of(cube(size), "h,h,h", 1, machine, tile=size, overlap=False)
     assert serial.predicted_s == pytest.approx(4 * copy + compute + combine, rel=1e-9)
+
+
+def test_write_backs_follow_one_another_on_their_link() -> None:
+    machine = Machine.uniform(1, host_gb_per_s=10, latency_s=0, gemm_tflop_per_s={"f64": 1e9})
+    made = result_of(cube(512, reads_c=False), "0,0,h", 1, machine, tile=256)
+    assert made.predicted_s == pytest.approx(512 * 512 * 8 / 10e9, rel=1e-4)
 
 
 def test_predicted_time_of_a_batched_fetch_is_the_pipelines() -> None:

@@ -28,6 +28,9 @@ COPY_ISSUE_S: Final = 1.3e-6
 """Host time to issue one cuBLAS call and one copy, measured in C++ on an H200 node with CUDA 13.0."""
 
 
+_TILE_ALIGNMENT: Final = 16  # bytes
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decomposition:
     """
@@ -132,9 +135,10 @@ def choose_tile(
     """
     Return the tile edge of least cost (see `tile_cost`), the larger of equal ones.
 
-    Candidates are all T from 128 to min(m_r, n_c, k), or that minimum alone where it is below 128. Tiles
-    for which a rank would spend more than half of `bound_s` on issuing calls are discarded. If that
-    leaves none, T may exceed the smaller extents (tiles end where the matrix ends); if even then
+    Candidates are T from 128 to min(m_r, n_c, k) for which tiles start on 16-byte boundaries, as cuBLAS
+    needs for its fast kernels, and that minimum itself; the minimum alone where it is below 128.
+    Tiles for which a rank would spend more than half of `bound_s` on issuing calls are discarded. If
+    that leaves none, T may exceed the smaller extents (tiles end where the matrix ends); if even then
     none is left, T is the largest extent of a block.
 
     Parameters
@@ -150,8 +154,9 @@ def choose_tile(
     extents = [m_r, n_c, problem.k] if problem.has_product else [m_r, n_c]
     least, most = max(1, min(extents)), max(1, *extents)
     for candidates in (np.arange(min(MIN_TILE, least), least + 1), np.arange(min(MIN_TILE, most), most + 1)):
-        if least < MIN_TILE and candidates[-1] == least:
-            candidates = candidates[-1:]
+        aligned = candidates * problem.dtype.itemsize % _TILE_ALIGNMENT == 0
+        aligned[-1] = True
+        candidates = candidates[-1:] if candidates[-1] < MIN_TILE else candidates[aligned]
         good = candidates[_issue_s(candidates, m_r, n_c, problem, copies_per_tile) <= 0.5 * bound_s]
         if len(good):
             cost = tile_cost(good, problem, grid.size, tile_min)
