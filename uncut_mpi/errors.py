@@ -22,9 +22,17 @@ raised there as the same type.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
+
 
 class UncutError(Exception):
-    """Base of every error that uncut_mpi raises on purpose."""
+    """
+    Base of every error that uncut_mpi raises on purpose.
+
+    See `is_agreed` for whether the other ranks of a collective call have raised as well.
+    """
 
 
 class ParamError(UncutError, ValueError):
@@ -83,6 +91,17 @@ _BY_NAME = {
         StallError,
     )
 }
+
+
+def agreed(error: _Error) -> _Error:
+    """Mark an error as raised by every rank of a collective call, and return it."""
+    error.agreed = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Return whether every rank of a collective call has raised this error, or its equivalent, with this one."""
+    return getattr(error, "agreed", False)
 
 
 def to_wire(error: BaseException) -> tuple[str, str]:

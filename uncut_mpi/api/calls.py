@@ -49,6 +49,8 @@ from uncut_mpi.spmd.order import DeviceOrder
 
 Operands = tuple[Matrix, Matrix, Matrix]
 _FIRST_FLAGS = 1 << 16
+# Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
+_MAX_BINDINGS = 8
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
 
@@ -304,6 +306,8 @@ class CallMachinery:
         with agreement.collective(self._group, "binding the plan"):
             binding = self._binding(matrices)
             if binding not in entry.executables:
+                while len(entry.executables) >= _MAX_BINDINGS:
+                    entry.executables.pop(next(iter(entry.executables))).close()
                 flags = FlagTable(int(self._flags.addresses[self._group.rank]), self._flags.addresses.copy())
                 entry.executables[binding] = self._backend.executable(
                     entry.program, self._addresses(entry, operands), flags, self._board
@@ -401,13 +405,11 @@ class CallMachinery:
 
     def _finish(self, report: ExecutionReport) -> None:
         """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
-        if isinstance(report.error, StallError):
-            # Tasks of ours are still in flight: nothing may be freed or reused any more.
-            self.broken = True
-        failed = self._gate.close(report.error)
-        if failed:
-            stalled = any(self._group.allgather_objects(isinstance(report.error, StallError)))
-            self.broken |= stalled
+        if self._gate.close(report.error):
+            # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
+            # nothing may be freed or reused any more.
+            lost = isinstance(report.error, StallError) or getattr(report.error, "fatal", False)
+            self.broken |= any(self._group.allgather_objects(lost))
             agreement.collective_result(self._group, report.error, "gemm")
 
     def _stage(self, matrices: Operands, *, inward: bool) -> None:

@@ -24,7 +24,7 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.start import BackendMaker, start_backend
-from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
@@ -400,9 +400,9 @@ class Session:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # An error that is on its way on this rank only must not be followed by collective calls
-        # that the other ranks do not make; the abort hook or the caller ends the job.
-        if error is None or (isinstance(error, UncutError) and not self.broken):
+        # An error that other ranks do not share must not be followed by collective calls that they do
+        # not make; the abort hook or the caller ends the job.
+        if error is None or (isinstance(error, BaseException) and is_agreed(error)):
             self.close()
 
     def _exclusive(self) -> _Exclusive:
@@ -426,7 +426,7 @@ class Session:
         options: ScheduleOptions | None,
         stream: Any,
     ) -> CallResult:
-        def entry() -> PlanEntry | None:
+        def entry() -> PlanEntry:
             key = self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
             found = self._plans.get(key)
             if found is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from uncut_mpi.errors import PeerFailedError, RankMismatchError, UncutError, from_wire, to_wire
+from uncut_mpi.errors import PeerFailedError, RankMismatchError, UncutError, agreed, from_wire, to_wire
 from uncut_mpi.spmd.group import Group, Missing
 
 DIGEST_BYTES = 16
@@ -86,8 +86,10 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], obj
     if len(set(texts)) < len({tuple(digest) for digest in digests.tolist()}):
         # They print alike and differ all the same; the digest tells them apart.
         texts = [f"{text} [{digest[0]:016x}]" for text, digest in zip(texts, digests.tolist(), strict=True)]
-    raise RankMismatchError(
-        f"ranks passed different values to one collective call: {by_rank(texts)}; pass the same on every rank"
+    raise agreed(
+        RankMismatchError(
+            f"ranks passed different values to one collective call: {by_rank(texts)}; pass the same on every rank"
+        )
     )
 
 
@@ -138,14 +140,14 @@ def collective_result(group: Group, error: BaseException | None, what: str, time
     name, message = wires[first]
     if error is not None and to_wire(error) == (name, message) and not isinstance(error, UncutError):
         error.add_note(f"(while {what})") if hasattr(error, "add_note") else None
-        raise error
+        raise agreed(error)
     if all(wire == wires[first] for wire in wires) and isinstance(error, UncutError):
-        raise from_wire(name, message, rank=first) from error
+        raise agreed(from_wire(name, message, rank=first)) from error
     carried = from_wire(name, message, rank=first)
     if not isinstance(carried, PeerFailedError) or name == PeerFailedError.__name__:
         alike = [rank for rank in failed if wires[rank] == wires[first]]
         carried = from_wire(name, f"{name_ranks(alike)}: {message}", rank=first)
-    raise carried from error
+    raise agreed(carried) from error
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uncut_mpi.errors import RankMismatchError, TopologyError
+from uncut_mpi.errors import RankMismatchError, TopologyError, agreed
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd.agreement import by_rank, collective_result
 from uncut_mpi.spmd.group import Group
@@ -78,7 +78,7 @@ def shared_segment(
         try:
             return _share(group, nbytes, purpose, True, timeout_s)
         except _CannotOpenError as error:
-            raise TopologyError(str(error)) from error
+            raise agreed(TopologyError(str(error))) from error
 
 
 class _CannotOpenError(Exception):
@@ -100,9 +100,11 @@ def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: f
         if any(fact[2] for fact in facts):
             collective_result(group, error, f"sharing memory for {purpose}", timeout_s)
         if any(fact[1] != nbytes for fact in facts):
-            raise RankMismatchError(
-                f"ranks asked for different sizes of {purpose} (bytes): {by_rank([fact[1] for fact in facts])}; "
-                "pass the same on every rank"
+            raise agreed(
+                RankMismatchError(
+                    f"ranks asked for different sizes of {purpose} (bytes): {by_rank([fact[1] for fact in facts])}; "
+                    "pass the same on every rank"
+                )
             )
         if segment is None:
             leader = group.node_of.index(group.node)
@@ -124,5 +126,5 @@ def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: f
 def _agree_opened(group: Group, error: BaseException | None, purpose: str, timeout_s: float | None) -> None:
     try:
         collective_result(group, error, f"mapping the shared memory of {purpose}", timeout_s)
-    except TopologyError as agreed:
-        raise _CannotOpenError(str(agreed)) from agreed
+    except TopologyError as refused:
+        raise _CannotOpenError(str(refused)) from refused

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.errors import ParamError, PeerFailedError, StallError, from_wire, to_wire
+from uncut_mpi.errors import ParamError, PeerFailedError, StallError, agreed, from_wire, to_wire
 from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thread_multiple
 
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
@@ -358,10 +358,10 @@ class Group:
         if not header[0]:
             return body.tobytes()
         name, message = pickle.loads(body.tobytes())
-        carried = from_wire(name, message, rank=root)
+        carried = agreed(from_wire(name, message, rank=root))
         if isinstance(content, BaseException):
             if isinstance(carried, PeerFailedError) and not isinstance(content, PeerFailedError):
-                raise content
+                raise agreed(content)
             raise carried from content
         raise carried
 

@@ -1,0 +1,245 @@
+"""The gemm command on several ranks: its report, its files, its errors and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import uncut_mpi.api.start as start
+from tests.helpers.collective import allgather, collective_assert
+from uncut_mpi.device.host import HostBackend
+from uncut_mpi.gemm import main
+from uncut_mpi.planning.lower import Code
+from uncut_mpi.spmd.abort import finish
+
+pytestmark = pytest.mark.mpi(min_size=1)
+KEYS = (
+    "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
+    "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version"
+)
+SMALL = ["-m", "96", "-n", "80", "-k", "70", "--tile", "32", "--warmup", "0", "--repeat", "2", "--backend", "host"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(mpi_tmp_path, monkeypatch):
+    """Machines measured here stay here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(mpi_tmp_path, comm):
+    """Random matrix files, written by rank 0."""
+    if comm.rank == 0:
+        rng = np.random.default_rng(5)
+        a, b, c = (rng.uniform(-1, 1, shape) for shape in ((60, 40), (40, 50), (60, 50)))
+        np.save(mpi_tmp_path / "A.npy", a)
+        np.save(mpi_tmp_path / "B.npy", np.asfortranarray(b))
+        np.save(mpi_tmp_path / "C.npy", c)
+        np.save(mpi_tmp_path / "A32.npy", a.astype(np.float32))
+        np.save(mpi_tmp_path / "Abf16.npy", a.astype(ml_dtypes.bfloat16))
+        np.save(mpi_tmp_path / "Bbf16.npy", b.astype(ml_dtypes.bfloat16))
+        np.save(mpi_tmp_path / "cube.npy", np.zeros((2, 2, 2)))
+        np.save(mpi_tmp_path / "whole.npy", np.zeros((4, 4), np.int64))
+        raw = (mpi_tmp_path / "A.npy").read_bytes()
+        (mpi_tmp_path / "short.npy").write_bytes(raw[:-100])
+        (mpi_tmp_path / "text.npy").write_text("not a matrix")
+        (mpi_tmp_path / "there.npy").write_text("keep me")
+    comm.Barrier()
+    return mpi_tmp_path
+
+
+def job(comm, capfd, words: list[str]) -> tuple[int, str, str]:
+    """Run the command in this process; return (status, everything rank 0 printed, its errors)."""
+    comm.Barrier()
+    capfd.readouterr()
+    status = main([str(word) for word in words], comm)
+    out, err = capfd.readouterr()
+    comm.Barrier()
+    statuses = allgather(comm, status)
+    outs = allgather(comm, (out, err))
+    collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
+    collective_assert(comm, not any(o or e for o, e in outs[1:]), f"a rank other than 0 printed: {outs[1:]}")
+    return status, outs[0][0], outs[0][1]
+
+
+def test_the_report_has_every_line_and_the_json_every_key(comm, capfd, mpi_tmp_path):
+    path = mpi_tmp_path / "facts.json"
+    last = comm.size - 1
+    status, out, err = job(comm, capfd, [*SMALL, "--place", f"{last},h,0", "--trans-b", "T", "--json", path])
+    wanted = ("problem", "plan", "first call", "calls", "rate", "predicted", "bound", "check", "PASS")
+    facts = json.loads(path.read_text())
+    keys = KEYS.split()
+    good = (
+        status == 0
+        and not err
+        and all(any(line.startswith(word) for line in out.splitlines()) for word in wanted)
+        and set(keys) <= set(facts)
+        and facts["passed"] is True
+        and facts["ranks"] == comm.size
+        and facts["place"] == f"{last},h,0"
+        and 0 < facts["min_s"] <= facts["median_s"] <= facts["max_s"]
+    )
+    collective_assert(comm, good, f"status {status}\n{out}\n{err}\n{facts}")
+
+
+def test_every_type_passes_its_check(comm, capfd):
+    for dtype in ("f64", "f32", "f16", "bf16"):
+        status, out, err = job(comm, capfd, [*SMALL, "--dtype", dtype, "--place", "0,h,0"])
+        collective_assert(comm, status == 0 and out.rstrip().endswith("PASS"), f"{dtype}: {out}{err}")
+
+
+def test_one_corrupted_copy_fails_the_check_and_the_exit_status(comm, capfd, monkeypatch):
+    def corrupt(task, code, region):
+        # Every call, so that the last one, which is checked, is among them.
+        if code is Code.COPY and region.size > 1 and comm.rank == comm.size - 1:
+            region[0, 0] += 1.0
+
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    status, out, _ = job(comm, capfd, SMALL)
+    collective_assert(comm, status == 1 and "FAIL" in out.splitlines()[-1], f"status {status}\n{out}")
+
+
+def test_an_error_of_one_rank_reaches_every_exit_status(comm, capfd, monkeypatch):
+    def fail(task, code, region):
+        if comm.rank == comm.size - 1 and code is Code.GEMM:
+            raise OSError("broken on purpose")
+
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=fail))
+    if comm.size == 1:
+        with pytest.raises(OSError, match="on purpose"):
+            main(SMALL, comm)
+        return
+    comm.Barrier()
+    try:
+        status, found = main(SMALL, comm), ""
+    except OSError as error:  # on the rank that it arose on, for the abort hook to print
+        status, found = finish(comm, 2), str(error)
+    finally:
+        capfd.readouterr()
+    statuses = allgather(comm, status)
+    collective_assert(comm, 0 not in statuses, f"{statuses} {found}")
+
+
+def test_no_check_says_unchecked(comm, capfd):
+    status, out, _ = job(comm, capfd, [*SMALL, "--no-check"])
+    collective_assert(comm, status == 0 and out.splitlines()[-1] == "UNCHECKED", out)
+
+
+def test_the_ablation_has_the_five_steps_of_the_paper(comm, capfd, mpi_tmp_path):
+    path = mpi_tmp_path / "ablation.json"
+    status, out, err = job(comm, capfd, [*SMALL, "--ablation", "--json", path])
+    steps = json.loads(path.read_text())["steps"]
+    good = status == 0 and len(steps) == 5 and all(step["passed"] for step in steps) and "baseline" in out
+    collective_assert(comm, good, f"{out}{err}")
+
+
+def test_files_in_c_and_fortran_order(comm, capfd, folder):
+    out_path = folder / "OUT.npy"
+    for words, beta in (([], 0.0), (["-c", folder / "C.npy", "--beta", "0.5"], 0.5)):
+        status, out, err = job(
+            comm,
+            capfd,
+            [
+                folder / "A.npy",
+                folder / "B.npy",
+                *words,
+                "-o",
+                out_path,
+                "--overwrite",
+                "--alpha",
+                "2",
+                "--backend",
+                "host",
+            ],
+        )
+        a, b, c, found = (np.load(folder / f"{name}.npy") for name in ("A", "B", "C", "OUT"))
+        wanted = 2.0 * a @ b + beta * c
+        good = (
+            status == 0 and np.allclose(found, wanted, rtol=0, atol=1e-12) and found.flags.c_contiguous == bool(words)
+        )
+        collective_assert(comm, good, f"status {status} {out}{err}")
+
+
+def test_bfloat16_files(comm, capfd, folder):
+    words = [folder / "Abf16.npy", folder / "Bbf16.npy", "-o", folder / "OUTbf16.npy", "--backend", "host"]
+    status, _, err = job(comm, capfd, words)
+    collective_assert(comm, status == 2 and "--dtype bf16" in err, err)
+    status, _, err = job(comm, capfd, [*words, "--dtype", "bf16"])
+    a, b = (np.load(folder / f"{name}bf16.npy").view(ml_dtypes.bfloat16).astype(np.float64) for name in "AB")
+    found = np.load(folder / "OUTbf16.npy").view(ml_dtypes.bfloat16).astype(np.float64)
+    collective_assert(comm, status == 0 and np.allclose(found, a @ b, rtol=2**-7, atol=2**-7), err)
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "parts"),
+    [
+        (("missing", "B"), (), ["missing.npy"]),
+        (("short", "B"), (), ["short.npy", "truncated"]),
+        (("text", "B"), (), ["text.npy", "not a .npy file"]),
+        (("cube", "B"), (), ["cube.npy", "two dimensions"]),
+        (("whole", "B"), (), ["whole.npy", "int64"]),
+        (("A32", "B"), (), ["f32", "f64"]),
+        (("A", "B"), ("--dtype", "f32"), ["--dtype f32"]),
+        (("A", "C"), (), ["60×40", "60×50"]),
+        (("A", "B"), ("--beta", "2"), ["beta", "-c C.npy"]),
+        (("A", "B"), ("-m", "5"), ["-m 5"]),
+        (("A", "B"), ("--place", "99,h,h"), ["99"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_files_give_one_error_and_no_output(comm, capfd, folder, names, more, parts):
+    out_path = folder / "never.npy"
+    files = [folder / f"{name}.npy" for name in names]
+    status, _, err = job(comm, capfd, [*files, "-o", out_path, "--backend", "host", *more])
+    left = [name for name in os.listdir(folder) if "never" in name or name.endswith(".part")]
+    good = status == 2 and err.count("\n") == 1 and all(part in err for part in parts) and not left
+    collective_assert(comm, good, f"status {status}, left {left}: {err}")
+
+
+def test_an_output_that_exists_is_kept(comm, capfd, folder):
+    status, _, err = job(
+        comm, capfd, [folder / "A.npy", folder / "B.npy", "-o", folder / "there.npy", "--backend", "host"]
+    )
+    kept = (folder / "there.npy").read_text() == "keep me"
+    collective_assert(comm, status == 2 and "--overwrite" in err and kept, err)
+
+
+def test_a_failed_check_writes_no_output(comm, capfd, folder, monkeypatch):
+    def corrupt(task, code, region):
+        if code is Code.COPY and region.size > 1 and comm.rank == 0:
+            region[0, 0] += 1.0
+
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    path = folder / "wrong.npy"
+    status, _, _ = job(comm, capfd, [folder / "A.npy", folder / "B.npy", "-o", path, "--backend", "host"])
+    collective_assert(comm, status == 1 and not path.exists(), f"status {status}")
+
+
+def test_backend_cuda_never_falls_back(comm, capfd):
+    from tests.conftest import count_gpus
+
+    if count_gpus() >= comm.size:
+        pytest.skip("every rank has a GPU here")
+    status, out, err = job(comm, capfd, ["--backend", "cuda", "-m", "8"])
+    collective_assert(comm, status == 2 and "backend cuda was asked for" in err and not out, err)
+
+
+def test_unknown_options_and_help(comm, capfd):
+    status, _, err = job(comm, capfd, ["--no-such-option"])
+    collective_assert(comm, status == 2 and "--no-such-option" in err, err)
+    status, out, _ = job(comm, capfd, ["--help"])
+    collective_assert(comm, status == 0 and "--place" in out, out)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_different_command_lines(comm, capfd):
+    words = [*SMALL, "--alpha", "1" if comm.rank else "2"]
+    comm.Barrier()
+    capfd.readouterr()
+    status = main(words, comm)
+    err = allgather(comm, capfd.readouterr().err)[0]
+    collective_assert(comm, status == 2 and "command line" in err and "rank 0" in err, err)
