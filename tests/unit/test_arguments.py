@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uncut_mpi.command.arguments import HelpRequested, ablation_steps, parse
+from uncut_mpi.command.arguments import HelpRequested, parse
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
@@ -123,19 +123,3 @@ def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, 
     assert value in message
     assert advice in message
     assert capsys.readouterr() == ("", "")
-
-
-def test_ablation_steps_add_up_from_nothing_to_everything():
-    steps = ablation_steps(ScheduleOptions(tile=256, grid=(2, 2)))
-    assert [name for name, _ in steps] == [
-        "baseline",
-        "+ caching and overlap",
-        "+ bandwidth routing",
-        "+ ETA routing and batching",
-        "+ WR-lazy and ETA order",
-    ]
-    assert steps[0][1] == ScheduleOptions(
-        tile=256, grid=(2, 2), caching=False, overlap=False, routing="origin", batch=False, wr_lazy=False, order="fixed"
-    )
-    assert steps[-1][1] == ScheduleOptions(tile=256, grid=(2, 2))
-    assert len({options for _, options in steps}) == 5

@@ -13,7 +13,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
-__all__ = ["GemmArguments", "HelpRequested", "ablation_steps", "parse"]
+__all__ = ["GemmArguments", "HelpRequested", "parse"]
 
 # Scalars that no shortcut of a library or of ours can skip; generated problems use them by default.
 GENERATED_ALPHA: Final = 1.2345
@@ -57,7 +57,7 @@ class GemmArguments:
     options : ScheduleOptions
         What is fixed about the schedule.
     ablation : bool
-        Run the steps of `ablation_steps` instead of `options` alone.
+        Run the steps of `uncut_mpi.planning.planner.ablation_options` instead of `options` alone.
     warmup, repeat : int
         Untimed and timed calls after the first one.
     timeout_s : float
@@ -156,32 +156,6 @@ def parse(argv: Sequence[str]) -> GemmArguments:
         c_path=given.c,
         out_path=given.o,
     )
-
-
-def ablation_steps(options: ScheduleOptions) -> list[tuple[str, ScheduleOptions]]:
-    """
-    Return the cumulative steps of the Uncut-GEMMs paper's Fig. 8 as (name, options).
-
-    Parameters
-    ----------
-    options : ScheduleOptions
-        Everything that the steps do not switch (tile, grid, chunks, lanes) is taken from here.
-    """
-    baseline = dataclasses.replace(
-        options, caching=False, overlap=False, routing="origin", batch=False, wr_lazy=False, order="fixed"
-    )
-    steps = [("baseline", baseline)]
-    for name, switched in (
-        ("+ caching and overlap", {"caching": True, "overlap": True}),
-        ("+ bandwidth routing", {"routing": "bw"}),
-        ("+ ETA routing and batching", {"routing": "eta", "batch": True}),
-        ("+ WR-lazy and ETA order", {"wr_lazy": True, "order": "eta"}),
-    ):
-        steps.append((name, dataclasses.replace(steps[-1][1], **switched)))
-    return steps
-
-
-# -- what goes with what -----------------------------------------------------------------------------
 
 
 def _check_files(given: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import uncut_mpi
 from uncut_mpi.api.gemm_plan import GemmPlan, PlanSummary
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import report
-from uncut_mpi.command.arguments import GemmArguments, ablation_steps
+from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.files import MatrixFile, open_operands, output_order
 from uncut_mpi.command.output import check_output
@@ -35,6 +35,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.bounds import Bound, bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import ablation_options
 from uncut_mpi.spmd.runtime import library_version
 
 # A problem that shows something within seconds where nothing was asked for.
@@ -153,7 +154,7 @@ def _bound(session: Session, plan: GemmPlan) -> Bound:
 def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About) -> bool:
     """Measure the steps of the paper's Fig. 8, each with what came before."""
     facts = []
-    for name, options in ablation_steps(arguments.options):
+    for name, options in ablation_options(arguments.options):
         facts.append((name, _facts(about, _measure(session, arguments, product, options))))
     _publish(session, arguments, report.ablation_text(facts), report.ablation_json(facts))
     return all(one.passed is not False for _, one in facts)
