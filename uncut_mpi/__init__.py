@@ -30,7 +30,8 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
 if TYPE_CHECKING:
-    from uncut_mpi.api.gemm_plan import CallResult, GemmPlan, PlanSummary
+    from uncut_mpi.api.entries import CallResult, PlanSummary
+    from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.matrix import Matrix
     from uncut_mpi.api.session import Session
 
@@ -41,8 +42,8 @@ _LAZY = {
     "Session": "uncut_mpi.api.session",
     "Matrix": "uncut_mpi.api.matrix",
     "GemmPlan": "uncut_mpi.api.gemm_plan",
-    "CallResult": "uncut_mpi.api.gemm_plan",
-    "PlanSummary": "uncut_mpi.api.gemm_plan",
+    "CallResult": "uncut_mpi.api.entries",
+    "PlanSummary": "uncut_mpi.api.entries",
 }
 
 __all__ = [

@@ -19,8 +19,9 @@ from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, RegionRef, Role, ScheduleBuilder
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
 
 F, N = Factor, Op.N
 

@@ -29,8 +29,9 @@ from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
-from uncut_mpi.planning.schedule import Factor, Kind, Op, RegionRef, Role, Schedule, ScheduleBuilder
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 
 READ = (Factor.ONE, Op.N)
 RING_BYTES = 16 << 20

@@ -16,8 +16,9 @@ from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code
-from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, RegionRef, Role, ScheduleBuilder, Space
+from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, Role, Space
 
 pytestmark = pytest.mark.gpu
 

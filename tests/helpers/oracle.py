@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from uncut_mpi.errors import ScheduleError
+from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, RegionRef, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 
 ALPHA, BETA = 2**0.5, 3**0.5
 VALUE = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: ALPHA, Factor.BETA: BETA}

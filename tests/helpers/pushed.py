@@ -11,7 +11,8 @@ import numpy as np
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, RegionRef, Role, Schedule, ScheduleBuilder
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 
 F, N = Factor, Op.N
 

@@ -16,18 +16,8 @@ import random
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import (
-    HOST,
-    Factor,
-    Kind,
-    Matrix,
-    Op,
-    RegionRef,
-    Role,
-    Schedule,
-    ScheduleBuilder,
-    Space,
-)
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, Role, Schedule, Space
 
 ALIGNMENT = 256
 

@@ -20,17 +20,9 @@ from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
-from uncut_mpi.planning.schedule import (
-    Factor,
-    Kind,
-    Op,
-    RegionRef,
-    Role,
-    Schedule,
-    ScheduleBuilder,
-    buffer_bytes,
-)
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule, buffer_bytes
 
 F, N, T = Factor, Op.N, Op.T
 
@@ -67,9 +59,7 @@ class Cluster:
             peers = [flags[q].address if q == r else backend.open(flags[q].handle) for q in range(count)]
             table = FlagTable(flags[r].address, np.array(peers))
             self.executables.append(
-                backend.executable(
-                    lowering.rank_list(r), np.array(addresses), table, ProgressBoard(self.board, r)
-                )
+                backend.executable(lowering.rank_list(r), np.array(addresses), table, ProgressBoard(self.board, r))
             )
 
     def buffer(self, index: int) -> np.ndarray:
@@ -88,9 +78,7 @@ class Cluster:
         reports: dict[int, ExecutionReport] = {}
 
         def work(rank: int) -> None:
-            reports[rank] = self.executables[rank].run(
-                alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s
-            )
+            reports[rank] = self.executables[rank].run(alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s)
 
         threads = [threading.Thread(target=work, args=(r,)) for r in range(len(self.executables))]
         for thread in threads:

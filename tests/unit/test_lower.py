@@ -12,8 +12,9 @@ from tests.helpers.schedules import random_case
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import Factor, Kind, Op, RegionRef, Role, Schedule, ScheduleBuilder
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 
 
@@ -225,5 +226,3 @@ def test_every_rank_derives_the_same_lists_from_the_encoded_schedule() -> None:
             assert np.array_equal(mine.operations, other.operations)
             assert np.array_equal(mine.operands, other.operands)
             assert np.array_equal(mine.flag_tasks, other.flag_tasks)
-
-

@@ -15,20 +15,9 @@ from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import (
-    AWAIT_DTYPE,
-    HOST,
-    Factor,
-    Kind,
-    Matrix,
-    Op,
-    RegionRef,
-    Role,
-    Schedule,
-    ScheduleBuilder,
-    Space,
-)
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, HOST, Factor, Kind, Matrix, Op, Role, Schedule, Space
 from uncut_mpi.planning.verify import Proof, verify
 from uncut_mpi.planning.verify_lists import verify_lists
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.gemm_plan import CallResult, PlanSummary
+from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey, PlanSummary
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
@@ -38,10 +38,10 @@ from uncut_mpi.errors import ParamError, StallError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.lower import Lowering, OperationList, lower
+from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan as plan_schedule
-from uncut_mpi.planning.schedule import Role, Schedule, Space, expand_ranges
+from uncut_mpi.planning.schedule import Role, Schedule
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -53,68 +53,6 @@ _FIRST_FLAGS = 1 << 16
 _MAX_BINDINGS = 8
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlanKey:
-    """What a plan depends on, besides the machine: calls with equal keys share one."""
-
-    problem: GemmProblem
-    placement: Placement
-    options: ScheduleOptions
-
-    def digest(self) -> bytes:
-        """Return 16 bytes that equal keys share on every rank."""
-        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
-
-
-class PlanEntry:
-    """A plan as this rank holds it: the schedule, this rank's operations, and their bindings to addresses."""
-
-    def __init__(self, key: PlanKey) -> None:
-        self.key = key
-        self.key_digest = key.digest()
-        self.executables: dict[tuple[int, ...], Executable] = {}
-        self.staged = False
-        self._schedule: Schedule | None = None
-        self._summary: PlanSummary | None = None
-
-    def fill(self, schedule: Schedule, lowering: Lowering, summary: PlanSummary, rank: int) -> None:
-        """Take in what rank 0 planned."""
-        self._schedule, self._summary = schedule, summary
-        self.program: OperationList = lowering.rank_list(rank)
-        self.softbuf_bytes = schedule.softbuf_bytes()
-        self.num_flags = lowering.num_flags()
-        self.user_buffers = np.flatnonzero(schedule.buffers["role"] == Role.USER)
-        self.foreign = _touched_by_peers(schedule)
-
-    @property
-    def filled(self) -> bool:
-        """Whether `fill` has happened."""
-        return self._schedule is not None
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule, the same on all ranks."""
-        assert self._schedule is not None  # callers check `filled`
-        return self._schedule
-
-    @property
-    def summary(self) -> PlanSummary:
-        """The plan in numbers."""
-        assert self._summary is not None  # callers check `filled`
-        return self._summary
-
-    def close(self) -> None:
-        """Release streams and events. Local."""
-        for executable in self.executables.values():
-            executable.close()
-        self.executables.clear()
-
-    def forget_matrix(self, number: int) -> None:
-        """Release the bindings that use one matrix. Local."""
-        for binding in [binding for binding in self.executables if number in binding[:3]]:
-            self.executables.pop(binding).close()
 
 
 class CallMachinery:
@@ -508,14 +446,3 @@ def _describe(entry: PlanEntry | None, matrices: Operands, alpha: float, beta: f
     key = entry.key if entry is not None else None
     numbers = ", ".join(str(getattr(getattr(m, "info", None), "number", m)) for m in matrices)
     return f"matrices {numbers}, alpha {alpha}, beta {beta}, {key}"
-
-
-def _touched_by_peers(schedule: Schedule) -> list[int]:
-    """Return the user buffers in device memory that a rank other than their owner reads or writes."""
-    tasks = schedule.tasks
-    operand = expand_ranges(tasks["first_operand"], tasks["num_operands"])
-    rank = np.repeat(tasks["rank"], tasks["num_operands"])
-    buffer = schedule.regions["buffer"][schedule.operands["region"][operand]]
-    of = schedule.buffers[buffer]
-    foreign = (of["role"] == Role.USER) & (of["space"] == Space.DEVICE) & (of["owner"] != rank)
-    return [int(index) for index in np.unique(buffer[foreign])]

@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from uncut_mpi.api.entries import CallResult, PlanEntry, PlanSummary
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
-
-if TYPE_CHECKING:
-    from uncut_mpi.api.calls import PlanEntry
-    from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Schedule
 
 Operands = tuple[Matrix, Matrix, Matrix]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallResult:
-    """
-    What one product did on this rank.
-
-    Attributes
-    ----------
-    tasks : int
-        Tasks this rank executed.
-    copy_bytes : int
-        Bytes its copies moved.
-    issue_s, drain_s : float
-        Host time to issue everything, and from then until all of it had finished.
-    planned : bool
-        Whether this call had to plan or bind first.
-    staged : bool
-        Whether a matrix went through memory of our own because it cannot be exported.
-    """
-
-    tasks: int
-    copy_bytes: int
-    issue_s: float
-    drain_s: float
-    planned: bool
-    staged: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlanSummary:
-    """
-    What a plan does, in numbers.
-
-    Attributes
-    ----------
-    scheduler : str
-        Name of the scheduler.
-    grid : tuple of int
-        Process grid (rows, cols).
-    tile : int
-        Tile edge (elements).
-    tasks : int
-        Tasks of all ranks.
-    bytes_by_link : dict
-        Bytes copied per kind of link.
-    predicted_s : float
-        Time the planner expects.
-    plan_s : float
-        Time rank 0 took to plan.
-    digest : str
-        Of the schedule, the same on all ranks.
-    softbuf_bytes : list of int
-        SoftBuf each rank needs.
-    """
-
-    scheduler: str
-    grid: tuple[int, int]
-    tile: int
-    tasks: int
-    bytes_by_link: dict[str, int]
-    predicted_s: float
-    plan_s: float
-    digest: str
-    softbuf_bytes: list[int]
 
 
 class GemmPlan:

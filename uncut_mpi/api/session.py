@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.api.calls import CallMachinery, PlanEntry, PlanKey
+from uncut_mpi.api.calls import CallMachinery
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.gemm_plan import CallResult, GemmPlan, Operands
+from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey
+from uncut_mpi.api.gemm_plan import GemmPlan, Operands
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import uncut_mpi
-from uncut_mpi.api.gemm_plan import GemmPlan, PlanSummary
+from uncut_mpi.api.entries import PlanSummary
+from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import report
 from uncut_mpi.command.arguments import GemmArguments

@@ -25,8 +25,7 @@ import enum
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -418,106 +417,3 @@ def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     total = int(count.sum())
     starts = np.repeat(first.astype(np.int64) - (np.cumsum(count) - count), count)
     return starts + np.arange(total)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegionRef:
-    """A rectangle of a buffer while a schedule is being built: buffer index, first row and column, extent."""
-
-    buffer: int
-    row: int
-    col: int
-    rows: int
-    cols: int
-
-
-class ScheduleBuilder:
-    """
-    Collects buffers, lanes and tasks in the global order and makes a `Schedule` of them.
-
-    For schedulers written in Python and for tests; the inner loops of large schedulers fill the
-    tables natively.
-    """
-
-    def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
-        self._about = (num_ranks, problem, placement)
-        self._buffers: list[tuple[Any, ...]] = []
-        self._lanes: dict[tuple[int, int, int, int], int] = {}
-        self._regions: dict[RegionRef, int] = {}
-        self._tasks: list[tuple[Any, ...]] = []
-        self._operands: list[tuple[int, int, int, int]] = []
-        self._awaits: list[int] = []
-
-    def buffer(
-        self,
-        *,
-        owner: int,
-        rows: int,
-        cols: int,
-        dtype: DType,
-        role: Role,
-        matrix: Matrix = Matrix.NONE,
-        space: Space = Space.DEVICE,
-        ld: int | None = None,
-        offset: int = -1,
-    ) -> int:
-        """Add a buffer and return its index; `ld` defaults to the rows."""
-        self._buffers.append(
-            (owner, space, role, matrix, dtype, rows, cols, ld if ld is not None else max(1, rows), offset)
-        )
-        return len(self._buffers) - 1
-
-    def compute_lane(self, rank: int, number: int = 0) -> int:
-        """Return the index of compute lane `number` of `rank`, added at first use."""
-        return self._lanes.setdefault((rank, LaneKind.COMPUTE, -2, number), len(self._lanes))
-
-    def copy_lane(self, rank: int, source: int, destination: int) -> int:
-        """Return the index of the lane on which `rank` issues copies source → destination."""
-        return self._lanes.setdefault((rank, LaneKind.COPY, source, destination), len(self._lanes))
-
-    def task(
-        self,
-        kind: Kind,
-        lane: int,
-        write: RegionRef | None = None,
-        reads: Sequence[tuple[RegionRef, Factor, Op]] = (),
-        awaits: Iterable[int] = (),
-        group: int = -1,
-    ) -> int:
-        """Append a task at the end of the global order and return its index."""
-        awaited = sorted(set(awaits))
-        first_operand, first_await = len(self._operands), len(self._awaits)
-        if write is not None:
-            self._operands.append((self._region(write), Factor.ONE, Op.N, 0))
-        for region, factor, op in reads:
-            self._operands.append((self._region(region), factor, op, 0))
-        self._awaits += awaited
-        rank = list(self._lanes)[lane][0]
-        self._tasks.append(
-            (kind, 0, len(self._operands) - first_operand, rank, lane, group, first_operand, first_await, len(awaited))
-        )
-        return len(self._tasks) - 1
-
-    def build(self, *, scheduler: str, grid: tuple[int, int], tile: int) -> Schedule:
-        """Return the checked schedule."""
-        num_ranks, problem, placement = self._about
-        regions = [(ref.buffer, 0, ref.row, ref.col, ref.rows, ref.cols) for ref in self._regions]
-        schedule = Schedule(
-            num_ranks=num_ranks,
-            problem=problem,
-            placement=placement,
-            scheduler=scheduler,
-            grid=grid,
-            tile=tile,
-            tasks=np.array(self._tasks, TASK_DTYPE),
-            operands=np.array(self._operands, OPERAND_DTYPE),
-            regions=np.array(regions, REGION_DTYPE),
-            awaits=np.array(self._awaits, AWAIT_DTYPE),
-            buffers=np.array(self._buffers, BUFFER_DTYPE),
-            lanes=np.array(list(self._lanes), LANE_DTYPE),
-        )
-        schedule.check()
-        return schedule
-
-    def _region(self, ref: RegionRef) -> int:
-        return self._regions.setdefault(ref, len(self._regions))

@@ -1,0 +1,153 @@
+"""Plans as a session keeps them: what they depend on, what they hold on this rank, what they say of themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from uncut_mpi.device.interface import Executable
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import Lowering, OperationList
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Role, Schedule, Space, expand_ranges
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallResult:
+    """
+    What one product did on this rank.
+
+    Attributes
+    ----------
+    tasks : int
+        Tasks this rank executed.
+    copy_bytes : int
+        Bytes its copies moved.
+    issue_s, drain_s : float
+        Host time to issue everything, and from then until all of it had finished.
+    planned : bool
+        Whether this call had to plan or bind first.
+    staged : bool
+        Whether a matrix went through memory of our own because it cannot be exported.
+    """
+
+    tasks: int
+    copy_bytes: int
+    issue_s: float
+    drain_s: float
+    planned: bool
+    staged: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """
+    What a plan does, in numbers.
+
+    Attributes
+    ----------
+    scheduler : str
+        Name of the scheduler.
+    grid : tuple of int
+        Process grid (rows, cols).
+    tile : int
+        Tile edge (elements).
+    tasks : int
+        Tasks of all ranks.
+    bytes_by_link : dict
+        Bytes copied per kind of link.
+    predicted_s : float
+        Time the planner expects.
+    plan_s : float
+        Time rank 0 took to plan.
+    digest : str
+        Of the schedule, the same on all ranks.
+    softbuf_bytes : list of int
+        SoftBuf each rank needs.
+    """
+
+    scheduler: str
+    grid: tuple[int, int]
+    tile: int
+    tasks: int
+    bytes_by_link: dict[str, int]
+    predicted_s: float
+    plan_s: float
+    digest: str
+    softbuf_bytes: list[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanKey:
+    """What a plan depends on, besides the machine: calls with equal keys share one."""
+
+    problem: GemmProblem
+    placement: Placement
+    options: ScheduleOptions
+
+    def digest(self) -> bytes:
+        """Return 16 bytes that equal keys share on every rank."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
+
+
+class PlanEntry:
+    """A plan as this rank holds it: the schedule, this rank's operations, and their bindings to addresses."""
+
+    def __init__(self, key: PlanKey) -> None:
+        self.key = key
+        self.key_digest = key.digest()
+        self.executables: dict[tuple[int, ...], Executable] = {}
+        self.staged = False
+        self._schedule: Schedule | None = None
+        self._summary: PlanSummary | None = None
+
+    def fill(self, schedule: Schedule, lowering: Lowering, summary: PlanSummary, rank: int) -> None:
+        """Take in what rank 0 planned."""
+        self._schedule, self._summary = schedule, summary
+        self.program: OperationList = lowering.rank_list(rank)
+        self.softbuf_bytes = schedule.softbuf_bytes()
+        self.num_flags = lowering.num_flags()
+        self.user_buffers = np.flatnonzero(schedule.buffers["role"] == Role.USER)
+        self.foreign = _touched_by_peers(schedule)
+
+    @property
+    def filled(self) -> bool:
+        """Whether `fill` has happened."""
+        return self._schedule is not None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule, the same on all ranks."""
+        assert self._schedule is not None  # callers check `filled`
+        return self._schedule
+
+    @property
+    def summary(self) -> PlanSummary:
+        """The plan in numbers."""
+        assert self._summary is not None  # callers check `filled`
+        return self._summary
+
+    def close(self) -> None:
+        """Release streams and events. Local."""
+        for executable in self.executables.values():
+            executable.close()
+        self.executables.clear()
+
+    def forget_matrix(self, number: int) -> None:
+        """Release the bindings that use one matrix. Local."""
+        for binding in [binding for binding in self.executables if number in binding[:3]]:
+            self.executables.pop(binding).close()
+
+
+def _touched_by_peers(schedule: Schedule) -> list[int]:
+    """Return the user buffers in device memory that a rank other than their owner reads or writes."""
+    tasks = schedule.tasks
+    operand = expand_ranges(tasks["first_operand"], tasks["num_operands"])
+    rank = np.repeat(tasks["rank"], tasks["num_operands"])
+    buffer = schedule.regions["buffer"][schedule.operands["region"][operand]]
+    of = schedule.buffers[buffer]
+    foreign = (of["role"] == Role.USER) & (of["space"] == Space.DEVICE) & (of["owner"] != rank)
+    return [int(index) for index in np.unique(buffer[foreign])]
