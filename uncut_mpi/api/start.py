@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
-from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.errors import ParamError, TopologyError, agreed
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
@@ -48,11 +48,17 @@ def start_backend(
     Raises
     ------
     ParamError
-        If the backend's name is unknown or `devices` does not name one device per rank of a node.
+        If the backend's name is unknown or `devices` does not name one device per rank.
+    RankMismatchError
+        If ranks ask for different backends or devices.
     TopologyError
         If ``"cuda"`` was asked for and some rank cannot have a GPU of its own, if two ranks would
         share one without `allow_shared_gpu`, or if the ranks are on several nodes.
     """
+    named = None if devices is None else list(devices)
+    asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "
+    asked += f"allow_shared_gpu={allow_shared_gpu}"
+    agreement.agree(group, asked.encode(), lambda: asked)
     with agreement.collective(group, "choosing the backend"):
         if not callable(backend) and backend not in BACKENDS:
             raise ParamError(f"backend {backend!r} does not exist: use one of {', '.join(BACKENDS)}")
@@ -61,27 +67,38 @@ def start_backend(
                 f"the {group.size} ranks are on {group.num_nodes} nodes; a session spans one node: "
                 "split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
             )
+        if named is not None and backend in ("auto", "cuda") and len(named) < group.size:
+            raise ParamError(
+                f"devices ({named}) names {len(named)} devices for {group.size} ranks: name one for every rank"
+            )
     if callable(backend):
-        with agreement.collective(group, "opening the device"):
-            given = backend(group.local_rank, group.size)
-        return _started(group, given, "the backend was given")
+        make = backend
+        return _open(group, lambda: make(group.local_rank, group.size), "the backend was given")
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[tuple[list[str], str]] = group.allgather_objects((gpus, why))
-    ordinals, obstacle = _assign(seen, devices, allow_shared_gpu)
+    ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
     if obstacle and backend == "cuda":
-        raise TopologyError(f"backend cuda was asked for, but {obstacle}")
-    with agreement.collective(group, "opening the device"):
-        if obstacle:
-            reason = why if backend == "host" else f"host backend, since {obstacle}"
-            opened = make_host(group.local_rank, group.size)
-        else:
-            reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
-            opened = make_cuda(ordinals[group.rank])
-    return _started(group, opened, reason)
+        raise agreed(TopologyError(f"backend cuda was asked for, but {obstacle}"))
+    if obstacle:
+        reason = why if backend == "host" else f"host backend, since {obstacle}"
+        return _open(group, lambda: make_host(group.local_rank, group.size), reason)
+    reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
+    return _open(group, lambda: make_cuda(ordinals[group.rank]), reason)
 
 
-def _started(group: Group, opened: Backend, reason: str) -> Started:
-    identities: list[DeviceIdentity] = group.allgather_objects(opened.identity())
+def _open(group: Group, make: Callable[[], Backend], reason: str) -> Started:
+    opened: Backend | None = None
+    identity: DeviceIdentity | None = None
+    try:
+        with agreement.collective(group, "opening the device"):
+            opened = make()
+            identity = opened.identity()
+    except BaseException:
+        # Another rank may have failed, and then this one's device is not needed either.
+        if opened is not None:
+            opened.close()
+        raise
+    identities: list[DeviceIdentity] = group.allgather_objects(identity)
     shared = len({identity.uuid for identity in identities}) < len(identities)
     return Started(opened, reason, identities, shared)
 
@@ -100,8 +117,6 @@ def _assign(
         if not gpus:
             return [], f"rank {rank} sees no GPU ({why})"
         if devices is not None:
-            if len(devices) < len(seen):
-                return [], f"--devices names {len(devices)} devices for {len(seen)} ranks"
             ordinal = devices[rank]
         elif len(gpus) == 1:
             ordinal = 0
@@ -112,7 +127,8 @@ def _assign(
         if not 0 <= ordinal < len(gpus):
             return (
                 [],
-                f"rank {rank} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks or name --devices",
+                f"rank {rank} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks, or name "
+                "others as devices (--devices)",
             )
         ordinals.append(ordinal)
     taken: dict[str, int] = {}
@@ -121,7 +137,7 @@ def _assign(
         if uuid in taken and not allow_shared:
             return [], (
                 f"ranks {taken[uuid]} and {rank} would both be on GPU {uuid}: start one rank per GPU, "
-                "or pass --allow-shared-gpu (slow; for tests)"
+                "or allow sharing: allow_shared_gpu (--allow-shared-gpu; slow, for tests)"
             )
         taken[uuid] = rank
     return ordinals, ""
