@@ -94,6 +94,12 @@ def test_an_array_that_no_leading_dimension_describes_is_refused_with_its_stride
     assert "ascontiguousarray" in message
 
 
+@pytest.mark.parametrize("strides", [(8, 20), (20, 8)])
+def test_lines_that_do_not_start_on_whole_elements_are_refused(strides):
+    with pytest.raises(ParamError, match=r"20.*contiguous along neither"):
+        layout_of((2, 2), strides, 8)
+
+
 def test_overlapping_windows_are_refused():
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(9), 4)
     with pytest.raises(ParamError, match="contiguous along neither"):
@@ -202,14 +208,14 @@ def rectangle(rng: random.Random, order: str, ld: int, num_lines: int, dtype: DT
 
 
 @pytest.mark.parametrize("dtype", [DType.f64, DType.bf16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("order", ["F", "C"])
-def test_overlap_of_rectangles_of_one_array_is_exact(order, dtype):
+@pytest.mark.parametrize("orders", ["FF", "CC", "FC"])
+def test_overlap_of_rectangles_of_one_leading_dimension_is_exact(orders, dtype):
     rng = random.Random(11)
     seen = {True: 0, False: 0}
     apart_but_interleaved = 0
     for _ in range(3000):
         ld = rng.randint(1, 7)
-        x, y = (rectangle(rng, order, ld, rng.randint(1, 5), dtype) for _ in range(2))
+        x, y = (rectangle(rng, order, ld, rng.randint(1, 5), dtype) for order in orders)
         truth = bool(byte_set(x) & byte_set(y))
         assert overlap(x, y) is truth, f"{x}\n{y}"
         assert overlap(y, x) is truth, f"{y}\n{x}"

@@ -149,7 +149,7 @@ def overlap(x: MatrixInfo, y: MatrixInfo) -> bool:
     """
     Return whether two matrices share an element's bytes.
 
-    Exact for matrices of one order, leading dimension and type; otherwise true whenever the spans
+    Exact for matrices of one leading dimension and type; otherwise true whenever the spans
     from first to last byte intersect.
     """
     if x.span.memory != y.span.memory or not (x.stored.rows and x.stored.cols and y.stored.rows and y.stored.cols):
@@ -157,12 +157,12 @@ def overlap(x: MatrixInfo, y: MatrixInfo) -> bool:
     if _stop(x) <= y.span.start or _stop(y) <= x.span.start:
         return False
     item = x.dtype.itemsize
-    same = x.stored.ld == y.stored.ld and x.stored.order == y.stored.order and x.dtype is y.dtype
+    same = x.stored.ld == y.stored.ld and x.dtype is y.dtype
     distance = y.span.start - x.span.start
     if not same or distance % item:
         return True
-    # Rectangles of one array of leading dimension ld. y starts `col` columns and `row` rows after x;
-    # a negative row offset appears as ld − |row| in the column before.
+    # Rectangles of one array of leading dimension ld, both read column-major. y starts `col` columns
+    # and `row` rows after x; a negative row offset appears as ld − |row| in the column before.
     ld = x.stored.ld
     (x_rows, x_cols), (y_rows, y_cols) = x.stored.column_major_shape, y.stored.column_major_shape
     col, row = divmod(distance // item, ld)

@@ -120,10 +120,8 @@ def _assign(
             ordinal = devices[rank]
         elif len(gpus) == 1:
             ordinal = 0
-        elif len(gpus) >= len(seen) or not allow_shared:
-            ordinal = rank
         else:
-            ordinal = rank % len(gpus)
+            ordinal = rank % len(gpus) if allow_shared else rank
         if not 0 <= ordinal < len(gpus):
             return (
                 [],
