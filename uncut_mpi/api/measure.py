@@ -8,6 +8,7 @@ never uses it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uncut_mpi.device.interface import Backend, DeviceIdentity
-from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement, exchange
@@ -54,12 +55,18 @@ def obtain_machine(
     ------
     TopologyError
         If the machine given has another number of ranks.
+    RankMismatchError
+        If ranks give different machines.
     """
+    described = "machine=None" if given is None else f"machine={given.name} of {given.num_ranks} ranks"
+    agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: described)
     if given is not None:
         if given.num_ranks != group.size:
-            raise TopologyError(
-                f"machine {given.name} has {given.num_ranks} ranks, the session has {group.size}: "
-                "measure this one, or start as many ranks"
+            raise agreed(
+                TopologyError(
+                    f"machine {given.name} has {given.num_ranks} ranks, the session has {group.size}: "
+                    "measure this one, or start as many ranks"
+                )
             )
         return given
     key = machine_key(identities)
@@ -82,6 +89,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     bandwidth = np.zeros((size + 1, size + 1))
     latency = np.zeros((size + 1, size + 1))
     host = exchange.shared_segment(group, nbytes, "link probe")
+    pinned = False
     try:
         with agreement.collective(group, "preparing the link probe"):
             host.array(np.uint8)[:] = 1  # touched, so that no page fault is measured
@@ -91,35 +99,27 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         with agreement.collective(group, "opening the peers' link probe"):
             peers = [scratch.address if r == rank else backend.open(handles[r]) for r in range(size)]
         for turn in range(size):
-            group.barrier()
-            if turn != rank:
-                continue
-            for there in (*range(size), size):
-                target = host.address if there == size else peers[there]
-                origin = scratch.address + (nbytes if there == rank else 0)
-                for source, destination, to, start in (
-                    (rank, there, target, origin),
-                    *([(there, rank, origin, target)] if there == size else []),
-                ):
-                    latency[source, destination] = backend.copy_seconds(to, start, _LATENCY_BYTES, _REPEATS)
-                    seconds = backend.copy_seconds(to, start, nbytes, _REPEATS)
-                    transfer = max(seconds - latency[source, destination], 0.5 * seconds)
-                    bandwidth[source, destination] = nbytes / transfer / 1e9
-        group.barrier()
-        rates = {
-            dtype.name: 2.0 * edge**3 / backend.gemm_seconds(edge, dtype, _REPEATS) / 1e12
-            for dtype in DType
-            for edge in (_GEMM_EDGE[backend.name],)
-        }
-        group.barrier()
-        for r in range(size):
-            if r != rank:
-                backend.close_peer(peers[r])
-        if pinned:
-            backend.unpin(host.address)
-        group.barrier()
-        backend.free(scratch)
+            # Each block ends when all ranks have left it, so that one rank at a time measures.
+            with agreement.collective(group, f"measuring the links of rank {turn}"):
+                if turn == rank:
+                    _measure_links(backend, rank, [*peers, host.address], nbytes, bandwidth, latency)
+        edge = _GEMM_EDGE[backend.name]
+        with agreement.collective(group, "measuring products"):
+            rates = {dtype.name: 2.0 * edge**3 / backend.gemm_seconds(edge, dtype, _REPEATS) / 1e12 for dtype in DType}
+        with agreement.collective(group, "closing the peers' link probe"):
+            for r in range(size):
+                if r != rank:
+                    backend.close_peer(peers[r])
+        with agreement.collective(group, "freeing the link probe"):
+            if pinned:
+                pinned = False
+                backend.unpin(host.address)
+            backend.free(scratch)
     finally:
+        # After a failure the backend, which is closed then, frees what else there is.
+        if pinned:
+            with contextlib.suppress(UncutError):
+                backend.unpin(host.address)
         host.close()
     parts = group.allgather_objects((bandwidth, latency, rates))
     bandwidth = sum(part[0] for part in parts)
@@ -133,17 +133,36 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         gemm_tflop_per_s={name: np.array([part[2][name] for part in parts]) for name in parts[0][2]},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
         provenance=f"measured at a session's start: {nbytes >> 20} MiB copies, one at a time, best of {_REPEATS}; "
-        f"GEMM of edge {_GEMM_EDGE[backend.name]}, all ranks at once, best of {_REPEATS}",
+        f"GEMM of edge {edge}, all ranks at once, best of {_REPEATS}",
     )
+
+
+def _measure_links(
+    backend: Backend, rank: int, addresses: Sequence[int], nbytes: int, bandwidth: np.ndarray, latency: np.ndarray
+) -> None:
+    """Fill in this rank's row: its pushes to every device and to the host, and its pull from the host."""
+    host = len(addresses) - 1
+    own = addresses[rank]
+    for there, target in enumerate(addresses):
+        origin = own + (nbytes if there == rank else 0)
+        transfers = [(rank, there, target, origin)]
+        if there == host:
+            transfers.append((host, rank, origin, target))
+        for source, destination, to, start in transfers:
+            latency[source, destination] = backend.copy_seconds(to, start, _LATENCY_BYTES, _REPEATS)
+            seconds = backend.copy_seconds(to, start, nbytes, _REPEATS)
+            transfer = max(seconds - latency[source, destination], 0.5 * seconds)
+            bandwidth[source, destination] = nbytes / transfer / 1e9
 
 
 def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
     try:
         text = path.read_text()
         machine = Machine.from_json(text)
-    except (OSError, ParamError):
-        return ""  # none kept, or of an older format: measure
-    return text if machine.key == key and machine.num_ranks == num_ranks else ""
+    except (OSError, ValueError, OverflowError):
+        return ""  # none kept, damaged, or of an older format: measure
+    complete = all(dtype.name in machine.gemm_tflop_per_s for dtype in DType)
+    return text if machine.key == key and machine.num_ranks == num_ranks and complete else ""
 
 
 def _keep(path: pathlib.Path, text: str) -> None:
@@ -151,8 +170,12 @@ def _keep(path: pathlib.Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+    except OSError:
+        return
+    try:
         with os.fdopen(handle, "w") as stream:
             stream.write(text)
         os.replace(temporary, path)
     except OSError:
-        return
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
