@@ -12,7 +12,6 @@ import numpy as np
 
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.device.interface import Allocation, Backend
-from uncut_mpi.errors import CapacityError
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
@@ -70,7 +69,7 @@ class Arena:
         self._group, self._backend, self._mappings, self._counters = group, backend, mappings, counters
         self._purpose = purpose
         self._own: Allocation | None = None
-        self._handles: list[bytes] = [b""] * group.size
+        self._opened: list[bytes] = []
         self.addresses = np.zeros(group.size, np.int64)
         self.sizes = np.zeros(group.size, np.int64)
         self.generation = 0
@@ -91,63 +90,69 @@ class Arena:
         Raises
         ------
         CapacityError
-            On all ranks, if one rank cannot; the old sizes are restored.
+            On all ranks, if one rank cannot; the old sizes are restored, with new and undefined contents.
         """
         if self.fits(needed):
             return False
         rank = self._group.rank
         old = self.sizes.copy()
         wanted = np.maximum(-(-needed // GRANULE_BYTES) * GRANULE_BYTES, old)
-        self._unmap()
-        self._group.barrier()
-        error: BaseException | None = None
-        try:
-            self._replace(int(wanted[rank]))
-        except CapacityError as caught:
-            error = caught
-        failed = any(self._group.allgather_objects(error is not None))
-        if failed:
-            self._replace(int(old[rank]))
-        self._map(old if failed else wanted)
+        with agreement.collective(self._group, f"closing the peers' {self._purpose}"):
+            self._unmap()
+        error = self._attempt(int(wanted[rank]))
+        if any(self._group.allgather_objects(error is not None)):
+            # A rank that cannot even have its old size again has an empty arena, as `sizes` then says.
+            self._attempt(int(old[rank]))
         self.generation += 1
+        self._map()
         agreement.collective_result(self._group, error, f"growing the {self._purpose}")
         return True
 
     def close(self) -> None:
         """Unmap, and free after all have unmapped. Collective."""
-        self._unmap()
-        self._group.barrier()
-        self._replace(0)
-        self.sizes[:] = 0
+        with agreement.collective(self._group, f"closing the peers' {self._purpose}"):
+            self._unmap()
+        with agreement.collective(self._group, f"freeing the {self._purpose}"):
+            self._replace(0)
 
     def abandon(self) -> None:
         """Let go without any collective call: for a session that is broken."""
-        self._handles = [b""] * self._group.size
+        self._opened.clear()
         self._own = None
 
+    def _attempt(self, nbytes: int) -> Exception | None:
+        try:
+            self._replace(nbytes)
+        except Exception as caught:  # carried to every rank by the agreement that ends a growth
+            return caught
+        return None
+
     def _replace(self, nbytes: int) -> None:
-        if self._own is not None and self._own.nbytes == nbytes:
-            return
-        if self._own is not None:
-            self._backend.free(self._own)
+        own = self._own
+        if own is not None:
+            if own.nbytes == nbytes:
+                return
             self._own = None
+            self._backend.free(own)
         if nbytes:
             self._own = self._backend.allocate(nbytes)
             self._counters.allocations += 1
 
     def _unmap(self) -> None:
-        for rank, handle in enumerate(self._handles):
-            if handle and rank != self._group.rank:
-                self._mappings.close(handle)
-        self._handles = [b""] * self._group.size
         self.addresses[:] = 0
+        self.sizes[:] = 0
+        while self._opened:
+            self._mappings.close(self._opened.pop())
 
-    def _map(self, sizes: np.ndarray) -> None:
-        self._handles = exchange.exchange_handles(self._group, self._own.handle if self._own else b"")
+    def _map(self) -> None:
+        own = self._own
+        handles = exchange.exchange_handles(self._group, own.handle if own else b"")
+        sizes = self._group.allgather_objects(own.nbytes if own else 0)
         with agreement.collective(self._group, f"opening the peers' {self._purpose}"):
-            for rank, handle in enumerate(self._handles):
+            for rank, handle in enumerate(handles):
                 if rank == self._group.rank:
-                    self.addresses[rank] = self._own.address if self._own else 0
+                    self.addresses[rank] = own.address if own else 0
                 elif handle:
                     self.addresses[rank] = self._mappings.open(handle)
-        self.sizes = sizes.copy()
+                    self._opened.append(handle)
+        self.sizes[:] = sizes  # stay 0 after a failure: nothing fits, and the next growth begins anew

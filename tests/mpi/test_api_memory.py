@@ -1,0 +1,289 @@
+"""Arenas: growth that fails on one rank is everybody's error and costs nothing; nothing stays open or mapped."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from tests.helpers.products import Case, make_operands, mismatch, release
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.memory import GRANULE_BYTES, Arena, PeerMappings
+from uncut_mpi.device.host import HostBackend
+from uncut_mpi.errors import CapacityError, DeviceError
+
+pytestmark = pytest.mark.mpi(min_size=1)
+SMALL, LARGE = GRANULE_BYTES, 4 * GRANULE_BYTES
+
+
+class Limited(HostBackend):
+    """Refuses allocations above a limit on one rank, and counts what is open."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(rank, ranks)
+        self.limit_bytes = 1 << 62
+        self.refusal: Exception = CapacityError("")
+        self.allocated: dict[int, int] = {}
+        self.opened = 0
+
+    def allocate(self, nbytes):
+        if nbytes > self.limit_bytes:
+            raise self.refusal
+        made = super().allocate(nbytes)
+        self.allocated[made.address] = nbytes
+        return made
+
+    def free(self, allocation):
+        super().free(allocation)
+        del self.allocated[allocation.address]
+
+    def open(self, handle):
+        self.opened += 1
+        return super().open(handle)
+
+    def close_peer(self, address):
+        super().close_peer(address)
+        self.opened -= 1
+
+
+@pytest.fixture
+def backend(group):
+    backend = Limited(group.rank, group.size)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def arena(group, backend):
+    return Arena(group, backend, PeerMappings(backend), Counters(), "SoftBuf")
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def segments() -> int:
+    """Shared memory of ours that is mapped here."""
+    gc.collect()
+    return sum("memfd:uncut_mpi" in line for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
+
+
+def every(group, nbytes):
+    return np.full(group.size, nbytes, np.int64)
+
+
+def first_word(backend, arena, rank):
+    """The first word of a rank's arena, as this rank sees it."""
+    out = np.zeros((1, 1), np.uint32)
+    backend.to_host(int(arena.addresses[rank]), 1, out)
+    return int(out[0, 0])
+
+
+def mapped_rightly(group, backend, arena) -> bool:
+    """Whether each rank's arena is seen by all under the addresses of this generation. Collective."""
+    backend.fill_words(int(arena.addresses[group.rank]), 2, group.rank + 7)
+    group.barrier()
+    seen = [first_word(backend, arena, rank) for rank in range(group.size)]
+    group.barrier()
+    return seen == [rank + 7 for rank in range(group.size)]
+
+
+def failure(call) -> tuple[str, str]:
+    try:
+        call()
+    except um.UncutError as error:
+        return type(error).__name__, str(error)
+    return "", "nothing was raised"
+
+
+def test_every_rank_sees_every_arena_at_its_address(comm, group, backend, arena):
+    grew = arena.ensure(every(group, 5))
+    good = grew and arena.generation == 1 and (arena.sizes == GRANULE_BYTES).all()
+    collective_assert(comm, good, f"sizes {arena.sizes}, generation {arena.generation}")
+    collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
+    arena.close()
+    good = backend.opened == 0 and not backend.allocated and not arena.addresses.any() and not arena.sizes.any()
+    collective_assert(comm, good, f"{backend.opened} open, {len(backend.allocated)} allocated")
+
+
+def test_an_arena_that_is_large_enough_stays_where_it_is(comm, group, backend, arena):
+    arena.ensure(every(group, LARGE))
+    addresses = arena.addresses.copy()
+    grew = arena.ensure(every(group, SMALL))
+    good = not grew and arena.generation == 1 and (arena.addresses == addresses).all()
+    collective_assert(comm, good, f"generation {arena.generation}")
+    arena.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_may_need_different_sizes_and_none(comm, group, backend, arena):
+    needed = np.array([2 * rank * SMALL for rank in range(group.size)], np.int64)
+    arena.ensure(needed)
+    good = (arena.sizes == needed).all() and (arena.addresses != 0).tolist() == (needed > 0).tolist()
+    collective_assert(comm, good, f"sizes {arena.sizes}, addresses {arena.addresses}")
+    collective_assert(comm, backend.opened == group.size - 1 - (group.rank != 0), f"{backend.opened} are open")
+    arena.ensure(every(group, SMALL))
+    wanted = np.maximum(needed, SMALL)
+    collective_assert(comm, (arena.sizes == wanted).all(), f"sizes {arena.sizes}")
+    collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
+    arena.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("refusal", [CapacityError, DeviceError, um.ParamError, RuntimeError])
+def test_a_growth_that_fails_on_one_rank_restores_every_rank(comm, group, backend, arena, refusal):
+    arena.ensure(every(group, SMALL))
+    if group.rank == 1:
+        backend.limit_bytes, backend.refusal = 2 * SMALL, refusal("8 MiB needed, 5 MiB available on purpose")
+    kind, message = "", "nothing was raised"
+    try:
+        arena.ensure(every(group, LARGE))
+    except Exception as error:
+        kind, message = type(error).__name__, str(error)
+    foreign = "PeerFailedError" if group.rank != 1 else "RuntimeError"
+    wanted = refusal.__name__ if refusal is not RuntimeError else foreign
+    collective_assert(comm, kind == wanted and "on purpose" in message, f"{kind}: {message}")
+    if refusal is not RuntimeError:
+        collective_assert(comm, "rank 1" in message, message)
+    good = (arena.sizes == SMALL).all() and list(backend.allocated.values()) == [SMALL] and arena.generation == 2
+    collective_assert(comm, good, f"sizes {arena.sizes}, allocated {backend.allocated}, {arena.generation}")
+    collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
+    grew = arena.ensure(every(group, 2 * SMALL))
+    collective_assert(comm, grew and (arena.sizes == 2 * SMALL).all(), f"sizes {arena.sizes}")
+    collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
+    arena.close()
+    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_cannot_even_have_its_old_size_again_is_empty_and_may_grow_later(comm, group, backend, arena):
+    arena.ensure(every(group, SMALL))
+    if group.rank == 1:
+        backend.limit_bytes, backend.refusal = 0, CapacityError("nothing is left on purpose")
+    kind, message = failure(lambda: arena.ensure(every(group, LARGE)))
+    collective_assert(comm, kind == "CapacityError" and "rank 1" in message, f"{kind}: {message}")
+    wanted = [0 if rank == 1 else SMALL for rank in range(group.size)]
+    good = arena.sizes.tolist() == wanted and arena.addresses[1] == 0 and not arena.fits(every(group, SMALL))
+    collective_assert(comm, good, f"sizes {arena.sizes}")
+    backend.limit_bytes = 1 << 62
+    arena.ensure(every(group, SMALL))
+    collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
+    arena.close()
+    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_arena_that_a_peer_cannot_map_is_everybodys_error(comm, group, backend, arena, monkeypatch):
+    def refuse(handle):
+        raise um.TopologyError("no peer access on purpose")
+
+    if group.rank == 1:
+        monkeypatch.setattr(backend, "open", refuse)
+    kind, message = failure(lambda: arena.ensure(every(group, SMALL)))
+    collective_assert(comm, kind == "TopologyError" and "rank 1" in message, f"{kind}: {message}")
+    monkeypatch.undo()
+    arena.ensure(every(group, SMALL))
+    collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
+    arena.close()
+    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
+
+
+# -- sessions ------------------------------------------------------------------------------------
+
+
+def open_session(comm, backend="host"):
+    return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=20)
+
+
+OPTIONS = um.ScheduleOptions(tile=16)
+CASE = Case(40, 30, 20, place=("0", "h", "0"))
+
+
+def test_a_session_closes_every_mapping(comm):
+    made = []
+
+    def backend(rank, ranks):
+        made.append(Limited(rank, ranks))
+        return made[-1]
+
+    before = descriptors(), segments()
+    for _ in range(3):
+        with open_session(comm, backend) as session:
+            operands = make_operands(session, CASE)
+            session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
+            wrong = mismatch(CASE, operands)
+            del operands
+        del session
+        left = made[-1].opened, len(made[-1].allocated)
+        collective_assert(comm, not wrong and left == (0, 0), f"{wrong}; open, allocated: {left}")
+        made.clear()
+    after = descriptors(), segments()
+    collective_assert(comm, after == before, f"descriptors and segments: {before} before, {after} after")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_product_too_large_for_one_rank_fails_on_all_and_smaller_ones_go_on(comm):
+    made = []
+
+    def backend(rank, ranks):
+        made.append(Limited(rank, ranks))
+        return made[-1]
+
+    with open_session(comm, backend) as session:
+        small, large = make_operands(session, Case(40, 30, 20)), make_operands(session, Case(800, 700, 600))
+        if session.rank == 1:
+            made[0].limit_bytes = SMALL
+            made[0].refusal = CapacityError("SoftBuf: 6 MiB needed, 2 MiB available on purpose")
+        with session.plan(small.a, small.b, small.c, options=OPTIONS) as plan:
+            plan.execute(1.2345, 1.1154)
+            wrong = mismatch(Case(40, 30, 20), small)
+            kind, message = failure(
+                lambda: session.gemm(large.a, large.b, large.c, options=um.ScheduleOptions(tile=256))
+            )
+            collective_assert(comm, kind == "CapacityError" and "rank 1" in message, f"{kind}: {message}")
+            if session.rank == 0:
+                small.c.array[...] = small.c_MN
+            session.barrier()
+            plan.execute(1.2345, 1.1154)
+            wrong += mismatch(Case(40, 30, 20), small)
+        made[0].limit_bytes = 1 << 62
+        case = Case(800, 700, 600)
+        session.gemm(large.a, large.b, large.c, alpha=case.alpha, beta=case.beta, options=um.ScheduleOptions(tile=256))
+        wrong += mismatch(case, large)
+        release(session, large)
+    collective_assert(comm, not wrong, wrong)
+
+
+@pytest.mark.parametrize("method", ["identity", "pin", "allocate", "open", "fill_words"])
+def test_a_session_that_cannot_be_made_on_one_rank_is_refused_on_all_and_leaves_nothing(comm, method):
+    closed = []
+
+    class Failing(HostBackend):
+        def close(self):
+            super().close()
+            closed.append(self)
+
+    def fail(self, *arguments):
+        raise um.DeviceError(f"{method} failed on purpose")
+
+    if comm.rank == comm.size - 1:
+        setattr(Failing, method, fail)
+    with open_session(comm):
+        pass  # what the first session of a process opens once
+    before = descriptors(), segments()
+    kind, message = failure(lambda: open_session(comm, Failing).close())
+    needed = comm.size > 1 or method != "open"
+    good = kind == "DeviceError" and "on purpose" in message if needed else not kind
+    collective_assert(comm, good, f"{kind}: {message}")
+    collective_assert(comm, len(closed) == 1, f"the device was closed {len(closed)} times")
+    closed.clear()
+    after = descriptors(), segments()
+    collective_assert(comm, after == before, f"descriptors and segments: {before} before, {after} after")
+    with open_session(comm) as session:  # the ranks are still in step
+        session.barrier()
