@@ -9,6 +9,7 @@ rank has dropped.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from typing import Any
 
@@ -18,7 +19,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.matrix import Matrix, MatrixInfo, Span, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.device.interface import Allocation, Backend
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 from uncut_mpi.model.problem import StoredMatrix
@@ -99,11 +100,10 @@ class MatrixStore:
         if held is None:
             held = _Held(info, 0)
         if info.location == Location.host():
-            base = self._held[int(info.span.memory.split()[1])]
-            held.address = base.address + info.span.start
-            assert base.segment is not None  # its span says so
-            held.segment = base.segment
-            flat = base.segment.array(np.uint8, base.segment.nbytes)[info.span.start :]
+            segment = self._segment(info.span.memory)
+            held.address = segment.address + info.span.start
+            held.segment = segment
+            flat = segment.array(np.uint8, segment.nbytes)[info.span.start :]
             array = host_view(
                 flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info
             )
@@ -198,6 +198,8 @@ class MatrixStore:
                 raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
             if source.location != Location.host():
                 raise ParamError(f"{source} is not in shared host memory: use empty_host")
+            if not target.info.writeable:
+                raise ParamError(f"{target} is a read-only array: pass a writeable one")
             owner = target.location.rank
             if owner != self._group.rank and not (owner is None and self._group.rank == 0):
                 return
@@ -234,23 +236,32 @@ class MatrixStore:
         self._free(sorted(self._held))
 
     def _free(self, numbers: list[int]) -> None:
-        for number in numbers:
-            for call in self.on_release:
-                call(number)
-            held = self._held[number]
-            if held.peer_address and held.peer_handle:
-                self.mappings.close(held.peer_handle)
-        self._group.barrier()  # every importer has closed
-        for number in numbers:
-            held = self._held.pop(number)
-            self._dropped.discard(number)
-            if held.pinned:
-                self._backend.unpin(held.address)
-            if held.shadow is not None:
-                self._backend.free(held.shadow)
-            shared_by_other = any(other.segment is held.segment for other in self._held.values())
-            if held.segment is not None and not shared_by_other:
-                held.segment.close()
+        with agreement.collective(self._group, "unmapping matrices"):
+            for number in numbers:
+                for call in self.on_release:
+                    call(number)
+                held = self._held[number]
+                if held.peer_address and held.peer_handle:
+                    self.mappings.close(held.peer_handle)
+        with agreement.collective(self._group, "freeing matrices"):
+            for number in numbers:
+                held = self._held.pop(number)
+                self._dropped.discard(number)
+                if held.shadow is not None:
+                    self._backend.free(held.shadow)
+                self._let_go(held)
+
+    def _let_go(self, held: _Held) -> None:
+        """Unpin and unmap host memory, unless another matrix lies in it: then that one is to do so."""
+        segment = held.segment
+        heir = next((other for other in self._held.values() if segment is not None and other.segment is segment), None)
+        if heir is not None:
+            heir.pinned |= held.pinned
+            return
+        if held.pinned:
+            self._backend.unpin(segment.address if segment is not None else held.address)
+        if segment is not None:
+            segment.close()
 
     def _collect(self) -> None:
         """Free what every rank has dropped."""
@@ -265,16 +276,18 @@ class MatrixStore:
     def _agreed_shape(
         self, what: str, shape: tuple[int, int], dtype: object, order: str, rank: int | None
     ) -> tuple[StoredMatrix, DType]:
-        text = f"{what}(shape={shape}, dtype={dtype}, order={order!r}" + (
+        text = f"{what}(shape={shape!r}, dtype={dtype}, order={order!r}" + (
             f", rank={rank})" if rank is not None else ")"
         )
         agreement.agree(self._group, text.encode(), lambda: text)
         with agreement.collective(self._group, what):
-            if len(shape) != 2:
-                raise ParamError(f"shape {shape} has {len(shape)} extents; a matrix has two")
+            try:
+                rows, cols = (operator.index(extent) for extent in shape)
+            except (TypeError, ValueError):
+                raise ParamError(f"shape = {shape!r}: a matrix has two extents, both whole numbers") from None
             if rank is not None and not 0 <= rank < self._group.size:
                 raise ParamError(f"rank = {rank} is not a rank of this session (0 to {self._group.size - 1})")
-            return StoredMatrix(int(shape[0]), int(shape[1]), order), DType.parse(dtype)
+            return StoredMatrix(rows, cols, order), DType.parse(dtype)
 
     def _describe(self, array: Any, number: int, root: int) -> _Held:
         if self._backend.owns(array):
@@ -318,8 +331,20 @@ class MatrixStore:
         return _Held(info, address, keep=array)
 
     def _pin(self, held: _Held, nbytes: int) -> None:
-        with agreement.collective(self._group, "pinning a host matrix"):
-            held.pinned = self._backend.pin(held.address, nbytes) if nbytes else False
+        try:
+            with agreement.collective(self._group, "pinning a host matrix"):
+                held.pinned = self._backend.pin(held.address, nbytes) if nbytes else False
+        except BaseException as error:
+            if is_agreed(error):  # raised by all ranks, so all of them give it back
+                self._free([held.info.number])
+            raise
+
+    def _segment(self, memory: str) -> Segment:
+        """Return the segment that spans call `memory`; the matrix it was made for may be gone already."""
+        for held in self._held.values():
+            if held.segment is not None and held.info.span.memory == memory:
+                return held.segment
+        raise ParamError(f"no matrix of this session lies in {memory} any more")
 
     def _take_number(self) -> int:
         self._next += 1

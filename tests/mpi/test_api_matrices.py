@@ -1,0 +1,349 @@
+"""Matrices of a session: registered as they are stored, copied to and fro, released once."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from tests.helpers.products import as_numpy, random_matrix
+from uncut_mpi.device.host import HostBackend
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+
+pytestmark = pytest.mark.mpi(min_size=1)
+DTYPES = [dtype.name for dtype in DType]
+ROWS, COLS = 7, 5
+
+
+def last(session) -> int:
+    return session.size - 1
+
+
+def expect(comm, error, parts, call):
+    """`call` must raise `error` with all `parts` in its message, the same on every rank."""
+    try:
+        call()
+        found = "nothing was raised"
+    except error as caught:
+        found = str(caught)
+    except Exception as caught:
+        found = f"raised {type(caught).__name__}: {caught}"
+    collective_assert(comm, all(part in found for part in parts), f"wanted {error.__name__} with {parts}, got: {found}")
+    collective_assert(comm, len(set(comm.allgather(found))) == 1, f"ranks raised different messages; here: {found}")
+
+
+def fresh(session, where, dtype="f64", order="C", shape=(ROWS, COLS)):
+    """A new matrix of the session: shared host, private host of the last rank, device of the last rank."""
+    if where == "shared":
+        return session.empty_host(shape, dtype, order=order)
+    if where == "device":
+        return session.empty_device(shape, dtype, rank=last(session), order=order)
+    mine = np.zeros(shape, DType[dtype].numpy, order=order) if session.rank == last(session) else None
+    return session.register(mine, root=last(session))
+
+
+def fill(session, matrix, data):
+    writer = 0 if matrix.location.rank is None else matrix.location.rank
+    if session.rank == writer:
+        matrix.array[...] = data
+    session.barrier()
+
+
+def holds(matrix, data) -> bool:
+    """Whether a matrix has these elements where this rank sees it."""
+    found = as_numpy(matrix)
+    return found is None or (found.dtype == data.dtype and np.array_equal(found, data))
+
+
+# -- registering ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("view", ["whole", "part", "transposed"])
+def test_a_registered_array_is_known_to_all_as_it_is_stored(comm, session, order, view, dtype):
+    root = last(session)
+    whole = np.asarray(random_matrix(9, 8, DType[dtype], (4,)), order=order)
+    array = {"whole": whole, "part": whole[1:6, 2:6], "transposed": whole.T}[view]
+    matrix = session.register(array if session.rank == root else None, root=root)
+    wanted = {"whole": (9, 8), "part": (5, 4), "transposed": (8, 9)}[view]
+    wanted_order = order if view != "transposed" else {"F": "C", "C": "F"}[order]
+    ld = 9 if order == "F" else 8
+    good = (
+        matrix.shape == wanted
+        and matrix.order == wanted_order
+        and matrix.info.stored.ld == ld
+        and matrix.dtype is DType[dtype]
+        and matrix.location == Location.host(root)
+    )
+    collective_assert(comm, good, f"{matrix!r}, leading dimension {matrix.info.stored.ld}")
+    mine = session.rank == root
+    good = matrix.array is array if mine else matrix.array is None and matrix.address == 0
+    collective_assert(comm, good, f"{matrix.array}")
+    session.release(matrix)
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_part_of_shared_host_memory_is_seen_by_every_rank(comm, session, order, transposed):
+    data = random_matrix(9, 8, DType.f64, (5,))
+    whole = session.empty_host((9, 8), order=order)
+    fill(session, whole, data)
+    part = whole.array[2:7, 3:7]
+    part, wanted = (part.T, data[2:7, 3:7].T) if transposed else (part, data[2:7, 3:7])
+    root = last(session)
+    matrix = session.register(part if session.rank == root else None, root=root)
+    good = matrix.location == Location.host() and holds(matrix, wanted)
+    collective_assert(comm, good and matrix.array is not None, f"{matrix!r}: {matrix.array}")
+    same = np.shares_memory(matrix.array, part) and matrix.address == part.ctypes.data
+    collective_assert(comm, same, "it is another memory")
+    session.release(whole)
+    collective_assert(comm, holds(matrix, wanted), "the part went with the whole")
+    session.release(matrix)
+
+
+def test_parts_of_parts_can_be_registered_when_the_whole_is_gone(comm, session):
+    data = random_matrix(9, 8, DType.f64, (6,))
+    whole = session.empty_host((9, 8))
+    fill(session, whole, data)
+    part = session.register(whole.array[2:] if session.rank == 0 else None, root=0)
+    session.release(whole)
+    inner = session.register(part.array[1:4, 2:5] if session.rank == 0 else None, root=0)
+    good = inner.location == Location.host() and holds(inner, data[3:6, 2:5])
+    collective_assert(comm, good, f"{inner!r}")
+    held = session._store._held
+    session.release(part)
+    collective_assert(comm, holds(inner, data[3:6, 2:5]) and inner.info.number in held, "it went with the part")
+    session.release(inner)
+
+
+def test_shared_host_memory_stays_pinned_while_a_part_of_it_is_registered(comm):
+    pinned = {}
+
+    class Pinning(HostBackend):
+        def pin(self, address, nbytes):
+            pinned[address] = nbytes
+            return True
+
+        def unpin(self, address):
+            del pinned[address]
+
+    machine = um.Machine.uniform(comm.size)
+    with um.Session(comm, backend=Pinning, machine=machine) as session:
+        before = dict(pinned)
+        whole = session.empty_host((9, 8))
+        start = whole.address
+        first = session.register(whole.array[2:] if session.rank == 0 else None, root=0)
+        second = session.register(whole.array[3:] if session.rank == 0 else None, root=0)
+        collective_assert(comm, pinned == {**before, start: 9 * 8 * 8}, f"{pinned}")
+        session.release(whole)
+        session.release(first)
+        collective_assert(comm, pinned == {**before, start: 9 * 8 * 8}, f"unpinned too early: {pinned}")
+        session.release(second)
+        collective_assert(comm, pinned == before, f"still pinned: {pinned}")
+        private = session.register(np.zeros((4, 6))[:, :3] if session.rank == 0 else None, root=0)
+        extra = [nbytes for address, nbytes in pinned.items() if address not in before]
+        collective_assert(comm, extra == [(3 * 6 + 3) * 8] * (session.rank == 0), f"{extra}")
+        session.release(private)
+        collective_assert(comm, pinned == before, f"still pinned: {pinned}")
+        session.empty_host((3, 3))
+    collective_assert(comm, not pinned, f"still pinned after the session: {pinned}")
+
+
+def test_memory_that_one_rank_cannot_pin_is_everybodys_error_and_is_given_back(comm):
+    refusing = []
+
+    class Refusing(HostBackend):
+        def pin(self, address, nbytes):
+            if refusing:
+                raise um.DeviceError("no more pinned memory on purpose")
+            return False
+
+    machine = um.Machine.uniform(comm.size)
+    with um.Session(comm, backend=Refusing, machine=machine) as session:
+        if session.rank == last(session):
+            refusing.append(1)
+        expect(comm, um.DeviceError, ["on purpose"], lambda: session.empty_host((4, 4)))
+        array = np.zeros((4, 4))
+        expect(
+            comm,
+            um.DeviceError,
+            ["on purpose"],
+            lambda: session.register(array if session.rank == last(session) else None, root=last(session)),
+        )
+        gc.collect()
+        held = list(session._store._held)
+        collective_assert(comm, not held, f"matrices {held} are still held")
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+def test_read_only_arrays_are_inputs(comm, session, order):
+    root = last(session)
+    data = np.asarray(random_matrix(12, 12, DType.f64, (7,)), order=order)
+    data.flags.writeable = False
+    a = session.register(data if session.rank == root else None, root=root)
+    c = session.gemm(a, a)
+    collective_assert(comm, np.allclose(c.array, data @ data, rtol=0, atol=1e-13), "C is not A A")
+    session.release(a)
+    session.release(c)
+
+
+def test_a_read_only_part_of_shared_memory_is_no_result(comm, session):
+    whole = session.empty_host((12, 24))
+    fill(session, whole, 0.5)
+    view = whole.array[:, :12]
+    view.flags.writeable = False
+    part = session.register(view if session.rank == 0 else None, root=0)
+    other = session.register(whole.array[:, 12:] if session.rank == 0 else None, root=0)
+    expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(other, other, part))
+    expect(comm, um.ParamError, ["read-only"], lambda: session.upload(other, part))
+    for matrix in (part, other, whole):
+        session.release(matrix)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64", "float32", np.float16, np.dtype("f4"), DType.bf16])
+def test_types_are_named_in_any_way(comm, session, dtype):
+    host = session.empty_host((3, 2), dtype)
+    device = session.empty_device((3, 2), dtype, rank=0)
+    wanted = DType.parse(dtype)
+    good = host.dtype is wanted and device.dtype is wanted and host.array.dtype == wanted.numpy
+    collective_assert(comm, good, f"{host!r} {device!r}")
+    session.release(host)
+    session.release(device)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 1), (1, 6), (6, 1)])
+@pytest.mark.parametrize("where", ["shared", "private", "device"])
+@pytest.mark.parametrize("order", ["F", "C"])
+def test_thin_and_empty_matrices_are_made_and_copied(comm, session, shape, where, order):
+    data = random_matrix(*shape, DType.f32, (8,))
+    matrix, target = (fresh(session, where, "f32", order, shape) for _ in range(2))
+    fill(session, matrix, data)
+    copy = session.download(matrix)
+    collective_assert(comm, holds(copy, data) and copy.array is not None, f"{copy!r}")
+    session.upload(copy, target)
+    collective_assert(comm, holds(target, data), f"{target!r}")
+    for one in {id(one): one for one in (matrix, target, copy)}.values():
+        session.release(one)
+
+
+@pytest.mark.parametrize("shape", [5, (5,), (5, 4, 3), (-1, 4), (4, 2.5), ("a", 4), None])
+def test_shapes_that_are_none_are_refused(comm, session, shape):
+    expect(comm, um.ParamError, ["shape"], lambda: session.empty_host(shape))
+    expect(comm, um.ParamError, ["shape"], lambda: session.empty_device(shape, rank=0))
+
+
+def test_an_order_that_does_not_exist_is_refused(comm, session):
+    expect(comm, um.ParamError, ["order 'A'"], lambda: session.empty_host((2, 2), order="A"))
+
+
+# -- copying -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("orders", ["FF", "FC", "CF", "CC"])
+@pytest.mark.parametrize("where", ["shared", "private", "device"])
+def test_what_is_uploaded_is_downloaded(comm, session, where, orders, dtype):
+    data = random_matrix(ROWS, COLS, DType[dtype], (9,))
+    source = fresh(session, "shared", dtype, orders[0])
+    target = fresh(session, where, dtype, orders[1])
+    fill(session, source, data)
+    session.upload(source, target)
+    fill(session, source, 0)
+    copy = session.download(target)
+    good = copy.location == Location.host() and copy.order == orders[1] and holds(copy, data)
+    collective_assert(comm, good, f"{copy!r} of {target!r}")
+    collective_assert(comm, (copy is target) == (where == "shared"), "shared matrices are returned as they are")
+    for matrix in (source, target, *(() if copy is target else (copy,))):
+        session.release(matrix)
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("where", ["private", "device"])
+def test_a_part_is_copied_without_its_surroundings(comm, session, where, order):
+    data = random_matrix(ROWS, COLS, DType.f64, (10,))
+    whole = fresh(session, where, "f64", order, (ROWS + 3, COLS + 2))
+    mine = session.rank == last(session)
+    if mine:
+        whole.array[...] = -1.0
+    part = session.register(whole.array[1 : ROWS + 1, 2:] if mine else None, root=last(session))
+    source = fresh(session, "shared")
+    fill(session, source, data)
+    session.upload(source, part)
+    good = not mine or ((whole.array == -1.0).sum() == whole.array.size - data.size)
+    collective_assert(comm, good, "elements around the part have changed")
+    copy = session.download(part)
+    collective_assert(comm, holds(copy, data), f"{copy!r}")
+    for matrix in (part, whole, source, copy):
+        session.release(matrix)
+
+
+def test_uploads_that_do_not_fit_are_refused(comm, session):
+    shared, turned, single = (
+        session.empty_host((4, 6)),
+        session.empty_host((6, 4)),
+        session.empty_host((4, 6), "f32"),
+    )
+    device, private = (fresh(session, where, shape=(4, 6)) for where in ("device", "private"))
+    expect(comm, um.ParamError, ["4×6", "6×4", "equal"], lambda: session.upload(turned, device))
+    expect(comm, um.ParamError, ["f32", "f64", "equal"], lambda: session.upload(single, private))
+    expect(comm, um.ParamError, ["shared host memory"], lambda: session.upload(device, shared))
+    expect(comm, um.ParamError, ["shared host memory"], lambda: session.upload(private, shared))
+    expect(comm, um.ParamError, ["ndarray"], lambda: session.upload(np.zeros((4, 6)), shared))
+    expect(comm, um.ParamError, ["NoneType"], lambda: session.download(None))
+    for matrix in (shared, turned, single, device, private):
+        session.release(matrix)
+
+
+def test_an_upload_into_a_read_only_array_is_refused(comm, session):
+    array = np.zeros((4, 6))
+    array.flags.writeable = False
+    target = session.register(array if session.rank == 0 else None, root=0)
+    source = session.empty_host((4, 6))
+    expect(comm, um.ParamError, ["read-only"], lambda: session.upload(source, target))
+    session.release(target)
+    session.release(source)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_copy_different_matrices_get_one_error(comm, session):
+    first, second = (session.empty_host((4, 4)) for _ in range(2))
+    target = fresh(session, "device", shape=(4, 4))
+    mine = first if session.rank else second
+    expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.upload(mine, target))
+    expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.download(mine))
+    expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.release(mine))
+    for matrix in (first, second, target):
+        session.release(matrix)
+
+
+# -- releasing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["shared", "private", "device"])
+def test_a_matrix_is_released_once(comm, session, where):
+    matrix = fresh(session, where)
+    session.release(matrix)
+    for call in (session.release, session.download, lambda gone: session.upload(gone, gone)):
+        expect(comm, um.ParamError, ["released"], lambda call=call: call(matrix))
+
+
+@pytest.mark.parametrize("where", ["shared", "private", "device"])
+def test_a_matrix_of_another_session_is_refused(comm, where):
+    session, other = (um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size)) for _ in range(2))
+    with session, other:
+        ours = fresh(session, "shared")
+        theirs = fresh(other, where)
+        same_number = theirs.info.number == ours.info.number
+        collective_assert(comm, same_number, "numbers differ, so that nothing is tested")
+        for call in (session.release, session.download):
+            expect(comm, um.ParamError, ["another session"], lambda call=call: call(theirs))
+        session.release(ours)
+
+
+def test_a_thing_that_is_no_matrix_is_refused_with_what_to_pass(comm, session):
+    expect(comm, um.ParamError, ["ndarray", "register"], lambda: session.release(np.zeros((2, 2))))
