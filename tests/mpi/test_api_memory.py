@@ -260,7 +260,7 @@ def test_a_product_too_large_for_one_rank_fails_on_all_and_smaller_ones_go_on(co
     collective_assert(comm, not wrong, wrong)
 
 
-@pytest.mark.parametrize("method", ["identity", "pin", "allocate", "open", "fill_words"])
+@pytest.mark.parametrize("method", ["identity", "allocate", "open", "fill_words"])
 def test_a_session_that_cannot_be_made_on_one_rank_is_refused_on_all_and_leaves_nothing(comm, method):
     closed = []
 

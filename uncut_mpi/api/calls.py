@@ -84,15 +84,17 @@ class CallMachinery:
         self._board = ProgressBoard(
             self._control.array(np.uint32, group.size * MAX_LANES).reshape(group.size, MAX_LANES), group.rank
         )
-        with agreement.collective(group, "pinning the progress board"):
-            self._control_pinned = backend.pin(self._control.address, self._control.nbytes)
         arrivals = self._control.array(np.uint64, group.size, offset_bytes=board_bytes)
         self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
         self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
         self._flags = Arena(group, backend, store.mappings, counters, "flags")
-        self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
-        self._reset_flags()
         self._gate = _Gate(group)
+        try:
+            self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
+            self._reset_flags()
+        except BaseException:
+            self._let_go()
+            raise
 
     # -- local checks ------------------------------------------------------------------------
 
@@ -235,8 +237,10 @@ class CallMachinery:
         needed = 4 * entry.num_flags.astype(np.int64)
         if not self._flags.fits(needed):
             self._close_bindings()
-            self._flags.ensure(needed)
-            self._reset_flags()
+            try:
+                self._flags.ensure(needed)
+            finally:
+                self._reset_flags()  # new memory, also where growing failed and the old size was restored
         entry.staged = False
         operands = _in_schedule_order(entry.key.problem, matrices)
         for buffer in entry.foreign:
@@ -377,24 +381,28 @@ class CallMachinery:
         self._close_bindings()
         self._softbuf.close()
         self._flags.close()
-        if self._control_pinned:
-            self._backend.unpin(self._control.address)
-        self._order.close()
         self._group.barrier()
-        self._control.close()
+        self._let_go()
 
     def abandon(self) -> None:
         """Let go without collective calls, after a call that did not end."""
         self._softbuf.abandon()
         self._flags.abandon()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._order.close()
+        # Arrays of the segment would keep it mapped.
+        del self._order, self._board
+        self._control.close()
 
     def _reset_flags(self) -> None:
         """Set every flag one epoch back, so that none looks reached. Collective."""
         with agreement.collective(self._group, "resetting the flags"):
             own = int(self._flags.addresses[self._group.rank])
             count = int(self._flags.sizes[self._group.rank]) // 4
-            self._backend.fill_words(own, count, (self._epoch - 1) % _EPOCHS)
+            if count:
+                self._backend.fill_words(own, count, (self._epoch - 1) % _EPOCHS)
 
     def _close_bindings(self) -> None:
         for entry in self._entries:

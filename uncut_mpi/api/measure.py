@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import platform
 import tempfile
 from collections.abc import Sequence
 
@@ -34,8 +35,13 @@ _REPEATS = 3
 
 
 def machine_key(identities: Sequence[DeviceIdentity]) -> str:
-    """Return the key of the hardware: backend, node and device models in rank order."""
-    text = "|".join(f"{one.node}/{one.name}/{one.uuid if one.backend == 'cuda' else ''}" for one in identities)
+    """
+    Return the key of the hardware: what and which the devices are, in rank order.
+
+    A GPU has an identity of its own, which no restart or container changes; the host backend's device
+    is the node, known by its name.
+    """
+    text = "|".join(f"{one.name}/{one.uuid if one.backend == 'cuda' else platform.node()}" for one in identities)
     return f"{identities[0].backend}-{len(identities)}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 

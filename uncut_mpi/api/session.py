@@ -96,13 +96,18 @@ class Session:
         max_plans: int = 32,
         verify: bool = False,
     ) -> None:
-        if max_plans < 1:
-            raise ParamError(f"max_plans = {max_plans} is below 1")
-        if not timeout_s > 0:
-            raise ParamError(f"timeout_s = {timeout_s} is not above 0")
         self._group = Group(comm)
         self._closed = False
         try:
+            with agreement.collective(self._group, "opening a session"):
+                if max_plans < 1:
+                    raise ParamError(f"max_plans = {max_plans} is below 1")
+                if not (timeout_s > 0 and (arrival_timeout_s is None or arrival_timeout_s > 0)):
+                    raise ParamError(
+                        f"timeout_s = {timeout_s}, arrival_timeout_s = {arrival_timeout_s}: use more than 0"
+                    )
+            settings = f"max_plans {max_plans}, verify {verify}"
+            agreement.agree(self._group, settings.encode(), lambda: settings)
             started = start_backend(self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu)
         except BaseException:
             self._group.free()

@@ -174,5 +174,7 @@ class Machine:
                 gemm_tflop_per_s={name: np.array(rate, np.float64) for name, rate in data["gemm_tflop_per_s"].items()},
                 memory_bytes=np.array(data["memory_bytes"], np.int64),
             )
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except ParamError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ParamError(f"not a machine file: {type(error).__name__}: {error}") from None
