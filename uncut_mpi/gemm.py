@@ -18,7 +18,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from uncut_mpi.command.arguments import HelpRequested, parse
 from uncut_mpi.command.job import run
-from uncut_mpi.errors import UncutError
+from uncut_mpi.errors import StallError, UncutError
 from uncut_mpi.spmd import abort, runtime
 
 
@@ -45,6 +45,11 @@ def main(argv: Sequence[str] | None = None, comm: Any = None) -> int:
         if first:
             sys.stdout.write(help_text.text)
         status = 0
+    except StallError as error:
+        # A rank is missing: nothing that all ranks do together can end any more, so the job is ended.
+        sys.stderr.write(f"uncut_mpi.gemm: rank {comm.rank}: {error}\n")
+        sys.stderr.flush()
+        abort.end_job(comm, 2)
     except UncutError as error:
         # Every rank has the same error: one says it.
         if first:

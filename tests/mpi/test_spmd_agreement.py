@@ -167,7 +167,7 @@ def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agre
     for call in range(3):
         calls.mine["digest"] = agreement.digest_of(b"arguments")
         calls.mine["epoch"], calls.mine["status"], calls.mine["detail"] = call, -comm.rank, comm.rank
-        records = agreement.open_call(calls)
+        records = calls.exchange("opening barrier")
         agree_all(records is calls.everyone)
         agree_all((records["digest"] == records["digest"][0]).all() and (records["epoch"] == call).all(), records)
         agree_all(np.array_equal(records["status"], -np.arange(comm.size)), records)

@@ -47,13 +47,13 @@ def test_handles_of_any_length_are_exchanged(comm, agree_all, group):
 
 def test_a_schedule_reaches_all_ranks(comm, agree_all, group):
     data = np.random.default_rng(1).bytes(70_000)
-    agree_all(exchange.broadcast_schedule(group, data if comm.rank == 0 else None) == data)
+    agree_all(group.bcast_envelope(data if comm.rank == 0 else None) == data)
 
 
 def test_an_error_of_planning_is_raised_on_all_ranks(comm, agree_all, group):
     found = ""
     try:
-        exchange.broadcast_schedule(group, PlanError("no grid fits") if comm.rank == 0 else None)
+        group.bcast_envelope(PlanError("no grid fits") if comm.rank == 0 else None)
     except PlanError as error:
         found = str(error)
     agree_all(found == "no grid fits", found)
@@ -62,7 +62,7 @@ def test_an_error_of_planning_is_raised_on_all_ranks(comm, agree_all, group):
 def test_a_root_with_nothing_to_send_is_an_error_on_all_ranks(agree_all, group):
     found = ""
     try:
-        exchange.broadcast_schedule(group, None)
+        group.bcast_envelope(None)
     except ValueError as error:
         found = str(error)
     agree_all("rank 0 has nothing to send" in found, found)

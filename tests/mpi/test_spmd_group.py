@@ -63,7 +63,7 @@ def test_bytes_are_broadcast_from_any_root_and_counted(comm, agree_all, group, n
     for root in {0, comm.size - 1}:
         data = np.random.default_rng((root, nbytes)).bytes(nbytes)
         before = group.bytes_broadcast
-        received = group.bcast_bytes(data if comm.rank == root else None, root)
+        received = group.bcast_envelope(data if comm.rank == root else None, root)
         agree_all(received == data and type(received) is bytes)
         agree_all(group.bytes_broadcast - before == nbytes, group.bytes_broadcast)
 

@@ -304,18 +304,6 @@ def test_a_rate_that_was_not_measured_is_refused() -> None:
         measured().gemm_rate(DType.bf16)
 
 
-def test_a_subset_keeps_the_links_of_its_ranks_and_the_host() -> None:
-    machine = measured()
-    part = machine.subset([2, 0])
-    assert part.num_ranks == 2
-    assert part.host == 2
-    assert part.bandwidth_gb_per_s[0, 1] == machine.bandwidth_gb_per_s[2, 0]
-    assert part.bandwidth_gb_per_s[1, 2] == machine.bandwidth_gb_per_s[0, 3]
-    assert part.latency_s[2, 0] == machine.latency_s[3, 2]
-    assert part.memory_bytes.tolist() == [141 * 10**9, 10**9]
-    assert part.gemm_tflop_per_s["f16"].tolist() == machine.gemm_tflop_per_s["f16"][[2, 0]].tolist()
-
-
 def test_a_uniform_machine_has_equal_links_and_a_slower_host() -> None:
     machine = Machine.uniform(3, link_gb_per_s=100.0, host_gb_per_s=10.0)
     assert machine.bandwidth_gb_per_s[0].tolist() == [400.0, 100.0, 100.0, 10.0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import numbers
 import struct
 import time
 import weakref
@@ -117,6 +118,9 @@ class CallMachinery:
         ParamError
             If shapes, types, layouts or overlaps do not allow the product.
         """
+        if options is not None and not isinstance(options, ScheduleOptions):
+            raise ParamError(f"options is a {type(options).__name__}: pass a ScheduleOptions")
+        check_trans(trans_a, trans_b)
         checked = [self._store.check(name, matrix) for name, matrix in (("A", a), ("B", b), ("C", c))]
         first, second, result = checked
         if len({matrix.dtype for matrix in checked}) > 1:
@@ -165,9 +169,13 @@ class CallMachinery:
             if overlap(matrix.info, matrices[2].info):
                 raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
 
-    def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float) -> Matrix:
+    def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float, asked: str) -> Matrix:
         """Return a new host matrix for op(A) op(B). Collective."""
+        self._group.barrier("gemm", self._arrival_timeout_s)
+        agreement.agree(self._group, asked.encode(), lambda: asked)
         with agreement.collective(self._group, "gemm"):
+            check_scalars(1.0, beta)
+            check_trans(trans_a, trans_b)
             if beta != 0:
                 raise ParamError(f"beta = {beta}, but there is no C: pass out=, or beta=0")
             first, second = self._store.check("A", a), self._store.check("B", b)
@@ -279,6 +287,7 @@ class CallMachinery:
         beta: float,
         stream: Any,
         keep: Callable[[PlanEntry], None] | None,
+        asked: str,
     ) -> CallResult:
         """
         Run one product. Collective.
@@ -289,12 +298,15 @@ class CallMachinery:
             Local: returns the plan, filled or new, or raises for bad arguments.
         keep : callable, optional
             Takes a plan that this call filled.
+        asked : str
+            The call as its caller wrote it, for the error of ranks that differ.
         """
         error: BaseException | None = None
         entry: PlanEntry | None = None
         executable: Executable | None = None
         digest = bytes(16)
         try:
+            check_scalars(alpha, beta)
             entry = find()
             digest = _call_digest(entry, matrices, alpha, beta)
             executable = entry.executables.get(self._binding(matrices))
@@ -312,7 +324,7 @@ class CallMachinery:
                 self._epoch,
                 ready=executable is not None,
                 error=error,
-                describe=lambda: _describe(entry, matrices, alpha, beta),
+                describe=lambda: asked,
             )
             assert entry is not None  # no rank had an error
             if not all_ready:
@@ -340,14 +352,19 @@ class CallMachinery:
             self._group.barrier()
         report = executable.run(alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s)
         self._count(report)
-        self._finish(report)
+        try:
+            self._finish(report)
+        except StallError as missing:
+            self.broken = True
+            # What this rank waited for in vain says more than that the barrier was not reached.
+            raise (report.error if isinstance(report.error, StallError) else missing) from None
         if entry.staged:
             self._stage(matrices, inward=False)
         return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, entry.staged)
 
     def _finish(self, report: ExecutionReport) -> None:
         """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
-        if self._gate.close(report.error):
+        if self._gate.close(report.error, self._timeout_s, self._board.words.tobytes):
             # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
             # nothing may be freed or reused any more.
             lost = isinstance(report.error, StallError) or getattr(report.error, "fatal", False)
@@ -434,10 +451,11 @@ class _Gate:
             agreement.raise_mismatch(self._group, records["digest"].copy(), describe)
         return bool(records["flags"].all())
 
-    def close(self, error: BaseException | None) -> bool:
-        """Return whether any rank had an error."""
+    def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:
+        """Return whether any rank had an error; wait only while the others get on."""
         self._exchange.mine["status"] = error is not None
-        return bool(self._exchange.exchange("closing barrier")["status"].any())
+        records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+        return bool(records["status"].any())
 
 
 def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
@@ -446,11 +464,19 @@ def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
 
 
 def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
-    numbers = [matrix.info.number for matrix in matrices]
-    return hashlib.blake2b(entry.key_digest + struct.pack("<3qdd", *numbers, alpha, beta), digest_size=16).digest()
+    which = [matrix.info.number for matrix in matrices]
+    return hashlib.blake2b(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta), digest_size=16).digest()
 
 
-def _describe(entry: PlanEntry | None, matrices: Operands, alpha: float, beta: float) -> str:
-    key = entry.key if entry is not None else None
-    numbers = ", ".join(str(getattr(getattr(m, "info", None), "number", m)) for m in matrices)
-    return f"matrices {numbers}, alpha {alpha}, beta {beta}, {key}"
+def check_scalars(alpha: object, beta: object) -> None:
+    """Raise ParamError unless alpha and beta are real numbers. Local."""
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(value, numbers.Real):
+            raise ParamError(f"{name} = {value!r} is a {type(value).__name__}: pass a real number")
+
+
+def check_trans(trans_a: object, trans_b: object) -> None:
+    """Raise ParamError unless both are N or T. Local."""
+    for name, value in (("trans_a", trans_a), ("trans_b", trans_b)):
+        if value not in ("N", "T"):
+            raise ParamError(f"{name} = {value!r}: use 'N' or 'T'")

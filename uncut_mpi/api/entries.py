@@ -110,7 +110,6 @@ class PlanEntry:
         self.program: OperationList = lowering.rank_list(rank)
         self.softbuf_bytes = schedule.softbuf_bytes()
         self.num_flags = lowering.num_flags()
-        self.user_buffers = np.flatnonzero(schedule.buffers["role"] == Role.USER)
         self.foreign = _touched_by_peers(schedule)
 
     @property

@@ -72,6 +72,8 @@ class Session:
         ``"cuda"`` or ``"host"``, and why.
     device_names : list of str
         Device of every rank.
+    devices_shared : bool
+        Whether ranks share a device.
     machine : Machine
         What plans are made with.
     counters : Counters
@@ -117,6 +119,8 @@ class Session:
         self.backend_reason = started.reason
         self.device_names = [identity.name for identity in started.identities]
         self.devices_shared = started.shared
+        if started.shared:
+            logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
         self.counters = Counters()
         try:
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
@@ -138,6 +142,7 @@ class Session:
             raise
         self._plans: OrderedDict[PlanKey, PlanEntry] = OrderedDict()
         self._max_plans = max_plans
+        self._arrival_timeout_s = arrival_timeout_s
         self._own_plans: weakref.WeakSet[GemmPlan] = weakref.WeakSet()
         self._busy = threading.Lock()
         logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
@@ -221,9 +226,16 @@ class Session:
             return self._store.register(array, root)
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Collective."""
+        """
+        Wait until every rank is here. Collective.
+
+        Raises
+        ------
+        StallError
+            If they are not within `arrival_timeout_s`, where one was given.
+        """
         with self._exclusive():
-            self._group.barrier()
+            self._group.barrier("barrier", self._arrival_timeout_s)
 
     def agree(self, value: object, what: str) -> None:
         """
@@ -343,10 +355,11 @@ class Session:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
+        asked = _text("gemm", a, b, out, alpha, beta) + f", trans_a={trans_a!r}, trans_b={trans_b!r}, options={options}"
         if out is None:
             with self._exclusive():
-                out = self._calls.make_output(a, b, trans_a, trans_b, beta)
-        self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream)
+                out = self._calls.make_output(a, b, trans_a, trans_b, beta, asked)
+        self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream, asked)
         return out
 
     def plan(
@@ -431,6 +444,7 @@ class Session:
         trans_b: str,
         options: ScheduleOptions | None,
         stream: Any,
+        asked: str,
     ) -> CallResult:
         def entry() -> PlanEntry:
             key = self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
@@ -446,7 +460,7 @@ class Session:
                 oldest.close()
 
         with self._exclusive():
-            return self._calls.call(entry, (a, b, c), alpha, beta, stream, keep)
+            return self._calls.call(entry, (a, b, c), alpha, beta, stream, keep, asked)
 
     def _execute_plan(
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
@@ -456,11 +470,20 @@ class Session:
             return entry
 
         with self._exclusive():
-            return self._calls.call(same, matrices, alpha, beta, stream, None)
+            return self._calls.call(same, matrices, alpha, beta, stream, None, _text("execute", *matrices, alpha, beta))
 
     def _discard(self, entry: PlanEntry) -> None:
         if not self._closed and not self.broken:
             entry.close()
+
+
+def _text(call: str, a: object, b: object, c: object, alpha: object, beta: object) -> str:
+    """Return a call as its caller wrote it, short enough to stand in an error per rank."""
+    names = (
+        f"{name}=matrix {matrix.info.number}" if isinstance(matrix, Matrix) else f"{name}={type(matrix).__name__}"
+        for name, matrix in (("a", a), ("b", b), ("c", c))
+    )
+    return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}"
 
 
 class _Exclusive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 import platform
 import shlex
 import sys
@@ -32,7 +33,7 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import DataFileError, ParamError
 from uncut_mpi.model.bounds import Bound, bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions
@@ -103,6 +104,9 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
                 raise ParamError("matrix files are given together: A.npy B.npy -o OUT.npy")
             opened = open_operands(a_path, b_path, arguments.c_path, arguments.dtype)
             check_output(out_path, overwrite=arguments.overwrite)
+            for name, path in (("A", a_path), ("B", b_path)):
+                if os.path.exists(out_path) and os.path.samefile(out_path, path):
+                    raise DataFileError(f"-o {out_path} is the file of {name}, which would be lost: name another file")
     a, b, c = session.gather(opened)[0]
     extents = _extents(arguments, a, b, c)
     sources = (_source(a), _source(b), file_source(c) if arguments.beta != 0 else None)
@@ -172,7 +176,8 @@ def _about(session: Session, arguments: GemmArguments, product: Product, words: 
         ranks=session.size,
         nodes=1,
         backend=session.backend_name,
-        backend_reason=session.backend_reason,
+        backend_reason=session.backend_reason
+        + ("; ranks share a GPU, which is slow" if session.devices_shared else ""),
         machine=session.machine.name,
         m=product.m,
         n=product.n,

@@ -125,10 +125,11 @@ def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], l
 
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     rate = float(machine.gemm_rate(problem.dtype).sum())
+    m, n = (problem.n, problem.m) if problem.swapped else (problem.m, problem.n)  # as the caller wrote it
     return _Term(
         "compute",
         problem.flops / rate,
-        f"2·{problem.m}·{problem.n}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {machine.num_ranks} ranks",
+        f"2·{m}·{n}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {machine.num_ranks} ranks",
     )
 
 

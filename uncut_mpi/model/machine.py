@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -120,17 +120,6 @@ class Machine:
             gemm_tflop_per_s={dtype: np.full(num_ranks, rate) for dtype, rate in rates.items()},
             memory_bytes=np.full(num_ranks, memory_bytes, np.int64),
             provenance="assumed, not measured",
-        )
-
-    def subset(self, ranks: Sequence[int]) -> Machine:
-        """Return the machine of only these ranks, renumbered in the order given."""
-        at = [*ranks, self.host]
-        return dataclasses.replace(
-            self,
-            bandwidth_gb_per_s=self.bandwidth_gb_per_s[np.ix_(at, at)].copy(),
-            latency_s=self.latency_s[np.ix_(at, at)].copy(),
-            gemm_tflop_per_s={name: rate[list(ranks)].copy() for name, rate in self.gemm_tflop_per_s.items()},
-            memory_bytes=self.memory_bytes[list(ranks)].copy(),
         )
 
     def to_json(self) -> str:

@@ -50,5 +50,3 @@ class Clocks:
         if self._uses[task]:
             self._of_task[task] = clock
         return clock
-
-

@@ -25,15 +25,12 @@ class Planned:
         The tasks of all ranks.
     predicted_s : float
         Time the schedule's model expects.
-    num_candidates : int
-        Schedules that were made to choose from.
     options : ScheduleOptions
         Options it was made with.
     """
 
     schedule: Schedule
     predicted_s: float
-    num_candidates: int
     options: ScheduleOptions
 
 
@@ -73,7 +70,7 @@ def plan(
     """
     options = options or ScheduleOptions()
     made = _SCHEDULERS[options.scheduler](problem, placement, num_ranks, machine, options)
-    return Planned(made.schedule, made.predicted_s, 1, options)
+    return Planned(made.schedule, made.predicted_s, options)
 
 
 def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, ScheduleOptions]]:

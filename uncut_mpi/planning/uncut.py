@@ -217,7 +217,6 @@ class _Layout:
     ) -> None:
         self.softbuf_bytes = [0] * num_ranks
         self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
-        self._num_ranks = num_ranks
         self._placement = placement
         self._records: list[tuple[int, ...]] = []
         for matrix, location, shape, ld in (

@@ -208,9 +208,7 @@ class _Follower:
         rect = self._rects[target]
         if (rows[1] - rows[0], cols[1] - cols[0]) != (rect[2] - rect[0], rect[3] - rect[1]):
             raise ScheduleError("op(A) op(B) and the written region differ in shape")
-        product = Partial(
-            rows[0] - rect[0], cols[0] - rect[1], (inner,), factor == Factor.ALPHA, CIn.ABSENT, False
-        )
+        product = Partial(rows[0] - rect[0], cols[0] - rect[1], (inner,), factor == Factor.ALPHA, CIn.ABSENT, False)
         rounds = self._rounds(target)
         if len(operands) == 3:
             self._write(target, [(rect, product._replace(rounded=rounds))])

@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
 
 _INTERRUPTED = 130
+_LAST_WORDS_S = 0.1
 _YIELD_AT_ONCE_S = 0.0
 
 
@@ -55,7 +57,10 @@ class _Hook:
         if not self._ending.acquire(blocking=False):
             return  # another thread of this process is at it
         who = f"rank {self.comm.rank} of {self.comm.size}{where}"
-        text = "".join(traceback.format_exception(kind, error, trace))
+        if issubclass(kind, KeyboardInterrupt):
+            text = "KeyboardInterrupt"
+        else:
+            text = "".join(traceback.format_exception(kind, error, trace))
         lines = "".join(f"[{who}] {line}\n" for line in text.rstrip().split("\n"))
         for stream, last in ((sys.stdout, ""), (sys.stderr, f"{lines}[{who}] unhandled error: the job ends\n")):
             try:
@@ -64,8 +69,16 @@ class _Hook:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 continue  # a closed or missing stream must not keep the job alive
-        unlink_mpi_segments()
-        self.comm.Abort(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        end_job(self.comm, _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def end_job(comm: Any, exit_status: int) -> None:
+    """End the job of all ranks at once, with this status. Not collective."""
+    # The launcher passes on what was written a moment ago only if the job lives that much longer.
+    time.sleep(_LAST_WORDS_S)
+    unlink_mpi_segments()
+    comm.Abort(exit_status)
+    os._exit(exit_status)  # should the launcher take its time
 
 
 _installed: list[_Hook] = []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from uncut_mpi.errors import PeerFailedError, RankMismatchError, UncutError, agreed, from_wire, to_wire
-from uncut_mpi.spmd.group import Group, Missing
+from uncut_mpi.spmd.group import Group, Missing, Progress
 
 DIGEST_BYTES = 16
 
@@ -221,7 +221,13 @@ class CallExchange:
         self._mine_raw = self.mine.view(np.uint8)
         self._everyone_raw = self.everyone.view(np.uint8)
 
-    def exchange(self, what: str, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
+    def exchange(
+        self,
+        what: str,
+        timeout_s: float | None = None,
+        missing: Missing | None = None,
+        progress: Progress | None = None,
+    ) -> np.ndarray:
         """
         Give `mine` to all ranks and return the records of all. Collective; allocates nothing.
 
@@ -230,17 +236,5 @@ class CallExchange:
         StallError
             If a rank does not take part within `timeout_s`; names those that `missing` tells.
         """
-        self._group.allgather_into(self._mine_raw, self._everyone_raw, what, timeout_s, missing)
+        self._group.allgather_into(self._mine_raw, self._everyone_raw, what, timeout_s, missing, progress)
         return self.everyone
-
-
-def open_call(calls: CallExchange, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
-    """
-    Open a call: the barrier that also carries digest, epoch and status of every rank. Collective.
-
-    Returns
-    -------
-    ndarray of RECORD, shape (size,)
-        Overwritten by the next exchange.
-    """
-    return calls.exchange("opening barrier", timeout_s, missing)

@@ -25,25 +25,6 @@ def exchange_handles(group: Group, handle: bytes, timeout_s: float | None = None
     return group.allgather_variable(handle, "exchanging handles", timeout_s)
 
 
-def broadcast_schedule(
-    group: Group, encoded: bytes | BaseException | None, root: int = 0, timeout_s: float | None = None
-) -> bytes:
-    """
-    Give the encoded schedule of one rank to all, or the error that planning ended in. Collective.
-
-    Parameters
-    ----------
-    encoded : bytes or BaseException
-        On `root`; None elsewhere.
-
-    Raises
-    ------
-    UncutError
-        On all ranks, if `root` passed an error.
-    """
-    return group.bcast_envelope(encoded, root, "broadcasting the schedule", timeout_s)
-
-
 def shared_segment(
     group: Group, nbytes: int, purpose: str, *, use_file: bool = False, timeout_s: float | None = None
 ) -> Segment:

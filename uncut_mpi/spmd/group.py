@@ -29,8 +29,14 @@ _SPIN_SHARED_S = 10e-6
 _YIELD_S = 5e-3
 _SLEEP_MIN_S, _SLEEP_MAX_S = 50e-6, 1e-3
 
+Progress = Callable[[], bytes]
+"""Returns something that changes while ranks get on with their work."""
+
 Missing = Callable[[], Sequence[int]]
 """Tells which ranks have not arrived, from what they wrote into shared memory."""
+
+
+BROADCAST_FORMAT = 1
 
 
 class Backoff:
@@ -93,7 +99,7 @@ class Group:
     oversubscribed : bool
         Whether this node has fewer cores than ranks, so that spinning delays others.
     bytes_broadcast : int
-        Payload bytes that have gone through `bcast_bytes` and its like so far.
+        Payload bytes that have gone through `bcast_envelope` so far.
 
     Raises
     ------
@@ -151,7 +157,13 @@ class Group:
         return Backoff(self._spin_s)
 
     def wait(
-        self, request: MPI.Request, what: str, timeout_s: float | None, keep: object, missing: Missing | None = None
+        self,
+        request: MPI.Request,
+        what: str,
+        timeout_s: float | None,
+        keep: object,
+        missing: Missing | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """
         Poll a request until it is complete. Not collective.
@@ -169,6 +181,8 @@ class Group:
             keeps them alive.
         missing : callable, optional
             Tells which ranks have not arrived.
+        progress : callable, optional
+            Returns bytes that change while other ranks get on; the deadline starts anew when they have.
 
         Raises
         ------
@@ -178,11 +192,15 @@ class Group:
         if request.Test():
             return
         backoff = Backoff(self._spin_s)
+        seen, since_s = b"" if progress is None else progress(), 0.0
         while True:
             backoff.pause()
             if request.Test():
                 return
-            if timeout_s is not None and backoff.elapsed_s() > timeout_s:
+            if timeout_s is not None and backoff.elapsed_s() - since_s > timeout_s:
+                if progress is not None and progress() != seen:
+                    seen, since_s = progress(), backoff.elapsed_s()
+                    continue
                 self._stalled.append((request, keep))
                 raise StallError(self._stall_message(what, timeout_s, missing))
 
@@ -224,6 +242,7 @@ class Group:
         what: str = "allgather",
         timeout_s: float | None = None,
         missing: Missing | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """
         Gather one record of every rank, without allocating.
@@ -242,7 +261,7 @@ class Group:
         """
         self._enter()
         request = self._comm.Iallgather(mine, everyone)
-        self.wait(request, what, timeout_s, (mine, everyone), missing)
+        self.wait(request, what, timeout_s, (mine, everyone), missing, progress)
 
     def allgather_bytes(
         self, record: np.ndarray[Any, Any], what: str = "allgather", timeout_s: float | None = None
@@ -305,19 +324,6 @@ class Group:
                 raise PeerFailedError(f"rank {rank} could not send its part of {what}: {name}: {message}")
         return [pickle.loads(memoryview(one)[1:]) for one in gathered]
 
-    def bcast_bytes(
-        self, data: bytes | None, root: int = 0, what: str = "broadcast", timeout_s: float | None = None
-    ) -> bytes:
-        """
-        Send bytes of one rank to all: their number first, then they as typed data.
-
-        Parameters
-        ----------
-        data : bytes
-            On `root`; ignored elsewhere.
-        """
-        return self.bcast_envelope(data if self.rank == root else None, root, what, timeout_s)
-
     def bcast_envelope(
         self,
         content: bytes | BaseException | None,
@@ -340,7 +346,7 @@ class Group:
             on the other ranks for a type that is not one of ours.
         """
         self._enter()
-        header = np.zeros(2, np.int64)  # whether the body is an error, and its bytes
+        header = np.zeros(3, np.int64)  # format, whether the body is an error, and its bytes
         body = np.empty(0, np.uint8)
         if self.rank == root:
             if content is None:
@@ -348,14 +354,21 @@ class Group:
             failed = isinstance(content, BaseException)
             payload = pickle.dumps(to_wire(content)) if isinstance(content, BaseException) else content
             body = np.frombuffer(payload, np.uint8)
-            header[:] = failed, len(body)
+            header[:] = BROADCAST_FORMAT, failed, len(body)
         self.wait(self._comm.Ibcast(header, root=root), what, timeout_s, header)
+        if header[0] != BROADCAST_FORMAT:
+            raise agreed(
+                PeerFailedError(
+                    f"{what}: rank {root} sent format {header[0]}, this rank reads {BROADCAST_FORMAT}: "
+                    "install one version of uncut_mpi for all ranks"
+                )
+            )
         if self.rank != root:
-            body = np.empty(int(header[1]), np.uint8)
+            body = np.empty(int(header[2]), np.uint8)
         if len(body):
             self.wait(self._comm.Ibcast(body, root=root), what, timeout_s, body)
         self.bytes_broadcast += len(body)
-        if not header[0]:
+        if not header[1]:
             return body.tobytes()
         name, message = pickle.loads(body.tobytes())
         carried = agreed(from_wire(name, message, rank=root))
