@@ -243,3 +243,10 @@ def test_ranks_with_different_command_lines(comm, capfd):
     status = main(words, comm)
     err = allgather(comm, capfd.readouterr().err)[0]
     collective_assert(comm, status == 2 and "command line" in err and "rank 0" in err, err)
+
+
+def test_an_output_that_is_an_input_is_refused(comm, capfd, folder):
+    words = [folder / "A.npy", folder / "B.npy", "-o", folder / "A.npy", "--overwrite", "--backend", "host"]
+    status, _, err = job(comm, capfd, words)
+    kept = np.load(folder / "A.npy").shape == (60, 40)
+    collective_assert(comm, status == 2 and "file of A" in err and kept, err)

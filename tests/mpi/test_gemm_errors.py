@@ -149,3 +149,43 @@ def test_a_closed_session(comm):
     session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size))
     session.close()
     expect(comm, um.ParamError, ["closed"], lambda: session.empty_host((2, 2)))
+
+
+def test_arguments_of_foreign_types(session, comm, operands):
+    a, b, c = operands.a, operands.b, operands.c
+    expect(comm, um.ParamError, ["alpha", "str"], lambda: session.gemm(a, b, c, alpha="x"))
+    expect(comm, um.ParamError, ["beta", "complex"], lambda: session.gemm(a, b, c, beta=1j))
+    expect(comm, um.ParamError, ["options", "dict"], lambda: session.gemm(a, b, c, options={}))
+    expect(comm, um.ParamError, ["list"], lambda: session.gemm([[1.0]], b, c))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_calls_without_out_that_differ_are_shown_as_written(session, comm, operands):
+    trans = "T" if session.rank == 0 else "N"
+    parts = ["gemm: a=matrix", "trans_a='T'", "trans_a='N'"]
+    expect(comm, um.RankMismatchError, parts, lambda: session.gemm(operands.a, operands.b, trans_a=trans))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "settings", [{"max_plans": 3}, {"verify": True}, {"timeout_s": -1.0}, {"arrival_timeout_s": 0.0}]
+)
+def test_sessions_whose_settings_differ_or_are_wrong(comm, settings):
+    mine = settings if comm.rank == 0 else {}
+    machine = um.Machine.uniform(comm.size)
+    expect(comm, um.ParamError, ["rank"], lambda: um.Session(comm, backend="host", machine=machine, **mine))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_does_not_begin_a_call_is_named(comm):
+    session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
+    made = make_operands(session, Case(24, 20, 16))
+    found = ""
+    if comm.rank != 1:
+        try:
+            session.gemm(made.a, made.b, made.c)
+        except um.StallError as error:
+            found = str(error)
+    collective_assert(comm, comm.rank == 1 or ("rank 1" in found and session.broken), found)
+    session._calls.broken = True  # the rank that was awaited knows nothing of it; no rank may close collectively
+    session.close()
