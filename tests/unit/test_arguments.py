@@ -29,7 +29,7 @@ def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
 def test_every_flag_reaches_its_field():
     args = parse(EVERY_FLAG.split())
     assert (args.m, args.n, args.k, args.dtype, args.trans_a, args.trans_b) == (1000, 777, 1301, DType.bf16, "T", "T")
-    assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "host")
+    assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "cuda")
     assert (args.devices, args.allow_shared_gpu) == ((3, 1), True)
     assert args.options == ScheduleOptions(
         tile=128, tile_min=64, grid=(2, 4), chunks=3, compute_lanes=2, caching=False, overlap=False, routing="bw",
