@@ -11,7 +11,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
 EVERY_FLAG = (
-    "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend host "
+    "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend cuda "
     "--devices 3,1 --allow-shared-gpu --scheduler uncut --tile 128 --tile-min 64 --grid 2x4 --chunks 3 "
     "--compute-lanes 2 --no-caching --no-overlap --routing bw --no-batch --no-wr-lazy --order fixed --warmup 0 "
     "--repeat 7 --timeout 2.5 --no-check --json facts.json --seed 9"
