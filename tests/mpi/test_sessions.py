@@ -10,7 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
-from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.planning.lower import Code
 
@@ -223,6 +223,34 @@ def test_memory_that_cannot_be_exported_goes_through_memory_of_our_own(comm):
             result = plan.execute(case.alpha, case.beta)
         wrong = mismatch(case, operands)
     collective_assert(comm, not wrong and result.staged == (comm.size > 1), f"staged {result.staged}, {wrong}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm):
+    exportable = [False]
+
+    class Sometimes(HostBackend):
+        def adopt(self, array):
+            adopted = super().adopt(array)
+            if exportable[0]:
+                return adopted
+            return type(adopted)(adopted.address, None, 0, "made for this test", adopted.keep)
+
+    case = Case(40, 30, 20, place=("0", "h", "0"))
+    with open_session(comm, backend=Sometimes) as session:
+        shadowed = make_operands(session, case)
+        exportable[0] = True
+        direct = make_operands(session, case)
+        wrong, staged = [], []
+        with session.plan(shadowed.a, shadowed.b, shadowed.c, options=OPTIONS) as plan:
+            for given in (shadowed, direct, shadowed, direct):
+                set_matrix(session, given.a, given.a_MK)
+                set_matrix(session, given.c, given.c_MN)
+                session.barrier()
+                session.poison_softbuf()
+                staged.append(plan.execute(case.alpha, case.beta, a=given.a, b=given.b, c=given.c).staged)
+                wrong.append(mismatch(case, given))
+    collective_assert(comm, staged == [True, False, True, False] and not any(wrong), f"{staged} {wrong}")
 
 
 def test_nothing_is_left_open_after_a_session(comm):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey, PlanSummary
+from uncut_mpi.api.entries import Binding, CallResult, PlanEntry, PlanKey, PlanSummary
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
@@ -30,7 +30,6 @@ from uncut_mpi.device.interface import (
     MAX_LANES,
     Backend,
     DeviceIdentity,
-    Executable,
     ExecutionReport,
     FlagTable,
     ProgressBoard,
@@ -249,19 +248,20 @@ class CallMachinery:
                 self._flags.ensure(needed)
             finally:
                 self._reset_flags()  # new memory, also where growing failed and the old size was restored
-        entry.staged = False
+        staged = False
         operands = _in_schedule_order(entry.key.problem, matrices)
         for buffer in entry.foreign:
-            entry.staged |= self._store.share(operands[entry.schedule.buffers["matrix"][buffer]])
+            staged |= self._store.share(operands[entry.schedule.buffers["matrix"][buffer]])
         with agreement.collective(self._group, "binding the plan"):
-            binding = self._binding(matrices)
-            if binding not in entry.executables:
-                while len(entry.executables) >= _MAX_BINDINGS:
-                    entry.executables.pop(next(iter(entry.executables))).close()
+            key = self._binding_key(matrices)
+            if key not in entry.bindings:
+                while len(entry.bindings) >= _MAX_BINDINGS:
+                    entry.bindings.pop(next(iter(entry.bindings))).executable.close()
                 flags = FlagTable(int(self._flags.addresses[self._group.rank]), self._flags.addresses.copy())
-                entry.executables[binding] = self._backend.executable(
+                executable = self._backend.executable(
                     entry.program, self._addresses(entry, operands), flags, self._board
                 )
+                entry.bindings[key] = Binding(executable, staged)
 
     def _addresses(self, entry: PlanEntry, operands: Sequence[Matrix]) -> np.ndarray:
         buffers = entry.schedule.buffers
@@ -274,7 +274,7 @@ class CallMachinery:
                 addresses[index] = self._softbuf.addresses[buffer["owner"]] + buffer["offset"]
         return addresses
 
-    def _binding(self, matrices: Operands) -> tuple[int, ...]:
+    def _binding_key(self, matrices: Operands) -> tuple[int, ...]:
         return (*(matrix.info.number for matrix in matrices), self._softbuf.generation, self._flags.generation)
 
     # -- the call ----------------------------------------------------------------------------
@@ -303,13 +303,13 @@ class CallMachinery:
         """
         error: BaseException | None = None
         entry: PlanEntry | None = None
-        executable: Executable | None = None
+        binding: Binding | None = None
         digest = bytes(16)
         try:
             check_scalars(alpha, beta)
             entry = find()
             digest = _call_digest(entry, matrices, alpha, beta)
-            executable = entry.executables.get(self._binding(matrices))
+            binding = entry.bindings.get(self._binding_key(matrices))
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
@@ -322,7 +322,7 @@ class CallMachinery:
             all_ready = self._gate.open(
                 digest,
                 self._epoch,
-                ready=executable is not None,
+                ready=binding is not None,
                 error=error,
                 describe=lambda: asked,
             )
@@ -333,24 +333,22 @@ class CallMachinery:
                 self.prepare(entry, matrices)
                 if keep is not None:
                     keep(entry)
-                executable = entry.executables[self._binding(matrices)]
-            assert executable is not None  # ready or just prepared
-            return self._fire(entry, executable, matrices, float(alpha), float(beta), planned=not all_ready)
+                binding = entry.bindings[self._binding_key(matrices)]
+            assert binding is not None  # ready or just prepared
+            return self._fire(binding, matrices, float(alpha), float(beta), planned=not all_ready)
         finally:
             self._order.release()
 
-    def _fire(
-        self, entry: PlanEntry, executable: Executable, matrices: Operands, alpha: float, beta: float, *, planned: bool
-    ) -> CallResult:
+    def _fire(self, binding: Binding, matrices: Operands, alpha: float, beta: float, *, planned: bool) -> CallResult:
         self._epoch = (self._epoch + 1) % _EPOCHS
         if self._epoch % _FLAG_PERIOD == 0:
             self._reset_flags()
-        if entry.staged:
+        if binding.staged:
             self._stage(matrices, inward=True)
         self._board.words[self._group.rank] = 0
-        if planned or entry.staged:
+        if planned or binding.staged:
             self._group.barrier()
-        report = executable.run(alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s)
+        report = binding.executable.run(alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s)
         self._count(report)
         try:
             self._finish(report)
@@ -358,9 +356,9 @@ class CallMachinery:
             self.broken = True
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (report.error if isinstance(report.error, StallError) else missing) from None
-        if entry.staged:
+        if binding.staged:
             self._stage(matrices, inward=False)
-        return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, entry.staged)
+        return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, binding.staged)
 
     def _finish(self, report: ExecutionReport) -> None:
         """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""

@@ -93,14 +93,30 @@ class PlanKey:
         return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Binding:
+    """
+    A plan bound to one set of matrices.
+
+    Attributes
+    ----------
+    executable : Executable
+        This rank's operations with addresses.
+    staged : bool
+        Whether one of these matrices goes through memory of our own; the same on all ranks.
+    """
+
+    executable: Executable
+    staged: bool
+
+
 class PlanEntry:
     """A plan as this rank holds it: the schedule, this rank's operations, and their bindings to addresses."""
 
     def __init__(self, key: PlanKey) -> None:
         self.key = key
         self.key_digest = key.digest()
-        self.executables: dict[tuple[int, ...], Executable] = {}
-        self.staged = False
+        self.bindings: dict[tuple[int, ...], Binding] = {}
         self._schedule: Schedule | None = None
         self._summary: PlanSummary | None = None
 
@@ -131,14 +147,14 @@ class PlanEntry:
 
     def close(self) -> None:
         """Release streams and events. Local."""
-        for executable in self.executables.values():
-            executable.close()
-        self.executables.clear()
+        for binding in self.bindings.values():
+            binding.executable.close()
+        self.bindings.clear()
 
     def forget_matrix(self, number: int) -> None:
         """Release the bindings that use one matrix. Local."""
-        for binding in [binding for binding in self.executables if number in binding[:3]]:
-            self.executables.pop(binding).close()
+        for key in [key for key in self.bindings if number in key[:3]]:
+            self.bindings.pop(key).executable.close()
 
 
 def _touched_by_peers(schedule: Schedule) -> list[int]:
