@@ -1,4 +1,4 @@
-"""Matrices of a session: registered as they are stored, copied to and fro, released once."""
+"""Matrices of a session: registered as they are stored, copied there and back, released once."""
 
 from __future__ import annotations
 
