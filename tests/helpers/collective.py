@@ -59,3 +59,17 @@ def carried(comm):
     guilty = [f"rank {rank}: {text}" for rank, text in enumerate(outcomes) if text is not None]
     if guilty:
         pytest.fail("\n".join(guilty), pytrace=False)
+
+
+def expect(comm, error, parts, call):
+    """`call` must raise `error` with all `parts` in its message, the same on every rank. Collective."""
+    __tracebackhide__ = True
+    try:
+        call()
+        found = "nothing was raised"
+    except error as caught:
+        found = str(caught)
+    except Exception as caught:
+        found = f"raised {type(caught).__name__}: {caught}"
+    collective_assert(comm, all(part in found for part in parts), f"wanted {error.__name__} with {parts}, got: {found}")
+    collective_assert(comm, len(set(allgather(comm, found))) == 1, f"ranks raised different messages; here: {found}")

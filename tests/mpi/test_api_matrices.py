@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert
+from tests.helpers.collective import collective_assert, expect
 from tests.helpers.products import as_numpy, random_matrix
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.model.dtypes import DType
@@ -21,19 +21,6 @@ ROWS, COLS = 7, 5
 
 def last(session) -> int:
     return session.size - 1
-
-
-def expect(comm, error, parts, call):
-    """`call` must raise `error` with all `parts` in its message, the same on every rank."""
-    try:
-        call()
-        found = "nothing was raised"
-    except error as caught:
-        found = str(caught)
-    except Exception as caught:
-        found = f"raised {type(caught).__name__}: {caught}"
-    collective_assert(comm, all(part in found for part in parts), f"wanted {error.__name__} with {parts}, got: {found}")
-    collective_assert(comm, len(set(comm.allgather(found))) == 1, f"ranks raised different messages; here: {found}")
 
 
 def fresh(session, where, dtype="f64", order="C", shape=(ROWS, COLS)):

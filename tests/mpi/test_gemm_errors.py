@@ -6,23 +6,10 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert
+from tests.helpers.collective import collective_assert, expect
 from tests.helpers.products import Case, make_operands, mismatch, release
 
 pytestmark = pytest.mark.mpi(min_size=1)
-
-
-def expect(comm, error: type[Exception], parts: list[str], call) -> None:
-    """`call` must raise `error` with all `parts` in its message, the same on every rank."""
-    try:
-        call()
-        found = "nothing was raised"
-    except error as caught:
-        found = str(caught)
-    except Exception as caught:
-        found = f"raised {type(caught).__name__}: {caught}"
-    collective_assert(comm, all(part in found for part in parts), f"wanted {error.__name__} with {parts}, got: {found}")
-    collective_assert(comm, len(set(comm.allgather(found))) == 1, f"ranks raised different messages; here: {found}")
 
 
 @pytest.fixture
