@@ -26,6 +26,7 @@ class UncutInput:
     batch: bool
     lazy: bool
     eta_order: bool
+    finish_first: bool
     chunks: int
     compute_lanes: int
     min_chunk_columns: int

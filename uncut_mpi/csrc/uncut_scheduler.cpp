@@ -707,8 +707,9 @@ class Scheduler {
 
     bool needs_c(const Worker &w, std::size_t c) const { return c_is_input_ && !w.c_home && w.c[c].progress == 0; }
 
-    static bool is_closed(const Worker &w, int i, int j) {
-        return w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0;
+    // Whether a sub-problem begins a C tile, where that counts against it.
+    bool opens(const Worker &w, int i, int j) const {
+        return in_.finish_first && w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0;
     }
 
     void drop_done(const Worker &w, ReadyHeap &heap) const {
@@ -747,7 +748,7 @@ class Scheduler {
         Choice best;
         if (!w.pending.empty()) {
             const Ready &top = w.pending.top();
-            best = {top.eta, 0, 0, {top.i, top.j, top.p}, is_closed(w, top.i, top.j)};
+            best = {top.eta, 0, 0, {top.i, top.j, top.p}, opens(w, top.i, top.j)};
         }
         estimates_.fill(never);
         ++scan_;
@@ -758,7 +759,7 @@ class Scheduler {
             const Ready &top = heap.top();
             const Subproblem s{top.i, top.j, top.p};
             const Time start = std::max({compute_free, top.eta, estimate(w, s, false, false, true)});
-            const Choice choice{start, 1, static_cast<int>(heap.size()), s, true};
+            const Choice choice{start, 1, static_cast<int>(heap.size()), s, in_.finish_first};
             if (choice < best) best = choice;
         }
         scan_missing(w, compute_free, best);
@@ -788,7 +789,7 @@ class Scheduler {
                     if (!a_missing) start = std::max(start, a_eta);
                     if (!b_missing) start = std::max(start, b_eta);
                     const int reuse = a_missing ? (b_missing ? 0 : b.known[p]) : a.known[p];
-                    const Choice choice{start, a_missing + b_missing + c_missing, reuse, {i, j, p}, is_closed(w, i, j)};
+                    const Choice choice{start, a_missing + b_missing + c_missing, reuse, {i, j, p}, opens(w, i, j)};
                     if (choice < best) best = choice;
                 }
             }

@@ -47,6 +47,7 @@ struct Input {
     Origin a, b, c;
 
     bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;
+    bool finish_first = false;  // with eta_order: opening a C tile counts against a sub-problem
     Routing routing = Routing::eta;
     int chunks = 1, compute_lanes = 1;
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
