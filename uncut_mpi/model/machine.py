@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.ports import Port, fair_rates
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+
+
+_PER_RANK: Final = {"multiprocessors": 1, "combine_gb_per_s": 0.0, "idle_watts": 0.0, "busy_watts": 0.0}
+
+
+def _unknown() -> np.ndarray:
+    return np.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +49,20 @@ class Machine:
         cuBLAS (or host BLAS) rate of one large product per dtype name.
     memory_bytes : ndarray of int64, shape (num_ranks,)
         Device memory of each rank.
+    ports : tuple of Port
+        What transfers share; empty if they do not slow each other down.
+    gemm_shape : mapping of str to GemmShape
+        How the rate depends on the shape, per dtype name; a missing type runs at its rate always.
+    multiprocessors : ndarray of int64, shape (num_ranks,)
+        Blocks of a product that a device runs at once.
+    row_overhead : RowOverhead
+        What narrow rows cost a copy.
+    combine_gb_per_s : ndarray of float64, shape (num_ranks,)
+        Rate at which COMBINE reads and writes device memory; 0: half the bandwidth from the device to itself.
+    costs : IssueCosts
+        Host time of issuing, and latencies of events and flags.
+    idle_watts, busy_watts : ndarray of float64, shape (num_ranks,)
+        Power of each device at rest and in a product; 0 where unknown.
     provenance : str
         Who measured it, how and when.
     """
@@ -50,6 +73,14 @@ class Machine:
     latency_s: np.ndarray
     gemm_tflop_per_s: Mapping[str, np.ndarray]
     memory_bytes: np.ndarray
+    ports: tuple[Port, ...] = ()
+    gemm_shape: Mapping[str, GemmShape] = dataclasses.field(default_factory=dict)
+    multiprocessors: np.ndarray = dataclasses.field(default_factory=_unknown)
+    row_overhead: RowOverhead = dataclasses.field(default_factory=RowOverhead)
+    combine_gb_per_s: np.ndarray = dataclasses.field(default_factory=_unknown)
+    costs: IssueCosts = dataclasses.field(default_factory=IssueCosts)
+    idle_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
+    busy_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     provenance: str = ""
 
     def __post_init__(self) -> None:
@@ -69,6 +100,22 @@ class Machine:
                 raise ParamError(
                     f"gemm_tflop_per_s[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates"
                 )
+
+        for name, default in _PER_RANK.items():
+            values = getattr(self, name)
+            if not values.size:
+                values = np.full(self.num_ranks, default)
+                object.__setattr__(self, name, values)
+            if values.shape != (self.num_ranks,) or not (np.isfinite(values).all() and (values >= default).all()):
+                raise ParamError(f"{name} of machine {self.name} is not {self.num_ranks} numbers of {default} or more")
+            values.flags.writeable = False
+        for port in self.ports:
+            for source, destination in port.links:
+                if not (0 <= source < size and 0 <= destination < size):
+                    raise ParamError(
+                        f"port {port.name} of machine {self.name} names link {source} to {destination}, "
+                        f"locations are 0 to {size - 1}"
+                    )
 
     @property
     def num_ranks(self) -> int:
@@ -93,6 +140,29 @@ class Machine:
         if rate is None:
             raise TopologyError(f"machine {self.name} has no GEMM rate for {dtype.name}: measure it again")
         return rate * 1e12
+
+    def host_rates(self, ranks: Sequence[int], *, inward: bool = True, outward: bool = False) -> np.ndarray:
+        """
+        Return what each of some ranks gets from or to the host while all of them transfer at once.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            Those that transfer.
+        inward, outward : bool
+            Which ways are busy; at least one.
+
+        Returns
+        -------
+        ndarray of float64, shape (2, len(ranks))
+            GB/s from the host and to the host; 0 for a way that is idle. Max-min fair under `ports`.
+        """
+        ways = [[(self.host, rank) for rank in ranks]] * inward + [[(rank, self.host) for rank in ranks]] * outward
+        links = [link for way in ways for link in way]
+        rates = fair_rates(links, [float(self.bandwidth_gb_per_s[link]) for link in links], self.ports)
+        result = np.zeros((2, len(ranks)))
+        result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
+        return result
 
     @classmethod
     def uniform(
@@ -134,6 +204,18 @@ class Machine:
                 "latency_s": self.latency_s.tolist(),
                 "gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.gemm_tflop_per_s.items()},
                 "memory_bytes": self.memory_bytes.tolist(),
+                "ports": [
+                    {
+                        "name": port.name,
+                        "capacity_gb_per_s": float(port.capacity_gb_per_s),
+                        "links": [[*link, weight] for link, weight in zip(port.links, port.weights, strict=True)],
+                    }
+                    for port in self.ports
+                ],
+                "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
+                "row_overhead": dataclasses.asdict(self.row_overhead),
+                "costs": dataclasses.asdict(self.costs),
+                **{name: getattr(self, name).tolist() for name in _PER_RANK},
             },
             indent=1,
             sort_keys=True,
@@ -162,8 +244,24 @@ class Machine:
                 latency_s=np.array(data["latency_s"], np.float64),
                 gemm_tflop_per_s={name: np.array(rate, np.float64) for name, rate in data["gemm_tflop_per_s"].items()},
                 memory_bytes=np.array(data["memory_bytes"], np.int64),
+                ports=tuple(
+                    Port(
+                        port["name"],
+                        float(port["capacity_gb_per_s"]),
+                        tuple((int(link[0]), int(link[1])) for link in port["links"]),
+                        tuple(float(link[2]) for link in port["links"]),
+                    )
+                    for port in data["ports"]
+                ),
+                gemm_shape={name: GemmShape(**shape) for name, shape in data["gemm_shape"].items()},
+                row_overhead=RowOverhead(**data["row_overhead"]),
+                costs=IssueCosts(**data["costs"]),
+                multiprocessors=np.array(data["multiprocessors"], np.int64),
+                combine_gb_per_s=np.array(data["combine_gb_per_s"], np.float64),
+                idle_watts=np.array(data["idle_watts"], np.float64),
+                busy_watts=np.array(data["busy_watts"], np.float64),
             )
         except ParamError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ParamError(f"not a machine file: {type(error).__name__}: {error}") from None

@@ -1,0 +1,125 @@
+"""Ports and fair rates: closed cases by hand, properties of any case."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
+
+
+def test_a_transfer_alone_gets_its_link() -> None:
+    assert fair_rates([(0, 1)], [396.0], [Port.of("p", 400, [(0, 1)])]).tolist() == [396.0]
+
+
+def test_a_port_is_shared_equally() -> None:
+    # Three peers pull from one GPU: 133 each.
+    rates = fair_rates([(0, 1), (0, 2), (0, 3)], [396.0] * 3, device_ports(range(4), 400, 400))
+    assert rates == pytest.approx([400 / 3] * 3)
+
+
+def test_what_one_leaves_the_others_take() -> None:
+    rates = fair_rates([(0, 1), (0, 2), (3, 2)], [50.0, 400.0, 400.0], device_ports(range(4), 400, 400))
+    assert rates == pytest.approx([50, 200, 200])
+    rates = fair_rates([(0, 1), (0, 2)], [50.0, 400.0], device_ports(range(3), 300, 400))
+    assert rates == pytest.approx([50, 250])
+
+
+def test_the_two_ways_of_a_duplex_meet_at_what_both_reach() -> None:
+    inward, outward = [(2, 0), (2, 1)], [(0, 2), (1, 2)]
+    ports = duplex_ports("host", inward, outward, in_gb_per_s=88, out_gb_per_s=80, both_gb_per_s=(60, 50))
+    assert fair_rates(inward, [60.0] * 2, ports) == pytest.approx([44, 44])
+    assert fair_rates(outward, [60.0] * 2, ports) == pytest.approx([40, 40])
+    # The corner (60, 50) lies on both lines.
+    for port in ports:
+        of = dict(zip(port.links, port.weights, strict=True))
+        used = sum(of.get(link, 0) * 30 for link in inward) + sum(of.get(link, 0) * 25 for link in outward)
+        assert used == pytest.approx(port.capacity_gb_per_s)
+
+
+def test_ways_that_hinder_each_other_more_than_turns_would_share_one_port() -> None:
+    ports = duplex_ports("host", [(1, 0)], [(0, 1)], in_gb_per_s=26, out_gb_per_s=24, both_gb_per_s=(7, 7))
+    assert len(ports) == 1
+    assert fair_rates([(1, 0)], [60.0], ports) == pytest.approx([26])
+    assert fair_rates([(0, 1)], [60.0], ports) == pytest.approx([24])
+
+
+def test_ways_that_do_not_meet_share_nothing() -> None:
+    ports = duplex_ports("host", [(1, 0)], [(0, 1)], in_gb_per_s=50, out_gb_per_s=50, both_gb_per_s=(50, 50))
+    assert [port.links for port in ports] == [((1, 0),), ((0, 1),)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("p", 0.0, ((0, 1),), (1.0,)), "has to be positive"),
+        (("p", 1.0, ((0, 1),), ()), "one weight for each"),
+        (("p", 1.0, (), ()), "one weight for each"),
+        (("p", 1.0, ((0, 1),), (0.0,)), "weight that is not positive"),
+        (("p", 1.0, ((0, 1), (0, 1)), (1.0, 1.0)), "names a link twice"),
+    ],
+)
+def test_a_port_that_limits_nothing_is_refused(arguments: tuple, message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        Port(*arguments)
+
+
+def test_a_machine_checks_the_links_of_its_ports() -> None:
+    with pytest.raises(ParamError, match="names link 0 to 7"):
+        dataclasses.replace(Machine.uniform(2), ports=(Port.of("far", 1, [(0, 7)]),))
+
+
+def test_host_rates_are_those_of_all_ranks_at_once() -> None:
+    host = 4
+    ports = duplex_ports(
+        "host",
+        [(host, rank) for rank in range(4)],
+        [(rank, host) for rank in range(4)],
+        in_gb_per_s=184,
+        out_gb_per_s=148,
+        both_gb_per_s=(96, 92),
+    )
+    machine = dataclasses.replace(Machine.uniform(4, host_gb_per_s=55), ports=tuple(ports))
+    assert machine.host_rates([2])[:, 0].tolist() == [55, 0]
+    assert machine.host_rates(range(4))[0] == pytest.approx([46] * 4)
+    assert machine.host_rates(range(4), inward=False, outward=True)[1] == pytest.approx([37] * 4)
+    both = machine.host_rates(range(4), outward=True)
+    assert both[0].sum() + both[1].sum() <= 96 + 92 + 1e-9
+    assert Machine.from_json(machine.to_json()).to_json() == machine.to_json()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2**32 - 1))
+def test_rates_are_feasible_and_max_min_fair(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 6))
+    pairs = [(s, d) for s in range(size) for d in range(size) if s != d]
+    links = [pairs[i] for i in rng.choice(len(pairs), int(rng.integers(1, 9)))]
+    ports = []
+    for number in range(int(rng.integers(0, 5))):
+        chosen = [pairs[i] for i in rng.choice(len(pairs), int(rng.integers(1, len(pairs) + 1)), replace=False)]
+        weights = tuple(rng.uniform(0.2, 2, len(chosen)).tolist())
+        ports.append(Port(f"p{number}", float(rng.uniform(10, 100)), tuple(chosen), weights))
+    limits = rng.uniform(5, 80, len(links))
+    rates = fair_rates(links, limits.tolist(), ports)
+    assert (rates <= limits * (1 + 1e-9)).all()
+    full = []
+    for port in ports:
+        of = dict(zip(port.links, port.weights, strict=True))
+        used = sum(of.get(link, 0.0) * rate for link, rate in zip(links, rates, strict=True))
+        assert used <= port.capacity_gb_per_s * (1 + 1e-9)
+        if used >= port.capacity_gb_per_s * (1 - 1e-9):
+            full.append(of)
+    for link, rate, limit in zip(links, rates, limits, strict=True):
+        # Max-min: a transfer below its limit is held by a full port on which none is faster.
+        if rate < limit * (1 - 1e-9):
+            assert any(
+                link in of and rate >= max(r for other, r in zip(links, rates, strict=True) if other in of) * (1 - 1e-9)
+                for of in full
+            )

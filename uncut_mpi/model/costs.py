@@ -1,0 +1,120 @@
+"""What single operations cost on a machine: products by shape, copies by row width, issuing, synchronising."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from uncut_mpi.errors import ParamError
+
+
+class _NonNegative:
+    """Checks that every field of a dataclass is finite and not negative."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ParamError(f"{field.name} = {value} of {type(self).__name__}: it cannot be negative")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GemmShape(_NonNegative):
+    """
+    How the rate of a product depends on its shape.
+
+    A product of m×n×k runs as blocks of `block_rows` × `block_cols`, as many at once as the device has
+    multiprocessors, so that its time grows in waves; each block needs `half_depth` more steps of k than
+    the arithmetic says to fill and drain its pipeline, and `overhead_s` passes before the first:
+
+        t = overhead_s + 2 · waves · multiprocessors · block_rows · block_cols · (k + half_depth) / rate
+
+    with waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ / multiprocessors⌉. The rate is the one of a large product,
+    `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no waves: 2·m·n·(k + half_depth) operations.
+
+    Attributes
+    ----------
+    block_rows, block_cols : float
+        Elements of C; 1 for no waves.
+    half_depth : float
+        Steps of k at which half the rate is reached.
+    overhead_s : float
+        Start and end of a kernel.
+    """
+
+    block_rows: float = 1.0
+    block_cols: float = 1.0
+    half_depth: float = 0.0
+    overhead_s: float = 0.0
+
+    def work(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[float, float]:
+        """
+        Return a product's operations as the device executes them, and the part of the device they keep busy.
+
+        Parameters
+        ----------
+        m, n, k : int
+            Extents (elements).
+        multiprocessors : int
+            Of the device.
+
+        Returns
+        -------
+        operations : float
+            Whole waves counted; divided by the rate of a large product this is the time.
+        occupancy : float
+            In (0, 1]; what is left can run another kernel meanwhile.
+        """
+        if self.block_rows <= 1 and self.block_cols <= 1:
+            return 2.0 * m * n * (k + self.half_depth), 1.0
+        blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
+        slots = math.ceil(blocks / multiprocessors) * multiprocessors
+        operations = 2.0 * slots * self.block_rows * self.block_cols * (k + self.half_depth)
+        return operations, blocks / slots
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowOverhead(_NonNegative):
+    """
+    What each row of a two-dimensional copy costs, as bytes that could have moved meanwhile.
+
+    A copy whose contiguous rows are w bytes wide runs at w / (w + overhead) of the link's bandwidth.
+
+    Attributes
+    ----------
+    device, host_in, host_out : float
+        Bytes: between devices, from host memory, to host memory.
+    """
+
+    device: float = 0.0
+    host_in: float = 0.0
+    host_out: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IssueCosts(_NonNegative):
+    """
+    Host time to issue one operation, and how long its effect takes to be seen.
+
+    Attributes
+    ----------
+    copy_s, gemm_s, combine_s : float
+        Host time of one task's body.
+    wait_s, signal_s, event_s : float
+        Host time of one wait for a flag, one write of a flag, one event recorded or awaited.
+    event_latency_s : float
+        From the end of a task to the start of one that awaits it on another lane of the same rank.
+    flag_latency_s : float
+        The same between ranks.
+    """
+
+    copy_s: float = 0.0
+    gemm_s: float = 0.0
+    combine_s: float = 0.0
+    wait_s: float = 0.0
+    signal_s: float = 0.0
+    event_s: float = 0.0
+    event_latency_s: float = 0.0
+    flag_latency_s: float = 0.0
