@@ -1,4 +1,4 @@
-"""Inner loops of uncut_mpi: the scheduler and the CUDA executor."""
+"""Inner loops of uncut_mpi: the scheduler, the simulator and the CUDA executor."""
 
 import numpy as np
 
@@ -54,6 +54,50 @@ def uncut_best_chain(
     eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int
 ) -> tuple[int, list[int], list[int]]:
     """As planning.routing.best_chain, times as integers."""
+
+# -- the simulator -----------------------------------------------------------------------------
+
+class SimulatedMachine:
+    """A machine as the simulator takes it; bytes and seconds; planning/simulate.py fills it."""
+
+    num_ranks: int
+    bandwidth: list[float]
+    latency: list[float]
+    port_capacity: list[float]
+    port_first: list[int]
+    port_links: list[int]
+    port_weights: list[float]
+    gemm_rate: list[float]
+    block_rows: list[float]
+    block_cols: list[float]
+    half_depth: list[float]
+    gemm_overhead: list[float]
+    multiprocessors: list[int]
+    combine_rate: list[float]
+    row_device: float
+    row_in: float
+    row_out: float
+    copy_s: float
+    gemm_s: float
+    combine_s: float
+    wait_s: float
+    signal_s: float
+    event_s: float
+    event_latency: float
+    flag_latency: float
+    issuing_threads: int
+    def __init__(self) -> None: ...
+
+def simulate(
+    machine: SimulatedMachine,
+    tasks: np.ndarray,
+    operands: np.ndarray,
+    regions: np.ndarray,
+    awaits: np.ndarray,
+    buffers: np.ndarray,
+    lanes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule."""
 
 # -- the CUDA executor -------------------------------------------------------------------------
 

@@ -5,30 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "records.hpp"
 #include "uncut_routing.hpp"
 
 namespace uncut {
-
-// The records of planning/schedule.py, byte for byte.
-struct TaskRecord {
-    std::uint8_t kind = 0, pad = 0;
-    std::uint16_t num_operands = 0;
-    std::int32_t rank = 0, lane = 0, group = -1, first_operand = 0, first_await = 0, num_awaits = 0;
-};
-struct OperandRecord {
-    std::int32_t region = 0;
-    std::uint8_t factor = 0, op = 0;
-    std::uint16_t pad = 0;
-};
-struct RegionRecord {
-    std::int32_t buffer = 0, pad = 0;
-    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
-};
-struct LaneRecord {
-    std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
-};
-static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
-              sizeof(LaneRecord) == 16);
 
 enum class Routing : int { origin = 0, bw = 1, eta = 2 };
 
