@@ -123,3 +123,23 @@ def test_rates_are_feasible_and_max_min_fair(seed: int) -> None:
                 link in of and rate >= max(r for other, r in zip(links, rates, strict=True) if other in of) * (1 - 1e-9)
                 for of in full
             )
+
+
+def test_a_subset_keeps_its_links_rates_and_ports() -> None:
+    machine = dataclasses.replace(
+        Machine.uniform(4), ports=tuple(device_ports(range(4), 300, 200)), memory_bytes=np.array([1, 2, 3, 4])
+    )
+    bandwidth = np.arange(1.0, 26.0).reshape(5, 5)
+    machine = dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth)
+    part = machine.subset([3, 1])
+    assert part.num_ranks == 2
+    assert part.memory_bytes.tolist() == [4, 2]
+    assert part.bandwidth_gb_per_s.tolist() == [[19, 17, 20], [9, 7, 10], [24, 22, 25]]
+    ports = {port.name: port for port in part.ports}
+    assert ports["device 3 egress"].links == ((0, 1),)
+    assert ports["device 1 ingress"].links == ((0, 1),)
+    assert set(ports) == {f"device {rank} {way}" for rank in (1, 3) for way in ("egress", "ingress")}
+    assert part.key != machine.key
+    for ranks in ([], [4], [1, 1], [-1]):
+        with pytest.raises(ParamError, match="each once"):
+            machine.subset(ranks)

@@ -164,6 +164,45 @@ class Machine:
         result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
         return result
 
+    def subset(self, ranks: Sequence[int]) -> Machine:
+        """
+        Return the machine that some of the ranks make: they become 0, 1, …, in the order given.
+
+        Raises
+        ------
+        ParamError
+            If a rank does not exist or occurs twice.
+        """
+        chosen = list(ranks)
+        if len(set(chosen)) < len(chosen) or not chosen or not all(0 <= rank < self.num_ranks for rank in chosen):
+            raise ParamError(
+                f"ranks {chosen} of machine {self.name} were asked for: "
+                f"name some of 0 to {self.num_ranks - 1}, each once"
+            )
+        place = {rank: number for number, rank in enumerate([*chosen, self.host])}
+        ports = []
+        for port in self.ports:
+            kept = [
+                ((place[source], place[destination]), weight)
+                for (source, destination), weight in zip(port.links, port.weights, strict=True)
+                if source in place and destination in place
+            ]
+            if kept:
+                links, weights = zip(*kept, strict=True)
+                ports.append(Port(port.name, port.capacity_gb_per_s, links, weights))
+        both = np.ix_([*chosen, self.host], [*chosen, self.host])
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}[{','.join(map(str, chosen))}]",
+            key=f"{self.key}[{','.join(map(str, chosen))}]",
+            bandwidth_gb_per_s=self.bandwidth_gb_per_s[both],
+            latency_s=self.latency_s[both],
+            gemm_tflop_per_s={name: rate[chosen] for name, rate in self.gemm_tflop_per_s.items()},
+            memory_bytes=self.memory_bytes[chosen],
+            ports=tuple(ports),
+            **{name: getattr(self, name)[chosen] for name in _PER_RANK},
+        )
+
     @classmethod
     def uniform(
         cls,
