@@ -55,7 +55,7 @@ class Session:
         Measured links and rates to plan with; by default those kept for this hardware, measured in
         under 3 s at the first session.
     timeout_s : float, default 60
-        A call fails when no task finishes anywhere for so long.
+        A call fails when no task, nor a part of a long one, finishes anywhere for so long.
     arrival_timeout_s : float, optional
         A call fails when a rank does not begin it for so long after this one; by default ranks wait
         for each other as in any MPI call.
