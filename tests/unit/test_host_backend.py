@@ -594,6 +594,13 @@ def blas_threads_now() -> set[int]:
     return {library["num_threads"] for library in threadpoolctl.ThreadpoolController().select(user_api="blas").info()}
 
 
+def test_the_blas_is_named_with_its_version():
+    loaded = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
+    name = HostBackend(0, 1).versions()["blas"]
+    assert name == "unknown" if not loaded else name.endswith(str(loaded[0]["version"]))
+    assert not loaded or name.lower().startswith(loaded[0]["internal_api"])
+
+
 def test_blas_threads_are_the_cores_over_the_ranks_and_never_more_than_the_program_has_set(monkeypatch):
     monkeypatch.setattr("uncut_mpi.device.host.backend.usable_cores", lambda: 16)
     with threadpoolctl.threadpool_limits(8, user_api="blas"):

@@ -188,6 +188,10 @@ class Backend(abc.ABC):
         """Return what other ranks must know of this device."""
 
     @abc.abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Return name and version of what computes: ``"blas"`` and, for cuda, ``"cupy"``, ``"cuda"``, ``"driver"``."""
+
+    @abc.abstractmethod
     def allocate(self, nbytes: int) -> Allocation:
         """
         Allocate device memory that peers can open.
