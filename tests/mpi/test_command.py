@@ -296,7 +296,8 @@ def test_unknown_options_and_help(comm, capfd):
     status, _, err = job(comm, capfd, ["--no-such-option"])
     collective_assert(comm, status == 2 and "--no-such-option" in err, err)
     status, out, _ = job(comm, capfd, ["--help"])
-    collective_assert(comm, status == 0 and "--place" in out, out)
+    edges = "default {cuda} on GPUs, {host} on the host backend".format(**command_job._DEFAULT_EDGE)
+    collective_assert(comm, status == 0 and "--place" in out and edges in " ".join(out.split()), out)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -26,6 +26,12 @@ examples:
 """
 
 
+_ROUTING: Final = (
+    "where a tile is fetched from: its owner (origin), the holder with the fastest link (bw), or the one from which "
+    "it arrives first (eta); default eta"
+)
+
+
 class HelpRequested(Exception):
     """
     The command line asked for help or the version; carries the text, for one rank to print.
@@ -110,9 +116,11 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         type=_one_of(*BACKENDS),
         default="auto",
         metavar="|".join(BACKENDS),
-        help="cuda never falls back; auto takes cuda where every rank can have a GPU, else host",
+        help="cuda never falls back; auto, the default, takes cuda where every rank can have a GPU, else host",
     )
-    group.add_argument("--devices", type=_devices, metavar="D0,D1,…", help="device of each rank, in order of ranks")
+    group.add_argument(
+        "--devices", type=_devices, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
+    )
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
@@ -139,7 +147,7 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
-    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help="default eta")
+    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(
