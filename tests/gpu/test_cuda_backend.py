@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import re
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +38,16 @@ def test_the_identity_names_the_device_by_uuid(backend):
     assert identity.uuid == uuids[0]
     assert identity.uuid.startswith("GPU-")
     assert 0 < identity.free_bytes <= identity.memory_bytes
+
+
+def test_what_computes_is_named_with_its_version(backend, cupy):
+    versions = backend.versions()
+    assert sorted(versions) == ["blas", "cuda", "cupy", "driver"]
+    assert versions["cupy"] == cupy.__version__
+    major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    assert versions["cuda"].startswith(f"{major}.")
+    assert versions["blas"].startswith(f"cuBLAS {major}.")
+    assert re.fullmatch(r"(\d+\.\d+(\.\d+)? )?\(CUDA \d+\.\d\)", versions["driver"])
 
 
 def test_a_device_that_is_not_there_is_refused_with_the_number_that_are():

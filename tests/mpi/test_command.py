@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi.api.start as start
+import uncut_mpi.command.job as command_job
 from tests.helpers.collective import allgather, collective_assert
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.gemm import main
@@ -81,6 +82,8 @@ def test_the_report_has_every_line_and_the_json_every_key(comm, capfd, mpi_tmp_p
         and facts["passed"] is True
         and facts["ranks"] == comm.size
         and facts["place"] == f"{last},h,0"
+        and facts["device"].startswith(f"host backend, {comm.size} rank")
+        and all(facts[name] for name in ("mpi", "python", "numpy", "mpi4py", "blas", "backend_reason", "cores"))
         and 0 < facts["min_s"] <= facts["median_s"] <= facts["max_s"]
     )
     collective_assert(comm, good, f"status {status}\n{out}\n{err}\n{facts}")
@@ -219,6 +222,67 @@ def test_a_failed_check_writes_no_output(comm, capfd, folder, monkeypatch):
     collective_assert(comm, status == 1 and not path.exists(), f"status {status}")
 
 
+def spoil(folder, comm) -> None:
+    """Save A.npy and C.npy again with elements that are not finite."""
+    if comm.rank == 0:
+        a, c = np.load(folder / "A.npy"), np.load(folder / "C.npy")
+        a[3, 4], a[50, 0], c[7, 8] = np.nan, -np.inf, np.inf
+        np.save(folder / "Abad.npy", a)
+        np.save(folder / "Cbad.npy", c)
+    comm.Barrier()
+
+
+def test_nan_and_infinity_of_files_are_named_and_verified_where_they_spread_to(comm, capfd, folder):
+    spoil(folder, comm)
+    words = [folder / "Abad.npy", folder / "B.npy", "-c", folder / "Cbad.npy", "-o", folder / "SPREAD.npy"]
+    json_path = folder / "spread.json"
+    status, out, err = job(comm, capfd, [*words, "--backend", "host", "--json", json_path])
+    a, b, c, found = (np.load(folder / f"{name}.npy") for name in ("Abad", "B", "Cbad", "SPREAD"))
+    wanted = a @ b + c
+    facts = json.loads(json_path.read_text())
+    good = (
+        status == 0
+        and out.rstrip().endswith("PASS")
+        and "Abad.npy (A) holds 1 NaN and 1 infinite elements, the first at row 3, column 4 (from 0)" in out
+        and "Cbad.npy (C) holds 1 infinite element, the first at row 7, column 8" in out
+        and "101 must be NaN or infinite" in out
+        and np.allclose(found, wanted, rtol=0, atol=1e-12, equal_nan=True)
+        and [one["matrix"] for one in facts["nonfinite_inputs"]] == ["A", "C"]
+    )
+    collective_assert(comm, good, f"status {status} {out}{err}")
+    # What is not read is not spoken of: A without alpha, C without beta.
+    unread = [*words[:-1], folder / "UNREAD.npy", "--backend", "host", "--alpha", "0", "--beta", "0"]
+    status, out, err = job(comm, capfd, unread)
+    collective_assert(comm, status == 0 and "holds" not in out, f"status {status} {out}{err}")
+
+
+def test_nan_in_files_too_large_for_a_check_of_every_element_is_refused(comm, capfd, folder, monkeypatch):
+    spoil(folder, comm)
+    monkeypatch.setattr(command_job, "FULL_CHECK_LIMIT", 1000)
+    words = [folder / "Abad.npy", folder / "B.npy", "-o", folder / "REFUSED.npy", "--backend", "host"]
+    status, out, err = job(comm, capfd, words)
+    good = status == 2 and "Abad.npy (A) holds 1 NaN and 1 infinite" in err and "--no-check" in err and not out
+    collective_assert(comm, good and not (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
+    status, out, err = job(comm, capfd, [*words, "--no-check"])
+    good = status == 0 and "Abad.npy (A) holds" in out and out.rstrip().endswith("UNCHECKED")
+    collective_assert(comm, good and (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
+
+
+def test_an_ablation_leaves_each_rank_several_tiles_unless_told_otherwise(comm, capfd, mpi_tmp_path):
+    path = mpi_tmp_path / "tiles.json"
+    words = ["-m", "256", "--warmup", "0", "--repeat", "1", "--backend", "host", "--ablation", "--json", path]
+    status, out, err = job(comm, capfd, words)
+    steps = json.loads(path.read_text())["steps"]
+    rows, cols = map(int, steps[0]["grid"].split("x"))
+    several = all(2 * step["tile"] <= min(256 // rows, 256 // cols) for step in steps)
+    moved = [step["bytes"]["host_to_device"] for step in steps]
+    good = status == 0 and several and "\ntile " in out and moved[1] < moved[0]
+    collective_assert(comm, good, f"status {status}, {moved} {out}{err}")
+    status, out, err = job(comm, capfd, [*words, "--tile", "256"])
+    steps = json.loads(path.read_text())["steps"]
+    collective_assert(comm, status == 0 and steps[0]["tile"] == 256 and "\ntile " not in out, f"{out}{err}")
+
+
 def test_backend_cuda_never_falls_back(comm, capfd):
     from tests.conftest import count_gpus
 
@@ -232,7 +296,8 @@ def test_unknown_options_and_help(comm, capfd):
     status, _, err = job(comm, capfd, ["--no-such-option"])
     collective_assert(comm, status == 2 and "--no-such-option" in err, err)
     status, out, _ = job(comm, capfd, ["--help"])
-    collective_assert(comm, status == 0 and "--place" in out, out)
+    edges = "default {cuda} on GPUs, {host} on the host backend".format(**command_job._DEFAULT_EDGE)
+    collective_assert(comm, status == 0 and "--place" in out and edges in " ".join(out.split()), out)
 
 
 @pytest.mark.mpi(min_size=2)

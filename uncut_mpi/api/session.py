@@ -20,6 +20,7 @@ import numpy as np
 from uncut_mpi.api.calls import CallMachinery
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey
+from uncut_mpi.api.exclusive import Exclusive
 from uncut_mpi.api.gemm_plan import GemmPlan, Operands
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
@@ -55,7 +56,7 @@ class Session:
         Measured links and rates to plan with; by default those kept for this hardware, measured in
         under 3 s at the first session.
     timeout_s : float, default 60
-        A call fails when no task finishes anywhere for so long.
+        A call fails when no task, nor a part of a long one, finishes anywhere for so long.
     arrival_timeout_s : float, optional
         A call fails when a rank does not begin it for so long after this one; by default ranks wait
         for each other as in any MPI call.
@@ -158,6 +159,11 @@ class Session:
     def size(self) -> int:
         """Number of ranks."""
         return self._group.size
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What computes on this rank: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"`` and ``"driver"``."""
+        return self._backend.versions()
 
     @property
     def broken(self) -> bool:
@@ -424,14 +430,14 @@ class Session:
         if error is None or (isinstance(error, BaseException) and is_agreed(error)):
             self.close()
 
-    def _exclusive(self) -> _Exclusive:
+    def _exclusive(self) -> Exclusive:
         if self._closed:
             raise ParamError("the session is closed: make a new one")
         if self.broken:
             raise ParamError(
                 "an earlier call of this session did not end; its devices may still be at work: end the program"
             )
-        return _Exclusive(self._busy)
+        return Exclusive(self._busy)
 
     def _run_once(
         self,
@@ -484,20 +490,3 @@ def _text(call: str, a: object, b: object, c: object, alpha: object, beta: objec
         for name, matrix in (("a", a), ("b", b), ("c", c))
     )
     return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}"
-
-
-class _Exclusive:
-    """A session serves one call at a time: a second thread inside it is a mistake, not a wait."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ParamError(
-                "another thread is inside a call of this session: give every thread a session of its own "
-                "(on communicators of their own)"
-            )
-
-    def __exit__(self, *unused: object) -> None:
-        self._lock.release()

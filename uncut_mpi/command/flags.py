@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
+import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
@@ -25,14 +26,20 @@ examples:
 """
 
 
+_ROUTING: Final = (
+    "where a tile is fetched from: its owner (origin), the holder with the fastest link (bw), or the one from which "
+    "it arrives first (eta); default eta"
+)
+
+
 class HelpRequested(Exception):
     """
-    The command line asked for help; carries the text, for one rank to print.
+    The command line asked for help or the version; carries the text, for one rank to print.
 
     Attributes
     ----------
     text : str
-        The help, ending in a newline.
+        The answer, ending in a newline.
     """
 
     def __init__(self, text: str) -> None:
@@ -52,6 +59,11 @@ class _Help(argparse.Action):
         raise HelpRequested(parser.format_help())
 
 
+class _Version(argparse.Action):
+    def __call__(self, *unused: object) -> NoReturn:
+        raise HelpRequested(f"uncut_mpi {uncut_mpi.__version__}\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
     parser = _Parser(
@@ -63,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     _add_problem(parser.add_argument_group("problem"))
     _add_machine(parser.add_argument_group("ranks and devices"))
     _add_schedule(parser.add_argument_group("schedule"))
@@ -76,9 +89,9 @@ def _add_problem(group: argparse._ArgumentGroup) -> None:
     group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0")
     group.add_argument("-o", metavar="OUT.npy", help="file for the result; appears only when complete")
     for name, text in (
-        ("m", "rows of op(A) and C"),
-        ("n", "columns of op(B) and C; by default m"),
-        ("k", "columns of op(A), rows of op(B); by default m"),
+        ("m", "rows of op(A) and C; default 8192 on GPUs, 1024 on the host backend"),
+        ("n", "columns of op(B) and C; default M"),
+        ("k", "columns of op(A), rows of op(B); default M"),
     ):
         group.add_argument(f"-{name}", type=_whole(0), metavar=name.upper(), help=text)
     group.add_argument("--dtype", type=_dtype, metavar="f64|f32|f16|bf16", help="element type; f64, or the files' own")
@@ -103,24 +116,38 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         type=_one_of(*BACKENDS),
         default="auto",
         metavar="|".join(BACKENDS),
-        help="cuda never falls back; auto takes cuda where every rank can have a GPU, else host",
+        help="cuda never falls back; auto, the default, takes cuda where every rank can have a GPU, else host",
     )
-    group.add_argument("--devices", type=_devices, metavar="D0,D1,…", help="device of each rank, in order of ranks")
+    group.add_argument(
+        "--devices", type=_devices, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
+    )
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
 def _add_schedule(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--scheduler", type=_one_of(*SCHEDULERS), default=SCHEDULERS[0], metavar="|".join(SCHEDULERS))
-    group.add_argument("--tile", type=_whole(1), default=0, metavar="T", help="tile edge; chosen if not given")
-    group.add_argument("--tile-min", type=_whole(1), default=2048, metavar="T", help="T_min of the tile heuristic")
-    group.add_argument("--grid", type=_grid, metavar="RxC", help="process grid; chosen if not given")
+    group.add_argument(
+        "--scheduler",
+        type=_one_of(*SCHEDULERS),
+        default=SCHEDULERS[0],
+        metavar="|".join(SCHEDULERS),
+        help="who makes the schedule: uncut, that of the Uncut-GEMMs paper; default uncut",
+    )
+    group.add_argument(
+        "--tile", type=_whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
+    )
+    group.add_argument(
+        "--tile-min", type=_whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default 2048"
+    )
+    group.add_argument(
+        "--grid", type=_grid, metavar="RxC", help="process grid; default: all ranks, as square as can be, R <= C"
+    )
     group.add_argument("--chunks", type=_whole(1), default=8, metavar="P", help="chunks of a batched fetch; default 8")
     group.add_argument(
         "--compute-lanes", type=_whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
     )
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
-    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help="default eta")
+    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(

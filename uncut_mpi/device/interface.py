@@ -109,8 +109,9 @@ class ProgressBoard:
     ----------
     words : ndarray of uint32, shape (num_ranks, MAX_LANES)
         Row r is written by rank r only (by its executor or its device's streams): word l counts the
-        operations that lane l has finished or, for `cuda`, the last wait reached (2·i+1 reached the
-        wait that is operation i, 2·i+2 passed it). The counts restart at 0 with every call.
+        operations that lane l has finished, and for `host` the parts of a long one; for `cuda` it is
+        the last wait reached (2·i+1 reached the wait that is operation i, 2·i+2 passed it). The
+        counts restart at 0 with every call.
     rank : int
         Whose row is ours.
     """
@@ -185,6 +186,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def identity(self) -> DeviceIdentity:
         """Return what other ranks must know of this device."""
+
+    @abc.abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Return name and version of what computes: ``"blas"`` and, for cuda, ``"cupy"``, ``"cuda"``, ``"driver"``."""
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Allocation:

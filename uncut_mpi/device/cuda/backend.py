@@ -14,6 +14,7 @@ from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
 from uncut_mpi.device.cuda.library import (
     device_errors,
+    driver_version,
     format_uuid,
     import_cupy,
     load_blas,
@@ -94,6 +95,18 @@ class CudaBackend(Backend):
             memory_bytes=total,
             free_bytes=free,
         )
+
+    def versions(self) -> dict[str, str]:
+        """See `Backend.versions`. ``"cuda"`` is the runtime's, and ``"driver"`` has the CUDA version that it offers."""
+        with self._current("asking for versions"):
+            runtime, offered = self._runtime.runtimeGetVersion(), self._runtime.driverGetVersion()
+            blas = self._cupy.cuda.cublas.getVersion(self._cupy.cuda.device.get_cublas_handle())
+        return {
+            "blas": f"cuBLAS {blas // 10000}.{blas // 100 % 100}.{blas % 100}",
+            "cupy": str(self._cupy.__version__),
+            "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
+            "driver": f"{driver_version()} (CUDA {offered // 1000}.{offered % 1000 // 10})".lstrip(),
+        }
 
     def memory(self) -> tuple[int, int]:
         """Return (free, total) bytes of device memory now."""

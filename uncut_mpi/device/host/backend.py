@@ -92,6 +92,10 @@ class HostBackend(Backend):
             free_bytes=free,
         )
 
+    def versions(self) -> dict[str, str]:
+        """See `Backend.versions`."""
+        return {"blas": self._blas.name}
+
     def memory(self) -> tuple[int, int]:
         """See `Backend.memory`: this rank's share of what the node, or its control group, has left, twice."""
         share = available_bytes()[0] // self._ranks_on_node

@@ -130,17 +130,21 @@ class HostExecutable(Executable):
         report.issue_s = time.perf_counter() - start
         return report
 
-    def execute(self, index: int, scalars: list[float], report: ExecutionReport) -> None:
-        """Run the body of an operation and count it."""
+    def execute(self, index: int, lane: int, scalars: list[float], report: ExecutionReport) -> None:
+        """Run the body of an operation of a lane and count it."""
         body = self.bodies[index]
         if body is None:
             raise ScheduleError(f"operation {index} of rank {self._program.rank} has no body")
-        body(scalars)
+        body(scalars, functools.partial(self.advance, lane))
         if self._fault is not None:
             self._fault(self.tasks[index], Code(self.codes[index]), body.write.array)
         report.tasks += 1
         report.python_tasks += 1
         report.copy_bytes += body.copy_bytes
+
+    def advance(self, lane: int) -> None:
+        """Let the other ranks see that this one has done something in a lane."""
+        self.progress[lane] += 1
 
     def describe_wait(self, lane: int, index: int) -> str:
         """Say what a lane waits for."""
@@ -202,13 +206,13 @@ class _Call:
         program = self._program
         code = program.codes[index]
         if code <= Code.COMBINE:
-            program.execute(index, self._scalars, self._report)
+            program.execute(index, lane, self._scalars, self._report)
         elif code == Code.SIGNAL:
             self._signal(index)
         elif code == Code.RECORD:
             self._recorded.add(program.slots[index])
         self._at[lane] += 1
-        program.progress[lane] = self._at[lane]
+        program.advance(lane)
 
     def _signal(self, index: int) -> None:
         target = self._program.targets[index]
@@ -256,7 +260,9 @@ class _Call:
             self._patience.reset()
             pick = choices.randrange(len(ready) + len(late))
             if pick >= len(ready):
-                self._signal(self._late[late[pick - len(ready)]].pop(0))
+                lane = late[pick - len(ready)]
+                self._signal(self._late[lane].pop(0))
+                program.advance(lane)
                 continue
             lane = ready[pick]
             index = heads[lane]
@@ -280,9 +286,9 @@ class _Call:
         for lane, queue in enumerate(self._program.lanes):
             for index in (*self._late[lane], *queue[self._at[lane] :]):
                 self._signal(index)
+                self._program.advance(lane)
             self._late[lane].clear()
             self._at[lane] = len(queue)
-            self._program.progress[lane] = len(queue)
 
 
 class _Patience:
