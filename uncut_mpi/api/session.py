@@ -53,7 +53,7 @@ class Session:
         Let several ranks use one GPU (slow; for tests).
     machine : Machine, optional
         Measured links and rates to plan with; by default those kept for this hardware, measured in
-        under 3 s at the first session.
+        under 3 s at the first session, and again as long as the machine was busy then.
     timeout_s : float, default 60
         A call fails when no task finishes anywhere for so long.
     arrival_timeout_s : float, optional

@@ -16,7 +16,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.dtypes import DType
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -33,15 +33,26 @@ class Machine:
     key : str
         Identifies the hardware; a machine is used only where the key is the same.
     bandwidth_gb_per_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
-        [source, destination], 1e9 bytes per second, one transfer at a time.
+        [source, destination], 1e9 bytes per second, the best seen, one transfer at a time.
     latency_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
         [source, destination], time of a transfer of few bytes.
     gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
-        cuBLAS (or host BLAS) rate of one large product per dtype name.
+        Best rate of one large product per dtype name.
+    typical_gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
+        Rate to expect of it, with all ranks computing at once.
+    shared_host_gb_per_s : ndarray of float64, shape (num_ranks, 2)
+        Bandwidth to expect from the host to each device and back (1e9 bytes per second), with all
+        ranks copying at once in that direction.
     memory_bytes : ndarray of int64, shape (num_ranks,)
         Device memory of each rank.
     provenance : str
         Who measured it, how and when.
+    steady : bool
+        False if the machine was busy with something else, so that a later measurement is worth more.
+
+    Notes
+    -----
+    A bound takes the best rates, which nothing beats; a planner those to expect.
     """
 
     name: str
@@ -49,8 +60,11 @@ class Machine:
     bandwidth_gb_per_s: np.ndarray
     latency_s: np.ndarray
     gemm_tflop_per_s: Mapping[str, np.ndarray]
+    typical_gemm_tflop_per_s: Mapping[str, np.ndarray]
+    shared_host_gb_per_s: np.ndarray
     memory_bytes: np.ndarray
     provenance: str = ""
+    steady: bool = True
 
     def __post_init__(self) -> None:
         size = self.num_ranks + 1
@@ -64,11 +78,16 @@ class Machine:
         off_diagonal = ~np.eye(size, dtype=bool)
         if (self.bandwidth_gb_per_s[off_diagonal] <= 0).any():
             raise ParamError(f"machine {self.name} has a link without bandwidth")
-        for dtype, rate in self.gemm_tflop_per_s.items():
-            if rate.shape != (self.num_ranks,) or not (rate > 0).all():
-                raise ParamError(
-                    f"gemm_tflop_per_s[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates"
-                )
+        shared = self.shared_host_gb_per_s
+        if shared.shape != (self.num_ranks, 2) or not (np.isfinite(shared).all() and (shared > 0).all()):
+            raise ParamError(
+                f"shared_host_gb_per_s of machine {self.name} is not {self.num_ranks} pairs of positive bandwidths"
+            )
+        shared.flags.writeable = False
+        for name in ("gemm_tflop_per_s", "typical_gemm_tflop_per_s"):
+            for dtype, rate in getattr(self, name).items():
+                if rate.shape != (self.num_ranks,) or not (rate > 0).all():
+                    raise ParamError(f"{name}[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates")
 
     @property
     def num_ranks(self) -> int:
@@ -82,17 +101,46 @@ class Machine:
 
     def gemm_rate(self, dtype: DType) -> np.ndarray:
         """
-        Return flop/s of each rank for one type, shape (num_ranks,).
+        Return the best flop/s of each rank for one type, shape (num_ranks,).
 
         Raises
         ------
         TopologyError
             If the machine was measured without that type.
         """
-        rate = self.gemm_tflop_per_s.get(dtype.name)
+        return self._rate(self.gemm_tflop_per_s, dtype)
+
+    def typical_gemm_rate(self, dtype: DType) -> np.ndarray:
+        """
+        Return the flop/s to expect of each rank for one type, shape (num_ranks,).
+
+        Raises
+        ------
+        TopologyError
+            If the machine was measured without that type.
+        """
+        return self._rate(self.typical_gemm_tflop_per_s, dtype)
+
+    def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
+        rate = rates.get(dtype.name)
         if rate is None:
             raise TopologyError(f"machine {self.name} has no GEMM rate for {dtype.name}: measure it again")
-        return rate * 1e12
+        flops: np.ndarray = rate * 1e12
+        return flops
+
+    def links(self, *, host_shared: bool) -> np.ndarray:
+        """
+        Return the bandwidths to plan with, as `bandwidth_gb_per_s`.
+
+        Parameters
+        ----------
+        host_shared : bool
+            Whether all ranks use their host links at once.
+        """
+        table: np.ndarray = self.bandwidth_gb_per_s.copy()
+        if host_shared:
+            table[self.host, : self.host], table[: self.host, self.host] = self.shared_host_gb_per_s.T
+        return table
 
     @classmethod
     def uniform(
@@ -118,6 +166,8 @@ class Machine:
             bandwidth_gb_per_s=bandwidth,
             latency_s=np.full((size, size), latency_s),
             gemm_tflop_per_s={dtype: np.full(num_ranks, rate) for dtype, rate in rates.items()},
+            typical_gemm_tflop_per_s={dtype: np.full(num_ranks, rate) for dtype, rate in rates.items()},
+            shared_host_gb_per_s=np.full((num_ranks, 2), host_gb_per_s),
             memory_bytes=np.full(num_ranks, memory_bytes, np.int64),
             provenance="assumed, not measured",
         )
@@ -133,6 +183,11 @@ class Machine:
                 "bandwidth_gb_per_s": self.bandwidth_gb_per_s.tolist(),
                 "latency_s": self.latency_s.tolist(),
                 "gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.gemm_tflop_per_s.items()},
+                "typical_gemm_tflop_per_s": {
+                    name: rate.tolist() for name, rate in self.typical_gemm_tflop_per_s.items()
+                },
+                "shared_host_gb_per_s": self.shared_host_gb_per_s.tolist(),
+                "steady": self.steady,
                 "memory_bytes": self.memory_bytes.tolist(),
             },
             indent=1,
@@ -160,10 +215,17 @@ class Machine:
                 provenance=data["provenance"],
                 bandwidth_gb_per_s=np.array(data["bandwidth_gb_per_s"], np.float64),
                 latency_s=np.array(data["latency_s"], np.float64),
-                gemm_tflop_per_s={name: np.array(rate, np.float64) for name, rate in data["gemm_tflop_per_s"].items()},
+                gemm_tflop_per_s=_rates(data["gemm_tflop_per_s"]),
+                typical_gemm_tflop_per_s=_rates(data["typical_gemm_tflop_per_s"]),
+                shared_host_gb_per_s=np.array(data["shared_host_gb_per_s"], np.float64),
+                steady=bool(data["steady"]),
                 memory_bytes=np.array(data["memory_bytes"], np.int64),
             )
         except ParamError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ParamError(f"not a machine file: {type(error).__name__}: {error}") from None
+
+
+def _rates(data: dict[str, list[float]]) -> dict[str, np.ndarray]:
+    return {name: np.array(rate, np.float64) for name, rate in data.items()}
