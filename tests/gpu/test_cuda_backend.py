@@ -154,8 +154,11 @@ def test_measurements_are_plausible(backend):
     a, b = backend.allocate(64 << 20), backend.allocate(64 << 20)
     seconds = backend.copy_seconds(a.address, b.address, 64 << 20, 3)
     assert 1e-6 < seconds < 1e-2
-    for dtype in DType:
-        assert 1e-6 < backend.gemm_seconds(1024, dtype, 2) < 1e-1
+    probes = [backend.copy_probe(a.address, b.address, 64 << 20)]
+    probes += [backend.gemm_probe(1024, dtype) for dtype in DType]
+    for probe in probes:
+        assert 1e-6 < probe.mean_seconds(1e-3) < 1e-1
+        probe.close()
 
 
 def test_handles_from_elsewhere_are_refused_with_the_reason(backend):

@@ -174,5 +174,5 @@ def test_a_rank_that_does_not_begin_a_call_is_named(comm):
         except um.StallError as error:
             found = str(error)
     collective_assert(comm, comm.rank == 1 or ("rank 1" in found and session.broken), found)
-    session._calls.broken = True  # the rank that was awaited knows nothing of it; no rank may close collectively
+    session._gate.broken = True  # the rank that was awaited knows nothing of it; no rank may close collectively
     session.close()

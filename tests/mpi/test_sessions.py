@@ -85,14 +85,14 @@ def test_two_threads_with_a_session_each(comm):
 
 def test_a_second_thread_inside_one_session_is_refused(comm):
     with open_session(comm) as session:
-        session._busy.acquire()
+        session._gate._busy.acquire()
         try:
             found = ""
             session.empty_host((2, 2))
         except um.ParamError as error:
             found = str(error)
         finally:
-            session._busy.release()
+            session._gate._busy.release()
     collective_assert(comm, "another thread" in found, found)
 
 

@@ -42,6 +42,14 @@ def test_unequal_rates_add_up():
     assert bound(CUBE, place("0,0,0"), uneven).seconds == pytest.approx(2e9 / 4e12)
 
 
+def test_a_bound_knows_the_best_rates_alone():
+    slow = dataclasses.replace(
+        machine(2),
+        typical_gemm_tflop_per_s={"f64": np.full(2, 1e-3)},
+    )
+    assert bound(CUBE, place("h,h,h"), slow) == bound(CUBE, place("h,h,h"), machine(2))
+
+
 @pytest.mark.parametrize(("reads_c", "megabytes"), [(True, 24), (False, 16)])
 def test_what_lies_on_the_host_enters_over_all_host_links_together(reads_c, megabytes):
     problem = dataclasses.replace(CUBE, reads_c=reads_c)

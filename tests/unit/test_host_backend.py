@@ -14,7 +14,9 @@ import threadpoolctl
 
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.host import Disorder, HostBackend, bodies
+from uncut_mpi.device.host.backend import HostProbe
 from uncut_mpi.device.host.executor import _Patience
+from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import bytes_at, matrix_at
 from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
@@ -636,8 +638,24 @@ def test_blas_threads_are_as_before_after_runs_in_several_threads():
 def test_probes_return_positive_times(backend):
     memory = backend.allocate(1 << 16)
     assert backend.copy_seconds(memory.address, memory.address + 4096, 4096, 2) > 0
-    for dtype in DType:
-        assert backend.gemm_seconds(16, dtype, 2) > 0
+    for probe in [backend.copy_probe(memory.address, memory.address + 4096, 4096)] + [
+        backend.gemm_probe(16, dtype) for dtype in DType
+    ]:
+        assert probe.mean_seconds(0.0) > 0
+        probe.close()
+
+
+def test_a_probe_works_for_as_long_as_asked_and_returns_the_mean(monkeypatch):
+    now, done = [100.0], []
+
+    def work():
+        done.append(1)
+        now[0] += 0.3 if len(done) % 2 else 0.1
+
+    probe = HostProbe(work, BlasThreads(1))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert probe.mean_seconds(0.7) == pytest.approx(0.8 / 4)  # after one turn that is not timed: 0.1, 0.3, 0.1, 0.3
+    assert len(done) == 5
 
 
 def test_a_closed_executable_is_an_error_and_not_a_crash():

@@ -35,6 +35,8 @@ def make(m: int, n: int, k: int, place: str, ranks: int, *, reads_c: bool = Fals
 
 
 def machine_of(ranks: int, **changes: Any) -> Machine:
+    if "gemm_tflop_per_s" in changes:
+        changes["typical_gemm_tflop_per_s"] = changes["gemm_tflop_per_s"]
     return dataclasses.replace(
         Machine.uniform(
             ranks, link_gb_per_s=100, host_gb_per_s=10, latency_s=0, gemm_tflop_per_s={"f64": 1.0, "f32": 1.0}

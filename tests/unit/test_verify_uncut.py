@@ -42,6 +42,7 @@ def random_machine(rng: random.Random, num_ranks: int) -> Machine:
         bandwidth_gb_per_s=values.uniform(5, 400, (size, size)),
         latency_s=values.uniform(0, 2e-5, (size, size)),
         gemm_tflop_per_s={dtype.name: values.uniform(1, 60, num_ranks) for dtype in DType},
+        typical_gemm_tflop_per_s={dtype.name: values.uniform(1, 60, num_ranks) for dtype in DType},
         memory_bytes=np.full(num_ranks, 10**10),
     )
 

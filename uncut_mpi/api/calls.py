@@ -2,15 +2,14 @@
 One call, in one direction: check, agree, plan, reserve, fire, close.
 
 A repeated call is: look the plan up, opening barrier, fire, drain, closing barrier. The opening
-barrier is one small allgather that carries each rank's argument digest, readiness and error status,
-so that agreement costs no message of its own. Between it and the closing barrier no rank may leave
-alone: what goes wrong is carried as a value and raised on all ranks afterwards.
+barrier is that of every call of a session (`gate`). The devices are taken after it, when all ranks are
+known to be in this call: a rank that makes another one never waits for them. Between it and the closing
+barrier no rank may leave alone: what goes wrong is carried as a value and raised on all ranks afterwards.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import numbers
 import struct
@@ -23,6 +22,7 @@ import numpy as np
 
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.entries import Binding, CallResult, PlanEntry, PlanKey, PlanSummary
+from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
@@ -53,6 +53,7 @@ _FIRST_FLAGS = 1 << 16
 _MAX_BINDINGS = 8
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
+_NO_DIGEST = np.zeros(2, np.uint64)
 
 
 class CallMachinery:
@@ -74,7 +75,6 @@ class CallMachinery:
         self._group, self._backend, self._store, self._counters = group, backend, store, counters
         self._machine, self._timeout_s, self._verify = machine, timeout_s, verify
         self._arrival_timeout_s = arrival_timeout_s
-        self.broken = False
         self._epoch = 0
         self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
         store.on_release.append(self._forget_matrix)
@@ -88,7 +88,7 @@ class CallMachinery:
         self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
         self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
         self._flags = Arena(group, backend, store.mappings, counters, "flags")
-        self._gate = _Gate(group)
+        self.gate = Gate(group, self._order, arrival_timeout_s)
         try:
             self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
             self._reset_flags()
@@ -170,8 +170,7 @@ class CallMachinery:
 
     def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float, asked: str) -> Matrix:
         """Return a new host matrix for op(A) op(B). Collective."""
-        self._group.barrier("gemm", self._arrival_timeout_s)
-        agreement.agree(self._group, asked.encode(), lambda: asked)
+        self.gate.begin("gemm", asked)
         with agreement.collective(self._group, "gemm"):
             check_scalars(1.0, beta)
             check_trans(trans_a, trans_b)
@@ -186,16 +185,15 @@ class CallMachinery:
     # -- planning ----------------------------------------------------------------------------
 
     def plan(self, make_key: Callable[[], PlanKey]) -> PlanEntry:
-        """Return a new plan for an agreed key. Collective."""
+        """Return a new plan. Collective."""
         error: BaseException | None = None
         key: PlanKey | None = None
         try:
             key = make_key()
         except UncutError as caught:
             error = caught
-        agreement.collective_result(self._group, error, "plan")
+        self.gate.open("plan", repr(key), error=error)
         assert key is not None  # no rank had an error
-        agreement.agree(self._group, key.digest(), lambda: repr(key))
         entry = PlanEntry(key)
         self._fill(entry)
         return entry
@@ -281,6 +279,7 @@ class CallMachinery:
 
     def call(
         self,
+        name: str,
         find: Callable[[], PlanEntry],
         matrices: Operands,
         alpha: float,
@@ -294,6 +293,8 @@ class CallMachinery:
 
         Parameters
         ----------
+        name : str
+            Of the call.
         find : callable
             Local: returns the plan, filled or new, or raises for bad arguments.
         keep : callable, optional
@@ -304,7 +305,7 @@ class CallMachinery:
         error: BaseException | None = None
         entry: PlanEntry | None = None
         binding: Binding | None = None
-        digest = bytes(16)
+        digest = _NO_DIGEST
         try:
             check_scalars(alpha, beta)
             entry = find()
@@ -313,20 +314,14 @@ class CallMachinery:
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
+        all_ready = self.gate.open(name, asked, digest, epoch=self._epoch, ready=binding is not None, error=error)
+        assert entry is not None  # no rank had an error
         try:
             self._order.acquire(self._arrival_timeout_s)
         except StallError:
-            self.broken = True  # the ranks are not in one call any more
+            self.gate.broken = True  # some ranks may hold their devices by now
             raise
         try:
-            all_ready = self._gate.open(
-                digest,
-                self._epoch,
-                ready=binding is not None,
-                error=error,
-                describe=lambda: asked,
-            )
-            assert entry is not None  # no rank had an error
             if not all_ready:
                 if not entry.filled:
                     self._fill(entry)
@@ -353,7 +348,7 @@ class CallMachinery:
         try:
             self._finish(report)
         except StallError as missing:
-            self.broken = True
+            self.gate.broken = True
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (report.error if isinstance(report.error, StallError) else missing) from None
         if binding.staged:
@@ -362,11 +357,11 @@ class CallMachinery:
 
     def _finish(self, report: ExecutionReport) -> None:
         """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
-        if self._gate.close(report.error, self._timeout_s, self._board.words.tobytes):
+        if self.gate.close(report.error, self._timeout_s, self._board.words.tobytes):
             # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
             # nothing may be freed or reused any more.
             lost = isinstance(report.error, StallError) or getattr(report.error, "fatal", False)
-            self.broken |= any(self._group.allgather_objects(lost))
+            self.gate.broken |= any(self._group.allgather_objects(lost))
             agreement.collective_result(self._group, report.error, "gemm")
 
     def _stage(self, matrices: Operands, *, inward: bool) -> None:
@@ -428,42 +423,14 @@ class CallMachinery:
             entry.forget_matrix(number)
 
 
-class _Gate:
-    """The opening and the closing barrier of a call, each one small allgather on buffers kept for all calls."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._exchange = agreement.CallExchange(group)
-
-    def open(
-        self, digest: bytes, epoch: int, *, ready: bool, error: BaseException | None, describe: Callable[[], object]
-    ) -> bool:
-        """Agree on the arguments and return whether every rank is ready to fire; raise any rank's error on all."""
-        mine = self._exchange.mine
-        mine["digest"] = np.frombuffer(digest, np.uint64)
-        mine["epoch"], mine["flags"], mine["status"] = epoch, ready, error is not None
-        records = self._exchange.exchange("opening barrier")
-        if records["status"].any():
-            agreement.collective_result(self._group, error, "gemm")
-        if (records["digest"] != records["digest"][0]).any() or (records["epoch"] != records["epoch"][0]).any():
-            agreement.raise_mismatch(self._group, records["digest"].copy(), describe)
-        return bool(records["flags"].all())
-
-    def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:
-        """Return whether any rank had an error; wait only while the others get on."""
-        self._exchange.mine["status"] = error is not None
-        records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
-        return bool(records["status"].any())
-
-
 def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     a, b, c = matrices
     return (b, a, c) if problem.swapped else (a, b, c)
 
 
-def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
+def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> np.ndarray:
     which = [matrix.info.number for matrix in matrices]
-    return hashlib.blake2b(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta), digest_size=16).digest()
+    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta))
 
 
 def check_scalars(alpha: object, beta: object) -> None:

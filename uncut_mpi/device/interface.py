@@ -178,6 +178,18 @@ class Executable(abc.ABC):
         """Release streams, events and workspaces. Nothing may be in flight."""
 
 
+class Probe(abc.ABC):
+    """Work that is prepared, so that it can be timed on all ranks at once. Not collective."""
+
+    @abc.abstractmethod
+    def mean_seconds(self, least_s: float) -> float:
+        """Do the work over and over for at least `least_s`, and return the mean time of once in seconds."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free what the work needs."""
+
+
 class Backend(abc.ABC):
     """One rank's device. Every method raises `DeviceError` when a call into the system fails."""
 
@@ -287,8 +299,12 @@ class Backend(abc.ABC):
         """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
 
     @abc.abstractmethod
-    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
-        """Return the best time in seconds of a size×size×size product of full-mantissa random data."""
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+        """Return a probe of one contiguous copy between two addresses."""
+
+    @abc.abstractmethod
+    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+        """Return a probe of a size×size×size product of full-mantissa random data."""
 
     @abc.abstractmethod
     def memory(self) -> tuple[int, int]:

@@ -121,7 +121,7 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     if issuing_threads < 0:
         raise ParamError(f"issuing_threads = {issuing_threads}: use 0 for one per rank, or a positive number")
     if schedule.problem.has_product:
-        machine.gemm_rate(schedule.problem.dtype)  # raises if there is none
+        machine.typical_gemm_rate(schedule.problem.dtype)  # raises if there is none
     native = _native_machine(machine, issuing_threads)
     try:
         start, end = _native.simulate(
@@ -170,7 +170,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.port_weights = [weight for port in machine.ports for weight in port.weights]
 
     unknown = np.zeros(machine.num_ranks)
-    rates = [machine.gemm_tflop_per_s.get(dtype.name, unknown) * 1e12 for dtype in DType]
+    rates = [machine.typical_gemm_tflop_per_s.get(dtype.name, unknown) * 1e12 for dtype in DType]
     native.gemm_rate = np.concatenate(rates).tolist()
     shapes = [machine.gemm_shape.get(dtype.name, GemmShape()) for dtype in DType]
     native.block_rows = [shape.block_rows for shape in shapes]

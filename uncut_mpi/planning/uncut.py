@@ -320,11 +320,12 @@ def _native_input(
     given.a_panel, given.b_panel = layout.a_panel, layout.b_panel
     given.c_panel, given.c_staging = layout.c_panel, layout.c_staging
 
-    bandwidth = machine.bandwidth_gb_per_s
+    host_shared = Location.host() in (placement.a, placement.b, placement.c)
+    bandwidth = machine.links(host_shared=host_shared and len(workers.working()) == machine.num_ranks)
     ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros(bandwidth.shape), where=bandwidth > 0)
     given.ps_per_byte = ps_per_byte.ravel().tolist()
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
-    rate = machine.gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
+    rate = machine.typical_gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
     given.ps_per_flop = (_PS_PER_S / rate).tolist()
     return given
 
