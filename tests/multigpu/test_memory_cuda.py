@@ -99,7 +99,7 @@ def test_work_that_the_given_stream_holds_is_done_before_a_product_reads(session
     if session.rank == 0:
         data = cupy.asarray(operands.a_MK)
         operands.a.array.fill(np.nan)
-        busy = cupy.ones((4096, 4096))
+        busy = cupy.full((4096, 4096), 2.0**-12)  # its own square
         busy @ busy  # what the first product needs is there
         cupy.cuda.Device().synchronize()
         with stream:
