@@ -10,6 +10,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from uncut_mpi.device.interface import Backend
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -194,6 +195,38 @@ def test_repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing(session,
         and (after.python_tasks == before.python_tasks or session.backend_name == "host"),
         f"before {before}, after {after}",
     )
+    release(session, operands)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, monkeypatch, planned):
+    case = Case(64, 60, 56, place=("0", "h", str(session.size - 1)))
+    operands = make_operands(session, case)
+    options = um.ScheduleOptions(tile=16)
+    matrices = (operands.a, operands.b, operands.c)
+    with session.plan(*matrices, options=options) as plan:
+
+        def call():
+            if planned:
+                plan.execute(case.alpha, case.beta)
+            else:
+                session.gemm(*matrices, alpha=case.alpha, beta=case.beta, options=options)
+
+        call()
+        set_matrix(session, operands.c, operands.c_MN)
+        session.barrier()
+        session.poison_softbuf()
+        asked, before = [], session.counters.snapshot()
+        with monkeypatch.context() as patch:
+            for name in Backend.__abstractmethods__ - {"await_caller"}:
+                patch.setattr(session._backend, name, lambda *_, name=name: asked.append(name))
+            call()
+    after = session.counters
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not asked and not wrong, f"asked for {asked}; {wrong}")
+    costs = ("planner_calls", "schedule_bytes_broadcast", "allocations", "staged_bytes")
+    new = {name: getattr(after, name) - getattr(before, name) for name in costs}
+    collective_assert(comm, not any(new.values()) and after.calls == before.calls + 1, f"{new}")
     release(session, operands)
 
 

@@ -34,7 +34,7 @@ from uncut_mpi.device.interface import (
     FlagTable,
     ProgressBoard,
 )
-from uncut_mpi.errors import ParamError, StallError, UncutError
+from uncut_mpi.errors import ParamError, StallError, UncutError, is_agreed
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -92,7 +92,9 @@ class CallMachinery:
         try:
             self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
             self._reset_flags()
-        except BaseException:
+        except BaseException as error:
+            if is_agreed(error):  # every rank is here, so what peers have mapped is unmapped before it is freed
+                self._flags.close()
             self._let_go()
             raise
 

@@ -48,7 +48,9 @@ class Session:
         every rank can have a GPU of its own, else host; `backend_reason` says why. A callable
         ``(local rank, ranks) -> Backend`` gives one of the caller's own.
     devices : sequence of int, optional
-        Device ordinal of each rank; by default rank i takes device i, or the only one it sees.
+        Device ordinal of each rank of `comm`. By default a process takes the only GPU that it sees or, of
+        several, the i-th, if it is process i of the job on this node: the same GPU in every session,
+        whatever its rank in `comm`.
     allow_shared_gpu : bool, default False
         Let several ranks use one GPU (slow; for tests).
     machine : Machine, optional

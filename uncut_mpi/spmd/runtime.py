@@ -13,7 +13,7 @@ from uncut_mpi.spmd import launcher
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MPI", "check_launcher", "library_version", "require_mpi", "require_thread_multiple", "world"]
+__all__ = ["MPI", "check_launcher", "library_version", "node_rank", "require_mpi", "require_thread_multiple", "world"]
 
 
 def _load() -> Any:
@@ -127,6 +127,40 @@ def check_launcher(environment: Mapping[str, str] | None = None, *, world_size: 
     mistake = launcher.lone_world(library_version(), os.environ if environment is None else environment)
     if mistake is not None:
         raise TopologyError(mistake)
+
+
+def node_rank(environment: Mapping[str, str] | None = None, *, world_rank: int | None = None) -> int:
+    """
+    Return the number of this process among those of its job on its node. Not collective.
+
+    It is the same for the whole life of the process, whatever communicator it works on. The launcher tells it;
+    where none does, it is the rank in MPI's world, which is the same in a job on one node and on any node
+    differs between processes.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        By default that of this process.
+    world_rank : int, optional
+        By default the rank in MPI's world.
+    """
+    environment = os.environ if environment is None else environment
+    rank = MPI.COMM_WORLD.rank if world_rank is None else world_rank
+    for whole, local in _LAUNCHER_RANKS:
+        # A launcher inside another's job inherits the other's numbers, which are those of another process.
+        if environment.get(whole) == str(rank) and environment.get(local, "").isdigit():
+            return int(environment[local])
+    return rank
+
+
+# How a launcher tells a process its rank in the job and its number on the node: MPICH and Intel MPI, Open MPI,
+# MVAPICH, srun.
+_LAUNCHER_RANKS = (
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+)
 
 
 def library_version() -> str:
