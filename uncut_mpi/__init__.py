@@ -26,6 +26,7 @@ from uncut_mpi.errors import (
     UncutError,
 )
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -67,6 +68,8 @@ __all__ = [
     "StallError",
     "TopologyError",
     "UncutError",
+    "load_machine",
+    "machine_names",
     "__version__",
 ]
 
