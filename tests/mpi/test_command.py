@@ -99,7 +99,9 @@ def test_the_report_has_every_line_and_the_json_every_key(comm, job, mpi_tmp_pat
         and facts["passed"] is True
         and facts["ranks"] == comm.size
         and facts["place"] == f"{last},h,0"
-        and facts["device"].startswith(f"host backend, {comm.size} rank")
+        and facts["device"].startswith(
+            f"host backend, {comm.size} rank" if facts["backend"] == "host" else f"{comm.size} ×"
+        )
         and all(facts[name] for name in ("mpi", "python", "numpy", "mpi4py", "blas", "backend_reason", "cores"))
         and 0 < facts["min_s"] <= facts["median_s"] <= facts["max_s"]
     )
