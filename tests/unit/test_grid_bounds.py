@@ -233,6 +233,11 @@ def test_the_host_serves_the_ranks_that_compute() -> None:
     assert terms(slower, "h3,h,h", (1, 2, 1), devices=[0, 1])["host"] == pytest.approx(8e6 / 1e9)
 
 
+def test_a_c_on_the_host_enters_only_if_it_is_read() -> None:
+    assert terms(uniform(2), "h,h,h", (1, 2, 1))["host"] == pytest.approx(24e6 / 20e9)
+    assert terms(uniform(2), "h,h,h", (1, 2, 1), problem=cube(reads_c=False))["host"] == pytest.approx(16e6 / 20e9)
+
+
 def test_an_owner_that_does_not_compute_keeps_nothing() -> None:
     found = terms(uniform(4), "3,h,3", (2, 1, 1), devices=[0, 1])
     assert found["egress"] == pytest.approx(8e6 / 200e9)

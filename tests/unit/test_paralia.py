@@ -170,12 +170,27 @@ def test_shares_are_adjusted_until_devices_end_within_five_percent() -> None:
     assert found.ratios == pytest.approx(rates / rates.sum())
 
 
-def test_shares_that_cannot_be_balanced_are_the_best_that_were_seen() -> None:
+def test_devices_that_differ_by_six_percent_are_adjusted_and_by_four_are_not() -> None:
+    for slower, adjusted in ((0.94, True), (0.96, False)):
+        uneven = machine(2, gemm_tflop_per_s={"f64": np.array([0.01, 0.01 * slower])})
+        found = predict(cube(1000), HHH, uneven, [0, 1])
+        assert (found.ratios != (0.5, 0.5)) == adjusted
+
+
+def test_shares_that_cannot_be_balanced_lean_to_the_faster_device() -> None:
     latency = np.zeros((3, 3))
     latency[2, 1] = latency[1, 2] = 1.0  # device 1 takes 3 s to hear of anything
     far = machine(2, latency_s=latency)
     found = predict(cube(1000), HHH, far, [0, 1], max_hops=0)
+    assert found.ratios[0] > 0.99
     assert found.seconds <= predict(cube(1000), HHH, far, [0, 1], ratios=[0.5, 0.5], max_hops=0).seconds
+
+
+def test_results_that_leave_slowly_are_waited_for() -> None:
+    bandwidth = machine(1).bandwidth_gb_per_s.copy()
+    bandwidth[0, 1] = 1.0
+    (device,) = predict(cube(1000), HHH, machine(1, bandwidth_gb_per_s=bandwidth), [0]).predictions
+    assert device.seconds == device.without_sharing_s == device.send_s == pytest.approx(8e-3)
 
 
 def test_the_time_of_products_knows_waves() -> None:

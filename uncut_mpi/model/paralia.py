@@ -240,16 +240,16 @@ class _Predictor:
         links = links.rerouted(chosen, max_hops=self.max_hops)
         if ratios is not None:
             return self._predicted(chosen, tuple(ratios), links)
-        found = best = self._predicted(chosen, (1.0 / len(chosen),) * len(chosen), links)
+        found = self._predicted(chosen, (1.0 / len(chosen),) * len(chosen), links)
         for _ in range(_MOST_ADJUSTMENTS):
             times = [prediction.seconds for prediction in found.predictions]
             if min(times) == 0 or max(times) <= min(times) * (1 + RATIO_TOLERANCE):
-                return found
-            # A device's time is proportional to its share but for latencies.
+                break
+            # Times are linear in the shares, with latencies that are not negative. Then this step, the last one
+            # where there are no latencies, leads no device beyond the slowest of before.
             speeds = [share / seconds for share, seconds in zip(found.ratios, times, strict=True)]
             found = self._predicted(chosen, tuple(speed / sum(speeds) for speed in speeds), links)
-            best = found if found.seconds < best.seconds else best
-        return best
+        return found
 
     def _predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap) -> Workload:
         machine = self.machine
