@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -100,6 +101,7 @@ def obtain_machine(
 
 def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity], key: str) -> Machine:
     """Measure every link, one transfer at a time, then products and host links, all ranks at once. Collective."""
+    began = time.perf_counter()
     size, rank = group.size, group.rank
     nbytes, edge, sample_s = _PROBE_BYTES[backend.name], _GEMM_EDGE[backend.name], _SAMPLE_S[backend.name]
     bandwidth = np.zeros((size + 1, size + 1))
@@ -142,7 +144,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
             with contextlib.suppress(UncutError):
                 backend.unpin(mine)
         host.close()
-    parts = group.allgather_objects((bandwidth, latency, seconds))
+    parts = group.allgather_objects((bandwidth, latency, seconds, time.perf_counter() - began))
     bandwidth = sum(part[0] for part in parts)
     latency = sum(part[1] for part in parts)
     gb, tflop = nbytes / 1e9, 2.0 * edge**3 / 1e12
@@ -171,7 +173,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         typical_gemm_tflop_per_s={name: np.median(rate, axis=0) for name, rate in rates.items()},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
         ports=_host_ports(inward, outward),
-        provenance=f"measured at a session's start: {nbytes >> 10} KiB copies, one at a time, best of {_REPEATS}; "
+        provenance=f"measured at a session's start in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
         f"medians are up to {spread:.0%} below the best"
         + ("" if steady else "; the machine was busy, and the next session measures again"),
