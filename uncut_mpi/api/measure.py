@@ -173,7 +173,8 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         typical_gemm_tflop_per_s={name: np.median(rate, axis=0) for name, rate in rates.items()},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
         ports=_host_ports(inward, outward),
-        provenance=f"measured at a session's start in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB copies, one at a time, best of {_REPEATS}; "
+        provenance=f"measured at a session's start in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
+        f"copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
         f"medians are up to {spread:.0%} below the best"
         + ("" if steady else "; the machine was busy, and the next session measures again"),
