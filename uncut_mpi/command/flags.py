@@ -12,6 +12,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, SCHEDULERS
+from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
 
@@ -169,6 +170,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     group.add_argument("--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists")
+    group.add_argument(
+        "--trace",
+        type=_picture,
+        metavar="FILE",
+        help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt",
+    )
     group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of random data; default 0")
 
 
@@ -239,6 +246,14 @@ def _placement(text: str) -> Placement:
         return Placement.parse(text)
     except ParamError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _picture(text: str) -> str:
+    try:
+        check_suffix(text)
+    except ParamError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _devices(text: str) -> tuple[int, ...]:

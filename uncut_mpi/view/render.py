@@ -18,20 +18,31 @@ _TEXT_WIDTH: Final = 160
 
 def check_suffix(path: str) -> None:
     """
-    Check that a file name says which picture is wanted, and that it could be drawn here.
+    Check that a file name says which picture is wanted.
 
     Raises
     ------
     ParamError
-        If the name ends otherwise than in `SUFFIXES`, or matplotlib is needed and not installed.
+        If the name ends otherwise than in `SUFFIXES`.
     """
-    suffix = pathlib.PurePath(path).suffix
-    if suffix not in SUFFIXES:
+    if pathlib.PurePath(path).suffix not in SUFFIXES:
         raise ParamError(
             f"{path} does not say which picture is wanted: let it end in .json (a trace for ui.perfetto.dev), "
             ".png or .txt"
         )
-    if suffix == ".png":
+
+
+def check_drawable(path: str) -> None:
+    """
+    Check, before any work, that the picture of that name could be drawn here.
+
+    Raises
+    ------
+    ParamError
+        As `check_suffix`, or if matplotlib is needed and not installed.
+    """
+    check_suffix(path)
+    if pathlib.PurePath(path).suffix == ".png":
         import_figure()
 
 
@@ -42,7 +53,7 @@ def render(path: str, timelines: Sequence[Timeline]) -> bytes:
     Parameters
     ----------
     path : str
-        Its name, which says what to make: see `check_suffix`, which raises the same errors.
+        Its name, which says what to make: see `check_drawable`, which raises the same errors.
     timelines : sequence of Timeline
         At least one.
     """
