@@ -28,8 +28,8 @@ from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
 from uncut_mpi.view import Activity, Timeline, draw_transfers, render, to_perfetto, to_text, traffic
 
 
-def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, **options):
-    problem = GemmProblem(m, n, k, DType.f64, reads_c=True)
+def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="NN", **options):
+    problem = GemmProblem(m, n, k, DType.f64, *trans, reads_c=True)
     if swapped:
         problem = dataclasses.replace(problem, swapped=True)
     settings = ScheduleOptions(tile=640, chunks=2, **options)
@@ -131,12 +131,19 @@ def test_labels_name_the_tiles_of_the_callers_matrices():
     assert any(re.fullmatch(r"C\(\d,\d\) [123]->0", label) for label in labels)
 
 
-def test_labels_of_a_swapped_problem_are_the_callers():
-    # The caller's C = A B in rows is the column-major problem C' = B' A'.
-    straight, swapped = (set(timeline(make(swapped=swap)).labels) for swap in (False, True))
-    products = {label for label in swapped if "+=" in label}
-    assert products == {f"C({i},{j}) += A({i},{p}) B({p},{j})" for i in range(6) for j in range(6) for p in range(4)}
-    assert straight != swapped
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_labels_are_those_of_the_product_as_the_caller_wrote_it(swapped, trans):
+    # A caller's C = A B in rows is the column-major problem C' = B' A'.
+    labels = set(timeline(make(m=1280, n=2560, swapped=swapped, trans=trans)).labels)
+    rows, cols = (4, 2) if swapped else (2, 4)
+    products = {label for label in labels if "+=" in label}
+    assert products == {
+        f"C({i},{j}) += A({i},{p}) B({p},{j})" for i in range(rows) for j in range(cols) for p in range(4)
+    }
+    moved = {label.split(" ")[0].split(".")[0] for label in labels if "host->" in label}
+    assert {f"A({i},{p})" for i in range(rows) for p in range(4)} <= moved
+    assert {f"B({p},{j})" for j in range(cols) for p in range(4)} <= moved
 
 
 def test_a_hop_has_the_name_of_what_it_hands_on():
@@ -144,7 +151,7 @@ def test_a_hop_has_the_name_of_what_it_hands_on():
     labels = timeline(case.build()).labels
     assert "A(0,0) 0->1" in labels
     assert "A(0,0) 1->2" in labels
-    assert "A(1,0) 1->2" in labels
+    assert "A(0,1) 1->2" in labels
 
 
 @pytest.mark.parametrize("make_schedule", [make, with_joins])

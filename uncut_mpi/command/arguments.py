@@ -132,9 +132,9 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     _check_files(given)
     _check_devices(given)
     _check_written(given)
-    m, n, k = _extents(given)
-    alpha, beta = _scalars(given)
-    options = _options(given)
+    m, n, k = extents_of(given)
+    alpha, beta = scalars_of(given)
+    options = options_of(given)
     return GemmArguments(
         m=m,
         n=n,
@@ -194,7 +194,8 @@ def _check_written(given: argparse.Namespace) -> None:
             raise ParamError(f"{first} and {second} both name {path}: give them different files")
 
 
-def _extents(given: argparse.Namespace) -> tuple[int | None, int | None, int | None]:
+def extents_of(given: argparse.Namespace) -> tuple[int | None, int | None, int | None]:
+    """Return m, n and k, all None where none was given."""
     named = {f"-{name}": getattr(given, name) for name in "mnk"}
     found = [f"{flag} {value}" for flag, value in named.items() if value is not None]
     if given.a is not None and found:
@@ -206,7 +207,8 @@ def _extents(given: argparse.Namespace) -> tuple[int | None, int | None, int | N
     return given.m, given.m if given.n is None else given.n, given.m if given.k is None else given.k
 
 
-def _scalars(given: argparse.Namespace) -> tuple[float, float]:
+def scalars_of(given: argparse.Namespace) -> tuple[float, float]:
+    """Return alpha and beta, by default those for generated matrices or for files."""
     generated = given.a is None
     alpha = given.alpha if given.alpha is not None else (GENERATED_ALPHA if generated else 1.0)
     if given.beta is not None:
@@ -220,7 +222,8 @@ def _scalars(given: argparse.Namespace) -> tuple[float, float]:
     return alpha, beta
 
 
-def _options(given: argparse.Namespace) -> ScheduleOptions:
+def options_of(given: argparse.Namespace) -> ScheduleOptions:
+    """Return what is fixed about the schedule."""
     if given.ablation:
         _check_ablation(given)
     chosen: dict[str, Any] = {

@@ -81,8 +81,8 @@ def make_labels(schedule: Schedule, parts: Parts) -> list[str]:
     """
     Return a short name of every task, as ``A(2,3) host->1`` or ``C(1,2) += A(1,0) B(0,2)``.
 
-    Numbers in parentheses are tiles, from 0, of the matrix as the caller stores it; ``.n`` after them is the
-    n-th part of a fetch that goes in parts. A JOIN has an empty name.
+    Numbers in parentheses are tiles, from 0, of op(A), op(B) and C as the caller has them; ``.n`` after them is
+    the n-th part of a fetch that goes in parts. A JOIN has an empty name.
     """
     tasks = schedule.tasks
     names = _part_names(schedule, parts)
@@ -117,6 +117,10 @@ def _part_names(schedule: Schedule, parts: Parts) -> list[str]:
         whole = of & in_gemm if (of & in_gemm).any() else of
         for axis, offsets in enumerate((parts.row, parts.col)):
             tiles[of, axis] = np.searchsorted(np.unique(offsets[whole]), offsets[of], side="right") - 1
+    # From stored tiles to those of op(A) and op(B), and from the column-major problem to the caller's.
+    for matrix, trans in ((Matrix.A, schedule.problem.trans_a), (Matrix.B, schedule.problem.trans_b)):
+        if trans == "T":
+            tiles[parts.matrix == matrix] = tiles[parts.matrix == matrix, ::-1]
     if schedule.problem.swapped:
         tiles = tiles[:, ::-1]
     return [

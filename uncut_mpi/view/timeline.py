@@ -82,7 +82,7 @@ class Timeline:
     start_s, end_s : ndarray of float64, shape (n,)
         From the start of the call.
     labels : tuple of str
-        Names of the tasks, as ``A(2,3) host->1``: tiles of the caller's matrices, numbered from 0.
+        Names of the tasks, as ``A(2,3) host->1``: tiles of the caller's op(A), op(B) and C, numbered from 0.
     awaits : ndarray of int64, shape (a, 2)
         (awaited, waiting) rows where a lane waits for another. Of what it awaits through a JOIN, the last to end.
     """
