@@ -86,7 +86,8 @@ def to_text(facts: PlanFacts, width: int) -> str:
     best, machine = facts.result.best, facts.machine
     searched = f"{len(facts.result.candidates)} schedules, {facts.result.tasks_simulated} tasks simulated"
     lines = [
-        _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance}"),
+        # How it was measured can be long: its beginning here, all of it in the JSON.
+        _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance.split(';')[0]}"),
         _line("problem", _problem(facts)),
         _line("search", f"{searched} in {time_text(facts.result.search_s)}, for the least {facts.metric}"),
         _line("plan", _plan(best)),
@@ -115,6 +116,7 @@ def to_json(facts: PlanFacts) -> str:
         "beta": facts.beta,
         "place": str(facts.placement),
         "machine": facts.machine.name,
+        "machine_provenance": facts.machine.provenance,
         "ranks": facts.machine.num_ranks,
         "metric": facts.metric,
         **_candidate(best),

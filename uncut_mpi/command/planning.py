@@ -158,13 +158,12 @@ def run(arguments: PlanArguments) -> None:
         timeline=timeline,
     )
     sys.stdout.write(to_text(facts, shutil.get_terminal_size().columns))
-    for flag, path, content in (
-        ("--timeline", arguments.timeline_path, lambda path: render(path, [timeline])),
-        ("--transfers", arguments.transfers_path, lambda path: draw_transfers(simulation.transfers(), machine)),
-        ("--json", arguments.json_path, lambda path: to_json(facts).encode()),
-    ):
-        if path is not None:
-            write_file(flag, path, content(path))
+    if arguments.timeline_path is not None:
+        write_file("--timeline", arguments.timeline_path, render(arguments.timeline_path, [timeline]))
+    if arguments.transfers_path is not None:
+        write_file("--transfers", arguments.transfers_path, draw_transfers(simulation.transfers(), machine))
+    if arguments.json_path is not None:
+        write_file("--json", arguments.json_path, to_json(facts).encode())
 
 
 def find_machine(name: str, ranks: int | None) -> Machine:
