@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.matrix import Matrix
     from uncut_mpi.api.session import Session
+    from uncut_mpi.api.trace import Trace
 
 __version__ = importlib.metadata.version("uncut_mpi")
 
@@ -45,6 +46,7 @@ _LAZY = {
     "GemmPlan": "uncut_mpi.api.gemm_plan",
     "CallResult": "uncut_mpi.api.entries",
     "PlanSummary": "uncut_mpi.api.entries",
+    "Trace": "uncut_mpi.api.trace",
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "Session",
     "StallError",
     "TopologyError",
+    "Trace",
     "UncutError",
     "load_machine",
     "machine_names",

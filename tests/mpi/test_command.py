@@ -14,7 +14,9 @@ import pytest
 import uncut_mpi.api.start as start
 import uncut_mpi.command.job as command_job
 from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.timelines import check_trace
 from uncut_mpi.device.host import HostBackend
+from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
 from uncut_mpi.planning.lower import Code
 from uncut_mpi.spmd.abort import finish
@@ -106,6 +108,51 @@ def test_the_report_has_every_line_and_the_json_every_key(comm, job, mpi_tmp_pat
         and 0 < facts["min_s"] <= facts["median_s"] <= facts["max_s"]
     )
     collective_assert(comm, good, f"status {status}\n{out}\n{err}\n{facts}")
+
+
+@pytest.mark.parametrize("suffix", ["json", "png", "txt"])
+def test_a_trace_shows_predicted_above_measured(comm, job, mpi_tmp_path, suffix):
+    if suffix == "png":
+        pytest.importorskip("matplotlib")
+    path = mpi_tmp_path / f"trace.{suffix}"
+    status, out, err = job([*SMALL, "--trace", path])
+    good = status == 0 and not err and f"trace       {path}: predicted " in out and out.endswith("PASS\n")
+    collective_assert(comm, good and path.exists(), f"status {status}\n{out}\n{err}")
+    content = path.read_bytes()
+    if suffix == "json":
+        trace = json.loads(content)
+        check_trace(trace)
+        good = trace["otherData"]["timelines"] == ["predicted", "measured"]
+    elif suffix == "txt":
+        good = 0 <= content.decode().find("predicted, ") < content.decode().find("measured, ")
+    else:
+        good = content.startswith(b"\x89PNG")
+    collective_assert(comm, good, content[:200])
+
+
+@pytest.mark.host_backend
+def test_a_wrong_traced_call_fails_the_check(comm, job, monkeypatch, mpi_tmp_path):
+    calls: list[bool] = []
+    original = HostExecutable.run
+
+    def run(self, **arguments):
+        calls.append(arguments.get("traced", False))
+        return original(self, **arguments)
+
+    def corrupt(task, code, region):
+        if code is Code.GEMM and comm.rank == comm.size - 1 and calls[-1] and region.size:
+            region[0, 0] += 1.0
+
+    monkeypatch.setattr(HostExecutable, "run", run)
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    status, out, _ = job([*SMALL, "--trace", mpi_tmp_path / "t.json"])
+    good = status == 1 and "FAIL" in out.splitlines()[-1] and calls[-1] and not any(calls[:-1])
+    collective_assert(comm, good, f"status {status} {calls}\n{out}")
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_any_work(comm, job, mpi_tmp_path):
+    status, out, err = job([*SMALL, "--trace", mpi_tmp_path / "missing" / "t.json"])
+    collective_assert(comm, status == 2 and "--trace" in err and "no directory" in err and not out, err)
 
 
 def test_every_type_passes_its_check(comm, job):

@@ -129,3 +129,24 @@ def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, 
 def test_gpus_are_not_chosen_for_the_host_backend(flag):
     with pytest.raises(ParamError, match=flag[0]):
         parse(["--backend", "host", *flag])
+
+
+def test_a_trace_is_written_in_the_form_that_its_name_says():
+    assert parse(["--trace", "t.png"]).trace_path == "t.png"
+    assert parse([]).trace_path is None
+    with pytest.raises(ParamError, match=r"t\.pdf does not say which picture is wanted.*\.json"):
+        parse(["--trace", "t.pdf"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["A B -o x.json --json x.json", "--json x.json --trace x.json", "A B -o x.json --trace x.json"],
+)
+def test_two_results_in_one_file_are_refused(words):
+    with pytest.raises(ParamError, match=r"both name x\.json"):
+        parse(words.split())
+
+
+def test_an_ablation_has_no_trace():
+    with pytest.raises(ParamError, match="--trace was given with --ablation"):
+        parse(["--ablation", "--trace", "t.json"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
+import re
 
 import pytest
 
@@ -16,13 +16,10 @@ from uncut_mpi.command.report import (
     ablation_json,
     ablation_text,
     bytes_text,
-    check_json_path,
     text,
     time_text,
     to_json,
-    write_json,
 )
-from uncut_mpi.errors import DataFileError
 
 ABOUT = About(
     version="1.2.3",
@@ -236,31 +233,7 @@ def test_bytes_are_given_in_powers_of_1000(size, expected):
     assert bytes_text(size) == expected
 
 
-def test_a_json_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "facts.json"
-    path.write_text("old and longer than the new content")
-    check_json_path(str(path))
-    write_json(str(path), "{}\n")
-    assert path.read_text() == "{}\n"
-    assert os.listdir(tmp_path) == ["facts.json"]
-
-
-def test_a_json_file_that_cannot_be_completed_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "facts.json"
-    path.write_text("old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataFileError, match="No space left"):
-        write_json(str(path), "{}\n")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["facts.json"]
-
-
-def test_a_bad_json_path_is_refused_before_any_work(tmp_path):
-    with pytest.raises(DataFileError, match="is a directory"):
-        check_json_path(str(tmp_path))
-    with pytest.raises(DataFileError, match="no directory"):
-        check_json_path(str(tmp_path / "missing" / "facts.json"))
+def test_a_trace_has_its_line_and_none_has_none():
+    traced = text(dataclasses.replace(FACTS, trace="t.json: predicted 1 ms"))
+    assert re.search(r"^trace +t\.json: predicted 1 ms$", traced, re.MULTILINE)
+    assert "trace" not in text(FACTS)

@@ -26,6 +26,7 @@ from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
+from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.device.interface import (
     MAX_LANES,
     Backend,
@@ -33,6 +34,7 @@ from uncut_mpi.device.interface import (
     ExecutionReport,
     FlagTable,
     ProgressBoard,
+    TaskTimes,
 )
 from uncut_mpi.errors import ParamError, StallError, UncutError, is_agreed
 from uncut_mpi.model.machine import Machine
@@ -289,6 +291,7 @@ class CallMachinery:
         stream: Any,
         keep: Callable[[PlanEntry], None] | None,
         asked: str,
+        take_times: Callable[[TaskTimes], None] | None = None,
     ) -> CallResult:
         """
         Run one product. Collective.
@@ -303,6 +306,8 @@ class CallMachinery:
             Takes a plan that this call filled.
         asked : str
             The call as its caller wrote it, for the error of ranks that differ.
+        take_times : callable, optional
+            Takes when this rank's tasks ran, which is measured only for it; given on all ranks or none.
         """
         error: BaseException | None = None
         entry: PlanEntry | None = None
@@ -311,7 +316,7 @@ class CallMachinery:
         try:
             check_scalars(alpha, beta)
             entry = find()
-            digest = _call_digest(entry, matrices, alpha, beta)
+            digest = _call_digest(entry, matrices, alpha, beta, traced=take_times is not None)
             binding = entry.bindings.get(self._binding_key(matrices))
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
@@ -332,20 +337,43 @@ class CallMachinery:
                     keep(entry)
                 binding = entry.bindings[self._binding_key(matrices)]
             assert binding is not None  # ready or just prepared
-            return self._fire(binding, matrices, float(alpha), float(beta), planned=not all_ready)
+            return self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
         finally:
             self._order.release()
 
-    def _fire(self, binding: Binding, matrices: Operands, alpha: float, beta: float, *, planned: bool) -> CallResult:
+    def trace(
+        self, find: Callable[[], PlanEntry], matrices: Operands, alpha: float, beta: float, stream: Any, asked: str
+    ) -> Trace:
+        """Run one product as `call` does, and return when every task of every rank ran. Collective."""
+        own: list[TaskTimes] = []
+        self.call("trace", find, matrices, alpha, beta, stream, None, asked, own.append)
+        return merge_times(len(find().schedule.tasks), self._group.allgather_objects(own[0]))
+
+    def _fire(
+        self,
+        binding: Binding,
+        matrices: Operands,
+        alpha: float,
+        beta: float,
+        take_times: Callable[[TaskTimes], None] | None,
+        *,
+        planned: bool,
+    ) -> CallResult:
+        traced = take_times is not None
+        if traced:
+            with agreement.collective(self._group, "preparing a trace"):
+                binding.executable.prepare_trace()
         self._epoch = (self._epoch + 1) % _EPOCHS
         if self._epoch % _FLAG_PERIOD == 0:
             self._reset_flags()
         if binding.staged:
             self._stage(matrices, inward=True)
         self._board.words[self._group.rank] = 0
-        if planned or binding.staged:
+        if planned or binding.staged or traced:
             self._group.barrier()
-        report = binding.executable.run(alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s)
+        report = binding.executable.run(
+            alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s, traced=traced
+        )
         self._count(report)
         try:
             self._finish(report)
@@ -353,6 +381,8 @@ class CallMachinery:
             self.gate.broken = True
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (report.error if isinstance(report.error, StallError) else missing) from None
+        if take_times is not None and report.times is not None:
+            take_times(report.times)
         if binding.staged:
             self._stage(matrices, inward=False)
         return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, binding.staged)
@@ -430,9 +460,9 @@ def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     return (b, a, c) if problem.swapped else (a, b, c)
 
 
-def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> np.ndarray:
+def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float, *, traced: bool) -> np.ndarray:
     which = [matrix.info.number for matrix in matrices]
-    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta))
+    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd?", *which, alpha, beta, traced))
 
 
 def check_scalars(alpha: object, beta: object) -> None:

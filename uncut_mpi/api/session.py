@@ -25,6 +25,7 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.start import BackendMaker, start_backend
+from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
@@ -413,7 +414,7 @@ class Session:
         with self._gate.exclusive():
             entry = self._calls.plan(lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, False, options))
             self._calls.prepare(entry, (a, b, c))
-        plan = GemmPlan(self._execute_plan, self._discard, entry, (a, b, c))
+        plan = GemmPlan(self._execute_plan, self._trace_plan, self._discard, entry, (a, b, c))
         self._own_plans.add(plan)
         return plan
 
@@ -506,6 +507,16 @@ class Session:
         with self._gate.exclusive():
             asked = _text("execute", *matrices, alpha, beta)
             return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
+
+    def _trace_plan(
+        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
+    ) -> Trace:
+        def same() -> PlanEntry:
+            self._calls.check_execution(entry, planned, matrices, beta)
+            return entry
+
+        with self._gate.exclusive():
+            return self._calls.trace(same, matrices, alpha, beta, stream, _text("trace", *matrices, alpha, beta))
 
     def _discard(self, entry: PlanEntry) -> None:
         if not self._gate.closed and not self.broken:

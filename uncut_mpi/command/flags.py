@@ -12,6 +12,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, SCHEDULERS
+from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
 
@@ -30,6 +31,12 @@ _ROUTING: Final = (
     "where a tile is fetched from: its owner (origin), the holder with the fastest link (bw), or the one from which "
     "it arrives first (eta); default eta"
 )
+
+_PLAN_EPILOG: Final = """\
+examples:
+  python -m uncut_mpi.plan -m 16384 --ranks 4
+  python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png
+"""
 
 
 class HelpRequested(Exception):
@@ -65,31 +72,84 @@ class _Version(argparse.Action):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
-    parser = _Parser(
-        prog="python -m uncut_mpi.gemm",
-        description="C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
+    """Return the gemm command's parser."""
+    parser = _parser(
+        "python -m uncut_mpi.gemm",
+        "C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
+        _EPILOG,
     )
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
-    _add_problem(parser.add_argument_group("problem"))
+    problem = parser.add_argument_group("problem")
+    _add_files(problem)
+    _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend")
     _add_machine(parser.add_argument_group("ranks and devices"))
     _add_schedule(parser.add_argument_group("schedule"))
     _add_run(parser.add_argument_group("run and report"))
     return parser
 
 
-def _add_problem(group: argparse._ArgumentGroup) -> None:
+def make_plan_parser() -> argparse.ArgumentParser:
+    """Return the plan command's parser; the problem and the schedule have the flags of the gemm command."""
+    parser = _parser(
+        "python -m uncut_mpi.plan",
+        "Chooses a schedule for C := alpha op(A) op(B) + beta C and says what it expects of it; no MPI, no GPU.",
+        _PLAN_EPILOG,
+    )
+    # What only the gemm command has, and checks of shared flags ask for.
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False)
+    _add_problem(parser.add_argument_group("problem"), "default 8192")
+    group = parser.add_argument_group("machine")
+    group.add_argument(
+        "--machine",
+        default="uniform",
+        metavar="NAME|FILE",
+        help="measured machine: one that ships with the package, or a file; default uniform, equal links and devices",
+    )
+    group.add_argument("--ranks", type=_whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
+    group.add_argument(
+        "--devices", type=_devices, metavar="R0,R1,…", help="ranks that may compute; default: the search decides"
+    )
+    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
+    group = parser.add_argument_group("search and report")
+    group.add_argument("--metric", default="time", metavar="time|pdp|edp", help="what is minimised; default time")
+    group.add_argument(
+        "--budget-tasks", type=_whole(1), metavar="N", help="tasks to simulate at most; default: what 50 ms allow"
+    )
+    group.add_argument(
+        "--timeline",
+        type=_picture,
+        metavar="FILE",
+        help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt",
+    )
+    group.add_argument("--transfers", metavar="FILE.png", help="draw its transfers over each link there")
+    group.add_argument("--json", metavar="FILE", help="write the facts there too; replaced if it exists")
+    return parser
+
+
+def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
+    parser = _Parser(
+        prog=program,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
+    return parser
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument("a", nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
     group.add_argument("b", nargs="?", metavar="B.npy", help="file of B")
     group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0")
     group.add_argument("-o", metavar="OUT.npy", help="file for the result; appears only when complete")
+
+
+def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
     for name, text in (
-        ("m", "rows of op(A) and C; default 8192 on GPUs, 1024 on the host backend"),
+        ("m", f"rows of op(A) and C; {default_m}"),
         ("n", "columns of op(B) and C; default M"),
         ("k", "columns of op(A), rows of op(B); default M"),
     ):
@@ -169,6 +229,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     group.add_argument("--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists")
+    group.add_argument(
+        "--trace",
+        type=_picture,
+        metavar="FILE",
+        help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt",
+    )
     group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of random data; default 0")
 
 
@@ -239,6 +305,14 @@ def _placement(text: str) -> Placement:
         return Placement.parse(text)
     except ParamError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _picture(text: str) -> str:
+    try:
+        check_suffix(text)
+    except ParamError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _devices(text: str) -> tuple[int, ...]:

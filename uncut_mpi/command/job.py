@@ -20,7 +20,7 @@ from uncut_mpi.api.entries import PlanSummary
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session import Session
-from uncut_mpi.command import nonfinite, report
+from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
 from uncut_mpi.command.files import MatrixFile, open_operands, output_order
@@ -38,12 +38,14 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
+from uncut_mpi.command.tracing import write_trace
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import Bound, bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
 from uncut_mpi.spmd.runtime import library_version
+from uncut_mpi.view.render import check_drawable
 
 # A problem that shows something within seconds where nothing was asked for.
 _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
@@ -51,12 +53,13 @@ _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Measured:
-    """One plan's facts, times and, if it was checked, verdict."""
+    """One plan's facts, times and, if it was checked, verdict; and what is said of its trace."""
 
     summary: PlanSummary
     timing: Timing
     bound: Bound
     check: CheckResult | None
+    trace: str
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
@@ -81,7 +84,10 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):
             if session.rank == 0 and arguments.json_path is not None:
-                report.check_json_path(arguments.json_path)
+                artifacts.check_path("--json", arguments.json_path)
+            if session.rank == 0 and arguments.trace_path is not None:
+                artifacts.check_path("--trace", arguments.trace_path)
+                check_drawable(arguments.trace_path)
         product = _make(session, arguments)
         about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
         if arguments.ablation:
@@ -176,7 +182,15 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
         planned_s = time.perf_counter() - started
         timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
         verdict = verify_product(session, product, arguments) if arguments.check else None
-        return _Measured(plan.summary, timing, _bound(session, plan), verdict)
+        shown = ""
+        if arguments.trace_path is not None:
+            reset_result(session, product)
+            trace = plan.trace(arguments.alpha, arguments.beta)
+            # What this call left in C is what is written, so it has to be right as well.
+            if verdict is not None and verdict.passed:
+                verdict = verify_product(session, product, arguments)
+            shown = write_trace(session, plan, trace, arguments.trace_path)
+        return _Measured(plan.summary, timing, _bound(session, plan), verdict, shown)
 
 
 def _plan(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> GemmPlan:
@@ -287,6 +301,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         rms_error=verdict.rms_error if verdict else None,
         passed=verdict.passed if verdict else None,
         check_detail=verdict.detail if verdict else "",
+        trace=measured.trace,
     )
 
 
@@ -295,4 +310,4 @@ def _publish(session: Session, arguments: GemmArguments, text: str, json: str) -
         if session.rank == 0:
             sys.stdout.write(text)
             if arguments.json_path is not None:
-                report.write_json(arguments.json_path, json)
+                artifacts.write_file("--json", arguments.json_path, json.encode())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
-import secrets
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.nonfinite import NonFinite
-from uncut_mpi.errors import DataFileError
 
 _LABEL_WIDTH: Final = 11
 
@@ -148,6 +144,8 @@ class Facts:
         Verdict of the check; None without one.
     check_detail : str
         What was compared, and where and how it failed.
+    trace : str
+        Where the timeline of one more call is, and what it shows; empty without one.
     """
 
     about: About
@@ -168,6 +166,7 @@ class Facts:
     rms_error: float | None = None
     passed: bool | None = None
     check_detail: str = ""
+    trace: str = ""
 
     @property
     def median_s(self) -> float:
@@ -208,6 +207,7 @@ def text(facts: Facts) -> str:
         _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
         _line("predicted", _against(facts.predicted_s, facts.median_s, "by arrival times and compute")),
         _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
+        *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
         facts.verdict,
     ]
@@ -275,49 +275,6 @@ def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
         json.dumps({"steps": [{"name": name} | _json_value(facts) for name, facts in steps]}, indent=1, allow_nan=False)
         + "\n"
     )
-
-
-def check_json_path(path: str) -> None:
-    """
-    Check, before any work, that a result could be written there.
-
-    Raises
-    ------
-    DataFileError
-        If the path is a directory or its directory is missing or cannot be written.
-    """
-    final = os.path.realpath(path)
-    parent = os.path.dirname(final)
-    if os.path.isdir(final):
-        raise DataFileError(f"--json {path} is a directory: name a file in it")
-    if not os.path.isdir(parent):
-        raise DataFileError(f"--json {path} cannot be written: there is no directory {parent}; make it first")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataFileError(f"--json {path} cannot be written: this user may not write into {parent}")
-
-
-def write_json(path: str, content: str) -> None:
-    """
-    Write a JSON result, complete or not at all; an existing file is replaced.
-
-    Raises
-    ------
-    DataFileError
-        If it cannot be written.
-    """
-    final = os.path.realpath(path)
-    directory, name = os.path.split(final)
-    hidden = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
-    try:
-        with open(hidden, "x", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, final)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(hidden)
-        raise DataFileError(f"--json {path} cannot be written: {error.strerror}") from None
 
 
 def time_text(seconds: float) -> str:

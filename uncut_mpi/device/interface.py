@@ -120,6 +120,24 @@ class ProgressBoard:
     rank: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TaskTimes:
+    """
+    When the tasks of one rank ran in a traced run.
+
+    Attributes
+    ----------
+    tasks : ndarray of int32, shape (bodies,)
+        Index in the schedule's global order.
+    start_s, end_s : ndarray of float64, shape (bodies,)
+        On the node's monotonic clock, which all its processes share.
+    """
+
+    tasks: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+
+
 @dataclasses.dataclass(slots=True)
 class ExecutionReport:
     """
@@ -140,6 +158,8 @@ class ExecutionReport:
     error : BaseException or None
         What went wrong on this rank; the remaining flags were written all the same, so that no peer
         waits for ever.
+    times : TaskTimes or None
+        When each body ran, after a traced run without an error.
     """
 
     tasks: int = 0
@@ -149,13 +169,14 @@ class ExecutionReport:
     issue_s: float = 0.0
     drain_s: float = 0.0
     error: BaseException | None = None
+    times: TaskTimes | None = None
 
 
 class Executable(abc.ABC):
     """An operation list bound to addresses, with its streams, events and workspaces; runs many times."""
 
     @abc.abstractmethod
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
         """
         Issue every operation in order and wait until all have finished.
 
@@ -171,6 +192,19 @@ class Executable(abc.ABC):
         timeout_s : float
             A `StallError` goes into the report when no word of the progress board, of any rank, has
             changed for so long while this rank still waits. It names the awaited task and rank.
+        traced : bool, default False
+            Take the time of every body; `prepare_trace` comes first.
+        """
+
+    @abc.abstractmethod
+    def prepare_trace(self) -> None:
+        """
+        Make what a traced run needs, so that the run itself creates nothing. Nothing may be in flight.
+
+        Raises
+        ------
+        DeviceError
+            If it cannot be made.
         """
 
     @abc.abstractmethod
