@@ -105,7 +105,14 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         metavar="|".join(BACKENDS),
         help="cuda never falls back; auto takes cuda where every rank can have a GPU, else host",
     )
-    group.add_argument("--devices", type=_devices, metavar="D0,D1,…", help="device of each rank, in order of ranks")
+    group.add_argument("--devices", type=_list, metavar="D0,D1,…", help="device of each rank, in order of ranks")
+    group.add_argument(
+        "--compute-ranks",
+        type=_list,
+        metavar="R0,R1,…",
+        help="ranks that compute, in the order in which they fill the process grid; by default all. The others "
+        "start too: they hold what --place puts there, and forward",
+    )
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
@@ -121,6 +128,13 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
     group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help="default eta")
+    group.add_argument(
+        "--max-hops",
+        type=_whole(0),
+        default=1,
+        metavar="H",
+        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1",
+    )
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(
@@ -214,7 +228,7 @@ def _placement(text: str) -> Placement:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _devices(text: str) -> tuple[int, ...]:
+def _list(text: str) -> tuple[int, ...]:
     return tuple(_whole(0)(part) for part in text.split(","))
 
 
