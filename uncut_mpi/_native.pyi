@@ -38,6 +38,14 @@ class UncutInput:
     b_panel: list[int]
     c_panel: list[int]
     c_staging: list[int]
+    max_hops: int
+    relay_gain: float
+    first_cache: int
+    cache_room: list[int]
+    slot_shape: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    slot_bytes: tuple[int, ...]
+    port_ps_per_byte: list[float]
+    port_uses: list[tuple[int, int, int, float]]
     ps_per_byte: list[float]
     latency_ps: list[int]
     ps_per_flop: list[float]
@@ -47,8 +55,12 @@ class UncutInput:
 
 def schedule_uncut(
     input: UncutInput,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Return (tasks, operands, regions, awaits, lanes, end in picoseconds); tables as uint8 arrays."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]:
+    """
+    Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds).
+
+    Tables are uint8 arrays, caches (rank, matrix, slots).
+    """
 
 def uncut_best_chain(
     eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int

@@ -102,7 +102,7 @@ def test_every_pair_and_every_type_has_a_positive_number_the_same_on_all_ranks(c
     for dtype in DType:
         best, typical = machine.gemm_rate(dtype), machine.typical_gemm_rate(dtype)
         wrong += [dtype.name] if not ((typical > 0) & (typical <= best)).all() else []
-    shared, alone = machine.links(host_shared=True), machine.bandwidth_gb_per_s
+    shared, alone = machine.links(sharing=range(size)), machine.bandwidth_gb_per_s
     wrong += [] if ((shared > 0) & (shared <= alone))[~np.eye(size + 1, dtype=bool)].all() else [f"{shared}, {alone}"]
     wrong += [] if len(machine.ports) == 2 else [str(machine.ports)]
     shapes = [getattr(machine, name).shape for name in TABLES]

@@ -315,8 +315,8 @@ def test_a_rate_that_was_not_measured_is_refused() -> None:
 
 def test_links_to_plan_with_are_slower_where_all_ranks_share_the_host() -> None:
     machine = measured()
-    assert np.array_equal(machine.links(host_shared=False), machine.bandwidth_gb_per_s)
-    links = machine.links(host_shared=True)
+    assert np.array_equal(machine.links(), machine.bandwidth_gb_per_s)
+    links = machine.links(sharing=range(3))
     assert np.array_equal(links[:3, :3], machine.bandwidth_gb_per_s[:3, :3])
     assert np.array_equal(links[3, :3], machine.host_rates(range(3))[0])
     assert np.array_equal(links[:3, 3], machine.host_rates(range(3), inward=False, outward=True)[1])

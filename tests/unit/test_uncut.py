@@ -205,6 +205,7 @@ def random_cases(draw: st.DrawFn) -> tuple[GemmProblem, str, int, dict]:
         "grid": draw(st.sampled_from([None, (rows, ranks // rows), (1, rows)])),
         "chunks": draw(st.integers(1, 5)),
         "compute_lanes": draw(st.integers(1, 4)),
+        "max_hops": draw(st.integers(0, 2)),
         "routing": draw(st.sampled_from(ROUTINGS)),
         "order": draw(st.sampled_from(ORDERS)),
         **{name: draw(st.sampled_from(values)) for name, values in _ON_OFF.items()},
@@ -660,6 +661,10 @@ CHANGES = {
     "tile": 512,
     "tile_min": 256,
     "grid": (1, 8),
+    "devices": (7, 6, 5, 4, 3, 2, 1, 0),
+    "row_shares": (1.0, 2.0),
+    "col_shares": (1.0, 1.0, 2.0, 1.0),
+    "max_hops": 0,
     "chunks": 4,
     "compute_lanes": 1,
     "caching": False,
@@ -673,8 +678,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_option_changes_the_digest(name: str) -> None:
-    default = make(cube(8192), "h,h,h", 8, tile=0)
-    changed = make(cube(8192), "h,h,h", 8, **{"tile": 0, name: CHANGES[name]})
+    bandwidth = Machine.uniform(8).bandwidth_gb_per_s.copy()
+    bandwidth[0, 1] = bandwidth[8, 1] = 1.0  # relays are for slow links
+    machine = dataclasses.replace(Machine.uniform(8), bandwidth_gb_per_s=bandwidth)
+    default = make(cube(8192), "h,h,h", 8, machine, tile=0)
+    changed = make(cube(8192), "h,h,h", 8, machine, **{"tile": 0, name: CHANGES[name]})
     assert changed.digest() != default.digest()
 
 

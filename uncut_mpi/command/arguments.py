@@ -231,6 +231,8 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "tile": given.tile,
         "tile_min": given.tile_min,
         "grid": given.grid,
+        "devices": given.compute_ranks,
+        "max_hops": given.max_hops,
         "chunks": given.chunks,
         "compute_lanes": given.compute_lanes,
         "caching": given.caching,

@@ -106,7 +106,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--ranks", type=_whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
     group.add_argument(
-        "--devices", type=_devices, metavar="R0,R1,…", help="ranks that may compute; default: the search decides"
+        "--devices", type=_list, metavar="R0,R1,…", help="ranks that may compute; default: the search decides"
     )
     _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
     group = parser.add_argument_group("search and report")
@@ -179,7 +179,14 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         help="cuda never falls back; auto, the default, takes cuda where every rank can have a GPU, else host",
     )
     group.add_argument(
-        "--devices", type=_devices, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
+        "--devices", type=_list, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
+    )
+    group.add_argument(
+        "--compute-ranks",
+        type=_list,
+        metavar="R0,R1,…",
+        help="ranks that compute, in the order in which they fill the process grid; by default all. The others "
+        "start too: they hold what --place puts there, and forward",
     )
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
@@ -208,6 +215,13 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
     group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
+    group.add_argument(
+        "--max-hops",
+        type=_whole(0),
+        default=1,
+        metavar="H",
+        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1",
+    )
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(
@@ -315,7 +329,7 @@ def _picture(text: str) -> str:
     return text
 
 
-def _devices(text: str) -> tuple[int, ...]:
+def _list(text: str) -> tuple[int, ...]:
     return tuple(_whole(0)(part) for part in text.split(","))
 
 

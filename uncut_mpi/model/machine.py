@@ -166,20 +166,20 @@ class Machine:
         flops: np.ndarray = rate * 1e12
         return flops
 
-    def links(self, *, host_shared: bool) -> np.ndarray:
+    def links(self, *, sharing: Sequence[int] = ()) -> np.ndarray:
         """
         Return the bandwidths to plan with, as `bandwidth_gb_per_s`.
 
         Parameters
         ----------
-        host_shared : bool
-            Whether all ranks use their host links at once, in one direction.
+        sharing : sequence of int
+            Ranks that use their host links at once, in one direction.
         """
         table: np.ndarray = self.bandwidth_gb_per_s.copy()
-        if host_shared:
-            ranks = range(self.num_ranks)
-            table[self.host, : self.host] = self.host_rates(ranks)[0]
-            table[: self.host, self.host] = self.host_rates(ranks, inward=False, outward=True)[1]
+        if len(sharing):
+            ranks = list(sharing)
+            table[self.host, ranks] = self.host_rates(ranks)[0]
+            table[ranks, self.host] = self.host_rates(ranks, inward=False, outward=True)[1]
         return table
 
     def host_rates(self, ranks: Sequence[int], *, inward: bool = True, outward: bool = False) -> np.ndarray:
