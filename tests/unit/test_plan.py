@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.timelines import check_trace
+from uncut_mpi.command import planning
 from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
@@ -39,8 +40,9 @@ def asked(monkeypatch):
     """The calls of a search that tries three tiles, put in the place of the real one."""
     calls = []
 
-    def search(problem, placement, num_ranks, machine, options, *, metric="time", budget_tasks=40_000):
+    def search(problem, placement, num_ranks, machine, options, *, metric, budget_tasks, issuing_threads):
         calls.append((problem, placement, num_ranks, machine, options, metric, budget_tasks))
+        options = dataclasses.replace(options, scheduler="uncut")
         tried = []
         for tile in (1024, 640, 512):
             schedule = plan(problem, placement, num_ranks, machine, dataclasses.replace(options, tile=tile)).schedule
@@ -48,11 +50,9 @@ def asked(monkeypatch):
             limit = bound(problem, placement, machine).seconds
             tried.append(Tried(dataclasses.replace(options, tile=tile), schedule, seconds, limit, 250.0))
         tried.sort(key=lambda one: one.predicted_s)
-        return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, search_s=0.05)
+        return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234)
 
-    module = types.ModuleType("uncut_mpi.planning.search")
-    module.search = search
-    monkeypatch.setitem(sys.modules, "uncut_mpi.planning.search", module)
+    monkeypatch.setattr(planning, "search", search)
     return calls
 
 
@@ -66,7 +66,7 @@ def test_the_gemm_commands_flags_mean_the_same():
     assert (problem.m, problem.n, problem.k, problem.dtype.name) == (100, 100, 7, "f32")
     assert (problem.trans_a, problem.trans_b, problem.reads_c, problem.scales_only) == ("T", "N", False, False)
     assert str(given.place) == "3,h,5"
-    assert given.options == ScheduleOptions(tile=64, grid=(2, 1), batch=False)
+    assert given.options == ScheduleOptions(scheduler="auto", tile=64, grid=(2, 1), batch=False)
 
 
 def test_nothing_given_plans_something_sensible():
@@ -120,7 +120,7 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     problem, placement, num_ranks, machine, options, metric, budget = asked[0]
     assert (problem.m, problem.n, problem.k, problem.trans_b) == (3000, 2600, 2000, "T")
     assert (str(placement), num_ranks, metric, budget) == ("0,h,h", 4, "pdp", 5000)
-    assert options == ScheduleOptions()
+    assert options == ScheduleOptions(scheduler="auto")
     facts = json.loads(path.read_text())
     limit = bound(problem, placement, machine)
     assert facts["bound_s"] == limit.seconds
@@ -182,7 +182,7 @@ def test_an_error_of_the_search_is_the_exit_status(asked, capsys, monkeypatch):
     def fail(*unused, **named):
         raise PlanError("no schedule: take a smaller tile")
 
-    monkeypatch.setattr(sys.modules["uncut_mpi.planning.search"], "search", fail)
+    monkeypatch.setattr(planning, "search", fail)
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.err == "uncut_mpi.plan: PlanError: no schedule: take a smaller tile\n"

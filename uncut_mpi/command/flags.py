@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_files(problem)
     _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend")
     _add_machine(parser.add_argument_group("ranks and devices"))
-    _add_schedule(parser.add_argument_group("schedule"))
+    _add_schedule(parser.add_argument_group("schedule"), "uncut")
     _add_run(parser.add_argument_group("run and report"))
     return parser
 
@@ -95,7 +95,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         _PLAN_EPILOG,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False)
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, compute_ranks=None)
     _add_problem(parser.add_argument_group("problem"), "default 8192")
     group = parser.add_argument_group("machine")
     group.add_argument(
@@ -108,8 +108,15 @@ def make_plan_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--devices", type=_list, metavar="R0,R1,…", help="ranks that may compute; default: the search decides"
     )
-    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
+    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"), "auto")
     group = parser.add_argument_group("search and report")
+    group.add_argument(
+        "--issuing-threads",
+        type=_whole(0),
+        default=0,
+        metavar="N",
+        help="host threads that issue for all ranks together; default 0, one per rank",
+    )
     group.add_argument("--metric", default="time", metavar="time|pdp|edp", help="what is minimised; default time")
     group.add_argument(
         "--budget-tasks", type=_whole(1), metavar="N", help="tasks to simulate at most; default: what 50 ms allow"
@@ -191,13 +198,14 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
-def _add_schedule(group: argparse._ArgumentGroup) -> None:
+def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> None:
     group.add_argument(
         "--scheduler",
         type=_one_of(*SCHEDULERS),
-        default=SCHEDULERS[0],
+        default=default_scheduler,
         metavar="|".join(SCHEDULERS),
-        help="who makes the schedule: uncut, that of the Uncut-GEMMs paper; default uncut",
+        help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; auto: what is not given is chosen by "
+        f"simulation; default {default_scheduler}",
     )
     group.add_argument(
         "--tile", type=_whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"

@@ -15,6 +15,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
@@ -43,6 +44,8 @@ class PlanFacts:
         What was minimised.
     result : SearchResult
         The schedules tried, the best first.
+    search_s : float
+        Time the search took; it never decides anything.
     simulation : Simulation
         Of the best.
     bound : Bound
@@ -59,7 +62,8 @@ class PlanFacts:
     alpha: float
     beta: float
     metric: str
-    result: Any
+    result: SearchResult
+    search_s: float
     simulation: Simulation
     bound: Bound
     traffic: Sequence[Traffic]
@@ -89,7 +93,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         # How it was measured can be long: its beginning here, all of it in the JSON.
         _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance.split(';')[0]}"),
         _line("problem", _problem(facts)),
-        _line("search", f"{searched} in {time_text(facts.result.search_s)}, for the least {facts.metric}"),
+        _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.metric}"),
         _line("plan", _plan(best)),
         _line("predicted", _predicted(facts)),
         _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
@@ -132,7 +136,7 @@ def to_json(facts: PlanFacts) -> str:
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),
         "tasks_simulated": facts.result.tasks_simulated,
-        "search_s": facts.result.search_s,
+        "search_s": facts.search_s,
         "candidates": [_candidate(one) for one in facts.result.candidates],
     }
     return json.dumps(value, indent=1, allow_nan=False) + "\n"

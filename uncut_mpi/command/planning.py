@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS, search
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.heatmap import draw_transfers
@@ -55,6 +57,8 @@ class PlanArguments:
         What the search minimises.
     budget_tasks : int or None
         Tasks it may simulate; None for its default.
+    issuing_threads : int
+        Host threads that issue for all ranks together; 0: one per rank.
     timeline_path, transfers_path, json_path : str or None
         Where the timeline, the figure of transfers and the facts go.
     """
@@ -68,6 +72,7 @@ class PlanArguments:
     options: ScheduleOptions
     metric: str
     budget_tasks: int | None
+    issuing_threads: int
     timeline_path: str | None
     transfers_path: str | None
     json_path: str | None
@@ -111,6 +116,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         options=options,
         metric=given.metric,
         budget_tasks=given.budget_tasks,
+        issuing_threads=given.issuing_threads,
         timeline_path=given.timeline,
         transfers_path=given.transfers,
         json_path=given.json,
@@ -126,12 +132,12 @@ def run(arguments: PlanArguments) -> None:
     UncutError
         If the machine, the problem or a file does not allow it.
     """
-    from uncut_mpi.planning.search import search  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
     _check_results(arguments)
     machine = find_machine(arguments.machine, arguments.ranks)
     arguments.place.check_ranks(machine.num_ranks)
-    budget: dict[str, Any] = {} if arguments.budget_tasks is None else {"budget_tasks": arguments.budget_tasks}
+    # The paper's scheduler alone is no search: its one schedule.
+    budget = 1 if arguments.options.scheduler == "uncut" else arguments.budget_tasks or DEFAULT_BUDGET_TASKS
+    started = time.perf_counter()
     result = search(
         arguments.problem,
         arguments.place,
@@ -139,10 +145,12 @@ def run(arguments: PlanArguments) -> None:
         machine,
         arguments.options,
         metric=arguments.metric,
-        **budget,
+        budget_tasks=budget,
+        issuing_threads=arguments.issuing_threads,
     )
+    search_s = time.perf_counter() - started
     schedule = result.best.schedule
-    simulation = simulate(schedule, machine)
+    simulation = simulate(schedule, machine, issuing_threads=arguments.issuing_threads)
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted")
     facts = PlanFacts(
         machine=machine,
@@ -152,6 +160,7 @@ def run(arguments: PlanArguments) -> None:
         beta=arguments.beta,
         metric=arguments.metric,
         result=result,
+        search_s=search_s,
         simulation=simulation,
         bound=bound(arguments.problem, arguments.place, machine),
         traffic=traffic(schedule),

@@ -9,7 +9,7 @@ from uncut_mpi.errors import ParamError
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta")
-SCHEDULERS = ("uncut",)
+SCHEDULERS = ("uncut", "auto")
 MAX_HOPS = 2
 
 
@@ -21,7 +21,8 @@ class ScheduleOptions:
     Attributes
     ----------
     scheduler : str
-        ``"uncut"``, the schedule of the Uncut-GEMMs paper.
+        ``"uncut"``, the schedule of the Uncut-GEMMs paper with its heuristics; ``"auto"`` lets a search by
+        simulation choose what is not fixed below (`uncut_mpi.planning.search`).
     tile : int
         Tile edge T in elements, cut to the largest extent of a block; 0 lets the heuristic of section
         III-A choose.

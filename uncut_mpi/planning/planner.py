@@ -10,8 +10,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-
-_SCHEDULERS = {"uncut": uncut.schedule}
+from uncut_mpi.planning.search import search
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Planned:
     predicted_s : float
         Time the schedule's model expects.
     options : ScheduleOptions
-        Options it was made with.
+        Options it was made with, those of a search's choice included.
     """
 
     schedule: Schedule
@@ -69,7 +68,10 @@ def plan(
         If a rank has too little device memory.
     """
     options = options or ScheduleOptions()
-    made = _SCHEDULERS[options.scheduler](problem, placement, num_ranks, machine, options)
+    if options.scheduler == "auto":
+        best = search(problem, placement, num_ranks, machine, options).best
+        return Planned(best.schedule, best.predicted_s, best.options)
+    made = uncut.schedule(problem, placement, num_ranks, machine, options)
     return Planned(made.schedule, made.predicted_s, options)
 
 

@@ -1,0 +1,198 @@
+"""The chooser: what it tries, what it keeps fixed, what it finds on machines whose best plan is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.costs import IssueCosts
+from uncut_mpi.model.datasets import uncut_irregular
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import device_ports
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_ranks
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.planning.search import SearchResult, ranks_by_use, search
+from uncut_mpi.planning.simulate import simulate
+
+
+def cube(n: int, **changes: Any) -> GemmProblem:
+    return GemmProblem(n, n, n, DType.f64, "N", "N", **changes)
+
+
+def find(
+    problem: GemmProblem, place: str, machine: Machine, *, options: ScheduleOptions | None = None, **how: Any
+) -> SearchResult:
+    return search(problem, Placement.parse(place), machine.num_ranks, machine, options, **how)
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+def test_the_choice_is_the_best_simulated_and_no_worse_than_the_heuristics() -> None:
+    machine = load_machine("h200-4x")
+    for place in ("h,h,h", "0,0,0", "0,1,2"):
+        result = find(cube(6000), place, machine)
+        values = [one.predicted_s for one in result.candidates]
+        assert values == sorted(values)
+        own = plan(cube(6000), Placement.parse(place), 4, machine).schedule
+        assert result.best.predicted_s <= simulate(own, machine).seconds
+        again = simulate(result.best.schedule, machine)
+        assert result.best.predicted_s == again.seconds
+        made = plan(cube(6000), Placement.parse(place), 4, machine, result.best.options).schedule
+        assert made.digest() == result.best.schedule.digest()
+
+
+def test_equal_inputs_give_equal_choices() -> None:
+    machine = load_machine("karolina-8xa100")
+    first, again = (find(cube(4096), "h,0,h", machine) for _ in range(2))
+    assert [one.options for one in first.candidates] == [one.options for one in again.candidates]
+    assert first.best.schedule.digest() == again.best.schedule.digest()
+
+
+def test_the_budget_counts_simulated_tasks() -> None:
+    machine = load_machine("karolina-8xa100")
+    for budget in (1, 5000, 40000):
+        result = find(cube(8192), "h,h,h", machine, budget_tasks=budget)
+        spent = [len(one.schedule.tasks) for one in result.candidates]
+        assert result.tasks_simulated == sum(spent)
+        assert result.tasks_simulated <= budget or len(spent) == 1
+    assert len(spent) > 5
+
+
+def test_what_is_given_stays_fixed() -> None:
+    machine = load_machine("h200-4x")
+    given = ScheduleOptions(tile=700, grid=(1, 3), chunks=4, wr_lazy=False, compute_lanes=3)
+    for one in find(cube(4000), "h,h,h", machine, options=given).candidates:
+        kept = (one.options.tile, one.options.grid, one.options.wr_lazy, one.options.compute_lanes)
+        assert kept == (700, (1, 3), False, 3)
+        assert one.options.chunks <= 4
+    given = ScheduleOptions(devices=(3, 1), batch=False)
+    for one in find(cube(4000), "h,h,h", machine, options=given).candidates:
+        assert one.options.devices == (3, 1)
+        assert not one.options.batch
+
+
+def test_no_product_needs_no_search() -> None:
+    assert len(find(cube(512, scales_only=True), "h,h,h", Machine.uniform(2)).candidates) == 1
+
+
+def test_the_planner_searches_where_it_is_asked_to() -> None:
+    machine = load_machine("h200-4x")
+    place = Placement.parse("0,0,0")
+    planned = plan(cube(8192), place, 4, machine, ScheduleOptions(scheduler="auto"))
+    best = search(cube(8192), place, 4, machine).best
+    assert planned.schedule.digest() == best.schedule.digest()
+    assert planned.options == best.options
+
+
+# -- known answers ---------------------------------------------------------------------------------
+
+
+def test_gpus_of_karolina_come_out_of_its_link_map() -> None:
+    # GPUs in pairs share a PCIe switch: the paper takes [0], [0, 2] and [0, 2, 4, 6] (section IV).
+    machine = load_machine("karolina-8xa100")
+    order = ranks_by_use(cube(8192), Placement.parse("h,h,h"), machine)
+    assert [sorted(order[:count]) for count in (1, 2, 4)] == [[0], [0, 2], [0, 2, 4, 6]]
+    chosen = [one.options.devices for one in find(cube(2048), "h,h,h", machine, budget_tasks=10**6).candidates]
+    assert (0, 2, 4, 6) in chosen
+
+
+def test_a_small_product_where_its_data_are_stays_there() -> None:
+    costs = IssueCosts(copy_s=2e-6, gemm_s=8e-6, flag_latency_s=1e-5, event_latency_s=2e-6)
+    machine = dataclasses.replace(
+        Machine.uniform(4, link_gb_per_s=100), costs=costs, ports=tuple(device_ports(range(4), 100, 100))
+    )
+    best = find(cube(512), "2,2,2", machine).best
+    assert best.options.devices == (2,)
+    best = find(cube(16384), "2,2,2", machine).best
+    assert best.options.devices is None
+
+
+def test_unequal_devices_end_within_a_twentieth_of_each_other() -> None:
+    # PARALiA's emulation: 4×3.5 + 2×5 + 2×7 = 38 TFLOP/s, of which equal shares use 28.
+    rates = np.array([3.5, 3.5, 5, 5, 3.5, 7, 3.5, 7])
+    even = Machine.uniform(8, link_gb_per_s=200, host_gb_per_s=200, gemm_tflop_per_s={"f64": 7.0})
+    machine = dataclasses.replace(even, gemm_tflop_per_s={"f64": rates}, typical_gemm_tflop_per_s={"f64": rates})
+    best = find(cube(16384), "h,h,h", machine).best
+    rate = 2 * 16384**3 / best.predicted_s / 1e12
+    equal = simulate(plan(cube(16384), Placement.parse("h,h,h"), 8, machine).schedule, machine).seconds
+    assert rate > 34
+    assert 2 * 16384**3 / equal / 1e12 < 28.1
+    run = simulate(best.schedule, machine)
+    busy = run.compute_busy_s
+    assert busy.max() <= 1.05 * busy.min() * (1 + 0.05)
+
+
+def test_a_slow_rank_gets_less() -> None:
+    rates = np.array([57.0, 57.0, 57.0, 30.0])
+    machine = dataclasses.replace(
+        load_machine("h200-4x"), gemm_tflop_per_s={"f64": rates}, typical_gemm_tflop_per_s={"f64": rates}
+    )
+    best = find(cube(16384), "h,h,h", machine).best
+    tasks = best.schedule.tasks
+    flops = [(tasks["rank"][tasks["kind"] == Kind.GEMM] == rank).sum() for rank in range(4)]
+    assert flops[3] < max(flops)
+    equal = simulate(plan(cube(16384), Placement.parse("h,h,h"), 4, machine).schedule, machine).seconds
+    assert best.predicted_s < 0.85 * equal
+
+
+def test_most_choices_with_the_budget_are_as_good_as_without() -> None:
+    # 8 of the paper's irregular problems, spread over the set; tests/perf/search_quality.py does all.
+    machine = load_machine("karolina-8xa100")
+    problems = uncut_irregular()[::39]
+    lost = []
+    for entry in problems:
+        problem = GemmProblem(entry.m, entry.n, entry.k, DType.f64, "N", "N")
+        within, without = (
+            find(problem, entry.placement, machine, **how).best.predicted_s for how in ({}, {"budget_tasks": 10**6})
+        )
+        lost.append(within / without - 1)
+    assert (np.array(lost) <= 0.02).sum() >= len(lost) - 1
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def test_metrics_are_what_they_are_called() -> None:
+    assert {name: METRICS[name](2.0, 3.0) for name in METRICS} == {"time": 2.0, "pdp": 3.0, "edp": 6.0}
+
+
+def test_energy_is_rest_for_all_who_take_part_and_work_for_those_who_compute() -> None:
+    machine = dataclasses.replace(
+        Machine.uniform(3, latency_s=0), idle_watts=np.array([10.0, 20, 30]), busy_watts=np.array([100.0, 200, 300])
+    )
+    schedule = plan(cube(512), Placement.parse("2,h,0"), 3, machine, ScheduleOptions(devices=(0,), tile=512)).schedule
+    run = simulate(schedule, machine)
+    assert working_ranks(schedule).tolist() == [0, 2]
+    computing = 2 * 512**3 / 60e12
+    expected = 40 * run.seconds + 90 * computing
+    assert energy_j(run) == pytest.approx(expected, rel=0.05)
+
+
+def test_energy_prefers_fewer_devices_where_more_bring_little() -> None:
+    machine = load_machine("h200-4x")
+    machine = dataclasses.replace(machine, idle_watts=np.full(4, 120.0), busy_watts=np.full(4, 650.0))
+    by_time, by_energy = (find(cube(3000), "0,0,0", machine, metric=metric).best for metric in ("time", "pdp"))
+    used = [len(working_ranks(one.schedule)) for one in (by_time, by_energy)]
+    assert used[1] < used[0]
+    assert by_energy.energy_j < by_time.energy_j
+    assert by_time.predicted_s < by_energy.predicted_s
+
+
+def test_a_metric_that_needs_watts_says_so() -> None:
+    with pytest.raises(ParamError, match=r"python -m uncut_mpi\.calibrate"):
+        find(cube(100), "h,h,h", Machine.uniform(1), metric="edp")
+    with pytest.raises(ParamError, match="metric 'joy' does not exist: use one of time, pdp, edp"):
+        metric_of("joy", watts_known=True)
+    with pytest.raises(ParamError, match="budget_tasks = 0"):
+        find(cube(100), "h,h,h", Machine.uniform(1), budget_tasks=0)

@@ -1,0 +1,379 @@
+"""
+The chooser: tries schedules by simulation and keeps the best.
+
+What the caller fixed stays fixed; the rest (process grid, ranks that compute, tile, batching and
+chunks, unequal shares) is searched. Candidates come in a written order: first the heuristics' own
+choice, then one dimension after the other around the best so far (coordinate descent), in rounds,
+until a round brings nothing or the budget is spent. The budget counts simulated tasks, never time,
+so that equal inputs give equal choices on any machine. A candidate whose bound is no better than
+the best found is not simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import uncut
+from uncut_mpi.planning.decomposition import candidate_tiles
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.metrics import energy_j, metric_of
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.shares import arrange, fit_shares
+from uncut_mpi.planning.simulate import Simulation, simulate
+
+DEFAULT_BUDGET_TASKS: Final = 40_000
+"""Simulated tasks of a search, worth about 50 ms on two cores of 2025."""
+
+_TILES: Final = 6
+_ROUNDS: Final = 3
+_SHARE_STEPS: Final = 3
+_SHARE_TOLERANCE: Final = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """
+    A schedule that the search looked at.
+
+    Attributes
+    ----------
+    options : ScheduleOptions
+        What it was made with; every searched field is set.
+    schedule : Schedule
+        It.
+    predicted_s : float
+        Simulated time.
+    bound_s : float
+        What no schedule on these ranks can beat.
+    energy_j : float
+        Predicted energy; 0 where the machine's watts are unknown.
+    value : float
+        What the metric makes of them; smaller is better.
+    """
+
+    options: ScheduleOptions
+    schedule: Schedule
+    predicted_s: float
+    bound_s: float
+    energy_j: float
+    value: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SearchResult:
+    """
+    What a search found.
+
+    Attributes
+    ----------
+    candidates : list of Candidate
+        All that were simulated, best first; equals in the order they were tried.
+    discarded : int
+        Candidates not simulated: their bound or their size spoke against them.
+    tasks_simulated : int
+        Spent budget.
+    metric : str
+        What was minimised.
+    """
+
+    candidates: list[Candidate]
+    discarded: int
+    tasks_simulated: int
+    metric: str
+
+    @property
+    def best(self) -> Candidate:
+        """The choice."""
+        return self.candidates[0]
+
+
+def search(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions | None = None,
+    *,
+    metric: str = "time",
+    budget_tasks: int = DEFAULT_BUDGET_TASKS,
+    issuing_threads: int = 0,
+) -> SearchResult:
+    """
+    Return the schedules tried for a problem, the best first.
+
+    Pure and deterministic.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `uncut_mpi.planning.planner.plan`.
+    options : ScheduleOptions, optional
+        What the caller fixes: a tile, a grid, devices, shares; chunks and batching are tried up to what it allows.
+    metric : str, default "time"
+        ``"time"``, ``"pdp"`` (energy) or ``"edp"`` (energy times time).
+    budget_tasks : int
+        Tasks to simulate at most; the first candidate is simulated whatever it takes.
+    issuing_threads : int
+        As for `simulate`.
+
+    Raises
+    ------
+    ParamError
+        If the metric does not exist or needs watts that the machine file lacks, or the budget is below 1.
+    PlanError, CapacityError
+        If not even the first candidate can be planned.
+    """
+    if budget_tasks < 1:
+        raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
+    explorer = _Explorer(problem, placement, num_ranks, machine, metric, budget_tasks, issuing_threads)
+    explorer.explore(dataclasses.replace(options or ScheduleOptions(), scheduler="uncut"))
+    order = sorted(range(len(explorer.tried)), key=lambda i: (explorer.tried[i].value, i))
+    return SearchResult(
+        [explorer.tried[i] for i in order],
+        explorer.discarded,
+        explorer.spent,
+        metric,
+    )
+
+
+class _Explorer:
+    """One search: what it knows and what it has spent."""
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        placement: Placement,
+        num_ranks: int,
+        machine: Machine,
+        metric: str,
+        budget: int,
+        threads: int,
+    ) -> None:
+        self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
+        self._metric_name = metric
+        watts_known = bool((machine.busy_watts > 0).all())
+        self._metric = metric_of(metric, watts_known=watts_known)
+        self._watts_known = watts_known
+        self._budget, self._threads = budget, threads
+        self._seen: set[ScheduleOptions] = set()
+        self._simulations: dict[ScheduleOptions, Simulation] = {}
+        self._bounds: dict[tuple[int, ...], float] = {}
+        self.tried: list[Candidate] = []
+        self.discarded = 0
+        self.spent = 0
+
+    def explore(self, asked: ScheduleOptions) -> None:
+        """Try the heuristics' choice, then improve it dimension by dimension."""
+        first = asked
+        if asked.devices is None and asked.row_shares is None and asked.col_shares is None:
+            first = dataclasses.replace(asked, **self._placed(tuple(range(self._num_ranks)), asked.grid))
+        best = self._try(first, must=True)
+        assert best is not None  # it must be simulated, or has raised
+        if not self._problem.has_product:
+            return
+        for _ in range(_ROUNDS):
+            before = best
+            for dimension in (self._ranks, self._grids, self._transfers, self._tiles, self._shares):
+                for changes in dimension(asked, best):
+                    found = self._try(dataclasses.replace(best.options, **changes))
+                    if found is not None and found.value < best.value:
+                        best = found
+            if best is before or self.spent >= self._budget:
+                return
+
+    # -- dimensions: what to change about the best so far ------------------------------------
+
+    def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.devices is not None or asked.grid is not None:
+            return
+        for count in range(self._num_ranks, 0, -1):
+            yield {"tile": asked.tile, "grid": None, **self._placed(tuple(sorted(self._order_of_ranks[:count])), None)}
+
+    def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.grid is not None:
+            return
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        for rows in range(1, len(ranks) + 1):
+            if len(ranks) % rows == 0:
+                grid = (rows, len(ranks) // rows)
+                changes = {"devices": ranks} if asked.devices is not None else self._placed(tuple(sorted(ranks)), grid)
+                yield {"tile": asked.tile, "row_shares": None, "col_shares": None, **changes, "grid": grid}
+
+    def _transfers(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if not asked.batch or not asked.caching:
+            return
+        yield {"batch": False}
+        for chunks in (2, 4):
+            if chunks < asked.chunks:
+                yield {"batch": True, "chunks": chunks}
+
+    def _tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.tile:
+            return
+        grid = ProcessGrid(*best.schedule.grid)
+        options = dataclasses.replace(best.options, tile=0)
+        for tile in candidate_tiles(self._problem, grid, options, _TILES, bound_s=self._bound(options)):
+            yield {"tile": tile}
+
+    def _shares(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.row_shares is not None or asked.col_shares is not None or best.schedule.grid == (1, 1):
+            return
+        current = best
+        for _ in range(_SHARE_STEPS):
+            speeds = self._speeds(current)
+            if speeds is None or speeds.max() <= (1 + _SHARE_TOLERANCE) * speeds.min():
+                return
+            shares = fit_shares(speeds)
+            changes: dict[str, Any] = {"row_shares": shares.rows, "col_shares": shares.cols}
+            yield changes
+            found = [one for one in self.tried if one.options == dataclasses.replace(best.options, **changes)]
+            if not found:
+                return
+            current = found[0]
+
+    # -- what the dimensions need ------------------------------------------------------------
+
+    @functools.cached_property
+    def _order_of_ranks(self) -> list[int]:
+        return ranks_by_use(self._problem, self._placement, self._machine)
+
+    def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
+        """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
+        if not self._problem.has_product:
+            return {}
+        rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
+        devices = None if ranks == tuple(range(self._num_ranks)) else ranks
+        grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
+        if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
+            return {"devices": devices, "row_shares": None, "col_shares": None}
+        speeds = dict(zip(ranks, rates.tolist(), strict=True))
+        arranged = arrange(ranks, list(speeds.values()), grid)
+        shares = fit_shares(np.array([speeds[rank] for rank in arranged]).reshape(grid.rows, grid.cols))
+        return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols}
+
+    def _speeds(self, candidate: Candidate) -> np.ndarray | None:
+        """Return each grid place's share of C per second of its last task's end, or None where a rank has none."""
+        simulation = self._simulations[candidate.options]
+        schedule = candidate.schedule
+        rows, cols = schedule.grid
+        ranks = candidate.options.devices or tuple(range(rows * cols))
+        speeds = np.zeros((rows, cols))
+        for place in range(rows * cols):
+            own = schedule.tasks["rank"] == ranks[place]
+            end = float(simulation.end_s[own].max(initial=0.0))
+            flops = _flops_of(schedule, ranks[place])
+            if end <= 0 or flops <= 0:
+                return None
+            speeds[divmod(place, cols)] = flops / end
+        return speeds
+
+    # -- trying ------------------------------------------------------------------------------
+
+    def _try(self, options: ScheduleOptions, *, must: bool = False) -> Candidate | None:
+        if options in self._seen:
+            return None
+        self._seen.add(options)
+        lower = self._bound(options)
+        best = min((one.value for one in self.tried), default=np.inf)
+        if not must:
+            hopeless = self._metric_name == "time" and lower >= best
+            if hopeless or self.spent >= self._budget or self._too_large(options):
+                self.discarded += 1
+                return None
+        try:
+            schedule = uncut.schedule(self._problem, self._placement, self._num_ranks, self._machine, options).schedule
+        except (PlanError, CapacityError):
+            if must:
+                raise
+            self.discarded += 1
+            return None
+        named = dataclasses.replace(options, tile=schedule.tile, grid=schedule.grid)
+        if named != options:
+            if named in self._seen:
+                return None  # the heuristics have chosen what was tried by name
+            self._seen.add(named)
+        if not must and self.spent + len(schedule.tasks) > self._budget:
+            self.discarded += 1
+            return None
+        simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
+        self.spent += len(schedule.tasks)
+        joules = energy_j(simulation) if self._watts_known else 0.0
+        value = self._metric(simulation.seconds, joules)
+        candidate = Candidate(named, schedule, simulation.seconds, lower, joules, value)
+        self.tried.append(candidate)
+        self._simulations[named] = simulation
+        return candidate
+
+    def _too_large(self, options: ScheduleOptions) -> bool:
+        """Whether a schedule surely has more tasks than the budget left: not worth planning."""
+        if not options.tile:
+            return False
+        problem, tile = self._problem, options.tile
+        products = -(-problem.m // tile) * -(-problem.n // tile) * -(-problem.k // tile)
+        return products > self._budget - self.spent
+
+    def _bound(self, options: ScheduleOptions) -> float:
+        ranks = options.devices or tuple(range(self._num_ranks))
+        if ranks not in self._bounds:
+            # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
+            whole = bound(self._problem, self._placement, self._machine).seconds
+            rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
+            self._bounds[ranks] = max(whole, self._problem.flops / rate)
+        return self._bounds[ranks]
+
+
+def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -> list[int]:
+    """
+    Return all ranks in the order in which it pays to compute with them.
+
+    One after the other, the one that lowers most what the product and each matrix's way to and from the ranks
+    so far would take, one after the other at the rates that those ranks get at once; the lowest of equals.
+    """
+    chosen: list[int] = []
+    while len(chosen) < machine.num_ranks:
+        rest = [rank for rank in range(machine.num_ranks) if rank not in chosen]
+        chosen.append(min(rest, key=lambda rank: (_total_s(problem, placement, machine, [*chosen, rank]), rank)))
+    return chosen
+
+
+def _total_s(problem: GemmProblem, placement: Placement, machine: Machine, ranks: list[int]) -> float:
+    seconds = problem.flops / float(machine.typical_gemm_rate(problem.dtype)[ranks].sum())
+    pieces = [(problem.m * problem.k, placement.a, True), (problem.k * problem.n, placement.b, True)]
+    pieces.append((problem.m * problem.n, placement.c, False))
+    if problem.reads_c:
+        pieces.append((problem.m * problem.n, placement.c, True))
+    for elements, location, inward in pieces:
+        rate = _total_gb_per_s(location, machine, ranks, inward=inward)
+        seconds += elements * problem.dtype.itemsize / (rate * 1e9)
+    return seconds
+
+
+def _total_gb_per_s(location: Location, machine: Machine, ranks: list[int], *, inward: bool) -> float:
+    """Return what some ranks get from a location together, or to it."""
+    rank = location.rank
+    if rank is None:
+        return float(machine.host_rates(ranks, inward=inward, outward=not inward).sum())
+    if location.space == "host":
+        return float(machine.bandwidth_gb_per_s[(machine.host, rank) if inward else (rank, machine.host)])
+    links = machine.bandwidth_gb_per_s[rank, ranks] if inward else machine.bandwidth_gb_per_s[ranks, rank]
+    return float(links.sum())
+
+
+def _flops_of(schedule: Schedule, rank: int) -> float:
+    """Return the elements of C that a rank computes times k, twice."""
+    gemms = schedule.tasks[(schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == rank)]
+    first = gemms["first_operand"]
+    c, a = (schedule.regions[schedule.operands["region"][first + which]] for which in (0, 1))
+    depth = np.where(schedule.operands["op"][first + 1] != 0, a["rows"], a["cols"])
+    return float(2.0 * (c["rows"] * c["cols"] * depth).sum())
