@@ -31,6 +31,7 @@ Out of and into a rank
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 
 from uncut_mpi.model.machine import Machine
@@ -78,6 +79,7 @@ class _Piece:
     location: Location
 
 
+@functools.lru_cache(maxsize=256)  # the values are frozen, and a search asks for the same ones again and again
 def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound:
     """
     Return the time that no schedule for a problem can beat on a machine.

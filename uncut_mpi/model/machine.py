@@ -7,6 +7,7 @@ A `Machine` is the only thing through which measured facts reach a planner.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -198,12 +199,7 @@ class Machine:
         ndarray of float64, shape (2, len(ranks))
             GB/s from the host and to the host; 0 for a way that is idle. Max-min fair under `ports`.
         """
-        ways = [[(self.host, rank) for rank in ranks]] * inward + [[(rank, self.host) for rank in ranks]] * outward
-        links = [link for way in ways for link in way]
-        rates = fair_rates(links, [float(self.bandwidth_gb_per_s[link]) for link in links], self.ports)
-        result = np.zeros((2, len(ranks)))
-        result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
-        return result
+        return _host_rates(self, tuple(ranks), inward, outward)
 
     def subset(self, ranks: Sequence[int]) -> Machine:
         """
@@ -352,6 +348,19 @@ class Machine:
             raise
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ParamError(f"not a machine file: {type(error).__name__}: {error}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _host_rates(machine: Machine, ranks: tuple[int, ...], inward: bool, outward: bool) -> np.ndarray:
+    """As `Machine.host_rates`; a search asks for the same ranks again and again."""
+    host = machine.host
+    ways = [[(host, rank) for rank in ranks]] * inward + [[(rank, host) for rank in ranks]] * outward
+    links = [link for way in ways for link in way]
+    rates = fair_rates(links, [float(machine.bandwidth_gb_per_s[link]) for link in links], machine.ports)
+    result = np.zeros((2, len(ranks)))
+    result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
+    result.flags.writeable = False
+    return result
 
 
 def _rates(data: dict[str, list[float]]) -> dict[str, np.ndarray]:

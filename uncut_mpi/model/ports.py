@@ -140,6 +140,8 @@ def fair_rates(links: Sequence[tuple[int, int]], limits_gb_per_s: Sequence[float
         GB/s, one per transfer.
     """
     count = len(links)
+    wanted = set(links)
+    ports = [port for port in ports if not wanted.isdisjoint(port.links)]
     weights = np.zeros((len(ports), count))
     for row, port in enumerate(ports):
         of = dict(zip(port.links, port.weights, strict=True))
