@@ -94,7 +94,7 @@ def test_the_grid_is_chosen_for_the_ranks_that_compute() -> None:
     assert made("h,h,h", Machine.uniform(8), devices=(1, 2, 4, 7)).schedule.grid == (2, 2)
     with pytest.raises(ParamError, match="grid 2x3 has 6 places, but there are 4 ranks to compute"):
         made("h,h,h", Machine.uniform(8), devices=(1, 2, 4, 7), grid=(2, 3))
-    with pytest.raises(ParamError, match=r"devices names rank 8, but there are 8 ranks \(0 to 7\)"):
+    with pytest.raises(ParamError, match=r"rank 8 shall compute \(devices\), but there are 8 ranks \(0 to 7\)"):
         made("h,h,h", Machine.uniform(8), devices=(1, 8))
 
 
@@ -181,6 +181,27 @@ def test_what_a_relay_keeps_is_a_source_for_other_ranks() -> None:
         assert 0.7 * a_bytes <= once <= a_bytes  # not twice
         assert bytes_on(schedule, (2, 1), (2, 3)) > 1.3 * once
         check(schedule)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_a_relay_keeps_is_fetched_from_there_without_a_chain_being_worth_it() -> None:
+    links = {(0, 2): 10, (2, 1): 10, (0, 1): 1, (0, 3): 6, (2, 3): 8, (1, 3): 0.1, (3, 1): 0.1}
+    schedule = made(
+        "0,h,h", machine_of(links, 4, 5.0), devices=(1, 3), grid=(1, 2), batch=False, routing="bw", order="fixed"
+    ).schedule
+    a_bytes = 64 * 64 * 8
+    assert [bytes_on(schedule, link) for link in ((0, 2), (2, 1), (2, 3), (0, 3))] == [a_bytes, a_bytes, a_bytes, 0]
+    check(schedule)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_batched_fetch_is_ordered_with_its_relays_in_mind() -> None:
+    # By direct links alone 0 -> 3 -> 1 would be best; over 2, rank 1 passes tiles to 3 much faster.
+    links = {(0, 1): 40, (0, 3): 40, (1, 3): 1, (1, 2): 40, (2, 3): 40}
+    schedule = made("0,h,h", machine_of(links, 4, 5.0), devices=(1, 3), grid=(1, 2), routing="bw", chunks=T).schedule
+    a_bytes = 64 * 64 * 8
+    assert [bytes_on(schedule, link) for link in ((0, 1), (1, 2), (2, 3), (0, 3))] == [a_bytes, a_bytes, a_bytes, 0]
+    check(schedule)
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -107,9 +107,9 @@ class ScheduleOptions:
 
 def _check_devices(devices: tuple[int, ...]) -> None:
     if not devices:
-        raise ParamError("devices names no rank: name those that compute, or None for all")
+        raise ParamError("devices names no rank that computes: name at least one, or None for all ranks")
     if min(devices) < 0:
-        raise ParamError(f"devices names rank {min(devices)}: ranks count from 0")
+        raise ParamError(f"rank {min(devices)} cannot compute (devices): ranks count from 0")
     twice = sorted({rank for rank in devices if devices.count(rank) > 1})
     if twice:
-        raise ParamError(f"devices names rank {twice[0]} twice")
+        raise ParamError(f"rank {twice[0]} is named twice among those that compute (devices): name it once")

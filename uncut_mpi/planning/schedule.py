@@ -169,7 +169,7 @@ class Schedule:
     scheduler : str
         Name of the scheduler that made it.
     grid : tuple of int
-        Process grid (rows, cols); ranks are numbered row by row.
+        Process grid (rows, cols) of the ranks that compute.
     tile : int
         Tile edge in elements; 0 where the scheduler has none.
     tasks, operands, regions, awaits, buffers, lanes : ndarray

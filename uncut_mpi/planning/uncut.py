@@ -183,8 +183,8 @@ def _devices(num_ranks: int, options: ScheduleOptions) -> tuple[int, ...]:
         return tuple(range(num_ranks))
     if max(options.devices) >= num_ranks:
         raise ParamError(
-            f"devices names rank {max(options.devices)}, but there are {num_ranks} ranks (0 to {num_ranks - 1}): "
-            "start more ranks or leave it out"
+            f"rank {max(options.devices)} shall compute (devices), but there are {num_ranks} ranks "
+            f"(0 to {num_ranks - 1}): start more ranks or leave it out"
         )
     return options.devices
 
