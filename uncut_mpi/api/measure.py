@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
 import os
 import pathlib
 import platform
 import tempfile
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +27,8 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
+
+logger = logging.getLogger("uncut_mpi")
 
 # Bytes of a bandwidth probe and edge of the GEMM probe, large enough for full rate, small enough
 # for 8 ranks' 72 links and four types to stay under 3 s.
@@ -60,10 +64,11 @@ def obtain_machine(
     Raises
     ------
     TopologyError
-        If the machine given has another number of ranks.
+        If the machine given has another number of ranks, or was measured on other hardware.
     RankMismatchError
         If ranks give different machines.
     """
+    key = machine_key(identities)
     described = "machine=None" if given is None else f"machine={given.name} of {given.num_ranks} ranks"
     agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: described)
     if given is not None:
@@ -74,18 +79,41 @@ def obtain_machine(
                     "measure this one, or start as many ranks"
                 )
             )
+        check_hardware(given, key)
         return given
-    key = machine_key(identities)
     path = cache_directory() / f"{key}.json"
     kept = agreement.from_root(group, lambda: _load(path, key, group.size).encode())
     if kept:
         # Memory is a fact of this run (the host backend's is what is free now), links and rates are kept.
         memory = np.array([one.memory_bytes for one in identities], np.int64)
         return dataclasses.replace(Machine.from_json(kept.decode()), memory_bytes=memory)
+    started = time.perf_counter()
     machine = measure(group, backend, identities, key)
     if group.rank == 0:
+        logger.info(
+            "measured this machine in %.1f s, the quick form: python -m uncut_mpi.calibrate measures all of it",
+            time.perf_counter() - started,
+        )
         _keep(path, machine.to_json())
     return machine
+
+
+def check_hardware(machine: Machine, key: str) -> None:
+    """
+    Check that a machine was measured on the hardware of a key, or on none: assumed ones go anywhere.
+
+    Raises
+    ------
+    TopologyError
+        If it was measured on other hardware; on every rank, since all have the same machine.
+    """
+    if machine.key != key and machine.key.partition("-")[0] in _PROBE_BYTES:
+        raise agreed(
+            TopologyError(
+                f"machine {machine.name} was measured on other hardware (its key is {machine.key}, that of these "
+                f"ranks is {key}): measure this one with python -m uncut_mpi.calibrate, on as many ranks"
+            )
+        )
 
 
 def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity], key: str) -> Machine:
@@ -138,7 +166,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         latency_s=latency,
         gemm_tflop_per_s={name: np.array([part[2][name] for part in parts]) for name in parts[0][2]},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
-        provenance=f"measured at a session's start: {nbytes >> 20} MiB copies, one at a time, best of {_REPEATS}; "
+        provenance=f"quick form, as at a first session: {nbytes >> 20} MiB copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge}, all ranks at once, best of {_REPEATS}",
     )
 

@@ -126,7 +126,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     """
     given = make_parser().parse_args(join_negative_values(argv))
     _check_files(given)
-    _check_devices(given)
+    check_devices(given)
     m, n, k = _extents(given)
     alpha, beta = _scalars(given)
     options = _options(given)
@@ -159,7 +159,8 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     )
 
 
-def _check_devices(given: argparse.Namespace) -> None:
+def check_devices(given: argparse.Namespace) -> None:
+    """Refuse flags of GPUs with the host backend."""
     if given.backend == "host" and (given.devices is not None or given.allow_shared_gpu):
         flag = "--devices" if given.devices is not None else "--allow-shared-gpu"
         raise ParamError(f"{flag} was given with --backend host, which has no GPUs: leave one of them out")

@@ -52,19 +52,27 @@ class _Help(argparse.Action):
         raise HelpRequested(parser.format_help())
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
+def base_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a command's parser, which raises `ParamError` or `HelpRequested` and never prints or exits."""
     parser = _Parser(
-        prog="python -m uncut_mpi.gemm",
-        description="C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
-        epilog=_EPILOG,
+        prog=f"python -m uncut_mpi.{command}",
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
+    return parser
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the gemm command; see `base_parser`."""
+    parser = base_parser(
+        "gemm", "C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.", _EPILOG
+    )
     _add_problem(parser.add_argument_group("problem"))
-    _add_machine(parser.add_argument_group("ranks and devices"))
+    add_machine(parser.add_argument_group("ranks and devices"))
     _add_schedule(parser.add_argument_group("schedule"))
     _add_run(parser.add_argument_group("run and report"))
     return parser
@@ -97,7 +105,8 @@ def _add_problem(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_machine(group: argparse._ArgumentGroup) -> None:
+def add_machine(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that choose the backend and its devices."""
     group.add_argument(
         "--backend",
         type=_one_of(*BACKENDS),
@@ -134,7 +143,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--repeat", type=_whole(1), default=5, metavar="N", help="timed calls; default 5")
     group.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=60.0,
         metavar="S",
         help="longest time without progress; default 60",
@@ -187,7 +196,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """Return the finite number above 0 that a flag's value is."""
     value = _finite(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")

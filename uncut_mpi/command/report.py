@@ -235,9 +235,9 @@ def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
     )
 
 
-def check_json_path(path: str) -> None:
+def check_json_path(path: str, flag: str = "--json") -> None:
     """
-    Check, before any work, that a result could be written there.
+    Check, before any work, that a result could be written there; `flag` is what named it.
 
     Raises
     ------
@@ -247,16 +247,16 @@ def check_json_path(path: str) -> None:
     final = os.path.realpath(path)
     parent = os.path.dirname(final)
     if os.path.isdir(final):
-        raise DataFileError(f"--json {path} is a directory: name a file in it")
+        raise DataFileError(f"{flag} {path} is a directory: name a file in it")
     if not os.path.isdir(parent):
-        raise DataFileError(f"--json {path} cannot be written: there is no directory {parent}; make it first")
+        raise DataFileError(f"{flag} {path} cannot be written: there is no directory {parent}; make it first")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataFileError(f"--json {path} cannot be written: this user may not write into {parent}")
+        raise DataFileError(f"{flag} {path} cannot be written: this user may not write into {parent}")
 
 
-def write_json(path: str, content: str) -> None:
+def write_json(path: str, content: str, flag: str = "--json") -> None:
     """
-    Write a JSON result, complete or not at all; an existing file is replaced.
+    Write a JSON result, complete or not at all; an existing file is replaced; `flag` is what named it.
 
     Raises
     ------
@@ -275,7 +275,7 @@ def write_json(path: str, content: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(hidden)
-        raise DataFileError(f"--json {path} cannot be written: {error.strerror}") from None
+        raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None
 
 
 def time_text(seconds: float) -> str:

@@ -226,6 +226,10 @@ class HostBackend(Backend):
         with self._blas.limited():
             return _best_seconds(repeats, multiply)
 
+    def energy_j(self) -> float | None:
+        """See `Backend.energy_j`: not known."""
+        return None
+
     def close(self) -> None:
         """See `Backend.close`. Arrays of `empty` stay readable, but no peer can open them any more."""
         for held in (self._own, self._peers, self._arrays):
