@@ -43,6 +43,13 @@ def small(mpi_tmp_path, monkeypatch):
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
 
 
+@pytest.fixture
+def few_ranks(comm):
+    """For whole calibrations, whose probes grow with the square of the ranks."""
+    if comm.size > 4:
+        pytest.skip("takes long with more than 4 ranks, and is the same")
+
+
 def job(comm, capfd, words):
     """Run the command in this process; return (status, everything rank 0 printed, its errors)."""
     comm.Barrier()
@@ -60,7 +67,7 @@ def kept(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
-def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, capfd, mpi_tmp_path):
+def test_everything_is_measured_printed_and_kept_for_the_next_session(few_ranks, comm, capfd, mpi_tmp_path):
     status, out, err = job(comm, capfd, SHORT)
     collective_assert(comm, status == 0, out + err)
     wanted = ["bandwidth of one transfer", "latency of one transfer", "products:", "COMBINE", "costs, us", "kept in"]
@@ -85,6 +92,8 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, capf
     expected = {"alone", "small", "host", "rows"} | ({"both ways"} if size > 1 else set())
     expected |= {"egress", "ingress"} if size > 2 else set()
     collective_assert(comm, kinds == expected, f"{kinds}")
+    counts = {one["time"]["count"] for one in content["samples"]["transfers"]}
+    collective_assert(comm, counts == {3}, f"after the time limit: {counts} samples")
     # The pairs of links were left out, as the time limit asks, and that is said.
     collective_assert(comm, size == 1 or ("left out" in out and "pairs of links" in out), out)
     with um.Session(comm, backend="host") as session:
@@ -105,6 +114,29 @@ def test_pairs_of_links_are_measured_where_there_is_time(comm, capfd, mpi_tmp_pa
     collective_assert(comm, len(pairs) == 15 - len(known) and not pairs & known, f"{sorted(pairs)}")
     counts = [one["time"]["count"] for one in samples["transfers"]]
     collective_assert(comm, min(counts) >= 10 and not samples["left_out"], f"{counts}")
+
+
+def test_all_memory_is_closed_and_freed_before_the_backend_ends(few_ranks, comm, capfd, monkeypatch):
+    balance = {"memory": 0, "peers": 0}
+
+    def counted(method, what, step):
+        true_method = getattr(HostBackend, method)
+
+        def call(self, *arguments):
+            balance[what] += step
+            return true_method(self, *arguments)
+
+        monkeypatch.setattr(HostBackend, method, call)
+
+    for method, what, step in (
+        ("allocate", "memory", 1),
+        ("free", "memory", -1),
+        ("open", "peers", 1),
+        ("close_peer", "peers", -1),
+    ):
+        counted(method, what, step)
+    status, out, err = job(comm, capfd, SHORT)
+    collective_assert(comm, status == 0 and balance == {"memory": 0, "peers": 0}, f"{balance} {out}{err}")
 
 
 def test_the_quick_form_says_so(comm, capfd, mpi_tmp_path):
@@ -156,7 +188,9 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, c
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(comm, capfd, mpi_tmp_path, monkeypatch):
+def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(
+    few_ranks, comm, capfd, mpi_tmp_path, monkeypatch
+):
     true_to_host = HostBackend.to_host
 
     def to_host(self, address, ld, out):
@@ -170,7 +204,7 @@ def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(com
 
 
 @pytest.mark.parametrize("method", ["allocate", "executable", "from_host", "run"])
-def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, capfd, mpi_tmp_path, monkeypatch, method):
+def test_what_fails_on_one_rank_fails_on_all_and_ends(few_ranks, comm, capfd, mpi_tmp_path, monkeypatch, method):
     class Failing(HostBackend):
         def executable(self, *arguments):
             if method == "executable":

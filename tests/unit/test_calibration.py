@@ -199,6 +199,14 @@ class TestPorts:
         assert {"host, ranks 0, 1 in", "host, ranks 2, 3 in"} <= names
         assert not {name for name in names if name.startswith(("host, ranks 0, 2", "host, ranks 1, 3"))}
 
+    def test_the_limit_of_each_link_is_not_repeated_for_many_in_whatever_order_they_come(self):
+        bandwidth, true = four_gpus()
+        links = [port for port in true if port.name.startswith("link")]
+        fitted = host_ports(bandwidth, self.totals(bandwidth, links)[::-1])
+        assert {port.name for port in fitted} == {
+            f"host link of rank {r} {way}" for r in range(4) for way in ("in", "out")
+        }
+
     def test_links_that_share_nothing_get_no_port(self):
         bandwidth, _ = four_gpus()
         assert host_ports(bandwidth, self.totals(bandwidth, [])) == []

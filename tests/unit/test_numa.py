@@ -45,6 +45,8 @@ class Calls:
         if self.refused:
             return -1
         self.policy = arguments[0].value
+        # The kernel takes one bit less than it is told, and may read no further than the mask goes.
+        assert arguments[1] is None or arguments[2].value == 64 * len(arguments[1]) + 1
         words = list(arguments[1]) if arguments[1] is not None else []
         self.nodes = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
         self.seen.append((self.policy, self.nodes))

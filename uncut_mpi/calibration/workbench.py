@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.calibration.probes import Areas, Probe
-from uncut_mpi.calibration.statistics import MIN_SAMPLES, Summary
+from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.device.interface import MAX_LANES, Allocation, Backend, Executable, FlagTable, ProgressBoard
 from uncut_mpi.errors import UncutError
 from uncut_mpi.model.dtypes import DType
@@ -217,8 +217,6 @@ class Workbench:
     def _enough(self, samples_s: Sequence[float], *, late: bool) -> bool:
         if late:
             return len(samples_s) >= _FEWEST_SAMPLES
-        if len(samples_s) < MIN_SAMPLES:
-            return False
         return len(samples_s) >= _MAX_SAMPLES or Summary.of(samples_s).settled
 
     def _share(self, nbytes: int, what: str) -> np.ndarray:
