@@ -101,12 +101,12 @@ def read_stage(folder: Path) -> Stage:
 
 def summarise(stages: list[Stage]) -> tuple[list[str], int]:
     """Return the lines to print, the closing line last, and the exit status."""
-    lines = [f"{'stage':<16} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}"]
+    lines = [f"{'stage':<27} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}"]
     skips: collections.Counter[str] = collections.Counter()
     passed = failed = 0
     for stage in stages:
         here = sum(stage.skips.values())
-        lines.append(f"{stage.name:<16} {stage.passed:>7} {stage.failed:>7} {here:>8} {stage.seconds:>8}")
+        lines.append(f"{stage.name:<27} {stage.passed:>7} {stage.failed:>7} {here:>8} {stage.seconds:>8}")
         if stage.problem:
             lines.append(f"    failed: {stage.problem}")
         if stage.whole_skip:

@@ -26,6 +26,7 @@ from uncut_mpi.errors import (
     UncutError,
 )
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.matrix import Matrix
     from uncut_mpi.api.session import Session
+    from uncut_mpi.api.trace import Trace
 
 __version__ = importlib.metadata.version("uncut_mpi")
 
@@ -44,6 +46,7 @@ _LAZY = {
     "GemmPlan": "uncut_mpi.api.gemm_plan",
     "CallResult": "uncut_mpi.api.entries",
     "PlanSummary": "uncut_mpi.api.entries",
+    "Trace": "uncut_mpi.api.trace",
 }
 
 __all__ = [
@@ -66,7 +69,10 @@ __all__ = [
     "Session",
     "StallError",
     "TopologyError",
+    "Trace",
     "UncutError",
+    "load_machine",
+    "machine_names",
     "__version__",
 ]
 

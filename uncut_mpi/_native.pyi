@@ -1,4 +1,4 @@
-"""Inner loops of uncut_mpi: the scheduler and the CUDA executor."""
+"""Inner loops of uncut_mpi: the scheduler, the simulator and the CUDA executor."""
 
 import numpy as np
 
@@ -38,6 +38,14 @@ class UncutInput:
     b_panel: list[int]
     c_panel: list[int]
     c_staging: list[int]
+    max_hops: int
+    relay_gain: float
+    first_cache: int
+    cache_room: list[int]
+    slot_shape: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    slot_bytes: tuple[int, ...]
+    port_ps_per_byte: list[float]
+    port_uses: list[tuple[int, int, int, float]]
     ps_per_byte: list[float]
     latency_ps: list[int]
     ps_per_flop: list[float]
@@ -47,13 +55,61 @@ class UncutInput:
 
 def schedule_uncut(
     input: UncutInput,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Return (tasks, operands, regions, awaits, lanes, end in picoseconds); tables as uint8 arrays."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]:
+    """
+    Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds).
+
+    Tables are uint8 arrays, caches (rank, matrix, slots).
+    """
 
 def uncut_best_chain(
     eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int
 ) -> tuple[int, list[int], list[int]]:
     """As planning.routing.best_chain, times as integers."""
+
+# -- the simulator -----------------------------------------------------------------------------
+
+class SimulatedMachine:
+    """A machine as the simulator takes it; bytes and seconds; planning/simulate.py fills it."""
+
+    num_ranks: int
+    bandwidth: list[float]
+    latency: list[float]
+    port_capacity: list[float]
+    port_first: list[int]
+    port_links: list[int]
+    port_weights: list[float]
+    gemm_rate: list[float]
+    block_rows: list[float]
+    block_cols: list[float]
+    half_depth: list[float]
+    gemm_overhead: list[float]
+    multiprocessors: list[int]
+    combine_rate: list[float]
+    row_device: float
+    row_in: float
+    row_out: float
+    copy_s: float
+    gemm_s: float
+    combine_s: float
+    wait_s: float
+    signal_s: float
+    event_s: float
+    event_latency: float
+    flag_latency: float
+    issuing_threads: int
+    def __init__(self) -> None: ...
+
+def simulate(
+    machine: SimulatedMachine,
+    tasks: np.ndarray,
+    operands: np.ndarray,
+    regions: np.ndarray,
+    awaits: np.ndarray,
+    buffers: np.ndarray,
+    lanes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule."""
 
 # -- the CUDA executor -------------------------------------------------------------------------
 
@@ -107,6 +163,10 @@ class CudaRunResult:
     def stalled(self) -> bool: ...
     @property
     def stuck(self) -> list[tuple[int, int]]: ...
+    @property
+    def reference_s(self) -> float: ...
+    @property
+    def times_s(self) -> list[float]: ...
 
 class CudaExecutor:
     def __init__(
@@ -124,6 +184,7 @@ class CudaExecutor:
         rank: int,
         kernels: dict[int, int],
     ) -> None: ...
-    def run(self, alpha: float, beta: float, epoch: int, timeout_s: float) -> CudaRunResult: ...
+    def run(self, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> CudaRunResult: ...
+    def prepare_trace(self) -> None: ...
 
 def cuda_combine_signatures(operations: np.ndarray, operands: np.ndarray) -> list[int]: ...

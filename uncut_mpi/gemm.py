@@ -17,9 +17,10 @@ from typing import Any
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from uncut_mpi.command.arguments import HelpRequested, parse
-from uncut_mpi.command.job import run
 from uncut_mpi.errors import StallError, UncutError
-from uncut_mpi.spmd import abort, runtime
+from uncut_mpi.spmd import launcher
+
+_NAME = "uncut_mpi.gemm"
 
 
 def main(argv: Sequence[str] | None = None, comm: Any = None) -> int:
@@ -34,30 +35,48 @@ def main(argv: Sequence[str] | None = None, comm: Any = None) -> int:
         The ranks; all of the job by default.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    answer = _answer(words)
+    if answer is not None:
+        if (comm.rank if comm is not None else launcher.rank_of_process()) == 0:
+            sys.stdout.write(answer)
+            sys.stdout.flush()
+        return 0
+    try:
+        from uncut_mpi.command.job import run
+        from uncut_mpi.spmd import abort, runtime
+    except (ImportError, UncutError) as error:
+        # Without MPI no process knows of the others: each of them says it.
+        sys.stderr.write(f"{_NAME}: {type(error).__name__}: {error}\n")
+        return 2
     comm = runtime.world() if comm is None else comm
     abort.install_abort_hook(comm)
-    first = comm.rank == 0
     try:
         runtime.check_launcher()
-        passed = run(comm, parse(words), words)
-        status = 0 if passed else 1
-    except HelpRequested as help_text:
-        if first:
-            sys.stdout.write(help_text.text)
-        status = 0
+        status = 0 if run(comm, parse(words), words) else 1
     except StallError as error:
         # A rank is missing: nothing that all ranks do together can end any more, so the job is ended.
-        sys.stderr.write(f"uncut_mpi.gemm: rank {comm.rank}: {error}\n")
+        sys.stderr.write(f"{_NAME}: rank {comm.rank}: {error}\n")
         sys.stderr.flush()
         abort.end_job(comm, 2)
     except UncutError as error:
         # Every rank has the same error: one says it.
-        if first:
+        if comm.rank == 0:
             sys.stdout.flush()
-            sys.stderr.write(f"uncut_mpi.gemm: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"{_NAME}: {type(error).__name__}: {error}\n")
         status = 2
     sys.stdout.flush()
     return abort.finish(comm, status)
+
+
+def _answer(words: Sequence[str]) -> str | None:
+    """Return what answers --help or --version, without MPI, which may be what is missing; None for a job."""
+    try:
+        parse(words)
+    except HelpRequested as asked:
+        return asked.text
+    except UncutError:
+        pass  # for all ranks to agree on and one to say
+    return None
 
 
 if __name__ == "__main__":

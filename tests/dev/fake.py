@@ -109,13 +109,20 @@ class FakeCluster:
         return np.ndarray((rows, cols), dtype, self._memory[index], strides=(dtype.itemsize, ld * dtype.itemsize))
 
     def run(
-        self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0, ranks: Sequence[int] | None = None
+        self,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        timeout_s: float = 20.0,
+        ranks: Sequence[int] | None = None,
+        traced: bool = False,
     ) -> dict[int, ExecutionReport]:
         """Run the lists of `ranks` (all by default), one thread each, then advance the epoch."""
         reports: dict[int, ExecutionReport] = {}
 
         def work(rank: int) -> None:
-            reports[rank] = self.executables[rank].run(alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s)
+            reports[rank] = self.executables[rank].run(
+                alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s, traced=traced
+            )
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks or range(len(self.executables))]
         for thread in threads:

@@ -23,7 +23,8 @@ struct FakeStream {
     std::deque<std::function<bool()>> queue;
 };
 struct FakeEvent {
-    std::uint64_t recorded = 0, reached = 0;
+    std::uint64_t recorded = 0, reached = 0, passed_at = 0;
+    bool timed = false;
 };
 struct FakeBlas {
     FakeStream *stream = nullptr;
@@ -39,6 +40,7 @@ int failing_from = 0, failing_to = 0;
 Code failing_code = 0, sticky_code = 0;
 int allocations = 0, can_flush = 0;
 std::size_t most_queued = 0;
+std::uint64_t ticks = 0;  // the devices' common clock: operations that ran
 
 void advance() {
     for (bool moved = true; moved;) {
@@ -46,6 +48,7 @@ void advance() {
         for (FakeStream *stream : streams)
             while (!stream->queue.empty() && stream->queue.front()()) {
                 stream->queue.pop_front();
+                ++ticks;
                 moved = true;
             }
     }
@@ -227,19 +230,30 @@ Code f_cuStreamBatchMemOp(Stream stream, unsigned count, MemOp *ops, unsigned) {
         return true;
     });
 }
-Code f_cuEventCreate(Event *event, unsigned) {
-    return create("cuEventCreate", reinterpret_cast<FakeEvent **>(event), new FakeEvent);
+Code f_cuEventCreate(Event *event, unsigned flags) {
+    auto *fresh = new FakeEvent;
+    fresh->timed = (flags & event_disable_timing) == 0;
+    return create("cuEventCreate", reinterpret_cast<FakeEvent **>(event), fresh);
 }
 Code f_cuEventDestroy(Event) { return success; }
 Code f_cuEventRecord(Event event, Stream stream) {
     auto *target = reinterpret_cast<FakeEvent *>(event);
     const std::uint64_t mark = target->recorded + 1;
-    const Code code = enqueue("cuEventRecord", stream, "record", [=] {
+    const Code code = enqueue("cuEventRecord", stream, target->timed ? "time" : "record", [=] {
         target->reached = mark;
+        target->passed_at = ticks;
         return true;
     });
     if (code == success) target->recorded = mark;
     return code;
+}
+Code f_cuEventElapsedTime(float *milliseconds, Event first, Event second) {
+    const auto *from = reinterpret_cast<FakeEvent *>(first), *to = reinterpret_cast<FakeEvent *>(second);
+    if (!from->timed || !to->timed || from->recorded == 0 || to->recorded == 0) return 400;
+    if (from->reached < from->recorded || to->reached < to->recorded) return error_not_ready;
+    return at_once("cuEventElapsedTime", [&] {
+        *milliseconds = static_cast<float>(static_cast<std::int64_t>(to->passed_at - from->passed_at));
+    });
 }
 Code f_cuMemAlloc(Address *address, std::size_t bytes) {
     return at_once("cuMemAlloc", [&] {

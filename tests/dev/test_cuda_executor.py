@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -227,6 +228,103 @@ def test_a_run_creates_nothing(fake):
         succeed(reports)
         assert all(report.allocations == 0 for report in reports.values())
     assert fake.allocations == made
+
+
+# -- traces ------------------------------------------------------------------------------------------
+
+
+def test_a_traced_run_times_every_body_on_its_own_stream_and_orders_what_is_awaited(fake):
+    case = Pushed(ranks=3)
+    cluster = FakeCluster(fake, case.build())
+    load(case, cluster)
+    for executable in cluster.executables:
+        executable.prepare_trace()
+    made = fake.allocations
+    reports = cluster.run(1.2345, 1.1154, traced=True)
+    succeed(reports)
+    assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
+    assert fake.allocations == made
+    assert all(report.allocations == 0 for report in reports.values())
+    start, end = np.full((2, len(cluster.schedule.tasks)), np.nan)
+    for rank, report in reports.items():
+        times = report.times
+        assert (cluster.schedule.tasks["rank"][times.tasks] == rank).all()
+        start[times.tasks], end[times.tasks] = times.start_s, times.end_s
+    bodies = cluster.schedule.tasks["kind"] != Kind.JOIN
+    assert (np.isfinite(start) == bodies).all()
+    # The fake's clock counts operations as milliseconds: a body is one, the event after it the next.
+    assert (end[bodies] - start[bodies] > 0.0015).all()
+    rank_of = cluster.schedule.tasks["rank"]
+    for task in np.flatnonzero(bodies):
+        for awaited in cluster.schedule.awaited(task):
+            # Ranks are threads here, whose references stand at different counts.
+            if bodies[awaited] and rank_of[awaited] == rank_of[task]:
+                assert end[awaited] < start[task]
+
+
+def test_the_events_of_a_trace_stand_right_before_and_after_each_body(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=1).build())
+    cluster.executables[0].prepare_trace()
+    fake.reset()
+    succeed(cluster.run())
+    plain = fake.log()
+    assert not any(line.endswith(" time") for line in plain)
+    fake.reset()
+    succeed(cluster.run(traced=True))
+    traced = fake.log()
+    reference = traced[:2]
+    assert reference[0] == reference[1]
+    assert reference[0].endswith(" time")
+    wanted = []
+    for line in plain:
+        stream, what = line.split(" ", 1)
+        body = what.split(" ")[0] in ("copy", "copy2d", "gemm", "combine")
+        wanted += [f"{stream} time", line, f"{stream} time"] if body else [line]
+    assert traced[2:] == wanted
+
+
+def test_times_are_on_the_systems_monotonic_clock(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=1).build())
+    cluster.executables[0].prepare_trace()
+    before = time.monotonic()
+    times = cluster.run(traced=True)[0].times
+    after = time.monotonic()
+    # Counted in operations from a moment of the run on.
+    assert before < times.start_s[0] < after + 1e-3 * len(fake.log())
+
+
+def test_a_traced_run_keeps_queues_from_filling_with_its_events(fake):
+    cluster = FakeCluster(fake, long_chain(3000))
+    cluster.executables[0].prepare_trace()
+    release = threading.Timer(0.3, lambda: cluster.flags[0].fill(cluster.epoch))
+    release.start()
+    report = cluster.run(ranks=[0], traced=True)[0]
+    release.join()
+    assert report.error is None
+    assert len(report.times.tasks) == 3000
+    assert 384 <= fake.most_queued <= 780
+
+
+def test_a_run_without_trace_has_no_times_and_a_trace_without_events_is_refused(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=1).build())
+    assert cluster.run()[0].times is None
+    error = cluster.run(traced=True)[0].error
+    assert isinstance(error, DeviceError)
+    assert "prepare the trace first" in str(error)
+
+
+@pytest.mark.parametrize("call", ["cuEventElapsedTime", "cuMemcpy2DAsync", "cuEventRecord"])
+def test_a_traced_run_that_fails_says_so_and_writes_its_flags(fake, call):
+    cluster = FakeCluster(fake, Pushed(ranks=2).build())
+    for executable in cluster.executables:
+        executable.prepare_trace()
+    fake.fail(call, 2, 2)
+    reports = cluster.run(traced=True)
+    failed = [report for report in reports.values() if report.error is not None]
+    assert len(failed) == 1
+    assert call in str(failed[0].error)
+    assert failed[0].times is None
+    assert all((flags == 1).all() for flags in cluster.flags)
 
 
 # -- failures ----------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
+import re
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +39,31 @@ def test_the_identity_names_the_device_by_uuid(backend):
     assert identity.uuid == uuids[0]
     assert identity.uuid.startswith("GPU-")
     assert 0 < identity.free_bytes <= identity.memory_bytes
+
+
+def test_what_computes_is_named_with_its_version(backend, cupy):
+    versions = backend.versions()
+    assert sorted(versions) == ["blas", "cuda", "cupy", "driver"]
+    assert versions["cupy"] == cupy.__version__
+    major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    assert versions["cuda"].startswith(f"{major}.")
+    assert versions["blas"].startswith(f"cuBLAS {major}.")
+    assert re.fullmatch(r"(\d+\.\d+(\.\d+)? )?\(CUDA \d+\.\d\)", versions["driver"])
+
+
+def test_the_identity_counts_the_multiprocessors(backend, cupy):
+    counted = cupy.cuda.runtime.getDeviceProperties(0)["multiProcessorCount"]
+    assert backend.identity().multiprocessors == counted > 1
+
+
+def test_the_energy_counter_grows_while_the_device_works(backend):
+    pytest.importorskip("pynvml")
+    before = backend.energy_j()
+    if before is None:
+        pytest.skip("this device has no energy counter")
+    with contextlib.closing(backend.gemm_probe(4096, DType.f64)) as probe:
+        probe.mean_seconds(1.0)
+    assert backend.energy_j() > before
 
 
 def test_a_device_that_is_not_there_is_refused_with_the_number_that_are():
@@ -143,8 +170,11 @@ def test_measurements_are_plausible(backend):
     a, b = backend.allocate(64 << 20), backend.allocate(64 << 20)
     seconds = backend.copy_seconds(a.address, b.address, 64 << 20, 3)
     assert 1e-6 < seconds < 1e-2
-    for dtype in DType:
-        assert 1e-6 < backend.gemm_seconds(1024, dtype, 2) < 1e-1
+    probes = [backend.copy_probe(a.address, b.address, 64 << 20)]
+    probes += [backend.gemm_probe(1024, dtype) for dtype in DType]
+    for probe in probes:
+        assert 1e-6 < probe.mean_seconds(1e-3) < 1e-1
+        probe.close()
 
 
 def test_handles_from_elsewhere_are_refused_with_the_reason(backend):

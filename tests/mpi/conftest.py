@@ -8,6 +8,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
+from tests.helpers.sessions import opener
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +17,18 @@ def comm():
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
+
+
+@pytest.fixture(scope="session")
+def backend_name():
+    """The backend that this folder tests; the folder of GPU tests has another."""
+    return "host"
+
+
+@pytest.fixture(scope="session")
+def open_session(backend_name):
+    """Opens a session of this folder's backend."""
+    return opener(backend_name)
 
 
 @pytest.fixture(scope="session")

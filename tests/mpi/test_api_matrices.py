@@ -9,8 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.products import as_numpy, random_matrix
-from uncut_mpi.device.host import HostBackend
+from tests.helpers.products import as_device_array, as_numpy, random_matrix
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 
@@ -36,7 +35,7 @@ def fresh(session, where, dtype="f64", order="C", shape=(ROWS, COLS)):
 def fill(session, matrix, data):
     writer = 0 if matrix.location.rank is None else matrix.location.rank
     if session.rank == writer:
-        matrix.array[...] = data
+        matrix.array[...] = as_device_array(session, data) if matrix.location.space == "device" else data
     session.barrier()
 
 
@@ -74,6 +73,33 @@ def test_a_registered_array_is_known_to_all_as_it_is_stored(comm, session, order
     session.release(matrix)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("view", ["whole", "part", "transposed"])
+def test_a_registered_device_array_is_known_to_all_as_it_is_stored(comm, session, order, view, dtype):
+    root = last(session)
+    data = random_matrix(9, 8, DType[dtype], (11,))
+    whole = fresh(session, "device", dtype, order, (9, 8))
+    fill(session, whole, data)
+    mine = session.rank == root
+    views = {"whole": lambda x: x, "part": lambda x: x[1:6, 2:6], "transposed": lambda x: x.T}
+    matrix = session.register(views[view](whole.array) if mine else None, root=root)
+    wanted = views[view](data)
+    wanted_order = order if view != "transposed" else {"F": "C", "C": "F"}[order]
+    good = (
+        (matrix.shape, matrix.order) == (wanted.shape, wanted_order)
+        and matrix.info.stored.ld == (9 if order == "F" else 8)
+        and matrix.dtype is DType[dtype]
+        and matrix.location == Location.device(root)
+        and (matrix.array is not None) == (matrix.address != 0) == mine
+    )
+    collective_assert(comm, good, f"{matrix!r}, leading dimension {matrix.info.stored.ld}")
+    copy = session.download(matrix)
+    collective_assert(comm, holds(copy, wanted), f"{copy!r}")
+    for one in (matrix, whole, copy):
+        session.release(one)
+
+
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_part_of_shared_host_memory_is_seen_by_every_rank(comm, session, order, transposed):
@@ -108,52 +134,59 @@ def test_parts_of_parts_can_be_registered_when_the_whole_is_gone(comm, session):
     session.release(inner)
 
 
-def test_shared_host_memory_stays_pinned_while_a_part_of_it_is_registered(comm):
-    pinned = {}
+def record_pins(session, monkeypatch) -> dict[int, int]:
+    """Return what the session pins from now on: bytes by address."""
+    backend = session._backend
+    pin, unpin = backend.pin, backend.unpin
+    pinned: dict[int, int] = {}
+    undo = set()
 
-    class Pinning(HostBackend):
-        def pin(self, address, nbytes):
-            pinned[address] = nbytes
-            return True
+    def recording_pin(address, nbytes):
+        if pin(address, nbytes):
+            undo.add(address)
+        pinned[address] = nbytes
+        return True
 
-        def unpin(self, address):
-            del pinned[address]
+    def recording_unpin(address):
+        del pinned[address]
+        if address in undo:
+            undo.remove(address)
+            unpin(address)
 
-    machine = um.Machine.uniform(comm.size)
-    with um.Session(comm, backend=Pinning, machine=machine) as session:
-        before = dict(pinned)
+    monkeypatch.setattr(backend, "pin", recording_pin)
+    monkeypatch.setattr(backend, "unpin", recording_unpin)
+    return pinned
+
+
+def test_shared_host_memory_stays_pinned_while_a_part_of_it_is_registered(comm, open_session, monkeypatch):
+    with open_session(comm) as session:
+        pinned = record_pins(session, monkeypatch)
         whole = session.empty_host((9, 8))
         start = whole.address
         first = session.register(whole.array[2:] if session.rank == 0 else None, root=0)
         second = session.register(whole.array[3:] if session.rank == 0 else None, root=0)
-        collective_assert(comm, pinned == {**before, start: 9 * 8 * 8}, f"{pinned}")
+        collective_assert(comm, pinned == {start: 9 * 8 * 8}, f"{pinned}")
         session.release(whole)
         session.release(first)
-        collective_assert(comm, pinned == {**before, start: 9 * 8 * 8}, f"unpinned too early: {pinned}")
+        collective_assert(comm, pinned == {start: 9 * 8 * 8}, f"unpinned too early: {pinned}")
         session.release(second)
-        collective_assert(comm, pinned == before, f"still pinned: {pinned}")
+        collective_assert(comm, not pinned, f"still pinned: {pinned}")
         private = session.register(np.zeros((4, 6))[:, :3] if session.rank == 0 else None, root=0)
-        extra = [nbytes for address, nbytes in pinned.items() if address not in before]
+        extra = list(pinned.values())
         collective_assert(comm, extra == [(3 * 6 + 3) * 8] * (session.rank == 0), f"{extra}")
         session.release(private)
-        collective_assert(comm, pinned == before, f"still pinned: {pinned}")
+        collective_assert(comm, not pinned, f"still pinned: {pinned}")
         session.empty_host((3, 3))
     collective_assert(comm, not pinned, f"still pinned after the session: {pinned}")
 
 
-def test_memory_that_one_rank_cannot_pin_is_everybodys_error_and_is_given_back(comm):
-    refusing = []
+def test_memory_that_one_rank_cannot_pin_is_everybodys_error_and_is_given_back(comm, open_session, monkeypatch):
+    def refuse(address, nbytes):
+        raise um.DeviceError("no more pinned memory on purpose")
 
-    class Refusing(HostBackend):
-        def pin(self, address, nbytes):
-            if refusing:
-                raise um.DeviceError("no more pinned memory on purpose")
-            return False
-
-    machine = um.Machine.uniform(comm.size)
-    with um.Session(comm, backend=Refusing, machine=machine) as session:
+    with open_session(comm) as session:
         if session.rank == last(session):
-            refusing.append(1)
+            monkeypatch.setattr(session._backend, "pin", refuse)
         expect(comm, um.DeviceError, ["on purpose"], lambda: session.empty_host((4, 4)))
         array = np.zeros((4, 4))
         expect(
@@ -320,8 +353,8 @@ def test_a_matrix_is_released_once(comm, session, where):
 
 
 @pytest.mark.parametrize("where", ["shared", "private", "device"])
-def test_a_matrix_of_another_session_is_refused(comm, where):
-    session, other = (um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size)) for _ in range(2))
+def test_a_matrix_of_another_session_is_refused(comm, open_session, where):
+    session, other = open_session(comm), open_session(comm)
     with session, other:
         ours = fresh(session, "shared")
         theirs = fresh(other, where)

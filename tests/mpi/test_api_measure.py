@@ -17,10 +17,13 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
+from uncut_mpi.device.interface import Probe
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.spmd.group import Group
 
 pytestmark = pytest.mark.mpi(min_size=1)
 TABLES = ("bandwidth_gb_per_s", "latency_s")
+RATES = ("gemm_tflop_per_s", "typical_gemm_tflop_per_s")
 
 
 @pytest.fixture
@@ -36,9 +39,11 @@ def cache(comm, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
-    """Smaller probes: these tests look at what is kept, not at how fast it is."""
+    """Smaller probes: these tests look at what is kept, not at how fast or steady it is."""
     monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
+    monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
+    monkeypatch.setattr(measuring, "_STEADY_SPREAD", 1.0)
 
 
 @pytest.fixture
@@ -56,7 +61,7 @@ def measurements(monkeypatch):
 
 
 def machine_of(comm, **options) -> um.Machine:
-    with um.Session(comm, backend="host", **options) as session:
+    with um.Session(comm, **{"backend": "host", **options}) as session:
         return session.machine
 
 
@@ -94,11 +99,15 @@ def test_every_pair_and_every_type_has_a_positive_number_the_same_on_all_ranks(c
         for pair, value in np.ndenumerate(getattr(machine, name))
         if not (np.isfinite(value) and value > 0) and (name, pair) != ("latency_s", host_to_itself)
     ]
-    wrong += [dtype.name for dtype in DType if not (machine.gemm_rate(dtype) > 0).all()]
-    shapes = [getattr(machine, name).shape for name in TABLES] + [
-        rate.shape for rate in machine.gemm_tflop_per_s.values()
-    ]
-    good = shapes == [(size + 1, size + 1)] * 2 + [(size,)] * len(DType)
+    for dtype in DType:
+        best, typical = machine.gemm_rate(dtype), machine.typical_gemm_rate(dtype)
+        wrong += [dtype.name] if not ((typical > 0) & (typical <= best)).all() else []
+    shared, alone = machine.links(sharing=range(size)), machine.bandwidth_gb_per_s
+    wrong += [] if ((shared > 0) & (shared <= alone))[~np.eye(size + 1, dtype=bool)].all() else [f"{shared}, {alone}"]
+    wrong += [] if len(machine.ports) == 2 else [str(machine.ports)]
+    shapes = [getattr(machine, name).shape for name in TABLES]
+    shapes += [rate.shape for name in RATES for rate in getattr(machine, name).values()]
+    good = shapes == [(size + 1, size + 1)] * 2 + [(size,)] * 2 * len(DType)
     collective_assert(comm, not wrong and good, f"{wrong}, {shapes}")
     collective_assert(comm, len(set(comm.allgather(machine.to_json()))) == 1, machine.to_json())
 
@@ -154,7 +163,7 @@ SPOILT = {
     "empty": lambda data: "",
     "not text": lambda data: b"\xff\xfe\x00machine",
     "a list": lambda data: "[]",
-    "older format": lambda data: json.dumps({**data, "format": 0}),
+    "older format": lambda data: json.dumps({**data, "format": 1}),
     "a field is missing": lambda data: json.dumps({key: data[key] for key in data if key != "latency_s"}),
     "a ragged table": lambda data: json.dumps({**data, "latency_s": [[1e-6], [1e-6, 2e-6]]}),
     "a number that is none": lambda data: json.dumps({**data, "latency_s": [["x"]]}),
@@ -165,6 +174,10 @@ SPOILT = {
     "a type is missing": lambda data: json.dumps(
         {**data, "gemm_tflop_per_s": {name: rate for name, rate in data["gemm_tflop_per_s"].items() if name != "bf16"}}
     ),
+    "an expected type is missing": lambda data: json.dumps(
+        {**data, "typical_gemm_tflop_per_s": {"f64": data["typical_gemm_tflop_per_s"]["f64"]}}
+    ),
+    "a busy machine": lambda data: json.dumps({**data, "steady": False}),
     "other hardware": lambda data: json.dumps({**data, "key": "cuda-8-0123456789abcdef"}),
     "another number of ranks": spoil_ranks,
 }
@@ -268,7 +281,10 @@ def test_machines_that_differ_between_ranks_are_refused_on_every_rank(comm, cach
     collective_assert(comm, len(set(comm.allgather(found))) == 1, found)
 
 
-@pytest.mark.parametrize("method", ["copy_seconds", "gemm_seconds", "close_peer", "allocate", "open"])
+METHODS = ["copy_seconds", "copy_probe", "gemm_probe", "close_peer", "allocate", "open"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_measurement_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(comm, cache, method):
     class Failing(HostBackend):
         pass
@@ -290,9 +306,102 @@ def test_a_measurement_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(co
     collective_assert(comm, peers_needed or not stamps(cache), "a failed measurement was kept")
 
 
+class ScriptedProbe(Probe):
+    """Returns given times, and notes when it is used and freed."""
+
+    def __init__(self, name, times, log):
+        self.name, self.times, self.log = name, list(times), log
+
+    def mean_seconds(self, least_s):
+        self.log.append(self.name)
+        return self.times.pop(0)
+
+    def close(self):
+        self.log.append(f"{self.name} freed")
+
+
+def scripted(copy_s, gemm_s, log):
+    """Return a backend whose copies and products take these times, one per sample."""
+
+    class Scripted(HostBackend):
+        def copy_seconds(self, destination, source, nbytes, repeats):
+            return 1.0
+
+        def copy_probe(self, destination, source, nbytes):
+            return ScriptedProbe("copy", copy_s, log)
+
+        def gemm_probe(self, size, dtype):
+            return ScriptedProbe(dtype.name, gemm_s, log)
+
+    return Scripted
+
+
+def test_what_ranks_do_at_once_is_sampled_in_turn_for_the_median_and_the_best(comm, cache):
+    log: list[str] = []
+    times = np.array([5.0, 1.0, 4.0, 3.0, 2.0]) * (comm.rank + 1)
+    machine = machine_of(comm, backend=scripted(times, times, log))
+    ranks = np.arange(comm.size) + 1
+    tflop, gb = 2 * 64**3 / 1e12, (256 << 10) / 1e9
+    names = [dtype.name for dtype in DType]
+    good = all(np.allclose(machine.gemm_tflop_per_s[name], tflop / ranks) for name in names)
+    good &= all(np.allclose(machine.typical_gemm_tflop_per_s[name], tflop / (3 * ranks)) for name in names)
+    good &= np.allclose([port.capacity_gb_per_s for port in machine.ports], (gb / ranks).sum())  # the best sample
+    collective_assert(comm, good, machine.to_json())
+    turn = ["copy", "copy", *names]
+    freed = sorted(f"{name} freed" for name in turn)
+    collective_assert(comm, log[: 5 * len(turn)] == 5 * turn and sorted(log[5 * len(turn) :]) == freed, str(log))
+
+
+def test_a_link_is_as_fast_alone_as_beside_others(comm, cache):
+    fast = np.full(5, 0.1)
+    machine = machine_of(comm, backend=scripted(fast, fast, []))
+    host, gb = machine.host, (256 << 10) / 1e9
+    alone = np.stack([machine.bandwidth_gb_per_s[host, :host], machine.bandwidth_gb_per_s[:host, host]])
+    between = machine.bandwidth_gb_per_s[:host, :host]
+    # A copy alone took 1 s, and so did one of few bytes, of which no more than half is taken for latency.
+    collective_assert(comm, np.allclose(alone, gb / 0.1) and np.allclose(between, gb / 0.5), f"{alone} {between}")
+
+
+@pytest.mark.parametrize("uneven", ["copy", "gemm"])
+def test_a_measurement_of_a_busy_machine_is_marked_used_and_replaced_by_the_next_session(
+    comm, cache, monkeypatch, measurements, uneven
+):
+    monkeypatch.setattr(measuring, "_STEADY_SPREAD", 0.15)
+    steady, busy = np.full(5, 1.0), np.array([1.0, 1.0, 2.0, 2.0, 2.0])
+    times = (busy, steady) if uneven == "copy" else (steady, busy)
+    first = machine_of(comm, backend=scripted(*times, []))
+    good = not first.steady and "50% below the best; the machine was busy" in first.provenance
+    collective_assert(comm, good, first.provenance)
+    comm.Barrier()
+    collective_assert(comm, not json.loads(only_file(cache).read_text())["steady"], "not kept")
+    second = machine_of(comm, backend=scripted(steady, np.array([1.0, 1.1, 1.1, 1.1, 1.1]), []))
+    third = machine_of(comm, backend=scripted(*times, []))
+    good = second.steady and "busy" not in second.provenance and links(third) == links(second)
+    collective_assert(comm, good and len(measurements) == 2, f"{second.provenance}, {len(measurements)} measurements")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("sharing", [True, False])
+def test_ranks_that_share_cores_are_judged_together(comm, cache, monkeypatch, sharing):
+    """They take turns, so each is uneven by nature while their total is not."""
+    monkeypatch.setattr(measuring, "_STEADY_SPREAD", 0.15)
+    true_find = Group._find_nodes
+
+    def find(self):
+        true_find(self)
+        self.oversubscribed = sharing
+
+    monkeypatch.setattr(Group, "_find_nodes", find)
+    first = np.array([1.0, 1.0, 1.0, 4.0, 4.0])
+    rates = {0: first, 1: 5.0 - first}.get(comm.rank, np.ones(5))
+    machine = machine_of(comm, backend=scripted(1 / rates, 1 / rates, []))
+    collective_assert(comm, machine.steady == sharing, machine.provenance)
+
+
 def test_the_time_of_a_full_measurement_is_shown(comm, cache, monkeypatch, capfd):
     monkeypatch.setitem(measuring._PROBE_BYTES, "host", 4 << 20)
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 384)
+    monkeypatch.setitem(measuring._SAMPLE_S, "host", 0.01)
     comm.Barrier()
     started = time.perf_counter()
     machine_of(comm)

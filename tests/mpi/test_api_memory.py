@@ -262,10 +262,12 @@ def test_a_product_too_large_for_one_rank_fails_on_all_and_smaller_ones_go_on(co
 
 @pytest.mark.parametrize("method", ["identity", "allocate", "open", "fill_words"])
 def test_a_session_that_cannot_be_made_on_one_rank_is_refused_on_all_and_leaves_nothing(comm, method):
-    closed = []
+    closed, held = [], []
 
     class Failing(HostBackend):
         def close(self):
+            # Ranks close their devices each at its own time: by then no peer may have anything mapped.
+            held.append(len(self._own) + len(self._peers))
             super().close()
             closed.append(self)
 
@@ -282,6 +284,7 @@ def test_a_session_that_cannot_be_made_on_one_rank_is_refused_on_all_and_leaves_
     good = kind == "DeviceError" and "on purpose" in message if needed else not kind
     collective_assert(comm, good, f"{kind}: {message}")
     collective_assert(comm, len(closed) == 1, f"the device was closed {len(closed)} times")
+    collective_assert(comm, held == [0], f"{held} allocations and mappings were left to the end of the device")
     closed.clear()
     after = descriptors(), segments()
     collective_assert(comm, after == before, f"descriptors and segments: {before} before, {after} after")

@@ -92,6 +92,30 @@ def test_auto_takes_the_gpus_when_every_rank_has_one(comm, gpus):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("split", ["halves", "alternating", "alone", "reversed"])
+def test_a_process_has_its_gpu_in_every_session(comm, gpus, split):
+    gpus([f"GPU-{rank}" for rank in range(comm.size)])
+    colour = {"halves": comm.rank * 2 // comm.size, "alternating": comm.rank % 2, "alone": comm.rank, "reversed": 0}
+    part = comm.Split(colour[split], key=-comm.rank)
+    for communicator in (part, comm):
+        machine = um.Machine.uniform(communicator.size)
+        with um.Session(communicator, backend="cuda", machine=machine):
+            ordinals = comm.allgather(Pretended.made[-1].ordinal)
+            collective_assert(comm, ordinals == list(range(comm.size)), f"devices of all ranks: {ordinals}")
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_named_devices_are_those_of_the_session_s_ranks(comm, gpus):
+    gpus([f"GPU-{rank}" for rank in range(comm.size)])
+    part = comm.Split(0, key=-comm.rank)
+    with um.Session(part, backend="cuda", machine=um.Machine.uniform(comm.size), devices=range(comm.size)) as session:
+        found = Pretended.made[-1].ordinal
+        collective_assert(comm, found == session.rank == comm.size - 1 - comm.rank, f"device {found}")
+    part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_auto_falls_back_and_cuda_refuses_when_ranks_outnumber_gpus(comm, gpus):
     gpus([f"GPU-{rank}" for rank in range(comm.size - 1)])
     if comm.size == 2:

@@ -41,6 +41,7 @@ def small(mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(litmus, "_MOST_BLOCKS", 2)
     monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
+    monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
 
 
 @pytest.fixture

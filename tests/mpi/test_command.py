@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import uncut_mpi.api.start as start
+import uncut_mpi.command.job as command_job
 from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.timelines import check_trace
 from uncut_mpi.device.host import HostBackend
+from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
 from uncut_mpi.planning.lower import Code
 from uncut_mpi.spmd.abort import finish
@@ -21,13 +26,23 @@ KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version"
 )
-SMALL = ["-m", "96", "-n", "80", "-k", "70", "--tile", "32", "--warmup", "0", "--repeat", "2", "--backend", "host"]
+SMALL = ["-m", "96", "-n", "80", "-k", "70", "--tile", "32", "--warmup", "0", "--repeat", "2"]
+
+
+@pytest.fixture(scope="module")
+def machine_cache(comm):
+    """A directory for the machine that these tests measure once; gone afterwards."""
+    path = comm.bcast(tempfile.mkdtemp(prefix="uncut_mpi_cache_") if comm.rank == 0 else None)
+    yield path
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(path)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(mpi_tmp_path, monkeypatch):
+def own_cache(machine_cache, monkeypatch):
     """Machines measured here stay here."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", machine_cache)
 
 
 @pytest.fixture
@@ -52,24 +67,29 @@ def folder(mpi_tmp_path, comm):
     return mpi_tmp_path
 
 
-def job(comm, capfd, words: list[str]) -> tuple[int, str, str]:
-    """Run the command in this process; return (status, everything rank 0 printed, its errors)."""
-    comm.Barrier()
-    capfd.readouterr()
-    status = main([str(word) for word in words], comm)
-    out, err = capfd.readouterr()
-    comm.Barrier()
-    statuses = allgather(comm, status)
-    outs = allgather(comm, (out, err))
-    collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
-    collective_assert(comm, not any(o or e for o, e in outs[1:]), f"a rank other than 0 printed: {outs[1:]}")
-    return status, outs[0][0], outs[0][1]
+@pytest.fixture
+def job(comm, capfd, backend_name):
+    """Runs the command in this process; returns (status, everything rank 0 printed, its errors)."""
+
+    def run(words) -> tuple[int, str, str]:
+        comm.Barrier()
+        capfd.readouterr()
+        status = main(["--backend", backend_name, *(str(word) for word in words)], comm)
+        out, err = capfd.readouterr()
+        comm.Barrier()
+        statuses = allgather(comm, status)
+        outs = allgather(comm, (out, err))
+        collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
+        collective_assert(comm, not any(o or e for o, e in outs[1:]), f"a rank other than 0 printed: {outs[1:]}")
+        return status, outs[0][0], outs[0][1]
+
+    return run
 
 
-def test_the_report_has_every_line_and_the_json_every_key(comm, capfd, mpi_tmp_path):
+def test_the_report_has_every_line_and_the_json_every_key(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "facts.json"
     last = comm.size - 1
-    status, out, err = job(comm, capfd, [*SMALL, "--place", f"{last},h,0", "--trans-b", "T", "--json", path])
+    status, out, err = job([*SMALL, "--place", f"{last},h,0", "--trans-b", "T", "--json", path])
     wanted = ("problem", "plan", "first call", "calls", "rate", "predicted", "bound", "check", "PASS")
     facts = json.loads(path.read_text())
     keys = KEYS.split()
@@ -81,28 +101,79 @@ def test_the_report_has_every_line_and_the_json_every_key(comm, capfd, mpi_tmp_p
         and facts["passed"] is True
         and facts["ranks"] == comm.size
         and facts["place"] == f"{last},h,0"
+        and facts["device"].startswith(
+            f"host backend, {comm.size} rank" if facts["backend"] == "host" else f"{comm.size} ×"
+        )
+        and all(facts[name] for name in ("mpi", "python", "numpy", "mpi4py", "blas", "backend_reason", "cores"))
         and 0 < facts["min_s"] <= facts["median_s"] <= facts["max_s"]
     )
     collective_assert(comm, good, f"status {status}\n{out}\n{err}\n{facts}")
 
 
-def test_every_type_passes_its_check(comm, capfd):
+@pytest.mark.parametrize("suffix", ["json", "png", "txt"])
+def test_a_trace_shows_predicted_above_measured(comm, job, mpi_tmp_path, suffix):
+    if suffix == "png":
+        pytest.importorskip("matplotlib")
+    path = mpi_tmp_path / f"trace.{suffix}"
+    status, out, err = job([*SMALL, "--trace", path])
+    good = status == 0 and not err and f"trace       {path}: predicted " in out and out.endswith("PASS\n")
+    collective_assert(comm, good and path.exists(), f"status {status}\n{out}\n{err}")
+    content = path.read_bytes()
+    if suffix == "json":
+        trace = json.loads(content)
+        check_trace(trace)
+        good = trace["otherData"]["timelines"] == ["predicted", "measured"]
+    elif suffix == "txt":
+        good = 0 <= content.decode().find("predicted, ") < content.decode().find("measured, ")
+    else:
+        good = content.startswith(b"\x89PNG")
+    collective_assert(comm, good, content[:200])
+
+
+@pytest.mark.host_backend
+def test_a_wrong_traced_call_fails_the_check(comm, job, monkeypatch, mpi_tmp_path):
+    calls: list[bool] = []
+    original = HostExecutable.run
+
+    def run(self, **arguments):
+        calls.append(arguments.get("traced", False))
+        return original(self, **arguments)
+
+    def corrupt(task, code, region):
+        if code is Code.GEMM and comm.rank == comm.size - 1 and calls[-1] and region.size:
+            region[0, 0] += 1.0
+
+    monkeypatch.setattr(HostExecutable, "run", run)
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    status, out, _ = job([*SMALL, "--trace", mpi_tmp_path / "t.json"])
+    good = status == 1 and "FAIL" in out.splitlines()[-1] and calls[-1] and not any(calls[:-1])
+    collective_assert(comm, good, f"status {status} {calls}\n{out}")
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_any_work(comm, job, mpi_tmp_path):
+    status, out, err = job([*SMALL, "--trace", mpi_tmp_path / "missing" / "t.json"])
+    collective_assert(comm, status == 2 and "--trace" in err and "no directory" in err and not out, err)
+
+
+def test_every_type_passes_its_check(comm, job):
     for dtype in ("f64", "f32", "f16", "bf16"):
-        status, out, err = job(comm, capfd, [*SMALL, "--dtype", dtype, "--place", "0,h,0"])
+        status, out, err = job([*SMALL, "--dtype", dtype, "--place", "0,h,0"])
         collective_assert(comm, status == 0 and out.rstrip().endswith("PASS"), f"{dtype}: {out}{err}")
 
 
-def test_one_corrupted_copy_fails_the_check_and_the_exit_status(comm, capfd, monkeypatch):
+@pytest.mark.host_backend
+def test_one_corrupted_copy_fails_the_check_and_the_exit_status(comm, job, monkeypatch):
     def corrupt(task, code, region):
         # Every call, so that the last one, which is checked, is among them.
         if code is Code.COPY and region.size > 1 and comm.rank == comm.size - 1:
             region[0, 0] += 1.0
 
     monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
-    status, out, _ = job(comm, capfd, SMALL)
+    status, out, _ = job(SMALL)
     collective_assert(comm, status == 1 and "FAIL" in out.splitlines()[-1], f"status {status}\n{out}")
 
 
+@pytest.mark.host_backend
 def test_an_error_of_one_rank_reaches_every_exit_status(comm, capfd, monkeypatch):
     def fail(task, code, region):
         if comm.rank == comm.size - 1 and code is Code.GEMM:
@@ -111,11 +182,11 @@ def test_an_error_of_one_rank_reaches_every_exit_status(comm, capfd, monkeypatch
     monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=fail))
     if comm.size == 1:
         with pytest.raises(OSError, match="on purpose"):
-            main(SMALL, comm)
+            main([*SMALL, "--backend", "host"], comm)
         return
     comm.Barrier()
     try:
-        status, found = main(SMALL, comm), ""
+        status, found = main([*SMALL, "--backend", "host"], comm), ""
     except OSError as error:  # on the rank that it arose on, for the abort hook to print
         status, found = finish(comm, 2), str(error)
     finally:
@@ -124,37 +195,26 @@ def test_an_error_of_one_rank_reaches_every_exit_status(comm, capfd, monkeypatch
     collective_assert(comm, 0 not in statuses, f"{statuses} {found}")
 
 
-def test_no_check_says_unchecked(comm, capfd):
-    status, out, _ = job(comm, capfd, [*SMALL, "--no-check"])
+def test_no_check_says_unchecked(comm, job):
+    status, out, _ = job([*SMALL, "--no-check"])
     collective_assert(comm, status == 0 and out.splitlines()[-1] == "UNCHECKED", out)
 
 
-def test_the_ablation_has_the_five_steps_of_the_paper(comm, capfd, mpi_tmp_path):
+def test_the_ablation_has_the_five_steps_of_the_paper(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "ablation.json"
-    status, out, err = job(comm, capfd, [*SMALL, "--ablation", "--json", path])
+    status, out, err = job([*SMALL, "--ablation", "--json", path])
     steps = json.loads(path.read_text())["steps"]
     good = status == 0 and len(steps) == 5 and all(step["passed"] for step in steps) and "baseline" in out
     collective_assert(comm, good, f"{out}{err}")
 
 
-def test_files_in_c_and_fortran_order(comm, capfd, folder):
+@pytest.mark.parametrize("place", [None, "0,h,{last}", "{last},0,0", "h{last},{last},h0"])
+def test_files_in_c_and_fortran_order_go_to_any_place(comm, job, folder, place):
     out_path = folder / "OUT.npy"
+    where = [] if place is None else ["--place", place.format(last=comm.size - 1)]
     for words, beta in (([], 0.0), (["-c", folder / "C.npy", "--beta", "0.5"], 0.5)):
         status, out, err = job(
-            comm,
-            capfd,
-            [
-                folder / "A.npy",
-                folder / "B.npy",
-                *words,
-                "-o",
-                out_path,
-                "--overwrite",
-                "--alpha",
-                "2",
-                "--backend",
-                "host",
-            ],
+            [folder / "A.npy", folder / "B.npy", *words, "-o", out_path, "--overwrite", "--alpha", "2", *where]
         )
         a, b, c, found = (np.load(folder / f"{name}.npy") for name in ("A", "B", "C", "OUT"))
         wanted = 2.0 * a @ b + beta * c
@@ -164,11 +224,11 @@ def test_files_in_c_and_fortran_order(comm, capfd, folder):
         collective_assert(comm, good, f"status {status} {out}{err}")
 
 
-def test_bfloat16_files(comm, capfd, folder):
-    words = [folder / "Abf16.npy", folder / "Bbf16.npy", "-o", folder / "OUTbf16.npy", "--backend", "host"]
-    status, _, err = job(comm, capfd, words)
+def test_bfloat16_files(comm, job, folder):
+    words = [folder / "Abf16.npy", folder / "Bbf16.npy", "-o", folder / "OUTbf16.npy"]
+    status, _, err = job(words)
     collective_assert(comm, status == 2 and "--dtype bf16" in err, err)
-    status, _, err = job(comm, capfd, [*words, "--dtype", "bf16"])
+    status, _, err = job([*words, "--dtype", "bf16"])
     a, b = (np.load(folder / f"{name}bf16.npy").view(ml_dtypes.bfloat16).astype(np.float64) for name in "AB")
     found = np.load(folder / "OUTbf16.npy").view(ml_dtypes.bfloat16).astype(np.float64)
     collective_assert(comm, status == 0 and np.allclose(found, a @ b, rtol=2**-7, atol=2**-7), err)
@@ -191,53 +251,115 @@ def test_bfloat16_files(comm, capfd, folder):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_files_give_one_error_and_no_output(comm, capfd, folder, names, more, parts):
+def test_bad_files_give_one_error_and_no_output(comm, job, folder, names, more, parts):
     out_path = folder / "never.npy"
     files = [folder / f"{name}.npy" for name in names]
-    status, _, err = job(comm, capfd, [*files, "-o", out_path, "--backend", "host", *more])
+    status, _, err = job([*files, "-o", out_path, *more])
     left = [name for name in os.listdir(folder) if "never" in name or name.endswith(".part")]
     good = status == 2 and err.count("\n") == 1 and all(part in err for part in parts) and not left
     collective_assert(comm, good, f"status {status}, left {left}: {err}")
 
 
-def test_an_output_that_exists_is_kept(comm, capfd, folder):
-    status, _, err = job(
-        comm, capfd, [folder / "A.npy", folder / "B.npy", "-o", folder / "there.npy", "--backend", "host"]
-    )
+def test_an_output_that_exists_is_kept(comm, job, folder):
+    status, _, err = job([folder / "A.npy", folder / "B.npy", "-o", folder / "there.npy"])
     kept = (folder / "there.npy").read_text() == "keep me"
     collective_assert(comm, status == 2 and "--overwrite" in err and kept, err)
 
 
-def test_a_failed_check_writes_no_output(comm, capfd, folder, monkeypatch):
+@pytest.mark.host_backend
+def test_a_failed_check_writes_no_output(comm, job, folder, monkeypatch):
     def corrupt(task, code, region):
         if code is Code.COPY and region.size > 1 and comm.rank == 0:
             region[0, 0] += 1.0
 
     monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
     path = folder / "wrong.npy"
-    status, _, _ = job(comm, capfd, [folder / "A.npy", folder / "B.npy", "-o", path, "--backend", "host"])
+    status, _, _ = job([folder / "A.npy", folder / "B.npy", "-o", path])
     collective_assert(comm, status == 1 and not path.exists(), f"status {status}")
 
 
-def test_backend_cuda_never_falls_back(comm, capfd):
+def spoil(folder, comm) -> None:
+    """Save A.npy and C.npy again with elements that are not finite."""
+    if comm.rank == 0:
+        a, c = np.load(folder / "A.npy"), np.load(folder / "C.npy")
+        a[3, 4], a[50, 0], c[7, 8] = np.nan, -np.inf, np.inf
+        np.save(folder / "Abad.npy", a)
+        np.save(folder / "Cbad.npy", c)
+    comm.Barrier()
+
+
+def test_nan_and_infinity_of_files_are_named_and_verified_where_they_spread_to(comm, job, folder):
+    spoil(folder, comm)
+    words = [folder / "Abad.npy", folder / "B.npy", "-c", folder / "Cbad.npy", "-o", folder / "SPREAD.npy"]
+    json_path = folder / "spread.json"
+    status, out, err = job([*words, "--json", json_path])
+    a, b, c, found = (np.load(folder / f"{name}.npy") for name in ("Abad", "B", "Cbad", "SPREAD"))
+    wanted = a @ b + c
+    facts = json.loads(json_path.read_text())
+    good = (
+        status == 0
+        and out.rstrip().endswith("PASS")
+        and "Abad.npy (A) holds 1 NaN and 1 infinite elements, the first at row 3, column 4 (from 0)" in out
+        and "Cbad.npy (C) holds 1 infinite element, the first at row 7, column 8" in out
+        and "101 must be NaN or infinite" in out
+        and np.allclose(found, wanted, rtol=0, atol=1e-12, equal_nan=True)
+        and [one["matrix"] for one in facts["nonfinite_inputs"]] == ["A", "C"]
+    )
+    collective_assert(comm, good, f"status {status} {out}{err}")
+    # What is not read is not spoken of: A without alpha, C without beta.
+    unread = [*words[:-1], folder / "UNREAD.npy", "--alpha", "0", "--beta", "0"]
+    status, out, err = job(unread)
+    collective_assert(comm, status == 0 and "holds" not in out, f"status {status} {out}{err}")
+
+
+def test_nan_in_files_too_large_for_a_check_of_every_element_is_refused(comm, job, folder, monkeypatch):
+    spoil(folder, comm)
+    monkeypatch.setattr(command_job, "FULL_CHECK_LIMIT", 1000)
+    words = [folder / "Abad.npy", folder / "B.npy", "-o", folder / "REFUSED.npy"]
+    status, out, err = job(words)
+    good = status == 2 and "Abad.npy (A) holds 1 NaN and 1 infinite" in err and "--no-check" in err and not out
+    collective_assert(comm, good and not (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
+    status, out, err = job([*words, "--no-check"])
+    good = status == 0 and "Abad.npy (A) holds" in out and out.rstrip().endswith("UNCHECKED")
+    collective_assert(comm, good and (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
+
+
+def test_an_ablation_leaves_each_rank_several_tiles_unless_told_otherwise(comm, job, mpi_tmp_path):
+    path = mpi_tmp_path / "tiles.json"
+    words = ["-m", "256", "--warmup", "0", "--repeat", "1", "--ablation", "--json", path]
+    status, out, err = job(words)
+    steps = json.loads(path.read_text())["steps"]
+    rows, cols = map(int, steps[0]["grid"].split("x"))
+    several = all(2 * step["tile"] <= min(256 // rows, 256 // cols) for step in steps)
+    moved = [step["bytes"]["host_to_device"] for step in steps]
+    good = status == 0 and several and "\ntile " in out and moved[1] < moved[0]
+    collective_assert(comm, good, f"status {status}, {moved} {out}{err}")
+    status, out, err = job([*words, "--tile", "256"])
+    steps = json.loads(path.read_text())["steps"]
+    collective_assert(comm, status == 0 and steps[0]["tile"] == 256 and "\ntile " not in out, f"{out}{err}")
+
+
+@pytest.mark.host_backend
+def test_backend_cuda_never_falls_back(comm, job):
     from tests.conftest import count_gpus
 
     if count_gpus() >= comm.size:
         pytest.skip("every rank has a GPU here")
-    status, out, err = job(comm, capfd, ["--backend", "cuda", "-m", "8"])
+    status, out, err = job(["-m", "8", "--backend", "cuda"])
     collective_assert(comm, status == 2 and "backend cuda was asked for" in err and not out, err)
 
 
-def test_unknown_options_and_help(comm, capfd):
-    status, _, err = job(comm, capfd, ["--no-such-option"])
+def test_unknown_options_and_help(comm, job):
+    status, _, err = job(["--no-such-option"])
     collective_assert(comm, status == 2 and "--no-such-option" in err, err)
-    status, out, _ = job(comm, capfd, ["--help"])
-    collective_assert(comm, status == 0 and "--place" in out, out)
+    status, out, _ = job(["--help"])
+    edges = "default {cuda} on GPUs, {host} on the host backend".format(**command_job._DEFAULT_EDGE)
+    collective_assert(comm, status == 0 and "--place" in out and edges in " ".join(out.split()), out)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_with_different_command_lines(comm, capfd):
-    words = [*SMALL, "--alpha", "1" if comm.rank else "2"]
+def test_ranks_with_different_command_lines(comm, capfd, backend_name):
+    words = [*SMALL, "--backend", backend_name, "--alpha", "1" if comm.rank else "2"]
     comm.Barrier()
     capfd.readouterr()
     status = main(words, comm)
@@ -245,8 +367,8 @@ def test_ranks_with_different_command_lines(comm, capfd):
     collective_assert(comm, status == 2 and "command line" in err and "rank 0" in err, err)
 
 
-def test_an_output_that_is_an_input_is_refused(comm, capfd, folder):
-    words = [folder / "A.npy", folder / "B.npy", "-o", folder / "A.npy", "--overwrite", "--backend", "host"]
-    status, _, err = job(comm, capfd, words)
+def test_an_output_that_is_an_input_is_refused(comm, job, folder):
+    words = [folder / "A.npy", folder / "B.npy", "-o", folder / "A.npy", "--overwrite"]
+    status, _, err = job(words)
     kept = np.load(folder / "A.npy").shape == (60, 40)
     collective_assert(comm, status == 2 and "file of A" in err and kept, err)

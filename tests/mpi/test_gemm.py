@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from uncut_mpi.device.interface import Backend
+from uncut_mpi.planning import uncut
+from uncut_mpi.planning.schedule import Role
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -132,6 +136,55 @@ def test_every_option_gives_the_right_product(session, comm, options):
         run(session, comm, Case(70, 66, 50, place=place), um.ScheduleOptions(**{"tile": 16, **options}))
 
 
+def test_ranks_that_do_not_compute_hold_matrices(session, comm):
+    last, size = str(session.size - 1), session.size
+    for devices in ((0,), tuple(range(size))[::-1], tuple(range(size))[: -(-size // 2)], (size - 1,)):
+        for place in (("h", "h", "h"), ("0", "0", "0"), (last, "0", last), ("h0", last, "h0")):
+            run(session, comm, Case(70, 66, 50, place=place), um.ScheduleOptions(tile=16, devices=devices))
+
+
+def test_blocks_of_unequal_shares(session, comm):
+    size = session.size
+    for rows, cols in ((1, size), (size, 1)):
+        shares = tuple(1.0 + rank % 3 for rank in range(size))
+        options = um.ScheduleOptions(
+            tile=16, grid=(rows, cols), row_shares=shares[:rows], col_shares=shares[::-1][:cols], order="eta"
+        )
+        for dtype in ("f64", "bf16"):
+            run(session, comm, Case(70, 166, 50, place=("h", "0", "h"), dtype=dtype), options)
+
+
+@pytest.fixture
+def slow_links(comm, monkeypatch):
+    """A session that believes that direct copies are slow but for those over the rank before the last."""
+    monkeypatch.setattr(uncut, "MIN_CHUNK_COLUMNS", 4)
+    monkeypatch.setattr(uncut, "MIN_CHUNK_BYTES", 256)
+    bandwidth = np.full((comm.size + 1, comm.size + 1), 1.0)
+    relay = max(0, comm.size - 2)
+    bandwidth[relay, :] = bandwidth[:, relay] = 100.0
+    machine = um.Machine.uniform(comm.size)
+    machine = dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, latency_s=machine.latency_s * 0)
+    with um.Session(comm, backend="host", machine=machine, timeout_s=30, verify=True) as session:
+        yield session
+
+
+@pytest.mark.parametrize("max_hops", [1, 2])
+@pytest.mark.parametrize("batch", [True, False])
+def test_tiles_and_results_go_round_slow_links(slow_links, comm, max_hops, batch):
+    last = slow_links.size - 1
+    computing = tuple(rank for rank in range(slow_links.size) if rank != max(0, last - 1)) or (0,)
+    for number, devices in enumerate((None, computing)):
+        for routing, place in itertools.product(("bw", "eta"), ((str(last), "0", "0"), ("h", str(last), "h"))):
+            options = um.ScheduleOptions(tile=16, devices=devices, max_hops=max_hops, batch=batch, routing=routing)
+            for dtype in ("f64", "f16"):
+                run(slow_links, comm, Case(70, 66, 50, place=place, dtype=dtype, seed=number), options)
+            operands = make_operands(slow_links, Case(70, 66, 50, place=place))
+            with slow_links.plan(operands.a, operands.b, operands.c, reads_c=True, options=options) as plan:
+                relays = (plan.schedule.buffers["role"] == Role.CACHE).any()
+            collective_assert(comm, relays or slow_links.size < 3, "nothing was relayed")
+            release(slow_links, operands)
+
+
 def test_more_ranks_than_tiles_leave_ranks_without_work(session, comm):
     run(session, comm, Case(8, 8, 8), um.ScheduleOptions(tile=128))
     run(session, comm, Case(8, 8, 8, place=("0", "0", "0")), um.ScheduleOptions(grid=(1, 1)))
@@ -194,6 +247,38 @@ def test_repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing(session,
         and (after.python_tasks == before.python_tasks or session.backend_name == "host"),
         f"before {before}, after {after}",
     )
+    release(session, operands)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, monkeypatch, planned):
+    case = Case(64, 60, 56, place=("0", "h", str(session.size - 1)))
+    operands = make_operands(session, case)
+    options = um.ScheduleOptions(tile=16)
+    matrices = (operands.a, operands.b, operands.c)
+    with session.plan(*matrices, options=options) as plan:
+
+        def call():
+            if planned:
+                plan.execute(case.alpha, case.beta)
+            else:
+                session.gemm(*matrices, alpha=case.alpha, beta=case.beta, options=options)
+
+        call()
+        set_matrix(session, operands.c, operands.c_MN)
+        session.barrier()
+        session.poison_softbuf()
+        asked, before = [], session.counters.snapshot()
+        with monkeypatch.context() as patch:
+            for name in Backend.__abstractmethods__ - {"await_caller"}:
+                patch.setattr(session._backend, name, lambda *_, name=name: asked.append(name))
+            call()
+    after = session.counters
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not asked and not wrong, f"asked for {asked}; {wrong}")
+    costs = ("planner_calls", "schedule_bytes_broadcast", "allocations", "staged_bytes")
+    new = {name: getattr(after, name) - getattr(before, name) for name in costs}
+    collective_assert(comm, not any(new.values()) and after.calls == before.calls + 1, f"{new}")
     release(session, operands)
 
 

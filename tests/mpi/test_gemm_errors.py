@@ -132,8 +132,8 @@ def test_too_little_shared_memory(session, comm):
     expect(comm, um.CapacityError, ["needs", "available"], lambda: session.empty_host((1 << 22, 1 << 22)))
 
 
-def test_a_closed_session(comm):
-    session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size))
+def test_a_closed_session(comm, open_session):
+    session = open_session(comm)
     session.close()
     expect(comm, um.ParamError, ["closed"], lambda: session.empty_host((2, 2)))
 
@@ -157,13 +157,13 @@ def test_calls_without_out_that_differ_are_shown_as_written(session, comm, opera
 @pytest.mark.parametrize(
     "settings", [{"max_plans": 3}, {"verify": True}, {"timeout_s": -1.0}, {"arrival_timeout_s": 0.0}]
 )
-def test_sessions_whose_settings_differ_or_are_wrong(comm, settings):
+def test_sessions_whose_settings_differ_or_are_wrong(comm, open_session, settings):
     mine = settings if comm.rank == 0 else {}
-    machine = um.Machine.uniform(comm.size)
-    expect(comm, um.ParamError, ["rank"], lambda: um.Session(comm, backend="host", machine=machine, **mine))
+    expect(comm, um.ParamError, ["rank"], lambda: open_session(comm, **mine))
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.host_backend
 def test_a_rank_that_does_not_begin_a_call_is_named(comm):
     session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
     made = make_operands(session, Case(24, 20, 16))
@@ -174,5 +174,5 @@ def test_a_rank_that_does_not_begin_a_call_is_named(comm):
         except um.StallError as error:
             found = str(error)
     collective_assert(comm, comm.rank == 1 or ("rank 1" in found and session.broken), found)
-    session._calls.broken = True  # the rank that was awaited knows nothing of it; no rank may close collectively
+    session._gate.broken = True  # the rank that was awaited knows nothing of it; no rank may close collectively
     session.close()

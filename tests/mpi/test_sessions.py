@@ -9,18 +9,14 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.sessions import fail_runs, hide_arrays
 from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.planning.lower import Code
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tile=16)
-
-
-def open_session(comm, **more) -> um.Session:
-    backend = more.pop("backend", "host")
-    return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=20, **more)
 
 
 def product(session: um.Session, case: Case, options: um.ScheduleOptions = OPTIONS) -> str:
@@ -33,14 +29,14 @@ def product(session: um.Session, case: Case, options: um.ScheduleOptions = OPTIO
     return wrong
 
 
-def test_a_session_on_one_rank_needs_no_peer(comm):
+def test_a_session_on_one_rank_needs_no_peer(comm, open_session):
     with open_session(comm.Split(comm.rank)) as session:
         wrong = product(session, Case(50, 40, 30, place=("0", "h", "0")))
     collective_assert(comm, session.size == 1 and not wrong, wrong)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_sessions_on_split_communicators_work_side_by_side(comm):
+def test_sessions_on_split_communicators_work_side_by_side(comm, open_session):
     part = comm.Split(comm.rank % 2)
     with open_session(part) as session:
         wrong = product(session, Case(40 + comm.rank % 2, 33, 21, place=("0", "h", str(part.size - 1))))
@@ -49,7 +45,7 @@ def test_sessions_on_split_communicators_work_side_by_side(comm):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_overlapping_sessions_work_in_turn(comm):
+def test_overlapping_sessions_work_in_turn(comm, open_session):
     inner = comm.Split(0 if comm.rank < comm.size - 1 else 1)
     with open_session(comm) as all_ranks, open_session(inner) as some:
         wrong = []
@@ -60,7 +56,7 @@ def test_overlapping_sessions_work_in_turn(comm):
     collective_assert(comm, not any(wrong), str(wrong))
 
 
-def test_two_threads_with_a_session_each(comm):
+def test_two_threads_with_a_session_each(comm, open_session):
     parts = [comm.Dup(), comm.Dup()]
     wrong: list[object] = [None, None]
 
@@ -83,20 +79,20 @@ def test_two_threads_with_a_session_each(comm):
     collective_assert(comm, wrong == [[""] * 4] * 2, str(wrong))
 
 
-def test_a_second_thread_inside_one_session_is_refused(comm):
+def test_a_second_thread_inside_one_session_is_refused(comm, open_session):
     with open_session(comm) as session:
-        session._busy.acquire()
+        session._gate._busy.acquire()
         try:
             found = ""
             session.empty_host((2, 2))
         except um.ParamError as error:
             found = str(error)
         finally:
-            session._busy.release()
+            session._gate._busy.release()
     collective_assert(comm, "another thread" in found, found)
 
 
-def test_dropped_matrices_are_freed_by_the_next_collective_call(comm):
+def test_dropped_matrices_are_freed_by_the_next_collective_call(comm, open_session):
     with open_session(comm) as session:
         numbers = []
         for _ in range(3):
@@ -108,7 +104,7 @@ def test_dropped_matrices_are_freed_by_the_next_collective_call(comm):
     collective_assert(comm, held == {numbers[-1]}, f"held {held} of {numbers}")
 
 
-def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm):
+def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm, open_session):
     with open_session(comm) as session:
         small = make_operands(session, Case(20, 20, 20))
         with session.plan(small.a, small.b, small.c, options=OPTIONS) as plan:
@@ -125,7 +121,7 @@ def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm):
     collective_assert(comm, grown and not wrong, f"grown {grown}, {wrong}")
 
 
-def test_plans_beyond_the_bound_are_dropped_and_made_again(comm):
+def test_plans_beyond_the_bound_are_dropped_and_made_again(comm, open_session):
     with open_session(comm, max_plans=2) as session:
         wrong = [product(session, Case(size, 20, 20, seed=size)) for size in (18, 19, 20, 21, 18, 21)]
         kept = len(session._plans)
@@ -133,7 +129,8 @@ def test_plans_beyond_the_bound_are_dropped_and_made_again(comm):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_order_of_ready_tasks_gives_the_right_product(comm, seed):
+@pytest.mark.host_backend
+def test_random_order_of_ready_tasks_gives_the_right_product(comm, open_session, seed):
     def disorderly(local_rank, ranks):
         return HostBackend(local_rank, ranks, disorder=Disorder(seed=seed))
 
@@ -151,7 +148,8 @@ def test_random_order_of_ready_tasks_gives_the_right_product(comm, seed):
     collective_assert(comm, not any(wrong), str(wrong))
 
 
-def test_a_corrupted_copy_gives_a_wrong_product(comm):
+@pytest.mark.host_backend
+def test_a_corrupted_copy_gives_a_wrong_product(comm, open_session):
     corrupted = []
 
     def corrupt(task, code, region):
@@ -166,7 +164,8 @@ def test_a_corrupted_copy_gives_a_wrong_product(comm):
     collective_assert(comm, guilty and noticed, f"corrupted {corrupted}, noticed {noticed}")
 
 
-def test_an_error_inside_a_call_is_raised_on_every_rank_and_the_session_goes_on(comm):
+@pytest.mark.host_backend
+def test_an_error_inside_a_call_is_raised_on_every_rank_and_the_session_goes_on(comm, open_session):
     failing = [True]
 
     def fail(task, code, region):
@@ -186,17 +185,15 @@ def test_an_error_inside_a_call_is_raised_on_every_rank_and_the_session_goes_on(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_hangs_is_named_on_every_rank(comm):
+@pytest.mark.host_backend
+def test_a_rank_that_hangs_is_named_on_every_rank(comm, open_session):
     release_it = threading.Event()
 
     def hang(task, code, region):
         if comm.rank == 1 and code is Code.GEMM:
             release_it.wait(4.0)
 
-    def backend(rank, ranks):
-        return HostBackend(rank, ranks, fault=hang)
-
-    session = um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=1.0)
+    session = open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=hang), timeout_s=1.0)
     operands = make_operands(session, Case(64, 64, 64, place=("1", "1", "0")))
     try:
         session.gemm(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=64, grid=(1, 1)))
@@ -210,13 +207,27 @@ def test_a_rank_that_hangs_is_named_on_every_rank(comm):
     session.close()
 
 
-def test_memory_that_cannot_be_exported_goes_through_memory_of_our_own(comm):
-    class Unexportable(HostBackend):
-        def adopt(self, array):
-            adopted = super().adopt(array)
-            return type(adopted)(adopted.address, None, 0, "made for this test", adopted.keep)
+def test_an_error_that_one_rank_reports_is_raised_on_every_rank_and_the_session_goes_on(
+    comm, open_session, monkeypatch
+):
+    failing = [comm.rank == comm.size - 1]
+    with open_session(comm) as session:
+        fail_runs(session, monkeypatch, lambda: failing[0])
+        operands = make_operands(session, Case(40, 40, 40))
+        expect(
+            comm,
+            um.DeviceError,
+            ["on purpose"],
+            lambda: session.gemm(operands.a, operands.b, operands.c, options=OPTIONS),
+        )
+        failing[0] = False
+        wrong = product(session, Case(40, 40, 40))
+    collective_assert(comm, not wrong, wrong)
 
-    with open_session(comm, backend=Unexportable) as session:
+
+def test_memory_that_cannot_be_exported_goes_through_memory_of_our_own(comm, open_session, monkeypatch):
+    with open_session(comm) as session:
+        hide_arrays(session, monkeypatch)
         case = Case(40, 30, 20, place=("0", "h", "0"))
         operands = make_operands(session, case)
         with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
@@ -226,20 +237,13 @@ def test_memory_that_cannot_be_exported_goes_through_memory_of_our_own(comm):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm):
-    exportable = [False]
-
-    class Sometimes(HostBackend):
-        def adopt(self, array):
-            adopted = super().adopt(array)
-            if exportable[0]:
-                return adopted
-            return type(adopted)(adopted.address, None, 0, "made for this test", adopted.keep)
-
+def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm, open_session, monkeypatch):
+    hidden = [True]
     case = Case(40, 30, 20, place=("0", "h", "0"))
-    with open_session(comm, backend=Sometimes) as session:
+    with open_session(comm) as session:
+        hide_arrays(session, monkeypatch, lambda: hidden[0])
         shadowed = make_operands(session, case)
-        exportable[0] = True
+        hidden[0] = False
         direct = make_operands(session, case)
         wrong, staged = [], []
         with session.plan(shadowed.a, shadowed.b, shadowed.c, options=OPTIONS) as plan:
@@ -253,26 +257,26 @@ def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm):
     collective_assert(comm, staged == [True, False, True, False] and not any(wrong), f"{staged} {wrong}")
 
 
-def test_nothing_is_left_open_after_a_session(comm):
+def test_nothing_is_left_open_after_a_session(comm, open_session):
     import os
 
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
-    for _ in range(2):
+    for turn in range(2):
         with open_session(comm) as session:
             product(session, Case(30, 30, 30, place=("0", "h", "0")))
         gc.collect()
         comm.Barrier()
         counts = descriptors()
-        if _ == 0:
+        if turn == 0:
             before = counts
     # Names carry the process that made them; other jobs of this machine are not this test's business.
     names = [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
     collective_assert(comm, counts <= before and not names, f"descriptors {before} then {counts}, /dev/shm {names}")
 
 
-def test_a_plan_is_the_same_on_every_rank_and_when_made_again(comm):
+def test_a_plan_is_the_same_on_every_rank_and_when_made_again(comm, open_session):
     with open_session(comm) as session:
         operands = make_operands(session, Case(60, 50, 40))
         digests = []
@@ -282,7 +286,7 @@ def test_a_plan_is_the_same_on_every_rank_and_when_made_again(comm):
     collective_assert(comm, len({digest for pair in digests for digest in pair}) == 1, str(digests))
 
 
-def test_host_results_are_seen_by_every_rank(comm):
+def test_host_results_are_seen_by_every_rank(comm, open_session):
     with open_session(comm) as session:
         a = session.empty_host((16, 16))
         if session.rank == 0:

@@ -166,11 +166,16 @@ def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agre
     calls = agreement.CallExchange(group)
     for call in range(3):
         calls.mine["digest"] = agreement.digest_of(b"arguments")
-        calls.mine["epoch"], calls.mine["status"], calls.mine["detail"] = call, -comm.rank, comm.rank
+        calls.mine["call"], calls.mine["epoch"], calls.mine["status"] = b"gemm", call, -comm.rank
         records = calls.exchange("opening barrier")
         agree_all(records is calls.everyone)
         agree_all((records["digest"] == records["digest"][0]).all() and (records["epoch"] == call).all(), records)
-        agree_all(np.array_equal(records["status"], -np.arange(comm.size)), records)
+        agree_all(np.array_equal(records["status"], -np.arange(comm.size)) and calls.alike(), records)
+    for field, odd in (("digest", 1), ("call", b"gemn"), ("epoch", 7)):
+        calls.mine[field] = odd if comm.rank == comm.size - 1 else calls.mine[field]
+        calls.exchange("opening barrier")
+        agree_all(calls.alike() == (comm.size == 1), f"{field}: {calls.everyone}")
+        calls.mine[field] = calls.everyone[field][0]
 
 
 def test_rank_numbers_are_named_in_runs(comm):

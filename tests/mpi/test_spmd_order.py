@@ -32,6 +32,7 @@ class Sessions:
 
     def call(self, log, name, before_meeting=lambda: None):
         """One call: like a real one it can end only when all of its ranks are in it at once."""
+        self.order.arrive()
         self.order.acquire(LIMIT_S)
         log.append(name)
         before_meeting()
@@ -191,7 +192,9 @@ def test_calls_on_different_devices_do_not_wait_for_each_other(comm, agree_all):
     words = segment.array(np.uint64, 2 * group.size)
     first = DeviceOrder(group, "one", words[: group.size])
     second = DeviceOrder(group, "two", words[group.size :])
+    first.arrive()
     first.acquire(LIMIT_S)
+    second.arrive()
     second.acquire(LIMIT_S)
     group.barrier()
     for one in (first, second):
@@ -209,6 +212,7 @@ def test_a_rank_that_never_comes_is_named(comm, agree_all, make):
     found = ""
     if comm.rank != late:
         try:
+            session.order.arrive()
             session.order.acquire(0.2)
         except StallError as error:
             found = str(error)
@@ -218,10 +222,12 @@ def test_a_rank_that_never_comes_is_named(comm, agree_all, make):
 
 def test_a_device_that_another_session_keeps_is_named_and_free_afterwards(comm, agree_all, make):
     first, second = make(comm), make(comm)
+    first.order.arrive()
     first.order.acquire(LIMIT_S)
     first.group.barrier()
     found = ""
     try:
+        second.order.arrive()
         second.order.acquire(0.2)
     except StallError as error:
         found = str(error)

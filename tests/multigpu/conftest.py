@@ -5,6 +5,15 @@ from __future__ import annotations
 import pytest
 
 import uncut_mpi as um
+from tests.helpers.sessions import opener
+
+
+def pytest_collection_modifyitems(config, items):
+    here = [item for item in items if item.path.is_relative_to(config.rootpath / "tests" / "multigpu")]
+    alien = [item for item in here if item.get_closest_marker("host_backend")]
+    if alien:
+        config.hook.pytest_deselected(items=alien)
+        items[:] = [item for item in items if item not in alien]
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +22,18 @@ def comm():
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
+
+
+@pytest.fixture(scope="session")
+def backend_name():
+    """The backend that this folder tests."""
+    return "cuda"
+
+
+@pytest.fixture(scope="session")
+def open_session(backend_name):
+    """Opens a session of this folder's backend."""
+    return opener(backend_name)
 
 
 @pytest.fixture(scope="module")

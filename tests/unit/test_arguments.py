@@ -11,10 +11,10 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ScheduleOptions
 
 EVERY_FLAG = (
-    "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend cuda "
-    "--devices 3,1 --allow-shared-gpu --scheduler uncut --tile 128 --tile-min 64 --grid 2x4 --chunks 3 "
-    "--compute-lanes 2 --no-caching --no-overlap --routing bw --no-batch --no-wr-lazy --order fixed --warmup 0 "
-    "--repeat 7 --timeout 2.5 --no-check --json facts.json --seed 9"
+    "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend "
+    "cuda --devices 3,1 --allow-shared-gpu --scheduler uncut --tile 128 --tile-min 64 --grid 2x1 --compute-ranks "
+    "5,0 --max-hops 2 --chunks 3 --compute-lanes 2 --no-caching --no-overlap --routing bw --no-batch "
+    "--no-wr-lazy --order fixed --warmup 0 --repeat 7 --timeout 2.5 --no-check --json facts.json --seed 9"
 )
 
 
@@ -32,8 +32,8 @@ def test_every_flag_reaches_its_field():
     assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "cuda")
     assert (args.devices, args.allow_shared_gpu) == ((3, 1), True)
     assert args.options == ScheduleOptions(
-        tile=128, tile_min=64, grid=(2, 4), chunks=3, compute_lanes=2, caching=False, overlap=False, routing="bw",
-        batch=False, wr_lazy=False, order="fixed",
+        tile=128, tile_min=64, grid=(2, 1), devices=(5, 0), max_hops=2, chunks=3, compute_lanes=2, caching=False,
+        overlap=False, routing="bw", batch=False, wr_lazy=False, order="fixed",
     )  # fmt: skip
     assert (args.warmup, args.repeat, args.timeout_s, args.check, args.json_path, args.seed) == (
         0, 7, 2.5, False, "facts.json", 9,
@@ -129,3 +129,24 @@ def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, 
 def test_gpus_are_not_chosen_for_the_host_backend(flag):
     with pytest.raises(ParamError, match=flag[0]):
         parse(["--backend", "host", *flag])
+
+
+def test_a_trace_is_written_in_the_form_that_its_name_says():
+    assert parse(["--trace", "t.png"]).trace_path == "t.png"
+    assert parse([]).trace_path is None
+    with pytest.raises(ParamError, match=r"t\.pdf does not say which picture is wanted.*\.json"):
+        parse(["--trace", "t.pdf"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["A B -o x.json --json x.json", "--json x.json --trace x.json", "A B -o x.json --trace x.json"],
+)
+def test_two_results_in_one_file_are_refused(words):
+    with pytest.raises(ParamError, match=r"both name x\.json"):
+        parse(words.split())
+
+
+def test_an_ablation_has_no_trace():
+    with pytest.raises(ParamError, match="--trace was given with --ablation"):
+        parse(["--ablation", "--trace", "t.json"])

@@ -14,6 +14,7 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem
 
 
@@ -40,6 +41,14 @@ def test_compute_is_shared_by_all_ranks():
 def test_unequal_rates_add_up():
     uneven = dataclasses.replace(machine(2, link=1e9), gemm_tflop_per_s={"f64": np.array([1.0, 3.0])})
     assert bound(CUBE, place("0,0,0"), uneven).seconds == pytest.approx(2e9 / 4e12)
+
+
+def test_a_bound_knows_the_best_rates_alone():
+    slow = dataclasses.replace(
+        machine(2),
+        typical_gemm_tflop_per_s={"f64": np.full(2, 1e-3)},
+    )
+    assert bound(CUBE, place("h,h,h"), slow) == bound(CUBE, place("h,h,h"), machine(2))
 
 
 @pytest.mark.parametrize(("reads_c", "megabytes"), [(True, 24), (False, 16)])
@@ -84,6 +93,45 @@ def test_one_rank_moves_nothing():
 def test_a_c_that_is_read_at_its_owner_costs_no_transfer():
     reading, writing = (dataclasses.replace(CUBE, reads_c=reads) for reads in (True, False))
     assert bound(reading, place("0,0,0"), machine(4)) == bound(writing, place("0,0,0"), machine(4))
+
+
+def host_ports(ranks: int, totals: tuple[float, float], both: tuple[float, float]) -> list[Port]:
+    return duplex_ports(
+        "host",
+        [(ranks, rank) for rank in range(ranks)],
+        [(rank, ranks) for rank in range(ranks)],
+        in_gb_per_s=totals[0],
+        out_gb_per_s=totals[1],
+        both_gb_per_s=both,
+    )
+
+
+def test_the_host_gives_no_more_than_its_totals_either_way_and_both_ways():
+    # 4 links of 55; 184 in, 148 out, 96 + 92 at once. A, B and C (8 MB each) in, C out.
+    ports = host_ports(4, (184, 148), (96, 92))
+    found = bound(CUBE, place("h,h,h"), dataclasses.replace(machine(4, host=55, rate=1e6), ports=tuple(ports)))
+    assert found.terms["host to devices"] == pytest.approx(24e6 / 184e9)
+    assert found.terms["devices to host"] == pytest.approx(8e6 / 148e9)
+    both = max(24 / 184 + 8 * (1 - 96 / 184) / 92, 8 / 148 + 24 * (1 - 92 / 148) / 96)
+    assert found.terms["host both ways"] == pytest.approx(both * 1e6 / 1e9)
+    assert (found.limited_by, found.seconds) == ("host both ways", found.terms["host both ways"])
+    assert found.formula.startswith("(A 0.008 GB + B 0.008 GB + C 0.008 GB) host to devices and (C 0.008 GB)")
+
+
+def test_ways_of_the_host_that_share_nothing_have_no_term_together():
+    ports = [Port.of("in", 20, [(2, 0), (2, 1)]), Port.of("out", 20, [(0, 2), (1, 2)])]
+    found = bound(CUBE, place("h,h,h"), dataclasses.replace(machine(2, host=55), ports=tuple(ports)))
+    assert "host both ways" not in found.terms
+    assert found.terms["host to devices"] == pytest.approx(24e6 / 20e9)
+
+
+def test_a_device_gives_and_takes_no_more_than_its_ports():
+    # One port of 150 GB/s each way beside 10 GB/s to the host, not 3 links of 100.
+    ported = dataclasses.replace(machine(4, rate=1e-3), ports=tuple(device_ports(range(4), 150, 140)))
+    found = bound(CUBE, place("1,1,0"), ported)
+    out, into, alone = 16e6 / 160e9, 8e6 / 150e9, 2e9 / 1e9
+    assert found.terms["out of rank 1"] == pytest.approx(out * alone / (out + alone))
+    assert found.terms["into rank 0"] == pytest.approx(into * alone / (into + alone))
 
 
 def test_without_a_product_only_c_moves():
@@ -181,3 +229,39 @@ def test_no_simple_schedule_is_faster(problem, placement, ranks, link, host, rat
 
     for workers in ([0], [ranks - 1], list(range(ranks))):
         assert lowest <= time_of(workers) * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1), placements)
+def test_ports_only_raise_the_bound_and_fair_rates_under_them_are_no_faster(seed, placement):
+    """The schedule: both ways of the host at once at fair rates, one matrix after the other in each."""
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.integers(2, 6))
+    problem = dataclasses.replace(CUBE, reads_c=bool(rng.integers(2)))
+    free = machine(ranks, link=rng.uniform(1, 100), host=rng.uniform(1, 100), rate=10 ** rng.uniform(-3, 3))
+    totals = rng.uniform(5, 200, 2)
+    ports = [
+        *host_ports(ranks, tuple(totals), tuple(totals * rng.uniform(0.2, 1, 2))),
+        *device_ports(range(ranks), *rng.uniform(5, 200, 2)),
+    ]
+    ported = dataclasses.replace(free, ports=tuple(ports))
+    with_ports, without = bound(problem, placement, ported), bound(problem, placement, free)
+    for name, seconds in without.terms.items():
+        assert with_ports.terms[name] >= seconds * (1 - 1e-9)
+
+    host = ported.host
+    ways = {"in": "abc" if problem.reads_c else "ab", "out": "c"}
+    links = {"in": [(host, rank) for rank in range(ranks)], "out": [(rank, host) for rank in range(ranks)]}
+    every = links["in"] + links["out"]
+    rates = dict(zip(every, fair_rates(every, [ported.bandwidth_gb_per_s[link] for link in every], ports), strict=True))
+    reached = 0.0
+    for way, names in ways.items():
+        locations = [getattr(placement, name) for name in names]
+        served = [
+            links[way] if location.rank is None else [links[way][location.rank]]
+            for location in locations
+            if location.space == "host"
+        ]
+        reached = max(reached, sum(8e6 / sum(rates[link] * 1e9 for link in of) for of in served))
+    host_terms = [seconds for name, seconds in with_ports.terms.items() if "host" in name]
+    assert max(host_terms, default=0.0) <= reached * (1 + 1e-9)

@@ -337,13 +337,23 @@ class TestAssembling:
 
     def test_products_rows_costs_and_power_come_back(self, known):
         _, found, samples, tolerance = known
-        assert found.gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
+        assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
+        assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
         assert found.gemm_shape["f64"].block_rows == 128.0
         assert found.row_overhead.device == pytest.approx(260.0, rel=max(0.01, 10 * tolerance))
         assert found.row_overhead.host_in == pytest.approx(900.0, rel=max(0.01, 10 * tolerance))
         assert found.costs.copy_s == 1.3e-6
         assert (found.idle_watts[0], found.busy_watts[3]) == (75.0, 690.0)
         assert fit_products(samples)[2]["f64"] < 1e-6
+
+    def test_a_product_faster_than_the_fit_is_the_best_rate_of_its_rank(self, known):
+        true, _, samples, _ = known
+        more = Samples(4, samples.multiprocessors, samples.transfers, list(samples.products))
+        seconds = (2 * 8192.0**3 / 90e12, 1.0, 1.0, 1.0)
+        more.products.append(ProductSample("f64", 8192, 8192, 8192, seconds, Summary.of(seconds)))
+        machine = assemble(more, name="m", key="k", memory_bytes=true.memory_bytes.tolist(), provenance="")
+        assert machine.gemm_tflop_per_s["f64"][0] == pytest.approx(90.0)
+        assert machine.gemm_tflop_per_s["f64"][0] > machine.typical_gemm_tflop_per_s["f64"][0]
 
     def test_the_file_keeps_the_samples_and_is_a_machine(self, known):
         _, found, samples, _ = known

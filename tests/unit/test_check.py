@@ -300,15 +300,50 @@ def test_the_place_of_the_fault_is_named():
     assert "wrong, worst at row 543" in case.check("freivalds").detail
 
 
-@BOTH_CHECKS
+@ALL_DTYPES
+def test_nan_and_infinity_of_the_inputs_are_wanted_in_c_where_they_spread_to_and_nowhere_else(dtype):
+    case = make(60, 70, 300, dtype)
+    case.c_in = case.c_in.copy()
+    case.a[5, 6], case.a[9, 200] = np.nan, np.inf
+    case.b[4, 3], case.b[7, 3], case.b[8, 4] = np.inf, -np.inf, -np.inf
+    case.c_in[20, 30], case.c_in[9, 8] = -np.inf, np.nan
+    case.c_out = multiply(case)
+    result = case.check("full")
+    assert result.passed, result
+    spread = 2 * 70 + 2 * 58 + 1
+    assert f"; {spread} must be NaN or infinite, as inputs are, and {spread} of them are" in result.detail
+    assert 0 < result.error <= result.tolerance < 1
+    assert result.rms_error < 4 * dtype.unit_roundoff * 301**0.5
+    for place, value in (
+        ((5, 0), 0.5), ((9, 1), -case.c_out[9, 1]), ((9, 1), np.nan), ((20, 30), np.nan), ((9, 8), np.inf),
+        ((30, 3), np.inf), ((0, 0), np.nan), ((0, 0), np.inf), ((0, 0), 17.0),
+    ):  # fmt: skip
+        wrong = case.c_out.copy()
+        wrong[place] = value
+        result = case.check("full", c_out=wrong)
+        assert not result.passed, (place, value)
+        assert f"1 element wrong, worst at row {place[0]}, column {place[1]}" in result.detail
+        assert ("and 256 of them" in result.detail) == (place != (0, 0))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_inputs_that_cannot_be_checked_fail_and_say_so(method, value):
+def test_sums_of_inputs_that_are_not_finite_have_no_bound_and_say_so(value):
     case = make(60, 70, 20, DType.f64)
     case.a[5, 6] = value
     case.c_out = multiply(case)
-    result = case.check(method)
+    result = case.check("freivalds")
     assert not result.passed
-    assert "NaN or infinite" in result.detail
+    assert "20 expected sums are NaN or infinite" in result.detail
+
+
+def test_a_product_too_large_for_float64_has_no_bound_and_says_so():
+    case = make(6, 7, 2, DType.f64)
+    case.a[0], case.b[:, 0] = 1e200, 1e200
+    with np.errstate(over="ignore"):
+        case.c_out = multiply(case)
+    result = case.check("full")
+    assert not result.passed
+    assert "1 expected elements are NaN or infinite" in result.detail
 
 
 def test_beta_without_c_is_refused():

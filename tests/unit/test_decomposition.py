@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_cost
+from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles, choose_tile, tile_cost
 from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.options import ScheduleOptions
 
 LONG = 1e9  # a bound (s) that discards nothing
 
@@ -149,3 +150,63 @@ def test_extreme_shapes_get_a_tile_that_makes_few_tasks(shape: tuple[int, int, i
     grid = ProcessGrid(2, 4)
     tile = choose_tile(problem, grid, tile_min=2048, bound_s=problem.flops / 4e14)
     assert Decomposition.make(problem, grid, tile).num_sub_problems() <= 32**3
+
+
+# -- further tiles ---------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 20_000),
+    st.integers(1, 20_000),
+    st.integers(0, 20_000),
+    st.integers(1, 16),
+    st.integers(1, 12),
+    st.sampled_from(list(DType)),
+)
+def test_candidates_are_distinct_aligned_and_start_with_the_heuristics_own(
+    m: int, n: int, k: int, ranks: int, count: int, dtype: DType
+) -> None:
+    problem, grid, options = GemmProblem(m, n, k, dtype), ProcessGrid.most_square(ranks), ScheduleOptions()
+    tiles = candidate_tiles(problem, grid, options, count)
+    assert tiles[0] == choose_tile(problem, grid, tile_min=2048, bound_s=LONG)
+    assert 1 <= len(tiles) <= count
+    assert candidate_tiles(problem, grid, options, count + 1)[: len(tiles)] == tiles
+    extents = [math.ceil(m / grid.rows), math.ceil(n / grid.cols), *([k] if k else [])]
+    for tile in tiles[1:]:
+        assert 128 <= tile <= max(extents) or tile == max(extents)
+        assert tile * dtype.itemsize % 16 == 0 or tile in extents
+    for at, tile in enumerate(tiles):
+        assert all(abs(tile - other) > 0.05 * max(tile, other) for other in tiles[:at])
+    costs = tile_cost(np.array(tiles[1:], np.int64), problem, grid.size, 2048)
+    assert (np.diff(costs) >= 0).all()
+
+
+def test_candidates_cut_the_extents_evenly_or_are_powers_of_two() -> None:
+    tiles = candidate_tiles(square(12_000), ProcessGrid(2, 4), ScheduleOptions(), 100)
+    for parts in (1, 2, 3, 4, 6, 8):
+        assert any(abs(tile - 6000 / parts) <= 0.1 * tile for tile in tiles), parts
+    for power in (256, 512, 1024, 2048):
+        assert any(abs(tile - power) <= 0.1 * tile for tile in tiles), power
+    assert {6000, 3000, 2000, 1000} <= set(tiles)  # these leave no short tiles
+    assert len(tiles) < 20
+
+
+def test_candidates_follow_the_largest_block() -> None:
+    options = ScheduleOptions(row_shares=(1, 3))
+    tiles = candidate_tiles(GemmProblem(8000, 8000, 8000, DType.f64), ProcessGrid(2, 1), options, 100)
+    assert max(tiles) == 8000
+    assert any(abs(tile - 6000) <= 300 for tile in tiles)
+
+
+def test_candidates_leave_out_what_takes_half_the_bound_to_issue() -> None:
+    problem, grid = square(8192), ProcessGrid(2, 2)
+    free, bounded = (candidate_tiles(problem, grid, ScheduleOptions(), 100, bound_s=b) for b in (LONG, 5e-3))
+    assert min(free) < min(bounded)
+    assert set(bounded[1:]) <= set(free)
+
+
+def test_a_tile_asked_for_is_the_only_candidate() -> None:
+    grid = ProcessGrid(2, 2)
+    assert candidate_tiles(square(1000), grid, ScheduleOptions(tile=300), 5) == [300]
+    assert candidate_tiles(square(1000), grid, ScheduleOptions(tile=3000), 5) == [1000]

@@ -23,6 +23,7 @@ from uncut_mpi.errors import (
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -253,20 +254,24 @@ def measured() -> Machine:
         bandwidth_gb_per_s=rng.uniform(1, 400, (4, 4)),
         latency_s=rng.uniform(0, 1e-5, (4, 4)),
         gemm_tflop_per_s={"f64": rng.uniform(50, 60, 3), "f16": rng.uniform(500, 800, 3)},
+        typical_gemm_tflop_per_s={"f64": rng.uniform(40, 50, 3), "f16": rng.uniform(400, 500, 3)},
+        ports=(Port.of("in", 20.0, [(3, rank) for rank in range(3)]), Port.of("out", 15.0, [(0, 3), (1, 3)])),
         memory_bytes=np.array([10**9, 2 * 10**9, 141 * 10**9]),
         provenance="measured",
+        steady=False,
     )
 
 
 def test_a_machine_comes_back_from_json_bit_for_bit() -> None:
     machine = measured()
     back = Machine.from_json(machine.to_json())
-    assert (back.name, back.key, back.provenance) == ("node", "abc", "measured")
+    assert (back.name, back.key, back.provenance, back.steady) == ("node", "abc", "measured", False)
     for name in ("bandwidth_gb_per_s", "latency_s", "memory_bytes"):
         assert np.array_equal(getattr(back, name), getattr(machine, name))
-    assert {k: v.tolist() for k, v in back.gemm_tflop_per_s.items()} == {
-        k: v.tolist() for k, v in machine.gemm_tflop_per_s.items()
-    }
+    for name in ("gemm_tflop_per_s", "typical_gemm_tflop_per_s"):
+        assert {k: v.tolist() for k, v in getattr(back, name).items()} == {
+            k: v.tolist() for k, v in getattr(machine, name).items()
+        }
     assert back.to_json() == machine.to_json()
 
 
@@ -290,7 +295,8 @@ def test_another_machine_format_is_refused_with_both_versions() -> None:
         ({"latency_s": np.full((4, 4), -1.0)}, "latency_s of machine node has a negative or non-finite"),
         ({"bandwidth_gb_per_s": np.zeros((4, 4))}, "a link without bandwidth"),
         ({"gemm_tflop_per_s": {"f64": np.ones(2)}}, r"gemm_tflop_per_s\[f64\] of machine node is not 3 positive"),
-        ({"gemm_tflop_per_s": {"f64": np.zeros(3)}}, r"gemm_tflop_per_s\[f64\] of machine node is not 3 positive"),
+        ({"gemm_tflop_per_s": {"f64": np.zeros(3)}}, r"^gemm_tflop_per_s\[f64\] of machine node is not 3 positive"),
+        ({"typical_gemm_tflop_per_s": {"f64": np.zeros(3)}}, r"typical_gemm_tflop_per_s\[f64\] of machine node is not"),
     ],
 )
 def test_impossible_measurements_are_refused(change: dict[str, object], words: str) -> None:
@@ -300,8 +306,20 @@ def test_impossible_measurements_are_refused(change: dict[str, object], words: s
 
 def test_a_rate_that_was_not_measured_is_refused() -> None:
     assert measured().gemm_rate(DType.f64).tolist() == (measured().gemm_tflop_per_s["f64"] * 1e12).tolist()
-    with pytest.raises(TopologyError, match="no GEMM rate for bf16"):
-        measured().gemm_rate(DType.bf16)
+    typical = measured().typical_gemm_rate(DType.f64)
+    assert typical.tolist() == (measured().typical_gemm_tflop_per_s["f64"] * 1e12).tolist()
+    for rate in (measured().gemm_rate, measured().typical_gemm_rate):
+        with pytest.raises(TopologyError, match="no GEMM rate for bf16"):
+            rate(DType.bf16)
+
+
+def test_links_to_plan_with_are_slower_where_all_ranks_share_the_host() -> None:
+    machine = measured()
+    assert np.array_equal(machine.links(), machine.bandwidth_gb_per_s)
+    links = machine.links(sharing=range(3))
+    assert np.array_equal(links[:3, :3], machine.bandwidth_gb_per_s[:3, :3])
+    assert np.array_equal(links[3, :3], machine.host_rates(range(3))[0])
+    assert np.array_equal(links[:3, 3], machine.host_rates(range(3), inward=False, outward=True)[1])
 
 
 def test_a_uniform_machine_has_equal_links_and_a_slower_host() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 import threadpoolctl
 
 from tests.helpers.pushed import Pushed
-from uncut_mpi.device.host import Disorder, HostBackend
+from uncut_mpi.device.host import Disorder, HostBackend, bodies
+from uncut_mpi.device.host.backend import HostProbe
 from uncut_mpi.device.host.executor import _Patience
+from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import bytes_at, matrix_at
 from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
@@ -292,6 +295,54 @@ def test_a_rank_that_hangs_is_named_by_those_that_wait_for_it():
         assert late[0].error is None  # it was slow; the flags it awaited from rank 1 were written all the same
 
 
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f16], ids=lambda dtype: dtype.name)
+def test_a_long_product_moves_its_progress_word_between_its_parts(monkeypatch, dtype):
+    monkeypatch.setattr(bodies, "_PART_OPERATIONS", 2 * 8 * 6 * 2)  # two columns of eight
+    seen: list[int] = []
+    real = np.matmul
+
+    def watched(*operands, out):
+        seen.append(int(cluster.board.sum()))
+        return real(*operands, out=out)
+
+    a, b = uniform(8, 6, dtype=dtype, seed=1), uniform(6, 7, dtype=dtype, seed=2)
+    schedule = one_task(Kind.GEMM, (8, 7, dtype), [(8, 6, dtype, Factor.ALPHA, Op.N), (6, 7, dtype, Factor.ONE, Op.N)])
+    with Cluster(schedule) as cluster:
+        cluster.buffer(1)[...], cluster.buffer(2)[...] = a, b
+        cluster.buffer(0)[...] = np.nan
+        monkeypatch.setattr(bodies.np, "matmul", watched)
+        succeed(cluster.run(alpha=1.5))
+        monkeypatch.undo()
+        found = cluster.buffer(0).astype(np.float64)
+    assert seen == [0, 1, 2, 3]
+    wanted = 1.5 * a.astype(np.float64) @ b.astype(np.float64)
+    assert np.allclose(found, wanted, rtol=0, atol=64 * dtype.unit_roundoff)
+
+
+def test_a_product_that_takes_longer_than_is_allowed_is_no_stall_while_it_gets_on(monkeypatch):
+    case = Pushed(ranks=2, chunks=1)
+    monkeypatch.setattr(bodies, "_PART_OPERATIONS", 2 * case.m * case.k)  # a column at a time
+    waiting: list[int] = []
+    real = np.matmul
+
+    def remember(task: int, code: Code, written: np.ndarray) -> None:
+        waiting.append(threading.get_ident())
+
+    def slow(*operands, out):
+        if threading.get_ident() not in waiting:
+            time.sleep(0.1)
+        return real(*operands, out=out)
+
+    # Rank 0 pushes the operands, before rank 1 can multiply.
+    with Cluster(case.build(), faults={0: remember}) as cluster:
+        monkeypatch.setattr(bodies.np, "matmul", slow)
+        cluster.load(case)
+        reports = cluster.run(timeout_s=0.8)
+        monkeypatch.undo()
+        succeed(reports)
+        assert reports[1].issue_s > 1.0
+
+
 class _Clock:
     """Time that passes only when somebody sleeps."""
 
@@ -545,6 +596,13 @@ def blas_threads_now() -> set[int]:
     return {library["num_threads"] for library in threadpoolctl.ThreadpoolController().select(user_api="blas").info()}
 
 
+def test_the_blas_is_named_with_its_version():
+    loaded = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
+    name = HostBackend(0, 1).versions()["blas"]
+    assert name == "unknown" if not loaded else name.endswith(str(loaded[0]["version"]))
+    assert not loaded or name.lower().startswith(loaded[0]["internal_api"])
+
+
 def test_blas_threads_are_the_cores_over_the_ranks_and_never_more_than_the_program_has_set(monkeypatch):
     monkeypatch.setattr("uncut_mpi.device.host.backend.usable_cores", lambda: 16)
     with threadpoolctl.threadpool_limits(8, user_api="blas"):
@@ -580,8 +638,24 @@ def test_blas_threads_are_as_before_after_runs_in_several_threads():
 def test_probes_return_positive_times(backend):
     memory = backend.allocate(1 << 16)
     assert backend.copy_seconds(memory.address, memory.address + 4096, 4096, 2) > 0
-    for dtype in DType:
-        assert backend.gemm_seconds(16, dtype, 2) > 0
+    for probe in [backend.copy_probe(memory.address, memory.address + 4096, 4096)] + [
+        backend.gemm_probe(16, dtype) for dtype in DType
+    ]:
+        assert probe.mean_seconds(0.0) > 0
+        probe.close()
+
+
+def test_a_probe_works_for_as_long_as_asked_and_returns_the_mean(monkeypatch):
+    now, done = [100.0], []
+
+    def work():
+        done.append(1)
+        now[0] += 0.3 if len(done) % 2 else 0.1
+
+    probe = HostProbe(work, BlasThreads(1))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert probe.mean_seconds(0.7) == pytest.approx(0.8 / 4)  # after one turn that is not timed: 0.1, 0.3, 0.1, 0.3
+    assert len(done) == 5
 
 
 def test_a_closed_executable_is_an_error_and_not_a_crash():

@@ -17,7 +17,13 @@ def modules_after(statement):
 
 @pytest.mark.parametrize(
     "statement",
-    ["import uncut_mpi", "import uncut_mpi.model", "import uncut_mpi.planning", "import uncut_mpi.segments"],
+    [
+        "import uncut_mpi",
+        "import uncut_mpi.model",
+        "import uncut_mpi.planning",
+        "import uncut_mpi.segments",
+        "import uncut_mpi.plan",
+    ],
 )
 def test_an_import_loads_neither_mpi_nor_a_gpu_library(statement):
     roots, _ = modules_after(statement)

@@ -237,6 +237,89 @@ class TestNode:
         assert "no program was given" in node().stderr
 
 
+@pytest.fixture
+def tests_on(tmp_path):
+    """Run launch/test on a pretended machine with so many GPUs, whose tests pass but for one that is skipped."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    started = tmp_path / "started"
+    # A stand-in for every test: notes its rank, mode and arguments, and writes its report.
+    executable(
+        tools / "python",
+        f'[[ $1 != launch/summarise.py ]] || exec {sys.executable} "$@"\n'
+        "for word; do [[ $word != --junitxml=* ]] || report=${word#--junitxml=}; done\n"
+        "blocking=${CUDA_LAUNCH_BLOCKING:-unset}\n"
+        'echo "rank $PMI_RANK connections ${CUDA_DEVICE_MAX_CONNECTIONS:-unset} blocking $blocking $*"'
+        f" >>{started}\n"
+        "[[ ${FAILS:-none} != $blocking ]] || exit 1\n"
+        'skipped=\'<testcase classname="t" name="b"><skipped message="too few ranks"/></testcase>\'\n'
+        'echo "<testsuites><testcase classname=\\"t\\" name=\\"a\\"/>$skipped</testsuites>" >"$report"\n',
+    )
+    executable(
+        tools / "mpiexec",
+        "[[ $1 != --version ]] || { echo HYDRA; exit; }\n"
+        'n=$2; shift 2; for ((r = 0; r < n; r++)); do PMI_RANK=$r "$@" || exit; done\n',
+    )
+
+    def start(gpus, *arguments, **environment):
+        if gpus:
+            lines = "".join(f"GPU {number}: Pretended\\n" for number in range(gpus))
+            executable(tools / "nvidia-smi", f'[[ $* == --list-gpus ]] && printf "{lines}"\n')
+        command = [str(LAUNCH / "test"), "--no-setup", *arguments]
+        done = run(command, f"{tools}:/usr/bin:/bin", TMPDIR=str(tmp_path), **environment)
+        return done, started.read_text().splitlines() if started.exists() else []
+
+    return start
+
+
+class TestTests:
+    def test_the_tests_of_several_gpus_run_on_a_rank_for_each_in_every_mode(self, tests_on):
+        done, started = tests_on(3, "--stage", "multigpu")
+        assert done.returncode == 0, done.stdout + done.stderr
+        modes = [line.partition(" -m ")[0] for line in started]
+        assert modes == [
+            f"rank {rank} {mode}"
+            for mode in (
+                "connections 32 blocking unset",
+                "connections 1 blocking unset",
+                "connections 32 blocking 1",
+            )
+            for rank in range(3)
+        ]
+        assert all(" tests/multigpu " in line for line in started)
+        lines = done.stdout.splitlines()
+        assert lines[-1] == "3 passed, 0 failed, 3 skipped"
+        assert "      3  too few ranks" in lines
+
+    def test_one_gpu_is_enough(self, tests_on):
+        done, started = tests_on(1, "--stage", "multigpu")
+        assert (done.returncode, len(started)) == (0, 3), done.stdout + done.stderr
+
+    def test_a_mask_limits_the_ranks(self, tests_on):
+        _, started = tests_on(4, "--stage", "multigpu", CUDA_VISIBLE_DEVICES="2,3")
+        assert len(started) == 6
+
+    @pytest.mark.parametrize(("gpus", "mask"), [(0, None), (2, "")])
+    def test_without_a_gpu_its_tests_are_one_skip_with_the_reason(self, tests_on, gpus, mask):
+        environment = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+        done, started = tests_on(gpus, "--stage", "unit", "--stage", "gpu", "--stage", "multigpu", **environment)
+        assert len(started) == 1
+        assert "tests/unit" in started[0]
+        lines = done.stdout.splitlines()
+        for stage in ("gpu", "multigpu"):
+            assert f"      1  stage {stage}: no GPU on this machine" in lines
+        assert (lines[-1], done.returncode) == ("1 passed, 0 failed, 3 skipped", 0)
+
+    def test_a_mode_that_fails_is_named_and_the_others_still_run(self, tests_on):
+        done, started = tests_on(2, "--stage", "multigpu", FAILS="unset")
+        assert done.returncode == 1
+        assert len(started) == 4  # rank 0 of the first two modes, both ranks of the last
+        assert "2 passed" not in done.stdout
+        lines = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("multigpu")]
+        assert lines == ["multigpu-2", "multigpu-2-launch-blocking", "multigpu-2-one-connection"]
+        assert done.stdout.splitlines()[-1] == "1 passed, 2 failed, 1 skipped"
+
+
 class TestSetup:
     def test_installs_first_what_the_build_requires(self):
         # Read as text: tomllib is not in Python 3.10.

@@ -58,6 +58,13 @@ def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
         ({"chunks": 0}, "chunks = 0 is below 1"),
         ({"compute_lanes": 65}, "above 64"),
         ({"grid": (0, 2)}, "grid 0x2"),
+        ({"max_hops": 3}, "max_hops = 3 is not 0 to 2"),
+        ({"devices": ()}, "devices names no rank"),
+        ({"devices": (1, -1)}, "devices names rank -1"),
+        ({"devices": (1, 2, 1)}, "devices names rank 1 twice"),
+        ({"row_shares": ()}, "row_shares"),
+        ({"row_shares": (1.0, 0.0)}, "are not all positive numbers"),
+        ({"col_shares": (float("inf"),)}, "col_shares"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(change: dict, message: str) -> None:

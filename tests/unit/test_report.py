@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
+import re
 
 import pytest
 
+from uncut_mpi.command.nonfinite import NonFinite
 from uncut_mpi.command.report import (
     About,
     Facts,
     ablation_json,
     ablation_text,
     bytes_text,
-    check_json_path,
     text,
     time_text,
     to_json,
-    write_json,
 )
-from uncut_mpi.errors import DataFileError
 
 ABOUT = About(
     version="1.2.3",
@@ -29,7 +27,17 @@ ABOUT = About(
     date="2026-01-02T03:04:05+00:00",
     host="node7",
     devices=("Model X", "Model X", "Model Y"),
+    cores=6,
     mpi="MPICH 5.0.2",
+    versions={
+        "python": "3.12.1",
+        "numpy": "2.1.0",
+        "mpi4py": "4.1.2",
+        "blas": "cuBLAS 13.1.0",
+        "cupy": "14.0.1",
+        "cuda": "13.1",
+        "driver": "580.95.05 (CUDA 13.0)",
+    },
     ranks=3,
     nodes=1,
     backend="cuda",
@@ -69,7 +77,8 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error samples_s digest bound_formula command_line date"
+    "rms_error samples_s digest bound_formula command_line date "
+    "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
 )
 
 
@@ -98,7 +107,24 @@ def test_the_text_says_what_was_run_on_what_and_how_it_went():
         "# devices   2 × Model X, 1 × Model Y",
         "# MPI       MPICH 5.0.2; 3 ranks on 1 node",
         "# backend   cuda: every rank has a GPU",
+        "# software  Python 3.12.1, numpy 2.1.0, cuBLAS 13.1.0, cupy 14.0.1, CUDA 13.1, driver 580.95.05 (CUDA 13.0)",
         "# machine   measured",
+    ]
+
+
+def test_ranks_of_the_host_backend_are_not_called_devices():
+    host = dataclasses.replace(ABOUT, backend="host", devices=("EPYC",) * 3, cores=1)
+    assert host.device == "host backend, 3 ranks on 1 node, EPYC, 1 core"
+    assert f"# devices   {host.device}\n" in text(dataclasses.replace(FACTS, about=host))
+
+
+def test_inputs_that_are_not_finite_are_named_in_the_text_and_in_the_json():
+    found = NonFinite("B", "B.npy", 2, 1, (4, 5))
+    facts = dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, nonfinite=(found,)))
+    line = "input       B.npy (B) holds 2 NaN and 1 infinite elements, the first at row 4, column 5 (from 0); "
+    assert any(one.startswith(line) for one in text(facts).splitlines())
+    assert json.loads(to_json(facts))["nonfinite_inputs"] == [
+        {"matrix": "B", "path": "B.npy", "nan": 2, "infinite": 1, "first": [4, 5]}
     ]
 
 
@@ -145,23 +171,35 @@ def test_an_unchecked_run_says_so_in_json():
 
 
 def test_the_ablation_compares_each_step_with_the_one_above():
+    fewer = FACTS.bytes_by_link | {"host_to_device": 0}
     steps = [
         ("baseline", dataclasses.replace(FACTS, samples_s=(0.006,), predicted_s=0.005)),
         ("+ caching and overlap", dataclasses.replace(FACTS, samples_s=(0.002,))),
-        ("+ routing", dataclasses.replace(FACTS, samples_s=(0.0016,))),
+        ("+ routing", dataclasses.replace(FACTS, samples_s=(0.0016,), tasks=55, bytes_by_link=fewer)),
     ]
     lines = ablation_text(steps).splitlines()
     assert lines[-5:] == [
-        "step                    median ms   TFLOP/s   speedup  predicted ms  check",
-        "baseline                    6.000         2                   5.000  PASS",
-        "+ caching and overlap       2.000         6     3.00×         0.500  PASS",
-        "+ routing                   1.600       7.5     1.25×         0.500  PASS",
+        "step                    median ms   TFLOP/s   speedup  predicted ms    tasks    host→device  device→device  "
+        "  in a device  check",
+        "baseline                    6.000         2                   5.000       77       48.00 MB       1.500 kB  "
+        "         12 B  PASS",
+        "+ caching and overlap       2.000         6     3.00×         0.500       77       48.00 MB       1.500 kB  "
+        "         12 B  PASS",
+        "+ routing                   1.600       7.5     1.25×         0.500       55            0 B       1.500 kB  "
+        "         12 B  PASS",
         "PASS",
     ]
+    assert not any(line.startswith("tile") for line in lines)
+    chosen = dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, note="64, for several tiles"))
+    assert "tile        64, for several tiles" in ablation_text([("one", chosen)]).splitlines()
     value = json.loads(ablation_json(steps))
     assert [step["name"] for step in value["steps"]] == [name for name, _ in steps]
     assert list(value["steps"][1]) == ["name", *KEYS.split()]
     assert value["steps"][1]["median_s"] == 0.002
+    assert [(step["tasks"], step["bytes"]["host_to_device"]) for step in value["steps"]][1:] == [
+        (77, 48_000_000),
+        (55, 0),
+    ]
 
 
 def test_one_failed_step_fails_the_ablation_and_says_where():
@@ -195,31 +233,7 @@ def test_bytes_are_given_in_powers_of_1000(size, expected):
     assert bytes_text(size) == expected
 
 
-def test_a_json_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "facts.json"
-    path.write_text("old and longer than the new content")
-    check_json_path(str(path))
-    write_json(str(path), "{}\n")
-    assert path.read_text() == "{}\n"
-    assert os.listdir(tmp_path) == ["facts.json"]
-
-
-def test_a_json_file_that_cannot_be_completed_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "facts.json"
-    path.write_text("old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataFileError, match="No space left"):
-        write_json(str(path), "{}\n")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["facts.json"]
-
-
-def test_a_bad_json_path_is_refused_before_any_work(tmp_path):
-    with pytest.raises(DataFileError, match="is a directory"):
-        check_json_path(str(tmp_path))
-    with pytest.raises(DataFileError, match="no directory"):
-        check_json_path(str(tmp_path / "missing" / "facts.json"))
+def test_a_trace_has_its_line_and_none_has_none():
+    traced = text(dataclasses.replace(FACTS, trace="t.json: predicted 1 ms"))
+    assert re.search(r"^trace +t\.json: predicted 1 ms$", traced, re.MULTILINE)
+    assert "trace" not in text(FACTS)

@@ -21,6 +21,7 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.lower import lower
@@ -204,6 +205,7 @@ def random_cases(draw: st.DrawFn) -> tuple[GemmProblem, str, int, dict]:
         "grid": draw(st.sampled_from([None, (rows, ranks // rows), (1, rows)])),
         "chunks": draw(st.integers(1, 5)),
         "compute_lanes": draw(st.integers(1, 4)),
+        "max_hops": draw(st.integers(0, 2)),
         "routing": draw(st.sampled_from(ROUTINGS)),
         "order": draw(st.sampled_from(ORDERS)),
         **{name: draw(st.sampled_from(values)) for name, values in _ON_OFF.items()},
@@ -223,6 +225,7 @@ def test_any_problem_on_any_machine_gives_the_product(case: tuple[GemmProblem, s
         bandwidth_gb_per_s=rng.uniform(10, 400, (locations, locations)),
         latency_s=rng.uniform(0, 1e-5, (locations, locations)),
         gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
+        typical_gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
         memory_bytes=np.full(ranks, 10**9),
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -338,6 +341,14 @@ def test_chunks_never_get_too_small() -> None:
     assert region["cols"].min() < 512
 
 
+def host_ports(ranks: int, total_gb_per_s: float) -> tuple[Port, Port]:
+    """What all ranks together get from the host, and to it."""
+    return (
+        Port.of("in", total_gb_per_s, [(ranks, rank) for rank in range(ranks)]),
+        Port.of("out", total_gb_per_s, [(rank, ranks) for rank in range(ranks)]),
+    )
+
+
 def one_good_host_link() -> Machine:
     """Four ranks with fast links between them; only rank 0 reaches the host quickly."""
     bandwidth = np.full((5, 5), 100.0)
@@ -367,6 +378,34 @@ def test_eta_routing_uses_the_origin_where_the_faster_link_is_busy() -> None:
     )
     assert by_eta.schedule.bytes_by_link()["host_to_device"] > by_bandwidth.schedule.bytes_by_link()["host_to_device"]
     assert by_eta.predicted_s < by_bandwidth.predicted_s
+
+
+@pytest.mark.parametrize(("place", "shared"), [("h,h,h", True), ("0,h,0", True), ("h1,h1,h1", False), ("0,1,2", False)])
+def test_ranks_that_share_the_host_s_memory_are_planned_with_what_each_gets_then(place: str, shared: bool) -> None:
+    alone = Machine.uniform(4)
+    together = dataclasses.replace(alone, ports=host_ports(4, 100.0))
+    slower = Machine.uniform(4, host_gb_per_s=25.0)
+    problem = cube(2048)
+    found, as_alone, as_slower = (
+        uncut.schedule(problem, Placement.parse(place), 4, machine, ScheduleOptions(tile=512)).predicted_s
+        for machine in (together, alone, slower)
+    )
+    assert found == (as_slower if shared else as_alone)
+    assert not shared or as_slower > as_alone
+
+
+def test_one_of_several_ranks_at_work_has_the_host_to_itself() -> None:
+    together = dataclasses.replace(Machine.uniform(4), ports=host_ports(4, 100.0))
+    options = {"grid": (1, 1), "tile": 512}
+    found, alone = (result_of(cube(1024), "h,h,h", 4, one, **options) for one in (together, Machine.uniform(4)))
+    assert found.predicted_s == alone.predicted_s
+
+
+def test_products_are_planned_at_the_rate_to_expect() -> None:
+    best = Machine.uniform(1, host_gb_per_s=1e6, latency_s=0, gemm_tflop_per_s={"f64": 2})
+    machine = dataclasses.replace(best, typical_gemm_tflop_per_s={"f64": np.array([1.0])})
+    predicted_s = result_of(cube(1024), "0,0,0", 1, machine).predicted_s
+    assert predicted_s == pytest.approx(2 * 1024**3 / 1e12, rel=1e-3)
 
 
 def test_private_host_memory_is_reached_over_its_own_ranks_link_alone() -> None:
@@ -622,6 +661,10 @@ CHANGES = {
     "tile": 512,
     "tile_min": 256,
     "grid": (1, 8),
+    "devices": (7, 6, 5, 4, 3, 2, 1, 0),
+    "row_shares": (1.0, 2.0),
+    "col_shares": (1.0, 1.0, 2.0, 1.0),
+    "max_hops": 0,
     "chunks": 4,
     "compute_lanes": 1,
     "caching": False,
@@ -635,8 +678,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_option_changes_the_digest(name: str) -> None:
-    default = make(cube(8192), "h,h,h", 8, tile=0)
-    changed = make(cube(8192), "h,h,h", 8, **{"tile": 0, name: CHANGES[name]})
+    bandwidth = Machine.uniform(8).bandwidth_gb_per_s.copy()
+    bandwidth[0, 1] = bandwidth[8, 1] = 1.0  # relays are for slow links
+    machine = dataclasses.replace(Machine.uniform(8), bandwidth_gb_per_s=bandwidth)
+    default = make(cube(8192), "h,h,h", 8, machine, tile=0)
+    changed = make(cube(8192), "h,h,h", 8, machine, **{"tile": 0, name: CHANGES[name]})
     assert changed.digest() != default.digest()
 
 

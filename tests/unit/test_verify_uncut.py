@@ -13,12 +13,14 @@ from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
+from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.verify import verify
 
 CASES = {1: 300, 2: 400, 3: 400, 4: 400, 6: 400, 8: 300, 12: 200, 16: 200, 31: 100, 64: 100}
@@ -33,16 +35,21 @@ def any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_machine(rng: random.Random, num_ranks: int) -> Machine:
-    """Return a machine whose links all differ, so that routes are worth choosing."""
+    """Return a machine whose links all differ, some by far, so that routes and relays are worth choosing."""
     values = np.random.default_rng(rng.randrange(2**32))
     size = num_ranks + 1
+    bandwidth = values.uniform(5, 400, (size, size))
+    bandwidth[values.random((size, size)) < rng.choice((0.0, 0.3, 0.8))] *= 0.01
+    ports = device_ports(range(num_ranks), 300.0, 200.0) if rng.random() < 0.3 else []
     return Machine(
         name="random",
         key="random",
-        bandwidth_gb_per_s=values.uniform(5, 400, (size, size)),
+        bandwidth_gb_per_s=bandwidth,
+        ports=tuple(ports),
         latency_s=values.uniform(0, 2e-5, (size, size)),
         gemm_tflop_per_s={dtype.name: values.uniform(1, 60, num_ranks) for dtype in DType},
-        memory_bytes=np.full(num_ranks, 10**10),
+        typical_gemm_tflop_per_s={dtype.name: values.uniform(1, 60, num_ranks) for dtype in DType},
+        memory_bytes=np.full(num_ranks, rng.choice((500_000, 10**10))),  # either way enough for the panels
     )
 
 
@@ -57,8 +64,11 @@ def random_schedule(rng: random.Random, num_ranks: int, most_tasks: int = 400) -
         return rng.choice((1, 2, rng.randint(1, 30), rng.randint(1, 100)))
 
     m, n, k = extent(), extent(), rng.choice((0, *(extent() for _ in range(9))))
-    rows = rng.randint(1, num_ranks)
-    grid = rng.choice((None, None, (rows, rng.randint(1, num_ranks // rows))))
+    devices = rng.choice((None, None, tuple(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))))
+    places = num_ranks if devices is None else len(devices)
+    rows = rng.randint(1, places)
+    grid = rng.choice((None, None, (rows, rng.randint(1, places // rows))))
+    blocks = ProcessGrid.choose(places, grid)
     least_tile = max(1, round((m * n * max(k, 1) * 6 / most_tasks) ** (1 / 3)))
     problem = GemmProblem(
         m=m,
@@ -76,12 +86,16 @@ def random_schedule(rng: random.Random, num_ranks: int, most_tasks: int = 400) -
     options = ScheduleOptions(
         tile=rng.choice((0, least_tile, rng.randint(least_tile, least_tile + 40))),
         grid=grid,
+        devices=devices,
+        row_shares=rng.choice((None, tuple(rng.uniform(0.1, 3) for _ in range(blocks.rows)))),
+        col_shares=rng.choice((None, tuple(rng.uniform(0.1, 3) for _ in range(blocks.cols)))),
         chunks=rng.randint(1, 5),
         compute_lanes=rng.choice((1, 2, 8)),
         caching=rng.random() < 0.8,
         overlap=rng.random() < 0.8,
         routing=rng.choice(ROUTINGS),
         batch=rng.random() < 0.6,
+        max_hops=rng.randint(0, 2),
         wr_lazy=rng.random() < 0.6,
         order=rng.choice(ORDERS),
     )
@@ -93,7 +107,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most_tasks: int = 400) -
 @pytest.mark.usefixtures("any_chunk")
 @pytest.mark.parametrize("most_ranks", CASES)
 def test_random_schedules_are_proven(most_ranks: int) -> None:
-    kinds = np.zeros(4, np.int64)
+    kinds, relayed = np.zeros(4, np.int64), 0
     for seed in range(CASES[most_ranks]):
         rng = random.Random(seed * 1000 + most_ranks)
         schedule, options = random_schedule(rng, rng.choice((most_ranks, rng.randint(1, most_ranks))))
@@ -103,6 +117,8 @@ def test_random_schedules_are_proven(most_ranks: int) -> None:
             about = f"{schedule.problem}, placed {schedule.placement}, {schedule.num_ranks} ranks, {options}"
             raise AssertionError(f"seed {seed}: {about}") from error
         kinds += np.bincount(schedule.tasks["kind"], minlength=4)
+        relayed += (schedule.buffers["role"] == Role.CACHE).any()
+    assert relayed > (CASES[most_ranks] // 30 if most_ranks > 2 else -1)
     assert (kinds[[Kind.COPY, Kind.GEMM, Kind.COMBINE]] > CASES[most_ranks] // 2).all(), kinds
 
 

@@ -2,15 +2,14 @@
 One call, in one direction: check, agree, plan, reserve, fire, close.
 
 A repeated call is: look the plan up, opening barrier, fire, drain, closing barrier. The opening
-barrier is one small allgather that carries each rank's argument digest, readiness and error status,
-so that agreement costs no message of its own. Between it and the closing barrier no rank may leave
-alone: what goes wrong is carried as a value and raised on all ranks afterwards.
+barrier is that of every call of a session (`gate`). The devices are taken after it, when all ranks are
+known to be in this call: a rank that makes another one never waits for them. Between it and the closing
+barrier no rank may leave alone: what goes wrong is carried as a value and raised on all ranks afterwards.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import numbers
 import struct
@@ -23,9 +22,11 @@ import numpy as np
 
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.entries import Binding, CallResult, PlanEntry, PlanKey, PlanSummary
+from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
+from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.device.interface import (
     MAX_LANES,
     Backend,
@@ -33,8 +34,9 @@ from uncut_mpi.device.interface import (
     ExecutionReport,
     FlagTable,
     ProgressBoard,
+    TaskTimes,
 )
-from uncut_mpi.errors import ParamError, StallError, UncutError
+from uncut_mpi.errors import ParamError, StallError, UncutError, is_agreed
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -53,6 +55,7 @@ _FIRST_FLAGS = 1 << 16
 _MAX_BINDINGS = 8
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
+_NO_DIGEST = np.zeros(2, np.uint64)
 
 
 class CallMachinery:
@@ -74,7 +77,6 @@ class CallMachinery:
         self._group, self._backend, self._store, self._counters = group, backend, store, counters
         self._machine, self._timeout_s, self._verify = machine, timeout_s, verify
         self._arrival_timeout_s = arrival_timeout_s
-        self.broken = False
         self._epoch = 0
         self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
         store.on_release.append(self._forget_matrix)
@@ -88,11 +90,13 @@ class CallMachinery:
         self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
         self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
         self._flags = Arena(group, backend, store.mappings, counters, "flags")
-        self._gate = _Gate(group)
+        self.gate = Gate(group, self._order, arrival_timeout_s)
         try:
             self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
             self._reset_flags()
-        except BaseException:
+        except BaseException as error:
+            if is_agreed(error):  # every rank is here, so what peers have mapped is unmapped before it is freed
+                self._flags.close()
             self._let_go()
             raise
 
@@ -170,8 +174,7 @@ class CallMachinery:
 
     def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float, asked: str) -> Matrix:
         """Return a new host matrix for op(A) op(B). Collective."""
-        self._group.barrier("gemm", self._arrival_timeout_s)
-        agreement.agree(self._group, asked.encode(), lambda: asked)
+        self.gate.begin("gemm", asked)
         with agreement.collective(self._group, "gemm"):
             check_scalars(1.0, beta)
             check_trans(trans_a, trans_b)
@@ -186,16 +189,15 @@ class CallMachinery:
     # -- planning ----------------------------------------------------------------------------
 
     def plan(self, make_key: Callable[[], PlanKey]) -> PlanEntry:
-        """Return a new plan for an agreed key. Collective."""
+        """Return a new plan. Collective."""
         error: BaseException | None = None
         key: PlanKey | None = None
         try:
             key = make_key()
         except UncutError as caught:
             error = caught
-        agreement.collective_result(self._group, error, "plan")
+        self.gate.open("plan", repr(key), error=error)
         assert key is not None  # no rank had an error
-        agreement.agree(self._group, key.digest(), lambda: repr(key))
         entry = PlanEntry(key)
         self._fill(entry)
         return entry
@@ -281,6 +283,7 @@ class CallMachinery:
 
     def call(
         self,
+        name: str,
         find: Callable[[], PlanEntry],
         matrices: Operands,
         alpha: float,
@@ -288,45 +291,44 @@ class CallMachinery:
         stream: Any,
         keep: Callable[[PlanEntry], None] | None,
         asked: str,
+        take_times: Callable[[TaskTimes], None] | None = None,
     ) -> CallResult:
         """
         Run one product. Collective.
 
         Parameters
         ----------
+        name : str
+            Of the call.
         find : callable
             Local: returns the plan, filled or new, or raises for bad arguments.
         keep : callable, optional
             Takes a plan that this call filled.
         asked : str
             The call as its caller wrote it, for the error of ranks that differ.
+        take_times : callable, optional
+            Takes when this rank's tasks ran, which is measured only for it; given on all ranks or none.
         """
         error: BaseException | None = None
         entry: PlanEntry | None = None
         binding: Binding | None = None
-        digest = bytes(16)
+        digest = _NO_DIGEST
         try:
             check_scalars(alpha, beta)
             entry = find()
-            digest = _call_digest(entry, matrices, alpha, beta)
+            digest = _call_digest(entry, matrices, alpha, beta, traced=take_times is not None)
             binding = entry.bindings.get(self._binding_key(matrices))
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
+        all_ready = self.gate.open(name, asked, digest, epoch=self._epoch, ready=binding is not None, error=error)
+        assert entry is not None  # no rank had an error
         try:
             self._order.acquire(self._arrival_timeout_s)
         except StallError:
-            self.broken = True  # the ranks are not in one call any more
+            self.gate.broken = True  # some ranks may hold their devices by now
             raise
         try:
-            all_ready = self._gate.open(
-                digest,
-                self._epoch,
-                ready=binding is not None,
-                error=error,
-                describe=lambda: asked,
-            )
-            assert entry is not None  # no rank had an error
             if not all_ready:
                 if not entry.filled:
                     self._fill(entry)
@@ -335,38 +337,63 @@ class CallMachinery:
                     keep(entry)
                 binding = entry.bindings[self._binding_key(matrices)]
             assert binding is not None  # ready or just prepared
-            return self._fire(binding, matrices, float(alpha), float(beta), planned=not all_ready)
+            return self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
         finally:
             self._order.release()
 
-    def _fire(self, binding: Binding, matrices: Operands, alpha: float, beta: float, *, planned: bool) -> CallResult:
+    def trace(
+        self, find: Callable[[], PlanEntry], matrices: Operands, alpha: float, beta: float, stream: Any, asked: str
+    ) -> Trace:
+        """Run one product as `call` does, and return when every task of every rank ran. Collective."""
+        own: list[TaskTimes] = []
+        self.call("trace", find, matrices, alpha, beta, stream, None, asked, own.append)
+        return merge_times(len(find().schedule.tasks), self._group.allgather_objects(own[0]))
+
+    def _fire(
+        self,
+        binding: Binding,
+        matrices: Operands,
+        alpha: float,
+        beta: float,
+        take_times: Callable[[TaskTimes], None] | None,
+        *,
+        planned: bool,
+    ) -> CallResult:
+        traced = take_times is not None
+        if traced:
+            with agreement.collective(self._group, "preparing a trace"):
+                binding.executable.prepare_trace()
         self._epoch = (self._epoch + 1) % _EPOCHS
         if self._epoch % _FLAG_PERIOD == 0:
             self._reset_flags()
         if binding.staged:
             self._stage(matrices, inward=True)
         self._board.words[self._group.rank] = 0
-        if planned or binding.staged:
+        if planned or binding.staged or traced:
             self._group.barrier()
-        report = binding.executable.run(alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s)
+        report = binding.executable.run(
+            alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s, traced=traced
+        )
         self._count(report)
         try:
             self._finish(report)
         except StallError as missing:
-            self.broken = True
+            self.gate.broken = True
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (report.error if isinstance(report.error, StallError) else missing) from None
+        if take_times is not None and report.times is not None:
+            take_times(report.times)
         if binding.staged:
             self._stage(matrices, inward=False)
         return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, binding.staged)
 
     def _finish(self, report: ExecutionReport) -> None:
         """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
-        if self._gate.close(report.error, self._timeout_s, self._board.words.tobytes):
+        if self.gate.close(report.error, self._timeout_s, self._board.words.tobytes):
             # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
             # nothing may be freed or reused any more.
             lost = isinstance(report.error, StallError) or getattr(report.error, "fatal", False)
-            self.broken |= any(self._group.allgather_objects(lost))
+            self.gate.broken |= any(self._group.allgather_objects(lost))
             agreement.collective_result(self._group, report.error, "gemm")
 
     def _stage(self, matrices: Operands, *, inward: bool) -> None:
@@ -428,42 +455,14 @@ class CallMachinery:
             entry.forget_matrix(number)
 
 
-class _Gate:
-    """The opening and the closing barrier of a call, each one small allgather on buffers kept for all calls."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._exchange = agreement.CallExchange(group)
-
-    def open(
-        self, digest: bytes, epoch: int, *, ready: bool, error: BaseException | None, describe: Callable[[], object]
-    ) -> bool:
-        """Agree on the arguments and return whether every rank is ready to fire; raise any rank's error on all."""
-        mine = self._exchange.mine
-        mine["digest"] = np.frombuffer(digest, np.uint64)
-        mine["epoch"], mine["flags"], mine["status"] = epoch, ready, error is not None
-        records = self._exchange.exchange("opening barrier")
-        if records["status"].any():
-            agreement.collective_result(self._group, error, "gemm")
-        if (records["digest"] != records["digest"][0]).any() or (records["epoch"] != records["epoch"][0]).any():
-            agreement.raise_mismatch(self._group, records["digest"].copy(), describe)
-        return bool(records["flags"].all())
-
-    def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:
-        """Return whether any rank had an error; wait only while the others get on."""
-        self._exchange.mine["status"] = error is not None
-        records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
-        return bool(records["status"].any())
-
-
 def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     a, b, c = matrices
     return (b, a, c) if problem.swapped else (a, b, c)
 
 
-def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
+def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float, *, traced: bool) -> np.ndarray:
     which = [matrix.info.number for matrix in matrices]
-    return hashlib.blake2b(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta), digest_size=16).digest()
+    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd?", *which, alpha, beta, traced))
 
 
 def check_scalars(alpha: object, beta: object) -> None:

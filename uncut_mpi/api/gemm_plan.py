@@ -7,6 +7,7 @@ from typing import Any
 
 from uncut_mpi.api.entries import CallResult, PlanEntry, PlanSummary
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.schedule import Schedule
 
@@ -23,11 +24,13 @@ class GemmPlan:
     def __init__(
         self,
         execute: Callable[[PlanEntry, Operands, Operands, float, float, Any], CallResult],
+        trace: Callable[[PlanEntry, Operands, Operands, float, float, Any], Trace],
         discard: Callable[[PlanEntry], None],
         entry: PlanEntry,
         operands: Operands,
     ) -> None:
-        self._execute, self._discard, self._entry, self._operands = execute, discard, entry, operands
+        self._execute, self._trace, self._discard = execute, trace, discard
+        self._entry, self._operands = entry, operands
         self.closed = False
 
     @property
@@ -70,10 +73,46 @@ class GemmPlan:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
+        return self._execute(self._entry, self._operands, self._given(a, b, c), alpha, beta, stream)
+
+    def trace(
+        self,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        *,
+        a: Matrix | None = None,
+        b: Matrix | None = None,
+        c: Matrix | None = None,
+        stream: Any = None,
+    ) -> Trace:
+        """
+        Compute as `execute` does, and return when every task of every rank ran. Collective.
+
+        Taking the times costs such a call a little; calls of `execute` pay nothing for it. What to make of them:
+        ``uncut_mpi.view.Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured")``.
+
+        Parameters
+        ----------
+        alpha, beta, a, b, c, stream
+            As for `execute`.
+
+        Returns
+        -------
+        Trace
+            The same on every rank.
+
+        Raises
+        ------
+        ParamError, UncutError
+            As `execute`.
+        """
+        return self._trace(self._entry, self._operands, self._given(a, b, c), alpha, beta, stream)
+
+    def _given(self, a: Matrix | None, b: Matrix | None, c: Matrix | None) -> Operands:
         if self.closed:
             raise ParamError("the plan is closed: make a new one")
-        given = tuple(new if new is not None else old for new, old in zip((a, b, c), self._operands, strict=True))
-        return self._execute(self._entry, self._operands, (given[0], given[1], given[2]), alpha, beta, stream)
+        first, second, result = self._operands
+        return (a if a is not None else first, b if b is not None else second, c if c is not None else result)
 
     def close(self) -> None:
         """Release streams and events of this plan. A second call does nothing."""

@@ -43,7 +43,12 @@ class _Held:
 
 
 class MatrixStore:
-    """Every matrix of a session. Methods are collective unless they say otherwise."""
+    """
+    Every matrix of a session.
+
+    Methods are collective unless they say otherwise, within a call that has opened: every rank is in it,
+    with the same arguments.
+    """
 
     def __init__(self, group: Group, backend: Backend, counters: Counters) -> None:
         self._group, self._backend, self._counters = group, backend, counters
@@ -57,7 +62,7 @@ class MatrixStore:
 
     def empty_host(self, shape: tuple[int, int], dtype: object, order: str) -> Matrix:
         """See `Session.empty_host`."""
-        stored, kind = self._agreed_shape("empty_host", shape, dtype, order, None)
+        stored, kind = self._parse_shape("empty_host", shape, dtype, order, None)
         self._collect()
         nbytes = stored.rows * stored.cols * kind.itemsize
         segment = exchange.shared_segment(self._group, nbytes, f"a {stored.rows}×{stored.cols} host matrix")
@@ -71,7 +76,7 @@ class MatrixStore:
 
     def empty_device(self, shape: tuple[int, int], dtype: object, rank: int, order: str) -> Matrix:
         """See `Session.empty_device`."""
-        stored, kind = self._agreed_shape("empty_device", shape, dtype, order, rank)
+        stored, kind = self._parse_shape("empty_device", shape, dtype, order, rank)
         array = None
         with agreement.collective(self._group, "allocating a device matrix"):
             if self._group.rank == rank:
@@ -81,7 +86,6 @@ class MatrixStore:
 
     def register(self, array: Any, root: int) -> Matrix:
         """See `Session.register`."""
-        agreement.agree(self._group, repr(("register", root)).encode(), lambda: f"register(root={root})")
         with agreement.collective(self._group, "registering a matrix"):
             if not 0 <= root < self._group.size:
                 raise ParamError(f"root = {root} is not a rank of this session (0 to {self._group.size - 1})")
@@ -177,7 +181,6 @@ class MatrixStore:
 
     def download(self, matrix: Matrix) -> Matrix:
         """See `Session.download`."""
-        self._agree_matrices("download", matrix)
         if matrix.location == Location.host():
             return matrix
         copy = self.empty_host(matrix.shape, matrix.dtype, matrix.order)
@@ -192,7 +195,6 @@ class MatrixStore:
 
     def upload(self, source: Matrix, target: Matrix) -> None:
         """See `Session.upload`."""
-        self._agree_matrices("upload", source, target)
         with agreement.collective(self._group, "uploading a matrix"):
             if source.shape != target.shape or source.dtype is not target.dtype:
                 raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
@@ -209,27 +211,12 @@ class MatrixStore:
             data = source.array if target.order == "F" else source.array.T
             self._backend.from_host(target.address, target.info.stored.ld, np.asfortranarray(data))
 
-    def _agree_matrices(self, what: str, *matrices: Matrix) -> None:
-        with agreement.collective(self._group, what):
-            for matrix in matrices:
-                self.check(what, matrix)
-        text = f"{what}({', '.join(f'matrix {matrix.info.number}' for matrix in matrices)})"
-        agreement.agree(self._group, text.encode(), lambda: text)
-
     # -- releasing ---------------------------------------------------------------------------
 
     def release(self, matrix: Matrix) -> None:
         """See `Session.release`."""
-        error: BaseException | None = None
-        try:
-            self.check("matrix", matrix)
-        except ParamError as caught:
-            error = caught
-        agreement.collective_result(self._group, error, "releasing a matrix")
-        number = matrix.info.number
-        agreement.agree(self._group, repr(("release", number)).encode(), lambda: f"release(matrix {number})")
         matrix.closed = True
-        self._free([number])
+        self._free([matrix.info.number])
 
     def close(self) -> None:
         """Release every matrix."""
@@ -273,13 +260,9 @@ class MatrixStore:
 
     # -- parts -------------------------------------------------------------------------------
 
-    def _agreed_shape(
+    def _parse_shape(
         self, what: str, shape: tuple[int, int], dtype: object, order: str, rank: int | None
     ) -> tuple[StoredMatrix, DType]:
-        text = f"{what}(shape={shape!r}, dtype={dtype}, order={order!r}" + (
-            f", rank={rank})" if rank is not None else ")"
-        )
-        agreement.agree(self._group, text.encode(), lambda: text)
         with agreement.collective(self._group, what):
             try:
                 rows, cols = (operator.index(extent) for extent in shape)

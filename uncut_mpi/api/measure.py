@@ -1,15 +1,20 @@
 """
 The first measurement of a machine, and where it is kept.
 
-Every (source, destination) pair and one GEMM per type, in under 3 s. The result is a `Machine`,
-kept as JSON in the user's cache directory under a key of the hardware, so that other hardware
-never uses it.
+Every (source, destination) pair alone, then one GEMM per type and the host links with all ranks at once,
+in under 3 s. The result is a `Machine`, kept as JSON in the user's cache directory under a key of the
+hardware, so that other hardware never uses it.
+
+What all ranks do at once is sampled several times, the kinds of work in turn, so that a busy moment
+spoils a sample of each and not all of one. The median is what to expect, the best what a bound may
+assume. A measurement whose median lies far below its best is marked, and the next session replaces it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -17,14 +22,15 @@ import pathlib
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from uncut_mpi.device.interface import Backend, DeviceIdentity
+from uncut_mpi.device.interface import Backend, DeviceIdentity, Probe
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import Port
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
@@ -35,7 +41,14 @@ logger = logging.getLogger("uncut_mpi")
 _PROBE_BYTES = {"cuda": 64 << 20, "host": 4 << 20}
 _GEMM_EDGE = {"cuda": 4096, "host": 384}
 _LATENCY_BYTES = 4096
+
+# How keys of measured machines begin; others were assumed or put together, and go with any hardware.
+_MEASURED = ("cuda-", "host-")
 _REPEATS = 3
+_SAMPLES = 5
+_SAMPLE_S = {"cuda": 0.01, "host": 0.01}
+# How far a median may lie below the best on a machine that is not busy with something else.
+_STEADY_SPREAD = 0.15
 
 
 def machine_key(identities: Sequence[DeviceIdentity]) -> str:
@@ -107,7 +120,7 @@ def check_hardware(machine: Machine, key: str) -> None:
     TopologyError
         If it was measured on other hardware; on every rank, since all have the same machine.
     """
-    if machine.key != key and machine.key.partition("-")[0] in _PROBE_BYTES:
+    if machine.key != key and machine.key.startswith(_MEASURED):
         raise agreed(
             TopologyError(
                 f"machine {machine.name} was measured on other hardware (its key is {machine.key}, that of these "
@@ -117,17 +130,20 @@ def check_hardware(machine: Machine, key: str) -> None:
 
 
 def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity], key: str) -> Machine:
-    """Measure every link, one transfer at a time, and one GEMM per type, all ranks at once. Collective."""
+    """Measure every link, one transfer at a time, then products and host links, all ranks at once. Collective."""
+    began = time.perf_counter()
     size, rank = group.size, group.rank
-    nbytes = _PROBE_BYTES[backend.name]
+    nbytes, edge, sample_s = _PROBE_BYTES[backend.name], _GEMM_EDGE[backend.name], _SAMPLE_S[backend.name]
     bandwidth = np.zeros((size + 1, size + 1))
     latency = np.zeros((size + 1, size + 1))
-    host = exchange.shared_segment(group, nbytes, "link probe")
+    # A part for every rank: no rank of a product writes what another one does.
+    host = exchange.shared_segment(group, size * nbytes, "link probe")
     pinned = False
     try:
         with agreement.collective(group, "preparing the link probe"):
-            host.array(np.uint8)[:] = 1  # touched, so that no page fault is measured
-            pinned = backend.pin(host.address, nbytes)
+            mine = host.address + rank * nbytes
+            host.array(np.uint8, nbytes, offset_bytes=rank * nbytes)[:] = 1  # so that no page fault is measured
+            pinned = backend.pin(mine, nbytes)
             scratch = backend.allocate(2 * nbytes)
         handles = exchange.exchange_handles(group, scratch.handle)
         with agreement.collective(group, "opening the peers' link probe"):
@@ -136,10 +152,13 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
             # Each block ends when all ranks have left it, so that one rank at a time measures.
             with agreement.collective(group, f"measuring the links of rank {turn}"):
                 if turn == rank:
-                    _measure_links(backend, rank, [*peers, host.address], nbytes, bandwidth, latency)
-        edge = _GEMM_EDGE[backend.name]
-        with agreement.collective(group, "measuring products"):
-            rates = {dtype.name: 2.0 * edge**3 / backend.gemm_seconds(edge, dtype, _REPEATS) / 1e12 for dtype in DType}
+                    _measure_links(backend, rank, [*peers, mine], nbytes, bandwidth, latency)
+        work: dict[str, Callable[[], Probe]] = {
+            "host to device": lambda: backend.copy_probe(scratch.address, mine, nbytes),
+            "device to host": lambda: backend.copy_probe(mine, scratch.address, nbytes),
+            **{dtype.name: functools.partial(backend.gemm_probe, edge, dtype) for dtype in DType},
+        }
+        seconds = _sample_together(group, work, sample_s)
         with agreement.collective(group, "closing the peers' link probe"):
             for r in range(size):
                 if r != rank:
@@ -147,28 +166,80 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         with agreement.collective(group, "freeing the link probe"):
             if pinned:
                 pinned = False
-                backend.unpin(host.address)
+                backend.unpin(mine)
             backend.free(scratch)
     finally:
         # After a failure the backend, which is closed then, frees what else there is.
         if pinned:
             with contextlib.suppress(UncutError):
-                backend.unpin(host.address)
+                backend.unpin(mine)
         host.close()
-    parts = group.allgather_objects((bandwidth, latency, rates))
+    parts = group.allgather_objects((bandwidth, latency, seconds, time.perf_counter() - began))
     bandwidth = sum(part[0] for part in parts)
     latency = sum(part[1] for part in parts)
+    gb, tflop = nbytes / 1e9, 2.0 * edge**3 / 1e12
+    # Work per second of each (sample, rank).
+    rates = {
+        name: (tflop if name in DType.__members__ else gb) / np.array([part[2][name] for part in parts]).T
+        for name in work
+    }
+    inward, outward = (rates.pop(name) for name in ("host to device", "device to host"))
+    # A rank reaches alone what it has reached beside others.
+    np.maximum(bandwidth[size, :size], inward.max(axis=0), out=bandwidth[size, :size])
+    np.maximum(bandwidth[:size, size], outward.max(axis=0), out=bandwidth[:size, size])
     bandwidth[size, size] = np.max(bandwidth)
+    # Ranks that share cores take turns, so that only their total can be steady.
+    spread = max(
+        _spread(rate.sum(axis=1, keepdims=True) if group.oversubscribed else rate)
+        for rate in (inward, outward, *rates.values())
+    )
+    steady = spread <= _STEADY_SPREAD
     return Machine(
         name=f"{size}×{identities[0].name}",
         key=key,
         bandwidth_gb_per_s=bandwidth,
         latency_s=latency,
-        gemm_tflop_per_s={name: np.array([part[2][name] for part in parts]) for name in parts[0][2]},
+        gemm_tflop_per_s={name: rate.max(axis=0) for name, rate in rates.items()},
+        typical_gemm_tflop_per_s={name: np.median(rate, axis=0) for name, rate in rates.items()},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
-        provenance=f"quick form, as at a first session: {nbytes >> 20} MiB copies, one at a time, best of {_REPEATS}; "
-        f"GEMM of edge {edge}, all ranks at once, best of {_REPEATS}",
+        ports=_host_ports(inward, outward),
+        provenance=f"quick form, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
+        f"copies, one at a time, best of {_REPEATS}; "
+        f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
+        f"medians are up to {spread:.0%} below the best"
+        + ("" if steady else "; the machine was busy, and the next session measures again"),
+        steady=steady,
     )
+
+
+def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], sample_s: float) -> dict[str, list[float]]:
+    """Return the seconds that this rank took for each kind of work, one number per sample. Collective."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    with contextlib.ExitStack() as opened:
+        probes = {}
+        with agreement.collective(group, "preparing products"):
+            for name, prepare in work.items():
+                probes[name] = opened.enter_context(contextlib.closing(prepare()))
+        for _ in range(_SAMPLES):
+            for name, probe in probes.items():
+                # Each block begins when all ranks have left the one before, so that all measure at once.
+                with agreement.collective(group, f"measuring {name}"):
+                    seconds[name].append(probe.mean_seconds(sample_s))
+    return seconds
+
+
+def _host_ports(inward: np.ndarray, outward: np.ndarray) -> tuple[Port, Port]:
+    """Return what all ranks together get from and to the host: the most of any sample, GB/s of (sample, rank)."""
+    size = inward.shape[1]
+    return (
+        Port.of("host to devices", float(inward.sum(axis=1).max()), [(size, rank) for rank in range(size)]),
+        Port.of("devices to host", float(outward.sum(axis=1).max()), [(rank, size) for rank in range(size)]),
+    )
+
+
+def _spread(rates: np.ndarray) -> float:
+    """Return how far a median over the samples, the first axis, lies below the best at most."""
+    return float(np.max(1 - np.median(rates, axis=0) / np.max(rates, axis=0)))
 
 
 def _measure_links(
@@ -195,8 +266,11 @@ def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
         machine = Machine.from_json(text)
     except (OSError, ValueError, OverflowError):
         return ""  # none kept, damaged, or of an older format: measure
-    complete = all(dtype.name in machine.gemm_tflop_per_s for dtype in DType)
-    return text if machine.key == key and machine.num_ranks == num_ranks and complete else ""
+    complete = all(
+        dtype.name in rates for rates in (machine.gemm_tflop_per_s, machine.typical_gemm_tflop_per_s) for dtype in DType
+    )
+    good = machine.steady and complete and machine.key == key and machine.num_ranks == num_ranks
+    return text if good else ""
 
 
 def _keep(path: pathlib.Path, text: str) -> None:

@@ -2,13 +2,12 @@
 Sessions: a communicator with its devices, buffers and bounded plan cache.
 
 Every method marked collective must be called by all ranks of the session, in the same order and
-with the same arguments; where ranks differ, all of them raise the same error.
+with the same arguments; where ranks differ in either, all of them raise the same error.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,11 +19,13 @@ import numpy as np
 from uncut_mpi.api.calls import CallMachinery
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey
+from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan, Operands
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.start import BackendMaker, start_backend
+from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
@@ -48,17 +49,20 @@ class Session:
         every rank can have a GPU of its own, else host; `backend_reason` says why. A callable
         ``(local rank, ranks) -> Backend`` gives one of the caller's own.
     devices : sequence of int, optional
-        Device ordinal of each rank; by default rank i takes device i, or the only one it sees.
+        Device ordinal of each rank of `comm`. By default a process takes the only GPU that it sees or, of
+        several, the i-th, if it is process i of the job on this node: the same GPU in every session,
+        whatever its rank in `comm`.
     allow_shared_gpu : bool, default False
         Let several ranks use one GPU (slow; for tests).
     machine : Machine, optional
         Measured links and rates to plan with; by default those kept for this hardware, measured in
-        under 3 s at the first session.
+        under 3 s at the first session, and again as long as the machine was busy then.
     timeout_s : float, default 60
-        A call fails when no task finishes anywhere for so long.
+        A call fails when no task, nor a part of a long one, finishes anywhere for so long.
     arrival_timeout_s : float, optional
-        A call fails when a rank does not begin it for so long after this one; by default ranks wait
-        for each other as in any MPI call.
+        A call fails when a rank begins no call for so long after this one; by default ranks wait for
+        each other as in any MPI call. `gather` and `together` wait for what ranks do on their own, and
+        have no limit.
     max_plans : int, default 32
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
@@ -99,7 +103,6 @@ class Session:
         verify: bool = False,
     ) -> None:
         self._group = Group(comm)
-        self._closed = False
         try:
             with agreement.collective(self._group, "opening a session"):
                 if max_plans < 1:
@@ -140,11 +143,11 @@ class Session:
             self._backend.close()
             self._group.free()
             raise
+        self._gate = self._calls.gate
+        self._gate.on_close = self._release_all
         self._plans: OrderedDict[PlanKey, PlanEntry] = OrderedDict()
         self._max_plans = max_plans
-        self._arrival_timeout_s = arrival_timeout_s
         self._own_plans: weakref.WeakSet[GemmPlan] = weakref.WeakSet()
-        self._busy = threading.Lock()
         logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
 
     # -- facts -------------------------------------------------------------------------------
@@ -160,9 +163,14 @@ class Session:
         return self._group.size
 
     @property
+    def versions(self) -> dict[str, str]:
+        """What computes on this rank: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"`` and ``"driver"``."""
+        return self._backend.versions()
+
+    @property
     def broken(self) -> bool:
-        """Whether a call ended with tasks still in flight; only leaving the program helps then."""
-        return self._calls.broken
+        """Whether a call did not end on all ranks, tasks still in flight; only leaving the program helps then."""
+        return self._gate.broken
 
     # -- matrices ----------------------------------------------------------------------------
 
@@ -186,7 +194,8 @@ class Session:
         CapacityError
             If the node has too little memory for it; nothing is left behind.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._gate.begin("empty_host", f"empty_host(shape={shape!r}, dtype={dtype}, order={order!r})")
             return self._store.empty_host(shape, dtype, order)
 
     def empty_device(
@@ -202,7 +211,9 @@ class Session:
         CapacityError
             If that device has too little memory.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
+            asked = f"empty_device(shape={shape!r}, dtype={dtype}, order={order!r}, rank={rank})"
+            self._gate.begin("empty_device", asked)
             return self._store.empty_device(shape, dtype, rank, order)
 
     def register(self, array: Any, *, root: int) -> Matrix:
@@ -222,7 +233,8 @@ class Session:
         ParamError
             If it is not such an array; on all ranks.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._gate.begin("register", f"register(root={root})")
             return self._store.register(array, root)
 
     def barrier(self) -> None:
@@ -234,8 +246,8 @@ class Session:
         StallError
             If they are not within `arrival_timeout_s`, where one was given.
         """
-        with self._exclusive():
-            self._group.barrier("barrier", self._arrival_timeout_s)
+        with self._gate.exclusive():
+            self._gate.begin("barrier", "barrier()")
 
     def agree(self, value: object, what: str) -> None:
         """
@@ -253,20 +265,26 @@ class Session:
         RankMismatchError
             On all ranks, listing rank: value.
         """
-        with self._exclusive():
-            agreement.agree(self._group, repr((what, value)).encode(), lambda: f"{what} {value!r}")
+        with self._gate.exclusive():
+            self._gate.begin("agree", f"{what} {value!r}")
 
     def together(self, what: str) -> AbstractContextManager[None]:
         """
         Return a context in which a rank may fail alone: its error leaves the block on every rank. Collective.
 
-        The block must hold no collective call.
+        The ranks meet when they leave it, and it must hold no collective call.
+
+        Parameters
+        ----------
+        what : str
+            What is being done, for the error; the same on all ranks.
         """
-        return agreement.collective(self._group, what)
+        return self._gate.together(what)
 
     def gather(self, value: Any) -> list[Any]:
         """Return a small picklable value of every rank, in rank order. Collective."""
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._gate.begin("gather", "gather()", waits_for_ever=True)
             return self._group.allgather_objects(value)
 
     def poison_softbuf(self) -> None:
@@ -275,7 +293,8 @@ class Session:
 
         For checks and for measurements that must not start with warm buffers.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._gate.begin("poison_softbuf", "poison_softbuf()")
             self._calls.poison_softbuf()
 
     def download(self, matrix: Matrix) -> Matrix:
@@ -287,7 +306,8 @@ class Session:
         matrix : Matrix
             Of any location; one in shared host memory is returned as it is.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._begin_with("download", matrix)
             return self._store.download(matrix)
 
     def upload(self, source: Matrix, target: Matrix) -> None:
@@ -299,12 +319,14 @@ class Session:
         ParamError
             If shapes or types differ, or `source` is not in shared host memory.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._begin_with("upload", source, target)
             self._store.upload(source, target)
 
     def release(self, matrix: Matrix) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Collective."""
-        with self._exclusive():
+        with self._gate.exclusive():
+            self._begin_with("release", matrix)
             self._store.release(matrix)
 
     # -- products ----------------------------------------------------------------------------
@@ -357,7 +379,7 @@ class Session:
         """
         asked = _text("gemm", a, b, out, alpha, beta) + f", trans_a={trans_a!r}, trans_b={trans_b!r}, options={options}"
         if out is None:
-            with self._exclusive():
+            with self._gate.exclusive():
                 out = self._calls.make_output(a, b, trans_a, trans_b, beta, asked)
         self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream, asked)
         return out
@@ -389,24 +411,39 @@ class Session:
         ParamError, PlanError, CapacityError
             On all ranks.
         """
-        with self._exclusive():
+        with self._gate.exclusive():
             entry = self._calls.plan(lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, False, options))
             self._calls.prepare(entry, (a, b, c))
-        plan = GemmPlan(self._execute_plan, self._discard, entry, (a, b, c))
+        plan = GemmPlan(self._execute_plan, self._trace_plan, self._discard, entry, (a, b, c))
         self._own_plans.add(plan)
         return plan
 
     # -- life --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release every plan, matrix and buffer. Collective; a second call does nothing."""
-        if self._closed:
+        """
+        Release every plan, matrix and buffer. Collective; a second call does nothing.
+
+        Raises
+        ------
+        RankMismatchError
+            If other ranks make another call. The session is closed all the same, on all ranks.
+        """
+        if self._gate.closed:
             return
-        self._closed = True
-        if self.broken:
-            # Device work of ours may still be in flight, so nothing of it can be freed safely.
-            self._calls.abandon()
-            return
+        try:
+            if not self.broken:
+                with self._gate.exclusive():
+                    self._gate.begin(CLOSE, "close()")
+                self._release_all()
+        finally:
+            if self.broken:
+                # Device work of ours may still be in flight, so nothing of it can be freed safely.
+                self._gate.closed = True
+                self._calls.abandon()
+
+    def _release_all(self) -> None:
+        self._gate.closed = True
         for plan in list(self._own_plans):
             plan.closed = True
         self._plans.clear()
@@ -424,14 +461,12 @@ class Session:
         if error is None or (isinstance(error, BaseException) and is_agreed(error)):
             self.close()
 
-    def _exclusive(self) -> _Exclusive:
-        if self._closed:
-            raise ParamError("the session is closed: make a new one")
-        if self.broken:
-            raise ParamError(
-                "an earlier call of this session did not end; its devices may still be at work: end the program"
-            )
-        return _Exclusive(self._busy)
+    def _begin_with(self, call: str, *matrices: Matrix) -> None:
+        def check() -> None:
+            for matrix in matrices:
+                self._store.check(call, matrix)
+
+        self._gate.begin(call, f"{call}({', '.join(map(_matrix_text, matrices))})", check)
 
     def _run_once(
         self,
@@ -459,8 +494,8 @@ class Session:
                 _, oldest = self._plans.popitem(last=False)
                 oldest.close()
 
-        with self._exclusive():
-            return self._calls.call(entry, (a, b, c), alpha, beta, stream, keep, asked)
+        with self._gate.exclusive():
+            return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, keep, asked)
 
     def _execute_plan(
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
@@ -469,35 +504,30 @@ class Session:
             self._calls.check_execution(entry, planned, matrices, beta)
             return entry
 
-        with self._exclusive():
-            return self._calls.call(same, matrices, alpha, beta, stream, None, _text("execute", *matrices, alpha, beta))
+        with self._gate.exclusive():
+            asked = _text("execute", *matrices, alpha, beta)
+            return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
+
+    def _trace_plan(
+        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
+    ) -> Trace:
+        def same() -> PlanEntry:
+            self._calls.check_execution(entry, planned, matrices, beta)
+            return entry
+
+        with self._gate.exclusive():
+            return self._calls.trace(same, matrices, alpha, beta, stream, _text("trace", *matrices, alpha, beta))
 
     def _discard(self, entry: PlanEntry) -> None:
-        if not self._closed and not self.broken:
+        if not self._gate.closed and not self.broken:
             entry.close()
 
 
 def _text(call: str, a: object, b: object, c: object, alpha: object, beta: object) -> str:
     """Return a call as its caller wrote it, short enough to stand in an error per rank."""
-    names = (
-        f"{name}=matrix {matrix.info.number}" if isinstance(matrix, Matrix) else f"{name}={type(matrix).__name__}"
-        for name, matrix in (("a", a), ("b", b), ("c", c))
-    )
+    names = (f"{name}={_matrix_text(matrix)}" for name, matrix in (("a", a), ("b", b), ("c", c)))
     return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}"
 
 
-class _Exclusive:
-    """A session serves one call at a time: a second thread inside it is a mistake, not a wait."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ParamError(
-                "another thread is inside a call of this session: give every thread a session of its own "
-                "(on communicators of their own)"
-            )
-
-    def __exit__(self, *unused: object) -> None:
-        self._lock.release()
+def _matrix_text(matrix: object) -> str:
+    return f"matrix {matrix.info.number}" if isinstance(matrix, Matrix) else type(matrix).__name__

@@ -10,6 +10,7 @@ from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
 from uncut_mpi.errors import ParamError, TopologyError, agreed
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.runtime import node_rank
 
 BACKENDS = ("auto", "cuda", "host")
 BackendMaker = Callable[[int, int], Backend]
@@ -37,6 +38,26 @@ class Started:
     reason: str
     identities: list[DeviceIdentity]
     shared: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sight:
+    """
+    What one rank tells the others before devices are given out.
+
+    Attributes
+    ----------
+    gpus : list of str
+        UUIDs of the GPUs its process sees, by ordinal.
+    why : str
+        Why it sees none; empty if it sees some.
+    node_rank : int
+        Number of its process among those of the job on this node.
+    """
+
+    gpus: list[str]
+    why: str
+    node_rank: int
 
 
 def start_backend(
@@ -75,7 +96,7 @@ def start_backend(
         make = backend
         return _open(group, lambda: make(group.local_rank, group.size), "the backend was given")
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
-    seen: list[tuple[list[str], str]] = group.allgather_objects((gpus, why))
+    seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
     if obstacle and backend == "cuda":
         raise agreed(TopologyError(f"backend cuda was asked for, but {obstacle}"))
@@ -103,35 +124,39 @@ def _open(group: Group, make: Callable[[], Backend], reason: str) -> Started:
     return Started(opened, reason, identities, shared)
 
 
-def _assign(
-    seen: Sequence[tuple[list[str], str]], devices: Sequence[int] | None, allow_shared: bool
-) -> tuple[list[int], str]:
+def _assign(seen: Sequence[Sight], devices: Sequence[int] | None, allow_shared: bool) -> tuple[list[int], str]:
     """
     Return every rank's device ordinal, or why they cannot all have one.
 
-    One visible device per rank means that the launcher has masked the others: take it. Otherwise
-    rank i takes device i, never a wrapped-round one, unless sharing was asked for.
+    One visible device per rank means that the launcher has masked the others: take it. Otherwise process i
+    of the node takes device i, never a wrapped-round one, unless sharing was asked for. So a process has one
+    GPU in all its sessions, and sessions on disjoint communicators have disjoint GPUs; with the rank in the
+    session in the place of i, the halves of a split communicator would all be on the first GPUs.
     """
     ordinals = []
-    for rank, (gpus, why) in enumerate(seen):
+    for rank, sight in enumerate(seen):
+        gpus = sight.gpus
         if not gpus:
-            return [], f"rank {rank} sees no GPU ({why})"
+            return [], f"rank {rank} sees no GPU ({sight.why})"
+        whose = ""
         if devices is not None:
             ordinal = devices[rank]
         elif len(gpus) == 1:
             ordinal = 0
+        elif allow_shared:
+            ordinal = sight.node_rank % len(gpus)
         else:
-            ordinal = rank % len(gpus) if allow_shared else rank
+            ordinal, whose = sight.node_rank, f", as process {sight.node_rank} of its node,"
         if not 0 <= ordinal < len(gpus):
             return (
                 [],
-                f"rank {rank} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks, or name "
+                f"rank {rank}{whose} would need GPU {ordinal}, and sees {len(gpus)}: start fewer ranks, or name "
                 "others as devices (--devices)",
             )
         ordinals.append(ordinal)
     taken: dict[str, int] = {}
     for rank, ordinal in enumerate(ordinals):
-        uuid = seen[rank][0][ordinal]
+        uuid = seen[rank].gpus[ordinal]
         if uuid in taken and not allow_shared:
             return [], (
                 f"ranks {taken[uuid]} and {rank} would both be on GPU {uuid}: start one rank per GPU, "

@@ -32,12 +32,14 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
     """
     bandwidth, latency = link_tables(samples)
     rates, shapes, _ = fit_products(samples)
+    best = best_rates(samples)
     return Machine(
         name=name,
         key=key,
         bandwidth_gb_per_s=bandwidth,
         latency_s=latency,
-        gemm_tflop_per_s=rates,
+        gemm_tflop_per_s={dtype: np.maximum(rate, best[dtype]) for dtype, rate in rates.items()},
+        typical_gemm_tflop_per_s=rates,
         memory_bytes=np.array(memory_bytes, np.int64),
         ports=fit_ports(samples, bandwidth, latency),
         gemm_shape=shapes,
@@ -65,7 +67,7 @@ def link_tables(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
 
 def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, GemmShape], dict[str, float]]:
     """
-    Return by type the rate of every rank (TFLOP/s), the shape, and the error of the fit.
+    Return by type the rate to expect of every rank (TFLOP/s), the shape, and the error of the fit.
 
     The shape is that of rank 0; another rank's rate is lower by the median of its times over rank 0's.
     """
@@ -79,6 +81,15 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
         shapes[dtype], rate, errors[dtype] = fit_gemm_shape(extents, seconds[:, 0].tolist(), samples.multiprocessors[0])
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
+
+
+def best_rates(samples: Samples) -> dict[str, np.ndarray]:
+    """Return by type the best rate of any product on each rank (TFLOP/s)."""
+    best: dict[str, np.ndarray] = {}
+    for one in samples.products:
+        rate = 2e-12 * one.m * one.n * one.k / np.array(one.seconds)
+        best[one.dtype] = np.maximum(best.get(one.dtype, 0.0), rate)
+    return best
 
 
 def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowOverhead:

@@ -30,7 +30,7 @@ from uncut_mpi.spmd.group import Group
 Progress = Callable[[int, int, str], None]
 """Told how many probes are done, of how many, and what comes next."""
 
-_SMALL_COPIES: Final = 32
+_SMALL_COPIES: Final = 64
 _CHAIN: Final = 100
 _IDLE_S: Final = 0.5
 _WARM_S, _BUSY_S = 0.3, 1.0

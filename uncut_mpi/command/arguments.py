@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -68,6 +69,8 @@ class GemmArguments:
         Whether an existing output file may be replaced.
     json_path : str or None
         Where the facts of the run go as JSON.
+    trace_path : str or None
+        Where the timeline of one more call goes; its suffix says in which form.
     seed : int
         Of generated matrices and of the check's random vectors.
     a_path, b_path, c_path, out_path : str or None
@@ -94,6 +97,7 @@ class GemmArguments:
     check: bool
     overwrite: bool
     json_path: str | None
+    trace_path: str | None
     seed: int
     a_path: str | None
     b_path: str | None
@@ -127,9 +131,10 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     given = make_parser().parse_args(join_negative_values(argv))
     _check_files(given)
     check_devices(given)
-    m, n, k = _extents(given)
-    alpha, beta = _scalars(given)
-    options = _options(given)
+    _check_written(given)
+    m, n, k = extents_of(given)
+    alpha, beta = scalars_of(given)
+    options = options_of(given)
     return GemmArguments(
         m=m,
         n=n,
@@ -151,6 +156,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
         check=given.check,
         overwrite=given.overwrite,
         json_path=given.json,
+        trace_path=given.trace,
         seed=given.seed,
         a_path=given.a,
         b_path=given.b,
@@ -178,11 +184,19 @@ def _check_files(given: argparse.Namespace) -> None:
         raise ParamError(f"one matrix file was given ({given.a}): name A.npy and B.npy, or none for generated matrices")
     if given.o is None:
         raise ParamError(f"{given.a} and {given.b} were given without an output: add -o OUT.npy")
-    if given.json is not None and given.json == given.o:
-        raise ParamError(f"-o and --json both name {given.o}: give them different files")
 
 
-def _extents(given: argparse.Namespace) -> tuple[int | None, int | None, int | None]:
+def _check_written(given: argparse.Namespace) -> None:
+    written = [
+        (flag, path) for flag, path in (("-o", given.o), ("--json", given.json), ("--trace", given.trace)) if path
+    ]
+    for (first, path), (second, other) in itertools.combinations(written, 2):
+        if path == other:
+            raise ParamError(f"{first} and {second} both name {path}: give them different files")
+
+
+def extents_of(given: argparse.Namespace) -> tuple[int | None, int | None, int | None]:
+    """Return m, n and k, all None where none was given."""
     named = {f"-{name}": getattr(given, name) for name in "mnk"}
     found = [f"{flag} {value}" for flag, value in named.items() if value is not None]
     if given.a is not None and found:
@@ -194,7 +208,8 @@ def _extents(given: argparse.Namespace) -> tuple[int | None, int | None, int | N
     return given.m, given.m if given.n is None else given.n, given.m if given.k is None else given.k
 
 
-def _scalars(given: argparse.Namespace) -> tuple[float, float]:
+def scalars_of(given: argparse.Namespace) -> tuple[float, float]:
+    """Return alpha and beta, by default those for generated matrices or for files."""
     generated = given.a is None
     alpha = given.alpha if given.alpha is not None else (GENERATED_ALPHA if generated else 1.0)
     if given.beta is not None:
@@ -208,7 +223,8 @@ def _scalars(given: argparse.Namespace) -> tuple[float, float]:
     return alpha, beta
 
 
-def _options(given: argparse.Namespace) -> ScheduleOptions:
+def options_of(given: argparse.Namespace) -> ScheduleOptions:
+    """Return what is fixed about the schedule."""
     if given.ablation:
         _check_ablation(given)
     chosen: dict[str, Any] = {
@@ -216,6 +232,8 @@ def _options(given: argparse.Namespace) -> ScheduleOptions:
         "tile": given.tile,
         "tile_min": given.tile_min,
         "grid": given.grid,
+        "devices": given.compute_ranks,
+        "max_hops": given.max_hops,
         "chunks": given.chunks,
         "compute_lanes": given.compute_lanes,
         "caching": given.caching,
@@ -232,5 +250,7 @@ def _check_ablation(given: argparse.Namespace) -> None:
     by_hand = [flag for name, flag in _ABLATION_FLAGS.items() if getattr(given, name) not in (True, None)]
     if by_hand:
         raise ParamError(f"{' '.join(by_hand)} was given with --ablation, which sets it itself: leave one of them out")
+    if given.trace is not None:
+        raise ParamError("--trace was given with --ablation, which runs several plans: leave one of them out")
     if given.a is not None:
         raise ParamError("--ablation was given with matrix files: it measures generated matrices, leave the files out")

@@ -69,7 +69,9 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
     HelpRequested
         If ``-h`` or ``--help`` is among them.
     """
-    parser = base_parser("calibrate", "Measures this machine, prints it and keeps it for later sessions.", _EPILOG)
+    parser = base_parser(
+        "python -m uncut_mpi.calibrate", "Measures this machine, prints it and keeps it for later sessions.", _EPILOG
+    )
     add_machine(parser.add_argument_group("ranks and devices"))
     run = parser.add_argument_group("run and report")
     run.add_argument("--quick", action="store_true", help="one transfer per link and one product per type, under 5 s")

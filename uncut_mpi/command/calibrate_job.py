@@ -19,9 +19,9 @@ from uncut_mpi.calibration.assemble import assemble
 from uncut_mpi.calibration.measuring import EFFORTS, measure_all
 from uncut_mpi.calibration.report import machine_text, samples_text
 from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.command.artifacts import check_path, write_file
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
 from uncut_mpi.command.progress import ProgressBar
-from uncut_mpi.command.report import check_json_path, write_json
 from uncut_mpi.errors import DataFileError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
@@ -67,7 +67,7 @@ def _calibrate(group: Group, started: Started, arguments: CalibrateArguments) ->
     path = arguments.output
     with agreement.collective(group, "checking the output"):
         if group.rank == 0 and path is not None:
-            check_json_path(path, "--output")
+            check_path("--output", path)
     samples: Samples | None = None
     if arguments.quick:
         machine = measure(group, started.backend, started.identities, key)
@@ -143,7 +143,7 @@ def _publish(
 
 def _write(path: str, text: str, *, by_flag: bool) -> None:
     if by_flag:
-        write_json(path, text, "--output")
+        write_file("--output", path, text.encode())
         return
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -152,4 +152,4 @@ def _write(path: str, text: str, *, by_flag: bool) -> None:
             f"the machine cannot be kept in {os.path.dirname(path)}: {error.strerror}; set XDG_CACHE_HOME, or name a "
             "file with --output"
         ) from None
-    write_json(path, text, "the machine file")
+    write_file("the machine file", path, text.encode())

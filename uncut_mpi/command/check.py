@@ -2,7 +2,11 @@
 The check of a result: every element of small products; of large ones a sample, and signed sums over all rows.
 
 All matrices are in host memory that the ranks read; every rank checks its share, and all ranks come
-to the same verdict. Bounds are those of `uncut_mpi.command.tolerance`. NaN and infinity never pass.
+to the same verdict. Bounds are those of `uncut_mpi.command.tolerance`.
+
+NaN and infinity pass nowhere but where the inputs put them: an element of C whose row of op(A), column of
+op(B) or element of C_in holds one must be NaN, or the infinity, that a float64 product gives. Sums over
+rows cannot tell that, so of products too large for a check of every element no such inputs pass.
 """
 
 from __future__ import annotations
@@ -82,7 +86,12 @@ class _Operands:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Finding:
-    """What one share of the check found; `ratio`, `error`, `bound`, `place` at its worst value."""
+    """
+    What one share of the check found; `ratio`, `error`, `bound`, `place` at its worst value.
+
+    `inherited` counts the elements that the inputs make NaN or infinite, `misplaced` those of them that
+    are something else in C, `unusable` the other expected values that are not finite.
+    """
 
     ratio: float = -1.0
     error: float = 0.0
@@ -93,6 +102,8 @@ class _Finding:
     sum_expected_squared: float = 0.0
     wrong: int = 0
     unusable: int = 0
+    inherited: int = 0
+    misplaced: int = 0
 
     def join(self, other: _Finding) -> _Finding:
         worst = other if other.ratio > self.ratio else self
@@ -103,6 +114,8 @@ class _Finding:
             sum_expected_squared=self.sum_expected_squared + other.sum_expected_squared,
             wrong=self.wrong + other.wrong,
             unusable=self.unusable + other.unusable,
+            inherited=self.inherited + other.inherited,
+            misplaced=self.misplaced + other.misplaced,
         )
 
 
@@ -192,9 +205,15 @@ def _verdict(elements: _Finding, sums: _Finding, what: str, covered: int) -> Che
             f"; {finding.wrong} {unit}{'s' if finding.wrong != 1 else ''} wrong, worst at {at}: "
             f"error {finding.error:.3g}, allowed {finding.bound:.3g}"
         )
+    if finding.inherited:
+        kept = finding.inherited - finding.misplaced
+        detail += (
+            f"; {finding.inherited} must be NaN or infinite, as inputs are, and {kept} of them are as they must be"
+        )
     if finding.unusable:
         detail += (
-            f"; {finding.unusable} expected values are NaN or infinite, so the inputs cannot be checked (--no-check)"
+            f"; {finding.unusable} expected {unit}s are NaN or infinite (inputs that are, or too large for float64), "
+            "so nothing bounds them: mend the inputs, or multiply without a check (--no-check)"
         )
     # A random sum's mean square is the sum of the squares, so either kind gives the same figure.
     rms = math.sqrt(sums.sum_error_squared / (sums.sum_expected_squared or 1.0))
@@ -202,10 +221,24 @@ def _verdict(elements: _Finding, sums: _Finding, what: str, covered: int) -> Che
 
 
 def _compare(
-    found: np.ndarray, expected: np.ndarray, bound: np.ndarray, rows: np.ndarray, cols: np.ndarray
+    found: np.ndarray,
+    expected: np.ndarray,
+    bound: np.ndarray,
+    rows: np.ndarray,
+    cols: np.ndarray,
+    inherited: np.ndarray | None = None,
 ) -> _Finding:
-    """Return what is found where `rows` and `cols` say what the positions stand for."""
+    """
+    Return what is found where `rows` and `cols` say what the positions stand for.
+
+    Where `inherited` is true, found and expected must both be NaN or the same infinity.
+    """
     error = np.abs(found - expected)
+    misplaced = 0
+    if inherited is not None:
+        kept = inherited & ((found == expected) | (np.isnan(found) & np.isnan(expected)))
+        misplaced = int(np.count_nonzero(inherited & ~kept))
+        error[kept], bound, expected = 0.0, np.where(kept, 1.0, bound), np.where(inherited, 0.0, expected)
     ratio = error / bound
     # NaN compares false with everything, so it must be made the worst of all.
     ratio[~(ratio <= math.inf) | ~np.isfinite(error)] = math.inf
@@ -221,6 +254,8 @@ def _compare(
         sum_expected_squared=float(np.square(expected).sum()),
         wrong=int(np.count_nonzero(ratio > 1.0)),
         unusable=expected.size - int(np.count_nonzero(finite)),
+        inherited=0 if inherited is None else int(np.count_nonzero(inherited)),
+        misplaced=misplaced,
     )
 
 
@@ -266,11 +301,13 @@ def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, 
     block_of_c = _range(rows), _range(cols)
     found = _take(operands.c_out, *block_of_c)
     product, magnitude, partial, block = (np.zeros(found.shape) for _ in range(4))
+    inherited = np.zeros(found.shape, bool)
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
         a = _take(operands.a, block_of_c[0], slice(start, start + width))
         b = _take(operands.b, slice(start, start + width), block_of_c[1])
         product += a @ b
+        inherited |= ~np.isfinite(a).all(axis=1)[:, None] | ~np.isfinite(b).all(axis=0)
         of_block = np.abs(a) @ np.abs(b)
         magnitude += of_block
         np.maximum(block, of_block, out=block)
@@ -279,12 +316,15 @@ def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, 
     magnitude *= abs(operands.alpha)
     summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
     if operands.c_in is not None:
-        scaled = operands.beta * _take(operands.c_in, *block_of_c)
+        scaled = _take(operands.c_in, *block_of_c)
+        inherited |= ~np.isfinite(scaled)
+        scaled *= operands.beta
         expected += scaled
         np.abs(scaled, out=scaled)
         magnitude += scaled
         summed += scaled
-    return _compare(found, expected, tolerance.bound(magnitude, summed, np.abs(expected)), rows, cols)
+    bound = tolerance.bound(magnitude, summed, np.abs(expected))
+    return _compare(found, expected, bound, rows, cols, inherited if inherited.any() else None)
 
 
 def _range(places: np.ndarray) -> slice | np.ndarray:

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
+import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, SCHEDULERS
+from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
 
@@ -25,14 +27,26 @@ examples:
 """
 
 
+_ROUTING: Final = (
+    "where a tile is fetched from: its owner (origin), the holder with the fastest link (bw), or the one from which "
+    "it arrives first (eta); default eta"
+)
+
+_PLAN_EPILOG: Final = """\
+examples:
+  python -m uncut_mpi.plan -m 16384 --ranks 4
+  python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png
+"""
+
+
 class HelpRequested(Exception):
     """
-    The command line asked for help; carries the text, for one rank to print.
+    The command line asked for help or the version; carries the text, for one rank to print.
 
     Attributes
     ----------
     text : str
-        The help, ending in a newline.
+        The answer, ending in a newline.
     """
 
     def __init__(self, text: str) -> None:
@@ -52,10 +66,69 @@ class _Help(argparse.Action):
         raise HelpRequested(parser.format_help())
 
 
-def base_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return a command's parser, which raises `ParamError` or `HelpRequested` and never prints or exits."""
+class _Version(argparse.Action):
+    def __call__(self, *unused: object) -> NoReturn:
+        raise HelpRequested(f"uncut_mpi {uncut_mpi.__version__}\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the gemm command's parser."""
+    parser = base_parser(
+        "python -m uncut_mpi.gemm",
+        "C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
+        _EPILOG,
+    )
+    problem = parser.add_argument_group("problem")
+    _add_files(problem)
+    _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend")
+    add_machine(parser.add_argument_group("ranks and devices"))
+    _add_schedule(parser.add_argument_group("schedule"))
+    _add_run(parser.add_argument_group("run and report"))
+    return parser
+
+
+def make_plan_parser() -> argparse.ArgumentParser:
+    """Return the plan command's parser; the problem and the schedule have the flags of the gemm command."""
+    parser = base_parser(
+        "python -m uncut_mpi.plan",
+        "Chooses a schedule for C := alpha op(A) op(B) + beta C and says what it expects of it; no MPI, no GPU.",
+        _PLAN_EPILOG,
+    )
+    # What only the gemm command has, and checks of shared flags ask for.
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False)
+    _add_problem(parser.add_argument_group("problem"), "default 8192")
+    group = parser.add_argument_group("machine")
+    group.add_argument(
+        "--machine",
+        default="uniform",
+        metavar="NAME|FILE",
+        help="measured machine: one that ships with the package, or a file; default uniform, equal links and devices",
+    )
+    group.add_argument("--ranks", type=_whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
+    group.add_argument(
+        "--devices", type=_list, metavar="R0,R1,…", help="ranks that may compute; default: the search decides"
+    )
+    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
+    group = parser.add_argument_group("search and report")
+    group.add_argument("--metric", default="time", metavar="time|pdp|edp", help="what is minimised; default time")
+    group.add_argument(
+        "--budget-tasks", type=_whole(1), metavar="N", help="tasks to simulate at most; default: what 50 ms allow"
+    )
+    group.add_argument(
+        "--timeline",
+        type=_picture,
+        metavar="FILE",
+        help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt",
+    )
+    group.add_argument("--transfers", metavar="FILE.png", help="draw its transfers over each link there")
+    group.add_argument("--json", metavar="FILE", help="write the facts there too; replaced if it exists")
+    return parser
+
+
+def base_parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
     parser = _Parser(
-        prog=f"python -m uncut_mpi.{command}",
+        prog=program,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -63,30 +136,22 @@ def base_parser(command: str, description: str, epilog: str) -> argparse.Argumen
         add_help=False,
     )
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     return parser
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the gemm command; see `base_parser`."""
-    parser = base_parser(
-        "gemm", "C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.", _EPILOG
-    )
-    _add_problem(parser.add_argument_group("problem"))
-    add_machine(parser.add_argument_group("ranks and devices"))
-    _add_schedule(parser.add_argument_group("schedule"))
-    _add_run(parser.add_argument_group("run and report"))
-    return parser
-
-
-def _add_problem(group: argparse._ArgumentGroup) -> None:
+def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument("a", nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
     group.add_argument("b", nargs="?", metavar="B.npy", help="file of B")
     group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0")
     group.add_argument("-o", metavar="OUT.npy", help="file for the result; appears only when complete")
+
+
+def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
     for name, text in (
-        ("m", "rows of op(A) and C"),
-        ("n", "columns of op(B) and C; by default m"),
-        ("k", "columns of op(A), rows of op(B); by default m"),
+        ("m", f"rows of op(A) and C; {default_m}"),
+        ("n", "columns of op(B) and C; default M"),
+        ("k", "columns of op(A), rows of op(B); default M"),
     ):
         group.add_argument(f"-{name}", type=_whole(0), metavar=name.upper(), help=text)
     group.add_argument("--dtype", type=_dtype, metavar="f64|f32|f16|bf16", help="element type; f64, or the files' own")
@@ -112,24 +177,52 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
         type=_one_of(*BACKENDS),
         default="auto",
         metavar="|".join(BACKENDS),
-        help="cuda never falls back; auto takes cuda where every rank can have a GPU, else host",
+        help="cuda never falls back; auto, the default, takes cuda where every rank can have a GPU, else host",
     )
-    group.add_argument("--devices", type=_devices, metavar="D0,D1,…", help="device of each rank, in order of ranks")
+    group.add_argument(
+        "--devices", type=_list, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
+    )
+    group.add_argument(
+        "--compute-ranks",
+        type=_list,
+        metavar="R0,R1,…",
+        help="ranks that compute, in the order in which they fill the process grid; by default all. The others "
+        "start too: they hold what --place puts there, and forward",
+    )
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
 def _add_schedule(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--scheduler", type=_one_of(*SCHEDULERS), default=SCHEDULERS[0], metavar="|".join(SCHEDULERS))
-    group.add_argument("--tile", type=_whole(1), default=0, metavar="T", help="tile edge; chosen if not given")
-    group.add_argument("--tile-min", type=_whole(1), default=2048, metavar="T", help="T_min of the tile heuristic")
-    group.add_argument("--grid", type=_grid, metavar="RxC", help="process grid; chosen if not given")
+    group.add_argument(
+        "--scheduler",
+        type=_one_of(*SCHEDULERS),
+        default=SCHEDULERS[0],
+        metavar="|".join(SCHEDULERS),
+        help="who makes the schedule: uncut, that of the Uncut-GEMMs paper; default uncut",
+    )
+    group.add_argument(
+        "--tile", type=_whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
+    )
+    group.add_argument(
+        "--tile-min", type=_whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default 2048"
+    )
+    group.add_argument(
+        "--grid", type=_grid, metavar="RxC", help="process grid; default: all ranks, as square as can be, R <= C"
+    )
     group.add_argument("--chunks", type=_whole(1), default=8, metavar="P", help="chunks of a batched fetch; default 8")
     group.add_argument(
         "--compute-lanes", type=_whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
     )
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
-    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help="default eta")
+    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
+    group.add_argument(
+        "--max-hops",
+        type=_whole(0),
+        default=1,
+        metavar="H",
+        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1",
+    )
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(
@@ -151,6 +244,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     group.add_argument("--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists")
+    group.add_argument(
+        "--trace",
+        type=_picture,
+        metavar="FILE",
+        help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt",
+    )
     group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of random data; default 0")
 
 
@@ -224,7 +323,15 @@ def _placement(text: str) -> Placement:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _devices(text: str) -> tuple[int, ...]:
+def _picture(text: str) -> str:
+    try:
+        check_suffix(text)
+    except ParamError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _list(text: str) -> tuple[int, ...]:
     return tuple(_whole(0)(part) for part in text.split(","))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -12,13 +13,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import uncut_mpi
 from uncut_mpi.api.entries import PlanSummary
 from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session import Session
-from uncut_mpi.command import report
+from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
-from uncut_mpi.command.check import CheckResult
+from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
 from uncut_mpi.command.files import MatrixFile, open_operands, output_order
 from uncut_mpi.command.output import check_output
 from uncut_mpi.command.product import (
@@ -30,15 +34,18 @@ from uncut_mpi.command.product import (
     make_product,
     measure,
     reset_result,
+    share_of,
     verify_product,
     write_result,
 )
-from uncut_mpi.errors import DataFileError, ParamError
+from uncut_mpi.command.tracing import write_trace
+from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import Bound, bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
 from uncut_mpi.spmd.runtime import library_version
+from uncut_mpi.view.render import check_drawable
 
 # A problem that shows something within seconds where nothing was asked for.
 _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
@@ -46,12 +53,13 @@ _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Measured:
-    """One plan's facts, times and, if it was checked, verdict."""
+    """One plan's facts, times and, if it was checked, verdict; and what is said of its trace."""
 
     summary: PlanSummary
     timing: Timing
     bound: Bound
     check: CheckResult | None
+    trace: str
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
@@ -76,9 +84,12 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):
             if session.rank == 0 and arguments.json_path is not None:
-                report.check_json_path(arguments.json_path)
+                artifacts.check_path("--json", arguments.json_path)
+            if session.rank == 0 and arguments.trace_path is not None:
+                artifacts.check_path("--trace", arguments.trace_path)
+                check_drawable(arguments.trace_path)
         product = _make(session, arguments)
-        about = _about(session, arguments, product, words)
+        about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
         if arguments.ablation:
             return _ablation(session, arguments, product, about)
         measured = _measure(session, arguments, product, arguments.options)
@@ -114,6 +125,36 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
     return make_product(session, arguments, extents, a.dtype, sources, order)
 
 
+def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> list[nonfinite.NonFinite]:
+    """
+    Return the NaN and infinity of the input files that are read. Collective.
+
+    Raises
+    ------
+    DataFileError
+        If there are some and the product is too large for a check that can tell where they belong.
+    """
+    read: list[tuple[str, str | None, Matrix]] = []
+    if arguments.has_files and arguments.alpha != 0:
+        read += [("A", arguments.a_path, product.host_a), ("B", arguments.b_path, product.host_b)]
+    if arguments.beta != 0:
+        read.append(("C", arguments.c_path, product.first_c))
+    found = []
+    for name, path, matrix in read:
+        if path is not None:
+            mine = nonfinite.find(name, path, matrix.array, matrix.order, share_of(session, matrix))
+            found.append(nonfinite.join(session.gather(mine)))
+    there = [one for one in found if one is not None]
+    if there and arguments.check and product.m * product.n * product.k > FULL_CHECK_LIMIT:
+        raise agreed(
+            DataFileError(
+                f"{'; '.join(map(str, there))}: a product of this size is verified by sums over its rows, for which "
+                "there is no bound then; mend the files, or multiply without verification (--no-check)"
+            )
+        )
+    return there
+
+
 def _source(file: MatrixFile) -> Source:
     source = file_source(file)
     assert source is not None  # a file was opened
@@ -137,7 +178,23 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
     reset_result(session, product)
     session.barrier()
     started = time.perf_counter()
-    with session.plan(
+    with _plan(session, arguments, product, options) as plan:
+        planned_s = time.perf_counter() - started
+        timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
+        verdict = verify_product(session, product, arguments) if arguments.check else None
+        shown = ""
+        if arguments.trace_path is not None:
+            reset_result(session, product)
+            trace = plan.trace(arguments.alpha, arguments.beta)
+            # What this call left in C is what is written, so it has to be right as well.
+            if verdict is not None and verdict.passed:
+                verdict = verify_product(session, product, arguments)
+            shown = write_trace(session, plan, trace, arguments.trace_path)
+        return _Measured(plan.summary, timing, _bound(session, plan), verdict, shown)
+
+
+def _plan(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> GemmPlan:
+    return session.plan(
         product.a,
         product.b,
         product.c,
@@ -145,11 +202,7 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
         trans_a=arguments.trans_a,
         trans_b=arguments.trans_b,
         options=options,
-    ) as plan:
-        planned_s = time.perf_counter() - started
-        timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
-        verdict = verify_product(session, product, arguments) if arguments.check else None
-        return _Measured(plan.summary, timing, _bound(session, plan), verdict)
+    )
 
 
 def _bound(session: Session, plan: GemmPlan) -> Bound:
@@ -158,21 +211,56 @@ def _bound(session: Session, plan: GemmPlan) -> Bound:
 
 def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About) -> bool:
     """Measure the steps of the paper's Fig. 8, each with what came before."""
+    base, note = _ablation_tile(session, arguments, product)
+    about = dataclasses.replace(about, note=note)
     facts = []
-    for name, options in ablation_options(arguments.options):
+    for name, options in ablation_options(base):
         facts.append((name, _facts(about, _measure(session, arguments, product, options))))
     _publish(session, arguments, report.ablation_text(facts), report.ablation_json(facts))
     return all(one.passed is not False for _, one in facts)
 
 
-def _about(session: Session, arguments: GemmArguments, product: Product, words: Sequence[str]) -> report.About:
+def _ablation_tile(session: Session, arguments: GemmArguments, product: Product) -> tuple[ScheduleOptions, str]:
+    """
+    Return the options of an ablation, with a tile that leaves its steps something to do, and what to say of it.
+
+    With one tile of C for each rank there is nothing to cache, to route or to overlap.
+    """
+    base = arguments.options
+    if base.tile:
+        return base, ""
+    with _plan(session, arguments, product, base) as plan:
+        chosen, (rows, cols) = plan.summary.tile, plan.summary.grid
+    shortest = min(-(-product.m // rows), -(-product.n // cols), product.k)
+    tile = max(1, shortest // 4)
+    if 2 * chosen <= shortest or tile >= chosen:
+        return base, ""
+    note = f"{tile}, for several tiles per rank; without --ablation it would be {chosen} (--tile says otherwise)"
+    return dataclasses.replace(base, tile=tile), note
+
+
+def _about(
+    session: Session,
+    arguments: GemmArguments,
+    product: Product,
+    words: Sequence[str],
+    found: Sequence[nonfinite.NonFinite],
+) -> report.About:
+    cores = len(set().union(*session.gather(os.sched_getaffinity(0))))
     return report.About(
         version=uncut_mpi.__version__,
         command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         host=platform.node(),
         devices=session.device_names,
+        cores=cores,
         mpi=library_version(),
+        versions={
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "mpi4py": importlib.metadata.version("mpi4py"),
+            **session.versions,
+        },
         ranks=session.size,
         nodes=1,
         backend=session.backend_name,
@@ -188,6 +276,7 @@ def _about(session: Session, arguments: GemmArguments, product: Product, words: 
         place=str(arguments.place),
         alpha=arguments.alpha,
         beta=arguments.beta,
+        nonfinite=found,
     )
 
 
@@ -212,6 +301,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         rms_error=verdict.rms_error if verdict else None,
         passed=verdict.passed if verdict else None,
         check_detail=verdict.detail if verdict else "",
+        trace=measured.trace,
     )
 
 
@@ -220,4 +310,4 @@ def _publish(session: Session, arguments: GemmArguments, text: str, json: str) -
         if session.rank == 0:
             sys.stdout.write(text)
             if arguments.json_path is not None:
-                report.write_json(arguments.json_path, json)
+                artifacts.write_file("--json", arguments.json_path, json.encode())

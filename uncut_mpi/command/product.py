@@ -135,7 +135,7 @@ def make_product(
     first_c = session.empty_host((m, n), dtype, order=result_order)
     source = sources[2]
     with session.together("filling C"):
-        lines = _share(session, first_c)
+        lines = share_of(session, first_c)
         part = first_c.array[index(first_c.order, lines)]
         if source is None:
             data.poison(part)
@@ -154,7 +154,7 @@ def make_product(
 def reset_result(session: Session, product: Product) -> None:
     """Put into C what it holds before a call, and NaN into every SoftBuf. Collective."""
     if product.c.location == Location.host():
-        lines = index(product.c.order, _share(session, product.c))
+        lines = index(product.c.order, share_of(session, product.c))
         product.c.array[lines] = product.first_c.array[lines]
         session.barrier()
     else:
@@ -234,7 +234,7 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
                 )
         target = session.gather(output.target if output else None)[0]
         with session.together("writing the output file"):
-            lines = _share(session, result)
+            lines = share_of(session, result)
             target.write_lines(result.array[index(result.order, lines)], lines)
         with session.together("completing the output file"):
             if output is not None:
@@ -247,7 +247,7 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
 def _placed(session: Session, source: Source, dtype: DType, place: Location) -> tuple[Matrix, Matrix]:
     host = session.empty_host((source.rows, source.cols), dtype, order=source.order)
     with session.together("filling a matrix"):
-        lines = _share(session, host)
+        lines = share_of(session, host)
         source.fill(host.array[index(host.order, lines)], lines)
     if place == Location.host():
         return host, host
@@ -266,6 +266,7 @@ def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Locati
     return session.register(array, root=place.rank)
 
 
-def _share(session: Session, matrix: Matrix) -> slice:
+def share_of(session: Session, matrix: Matrix) -> slice:
+    """Return the lines (columns in F order, rows in C order) that are this rank's share of a matrix."""
     rows, cols = matrix.shape
     return lines_of(cols if matrix.order == "F" else rows, session.rank, session.size)

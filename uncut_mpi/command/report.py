@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
-import secrets
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from uncut_mpi.errors import DataFileError
+from uncut_mpi.command.nonfinite import NonFinite
 
 _LABEL_WIDTH: Final = 11
 
@@ -23,6 +20,16 @@ _LINK_NAMES: Final = {
     "device_to_device": "device to device",
     "local": "within a device",
 }
+
+# Of an ablation's table, with their widths.
+_COLUMNS: Final = {"median ms": 10, "TFLOP/s": 8, "speedup": 8, "predicted ms": 12, "tasks": 7}
+_LINK_COLUMNS: Final = {
+    "host_to_device": "host→device",
+    "device_to_host": "device→host",
+    "device_to_device": "device→device",
+    "local": "in a device",
+}
+_LINK_WIDTH: Final = 13
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +48,14 @@ class About:
     host : str
         Name of rank 0's node.
     devices : sequence of str
-        Device name of every rank.
+        Device name of every rank; with the host backend the processor's.
+    cores : int
+        Cores that the ranks together may run on.
     mpi : str
         MPI library and version.
+    versions : mapping of str to str
+        ``"python"``, ``"numpy"``, ``"mpi4py"``, and what computes: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"``
+        and ``"driver"``.
     ranks, nodes : int
         How many.
     backend, backend_reason : str
@@ -56,6 +68,10 @@ class About:
         As on the command line.
     alpha, beta : float
         Scalars.
+    nonfinite : sequence of NonFinite
+        NaN and infinity in the input files that are read.
+    note : str
+        What was chosen for an ablation, as its tile; empty where nothing was.
     """
 
     version: str
@@ -63,7 +79,9 @@ class About:
     date: str
     host: str
     devices: Sequence[str]
+    cores: int
     mpi: str
+    versions: Mapping[str, str]
     ranks: int
     nodes: int
     backend: str
@@ -78,10 +96,18 @@ class About:
     place: str
     alpha: float
     beta: float
+    nonfinite: Sequence[NonFinite] = ()
+    note: str = ""
 
     @property
     def device(self) -> str:
-        """The devices in words, as ``4 × NVIDIA H200``."""
+        """What computes, in words: ``4 × NVIDIA H200``, or the host backend with its ranks and cores."""
+        if self.backend == "host":
+            names = ", ".join(dict.fromkeys(self.devices))
+            return (
+                f"host backend, {_counted(self.ranks, 'rank')} on {_counted(self.nodes, 'node')}, {names}, "
+                f"{_counted(self.cores, 'core')}"
+            )
         return ", ".join(f"{count} × {name}" for name, count in Counter(self.devices).items())
 
 
@@ -118,6 +144,8 @@ class Facts:
         Verdict of the check; None without one.
     check_detail : str
         What was compared, and where and how it failed.
+    trace : str
+        Where the timeline of one more call is, and what it shows; empty without one.
     """
 
     about: About
@@ -138,6 +166,7 @@ class Facts:
     rms_error: float | None = None
     passed: bool | None = None
     check_detail: str = ""
+    trace: str = ""
 
     @property
     def median_s(self) -> float:
@@ -171,12 +200,14 @@ def text(facts: Facts) -> str:
     lines = [
         *_header(facts.about),
         _line("problem", _problem(facts.about)),
+        *_inputs(facts.about),
         _line("plan", _plan(facts)),
         _line("first call", time_text(facts.first_call_s)),
         _line("calls", _calls(facts)),
         _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
         _line("predicted", _against(facts.predicted_s, facts.median_s, "by arrival times and compute")),
         _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
+        *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
         facts.verdict,
     ]
@@ -197,17 +228,27 @@ def ablation_text(steps: Sequence[tuple[str, Facts]]) -> str:
     lines = [
         *_header(about),
         _line("problem", _problem(about)),
+        *([_line("tile", about.note)] if about.note else []),
         _line("bound", f"{time_text(steps[-1][1].bound_s)} = {steps[-1][1].bound_formula}"),
         "",
-        f"{'step':<{width}}  {'median ms':>10}  {'TFLOP/s':>8}  {'speedup':>8}  {'predicted ms':>12}  check",
     ]
+    links = [link for link in _LINK_COLUMNS if any(facts.bytes_by_link.get(link) for _, facts in steps)]
+    columns = [f"{'step':<{width}}", *(f"{name:>{of_name}}" for name, of_name in _COLUMNS.items())]
+    columns += [f"{_LINK_COLUMNS[link]:>{_LINK_WIDTH}}" for link in links]
+    lines.append("  ".join([*columns, "check"]))
     before: float | None = None
     for name, facts in steps:
         speedup = "" if before is None or facts.median_s <= 0 else f"{before / facts.median_s:.2f}×"
-        lines.append(
-            f"{name:<{width}}  {facts.median_s * 1e3:>10.3f}  {facts.tflop_per_s:>8.4g}  {speedup:>8}  "
-            f"{facts.predicted_s * 1e3:>12.3f}  {facts.verdict}"
+        values = (
+            f"{facts.median_s * 1e3:.3f}",
+            f"{facts.tflop_per_s:.4g}",
+            speedup,
+            f"{facts.predicted_s * 1e3:.3f}",
+            str(facts.tasks),
         )
+        columns = [f"{name:<{width}}", *(f"{value:>{w}}" for value, w in zip(values, _COLUMNS.values(), strict=True))]
+        columns += [f"{bytes_text(facts.bytes_by_link.get(link, 0)):>{_LINK_WIDTH}}" for link in links]
+        lines.append("  ".join([*columns, facts.verdict]))
         before = facts.median_s
     for name, facts in steps:
         if facts.passed is False:
@@ -222,7 +263,8 @@ def to_json(facts: Facts) -> str:
     Return the facts of one run as one JSON object, ending in a newline.
 
     Times are in seconds; `bytes` has one entry per kind of link; `passed`, `error` and `tolerance`
-    are null without a check, and `error` and `tolerance` where they are not finite.
+    are null without a check, and `error` and `tolerance` where they are not finite; `cupy`, `cuda`
+    and `driver` are null with the host backend.
     """
     return json.dumps(_json_value(facts), indent=1, allow_nan=False) + "\n"
 
@@ -233,49 +275,6 @@ def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
         json.dumps({"steps": [{"name": name} | _json_value(facts) for name, facts in steps]}, indent=1, allow_nan=False)
         + "\n"
     )
-
-
-def check_json_path(path: str, flag: str = "--json") -> None:
-    """
-    Check, before any work, that a result could be written there; `flag` is what named it.
-
-    Raises
-    ------
-    DataFileError
-        If the path is a directory or its directory is missing or cannot be written.
-    """
-    final = os.path.realpath(path)
-    parent = os.path.dirname(final)
-    if os.path.isdir(final):
-        raise DataFileError(f"{flag} {path} is a directory: name a file in it")
-    if not os.path.isdir(parent):
-        raise DataFileError(f"{flag} {path} cannot be written: there is no directory {parent}; make it first")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataFileError(f"{flag} {path} cannot be written: this user may not write into {parent}")
-
-
-def write_json(path: str, content: str, flag: str = "--json") -> None:
-    """
-    Write a JSON result, complete or not at all; an existing file is replaced; `flag` is what named it.
-
-    Raises
-    ------
-    DataFileError
-        If it cannot be written.
-    """
-    final = os.path.realpath(path)
-    directory, name = os.path.split(final)
-    hidden = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
-    try:
-        with open(hidden, "x", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, final)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(hidden)
-        raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None
 
 
 def time_text(seconds: float) -> str:
@@ -305,18 +304,33 @@ def _line(label: str, content: str) -> str:
 
 
 def _header(about: About) -> list[str]:
-    nodes = f"{about.nodes} node{'s' if about.nodes != 1 else ''}"
+    ranks = f"{_counted(about.ranks, 'rank')} on {_counted(about.nodes, 'node')}"
     entries = (
         ("version", f"uncut_mpi {about.version}"),
         ("command", about.command_line),
         ("date", about.date),
         ("host", about.host),
         ("devices", about.device),
-        ("MPI", f"{about.mpi}; {about.ranks} rank{'s' if about.ranks != 1 else ''} on {nodes}"),
+        ("MPI", f"{about.mpi}; {ranks}"),
         ("backend", f"{about.backend}: {about.backend_reason}" if about.backend_reason else about.backend),
+        ("software", ", ".join(_software(about.versions))),
         ("machine", about.machine),
     )
     return [f"# {label:<{_LABEL_WIDTH - 2}} {content}" for label, content in entries]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _software(versions: Mapping[str, str]) -> list[str]:
+    """Return what there is, with its version; a BLAS has its name in it."""
+    names = {"python": "Python ", "numpy": "numpy ", "blas": "", "cupy": "cupy ", "cuda": "CUDA ", "driver": "driver "}
+    return [f"{prefix}{versions[name]}" for name, prefix in names.items() if name in versions]
+
+
+def _inputs(about: About) -> list[str]:
+    return [_line("input", f"{one}; they spread to C as in any BLAS") for one in about.nonfinite]
 
 
 def _problem(about: About) -> str:
@@ -400,4 +414,9 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["digest"] = facts.digest
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
+    value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi
+    for name in ("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver"):
+        value[name] = about.versions.get(name)
+    value["nonfinite_inputs"] = [dataclasses.asdict(one) for one in about.nonfinite]
+    value["check_detail"] = facts.check_detail
     return value

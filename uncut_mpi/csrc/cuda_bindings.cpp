@@ -145,6 +145,8 @@ void bind_cuda(nb::module_ &m) {
         .def_ro("operation", &RunResult::operation)
         .def_ro("fatal", &RunResult::fatal)
         .def_ro("stalled", &RunResult::stalled)
+        .def_ro("reference_s", &RunResult::reference_s)
+        .def_ro("times_s", &RunResult::times_s)
         .def_prop_ro("stuck", [](const RunResult &r) {
             std::vector<std::pair<int, std::uint32_t>> lanes;
             for (const StuckLane &lane : r.stuck)
@@ -156,7 +158,8 @@ void bind_cuda(nb::module_ &m) {
              nb::arg("addresses"), nb::arg("in_host"), nb::arg("num_lanes"), nb::arg("num_events"),
              nb::arg("own_flags"), nb::arg("peer_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
         .def("run", &Executor::run, nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"),
-             nb::call_guard<nb::gil_scoped_release>());
+             nb::arg("traced") = false, nb::call_guard<nb::gil_scoped_release>())
+        .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());
     m.def("cuda_combine_signatures", &combine_signatures, nb::arg("operations"), nb::arg("operands"),
           "Return the kernels a list needs: 4 bits of the written type, then 4 bits (code + 1) per region read.");
 }

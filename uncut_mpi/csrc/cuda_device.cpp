@@ -65,10 +65,19 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
         copy_streams_.push_back(stream);
         ++num_created_;
     }
-    while (events_.size() < events) {
+    reserve_events(events_, events, event_disable_timing);
+}
+
+void DeviceState::reserve_timing(std::size_t events) {
+    use();
+    reserve_events(timing_events_, events, event_default);
+}
+
+void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, unsigned flags) {
+    while (events.size() < count) {
         Event event = nullptr;
-        d.check("cuEventCreate", d.cuEventCreate(&event, event_disable_timing));
-        events_.push_back(event);
+        driver_->check("cuEventCreate", driver_->cuEventCreate(&event, flags));
+        events.push_back(event);
         ++num_created_;
     }
 }
@@ -101,14 +110,16 @@ void DeviceState::close() {
         }
         for (Stream stream : copy_streams_)
             d.cuStreamDestroy(stream);
-        for (Event event : events_)
-            d.cuEventDestroy(event);
+        for (const auto *events : {&events_, &timing_events_})
+            for (Event event : *events)
+                d.cuEventDestroy(event);
         if (progress_ != nullptr) d.cuMemFreeHost(progress_);
         d.cuDevicePrimaryCtxRelease(device_);
     }
     compute_lanes_.clear();
     copy_streams_.clear();
     events_.clear();
+    timing_events_.clear();
     progress_ = nullptr;
     context_ = nullptr;
 }

@@ -42,10 +42,14 @@ class DeviceState {
     // Have at least so many of each; nothing may be in flight. Out of memory is a Failure that
     // keeps what was made.
     void reserve(std::size_t compute_lanes, std::size_t copy_lanes, std::size_t events);
+    // The same for events that take the time, which traced runs alone use.
+    void reserve_timing(std::size_t events);
 
     const ComputeLane &compute_lane(std::size_t number) const { return compute_lanes_.at(number); }
     Stream copy_stream(std::size_t number) const { return copy_streams_.at(number); }
     Event event(std::size_t number) const { return events_.at(number); }
+    Event timing_event(std::size_t number) const { return timing_events_[number]; }
+    std::size_t num_timing_events() const { return timing_events_.size(); }
     std::uint32_t *progress() const { return progress_; }  // in pinned host memory
     Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
 
@@ -66,6 +70,8 @@ class DeviceState {
     bool abandoned() const { return abandoned_; }
 
   private:
+    void reserve_events(std::vector<Event> &events, std::size_t count, unsigned flags);
+
     std::shared_ptr<const Driver> driver_;
     std::shared_ptr<const Blas> blas_;
     int ordinal_;
@@ -76,7 +82,7 @@ class DeviceState {
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
     std::vector<Stream> copy_streams_;
-    std::vector<Event> events_;
+    std::vector<Event> events_, timing_events_;
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;
     std::int64_t num_created_ = 0;

@@ -28,6 +28,7 @@ inline constexpr Code error_out_of_memory = 2;
 inline constexpr Code error_not_ready = 600;
 
 inline constexpr unsigned stream_non_blocking = 1;
+inline constexpr unsigned event_default = 0;
 inline constexpr unsigned event_disable_timing = 2;
 inline constexpr unsigned host_alloc_portable = 1;
 inline constexpr unsigned host_alloc_device_map = 2;
@@ -103,6 +104,7 @@ inline constexpr int type_r_16bf = 14;
     X(cuEventCreate, 2000, Code(Event *, unsigned))                                                                    \
     X(cuEventDestroy, 4000, Code(Event))                                                                               \
     X(cuEventRecord, 2000, Code(Event, Stream))                                                                        \
+    X(cuEventElapsedTime, 2000, Code(float *, Event, Event))                                                           \
     X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                                                  \
     X(cuMemFree, 3020, Code(Address))                                                                                  \
     X(cuMemHostAlloc, 2020, Code(void **, std::size_t, unsigned))                                                      \

@@ -12,6 +12,8 @@ namespace {
 // full one blocks inside the driver, where no deadline can be kept. Issuing therefore pauses and polls while more steps
 // than this are outstanding on all lanes together; every issued step finishes without us (premise P2).
 constexpr std::int64_t max_outstanding = 768;
+// The same where each body brings two events with it.
+constexpr std::int64_t max_outstanding_traced = max_outstanding / 3;
 // A lane without waits writes its progress word after so many steps.
 constexpr std::int64_t checkpoint_interval = 64;
 constexpr std::uint32_t max_batch_ops = 96;
@@ -143,6 +145,7 @@ void Executor::bind_lanes(const Program &program) {
 void Executor::add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload) {
     steps_.push_back({operation.code, operation.lane, index, payload});
     ++lanes_[operation.lane].num_steps;
+    if (operation.code <= code_combine) ++num_bodies_;
 }
 
 void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t index) {
@@ -304,13 +307,17 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
 
 // -- running --------------------------------------------------------------------------------------
 
-RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double timeout_s) {
+void Executor::prepare_trace() { device_->reserve_timing(1 + 2 * num_bodies_); }
+
+RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double timeout_s, bool traced) {
     const std::unique_lock<std::mutex> only(device_->issuing(), std::try_to_lock);
     if (!only.owns_lock())
         throw Failure("two threads run operation lists on one device backend at once; give each thread its own session",
                       -1);
     if (device_->abandoned())
         throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end", -1);
+    if (traced && device_->num_timing_events() < 1 + 2 * num_bodies_)
+        throw Failure("a run was to be traced for which no events were made: prepare the trace first", -1);
     const std::int64_t created = device_->num_created();
     const auto began = Clock::now();
     start(alpha, beta, epoch, timeout_s);
@@ -318,8 +325,11 @@ RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double t
     if (code != success) {
         fail("cuCtxSetCurrent", code, false, nullptr);
         result_.fatal = true;
+    } else if (traced) {
+        mark_reference();
+        issue_all<true>();
     } else {
-        issue_all();
+        issue_all<false>();
     }
     const auto issued = Clock::now();
     if (!result_.fatal && !result_.stalled) drain();
@@ -327,6 +337,7 @@ RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double t
     const auto ended = Clock::now();
     result_.issue_s = std::chrono::duration<double>(issued - began).count();
     result_.drain_s = std::chrono::duration<double>(ended - issued).count();
+    if (traced) read_times();
     result_.created = device_->num_created() - created;
     if (result_.stalled || result_.fatal) device_->abandon();
     return result_;
@@ -338,6 +349,7 @@ void Executor::start(double alpha, double beta, std::uint32_t epoch, double time
     result_.operation = -1;
     result_.fatal = result_.stalled = false;
     result_.stuck.clear();
+    result_.times_s.clear();
     epoch_ = epoch;
     factors_f64_[factor_alpha] = alpha;
     factors_f64_[factor_beta] = beta;
@@ -355,16 +367,52 @@ void Executor::start(double alpha, double beta, std::uint32_t epoch, double time
     mirror();
 }
 
+template <bool traced>
 void Executor::issue_all() {
+    constexpr std::int64_t most = traced ? max_outstanding_traced : max_outstanding;
+    std::size_t next_event = 1;  // the first is the reference
     for (const Step &step : steps_) {
         // After an error only signals go out (poison): no peer may wait for ever.
         if (!result_.error.empty() && step.code != code_signal) continue;
+        const bool timed = traced && step.code <= code_combine;
+        if (timed) take_time(step, next_event++);
         issue(step);
+        if (timed) take_time(step, next_event++);
         if (result_.fatal) return;
         ++lanes_[step.lane].issued;
-        if (++outstanding_ > max_outstanding) settle();
+        if (++outstanding_ > most) settle(most);
         if (result_.fatal || result_.stalled) return;
     }
+}
+
+void Executor::take_time(const Step &step, std::size_t number) {
+    fail("cuEventRecord", device_->driver().cuEventRecord(device_->timing_event(number), lanes_[step.lane].stream),
+         false, &step);
+}
+
+// One event of this device and the moment it passed, by which the clocks of all devices are compared.
+void Executor::mark_reference() {
+    if (lanes_.empty()) return;
+    const Driver &d = device_->driver();
+    const Stream stream = lanes_.front().stream;
+    for (int attempt = 0; attempt < 2; ++attempt) {  // the first may find the device asleep
+        const auto before = Clock::now();
+        fail("cuEventRecord", d.cuEventRecord(device_->timing_event(0), stream), false, nullptr);
+        fail("cuStreamSynchronize", d.cuStreamSynchronize(stream), false, nullptr);
+        const auto passed = before + (Clock::now() - before) / 2;
+        result_.reference_s = std::chrono::duration<double>(passed.time_since_epoch()).count();
+    }
+}
+
+void Executor::read_times() {
+    const Driver &d = device_->driver();
+    for (std::size_t i = 1; i <= 2 * num_bodies_ && result_.error.empty() && !result_.stalled; ++i) {
+        float milliseconds = 0.0F;
+        fail("cuEventElapsedTime",
+             d.cuEventElapsedTime(&milliseconds, device_->timing_event(0), device_->timing_event(i)), false, nullptr);
+        result_.times_s.push_back(1e-3 * static_cast<double>(milliseconds));
+    }
+    if (!result_.error.empty() || result_.stalled) result_.times_s.clear();
 }
 
 void Executor::issue(const Step &step) {
@@ -488,7 +536,7 @@ bool Executor::query(Lane &lane, std::size_t number) {
     return false;
 }
 
-void Executor::settle() {
+void Executor::settle(std::int64_t most) {
     while (!result_.fatal && !result_.stalled) {
         const std::int64_t before = outstanding_;
         outstanding_ = 0;
@@ -496,7 +544,7 @@ void Executor::settle() {
             query(lanes_[l], l);
             outstanding_ += lanes_[l].issued - std::min(lanes_[l].completed, lanes_[l].issued);
         }
-        if (outstanding_ <= max_outstanding / 2) return;
+        if (outstanding_ <= most / 2) return;
         if (outstanding_ < before) last_move_ = Clock::now();
         if (!moved()) give_up();
         sched_yield();

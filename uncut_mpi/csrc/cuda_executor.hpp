@@ -6,6 +6,10 @@
 // a call fails, the first error is kept and from there only SIGNALs are issued, so that no peer
 // waits for ever. Then all lanes are polled until they are empty, an error shows, or nothing has
 // moved on any rank for the time allowed.
+//
+// A traced run records an event before and after each body, on its lane, and reads them when all
+// lanes are empty. It is another instance of the issuing loop: a run that is not traced does not
+// even ask.
 #pragma once
 
 #include <chrono>
@@ -97,6 +101,9 @@ struct RunResult {
     bool fatal = false;           // the context is unusable: no flag could be written any more
     bool stalled = false;
     std::vector<StuckLane> stuck;
+    // Of a traced run without an error; of others times_s is empty.
+    double reference_s = 0.0;     // on the system's monotonic clock
+    std::vector<double> times_s;  // start and end of each body, in list order, after the reference
 };
 
 class Executor {
@@ -104,7 +111,10 @@ class Executor {
     Executor(std::shared_ptr<DeviceState> device, const Program &program);
 
     // Call without the interpreter lock. Raises only for misuse (another thread is in a run).
-    RunResult run(double alpha, double beta, std::uint32_t epoch, double timeout_s);
+    RunResult run(double alpha, double beta, std::uint32_t epoch, double timeout_s, bool traced);
+
+    // Make the events of a traced run; nothing may be in flight.
+    void prepare_trace();
 
   private:
     using Clock = std::chrono::steady_clock;
@@ -169,6 +179,7 @@ class Executor {
 
     // Running.
     void start(double alpha, double beta, std::uint32_t epoch, double timeout_s);
+    template <bool traced>
     void issue_all();
     void issue(const Step &step);
     void issue_copy(const Step &step);
@@ -176,7 +187,10 @@ class Executor {
     void launch(const Combine &combine, Stream stream, const Step &step);
     void issue_batch(const Step &step);
     void signal(const Step &step);
-    void settle();  // wait until few enough steps are outstanding
+    void settle(std::int64_t most);  // wait until at most half as many steps are outstanding
+    void mark_reference();
+    void take_time(const Step &step, std::size_t number);
+    void read_times();
     void drain();
     bool query(Lane &lane, std::size_t number);
     bool moved();  // mirror our words, look at everyone's: has anything changed in time?
@@ -195,6 +209,7 @@ class Executor {
     std::vector<Batch> batches_;
     std::uint32_t *board_;
     std::size_t board_words_, rank_;
+    std::size_t num_bodies_ = 0;
 
     // State of a run.
     RunResult result_;

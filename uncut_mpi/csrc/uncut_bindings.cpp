@@ -1,6 +1,7 @@
 // Python's view of the scheduler: one call, whose tables numpy takes over without a copy.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -34,7 +35,7 @@ nb::tuple schedule_tables(const Input &input) {
     }
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                          as_bytes(std::move(tables.lanes)), tables.end);
+                          as_bytes(std::move(tables.lanes)), tables.caches, tables.end);
 }
 
 using Matrix = std::vector<std::vector<Time>>;
@@ -56,8 +57,7 @@ std::tuple<int, std::vector<int>, std::vector<Time>> best_chain(const std::vecto
             if (start + chunks * chunk_cost[s][to] < best) {
                 best = start + chunks * chunk_cost[s][to];
                 hops.source[i] = static_cast<int>(s);
-                hops.first_start[i] = start;
-                hops.first_cost[i] = chunk_cost[s][to];
+                hops.first[i] = start_hop(start, chunk_cost[s][to], chunks);
             }
         }
         for (std::size_t j = 0; j < n; ++j) {
@@ -73,7 +73,7 @@ std::tuple<int, std::vector<int>, std::vector<Time>> best_chain(const std::vecto
     for (std::size_t h = 0; h < n; ++h) {
         const auto to = static_cast<std::size_t>(order[h]);
         if (h == 0) {
-            arrival = start_hop(hops.first_start[to], hops.first_cost[to], chunks);
+            arrival = hops.first[to];
         } else {
             const std::size_t link = static_cast<std::size_t>(order[h - 1]) * n + to;
             arrival = next_hop(arrival, hops.free[link], hops.cost[link], chunks);
@@ -120,6 +120,14 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("b_panel", &Input::b_panel)
         .def_rw("c_panel", &Input::c_panel)
         .def_rw("c_staging", &Input::c_staging)
+        .def_rw("max_hops", &Input::max_hops)
+        .def_rw("relay_gain", &Input::relay_gain)
+        .def_rw("first_cache", &Input::first_cache)
+        .def_rw("cache_room", &Input::cache_room)
+        .def_rw("slot_shape", &Input::slot_shape)
+        .def_rw("slot_bytes", &Input::slot_bytes)
+        .def_rw("port_ps_per_byte", &Input::port_ps_per_byte)
+        .def_rw("port_uses", &Input::port_uses)
         .def_rw("ps_per_byte", &Input::ps_per_byte)
         .def_rw("latency_ps", &Input::latency_ps)
         .def_rw("ps_per_flop", &Input::ps_per_flop)
@@ -134,7 +142,8 @@ void bind_uncut_scheduler(nb::module_ &m) {
             self.routing = static_cast<Routing>(routing);
         });
     m.def("schedule_uncut", &schedule_tables, nb::arg("input"),
-          "Return (tasks, operands, regions, awaits, lanes, end in picoseconds); tables as uint8 arrays.");
+          "Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds); tables as uint8 arrays, "
+          "caches as (rank, matrix, slots).");
     m.def("uncut_best_chain", &best_chain, nb::arg("eta"), nb::arg("lam"), nb::arg("chunk_cost"),
           nb::arg("destinations"), nb::arg("chunks"), "As planning.routing.best_chain, times as integers.");
 }

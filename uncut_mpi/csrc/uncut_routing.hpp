@@ -18,28 +18,51 @@ inline constexpr Time never = std::numeric_limits<Time>::max() / 4;
 // Up to so many destinations every order of a chain is tried.
 inline constexpr int exhaustive_destinations = 5;
 
-// The hops a chain over n destinations may be made of.
-struct Hops {
-    std::vector<int> source;        // best source of a first hop into each destination
-    std::vector<Time> first_start;  // when that hop can start
-    std::vector<Time> first_cost;   // of one chunk
-    std::vector<Time> free;         // [from * n + to], when the link is free
-    std::vector<Time> cost;         // [from * n + to], of one chunk
-
-    void resize(std::size_t n) {
-        source.assign(n, -1);
-        first_start.assign(n, 0);
-        first_cost.assign(n, 0);
-        free.assign(n * n, 0);
-        cost.assign(n * n, 0);
-    }
-    std::size_t size() const { return source.size(); }
-};
-
 // State of a chain after a hop: when its first and its last chunk are there.
 struct Arrival {
     Time first;
     Time last;
+};
+
+// Most ranks that a hop may be relayed over.
+inline constexpr int most_relays = 2;
+
+// One link of a relayed hop: when it is free, and what one chunk takes on it.
+struct RelayLeg {
+    Time free = 0, cost = 0;
+};
+
+// The other way between two destinations, over relays.
+struct RelayedHop {
+    int legs = 0;
+    std::array<RelayLeg, most_relays + 1> leg;
+};
+
+// The hops a chain over n destinations may be made of.
+struct Hops {
+    std::vector<int> source;            // best source of a first hop into each destination
+    std::vector<std::uint8_t> relayed;  // whether that hop goes over relays
+    std::vector<Arrival> first;         // when its chunks arrive
+    std::vector<Time> free;             // [from * n + to], when the link is free
+    std::vector<Time> cost;             // [from * n + to], of one chunk
+    std::vector<int> other;             // [from * n + to], index into `relays`, or -1; empty: there are none
+    std::vector<RelayedHop> relays;
+
+    void resize(std::size_t n) {
+        source.assign(n, -1);
+        relayed.assign(n, false);
+        first.assign(n, {0, 0});
+        free.assign(n * n, 0);
+        cost.assign(n * n, 0);
+        other.clear();
+        relays.clear();
+    }
+    std::size_t size() const { return source.size(); }
+    void add_relays(std::size_t from, std::size_t to, const RelayedHop &hop) {
+        if (other.empty()) other.assign(size() * size(), -1);
+        other[from * size() + to] = static_cast<int>(relays.size());
+        relays.push_back(hop);
+    }
 };
 
 inline Arrival start_hop(Time start, Time cost, int chunks) { return {start + cost, start + chunks * cost}; }
@@ -74,9 +97,14 @@ class ChainSearch {
 
   private:
     Arrival hop(int from, int to, Arrival before) const {
-        if (from < 0) return start_hop(hops_->first_start[to], hops_->first_cost[to], chunks_);
+        if (from < 0) return hops_->first[to];
         const std::size_t link = static_cast<std::size_t>(from) * hops_->size() + to;
-        return next_hop(before, hops_->free[link], hops_->cost[link], chunks_);
+        const Arrival direct = next_hop(before, hops_->free[link], hops_->cost[link], chunks_);
+        if (hops_->other.empty() || hops_->other[link] < 0) return direct;
+        const RelayedHop &other = hops_->relays[hops_->other[link]];
+        for (int l = 0; l < other.legs; ++l)
+            before = next_hop(before, other.leg[l].free, other.leg[l].cost, chunks_);
+        return before.last < direct.last ? before : direct;
     }
 
     void extend(int n, int depth, Arrival before, Time sum, std::vector<int> &order) {

@@ -2,33 +2,15 @@
 // Python; planning/uncut.py says what each input means.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
+#include "records.hpp"
 #include "uncut_routing.hpp"
 
 namespace uncut {
-
-// The records of planning/schedule.py, byte for byte.
-struct TaskRecord {
-    std::uint8_t kind = 0, pad = 0;
-    std::uint16_t num_operands = 0;
-    std::int32_t rank = 0, lane = 0, group = -1, first_operand = 0, first_await = 0, num_awaits = 0;
-};
-struct OperandRecord {
-    std::int32_t region = 0;
-    std::uint8_t factor = 0, op = 0;
-    std::uint16_t pad = 0;
-};
-struct RegionRecord {
-    std::int32_t buffer = 0, pad = 0;
-    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
-};
-struct LaneRecord {
-    std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
-};
-static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
-              sizeof(LaneRecord) == 16);
 
 enum class Routing : int { origin = 0, bw = 1, eta = 2 };
 
@@ -56,6 +38,17 @@ struct Input {
     std::vector<std::int64_t> cell_rank;                             // [row * cols + col]
     std::vector<std::int64_t> a_panel, b_panel, c_panel, c_staging;  // buffer index per rank, or -1
 
+    // Relays: tiles go over up to max_hops other ranks where that takes 1 / relay_gain of the direct link's
+    // time or less. They keep copies in one buffer per rank and matrix, made at first use, of equal slots.
+    int max_hops = 0;
+    double relay_gain = 1.0;
+    int first_cache = 0;                                      // index of the first such buffer
+    std::vector<std::int64_t> cache_room;                     // bytes per rank
+    std::array<std::array<std::int64_t, 2>, 3> slot_shape{};  // rows and columns, per matrix
+    std::array<std::int64_t, 3> slot_bytes{};
+    std::vector<double> port_ps_per_byte;                      // what links share, per port
+    std::vector<std::tuple<int, int, int, double>> port_uses;  // port, source, destination, weight
+
     std::vector<double> ps_per_byte;       // [source * locations + destination]
     std::vector<std::int64_t> latency_ps;  // the same
     std::vector<double> ps_per_flop;       // per rank
@@ -67,7 +60,8 @@ struct Tables {
     std::vector<RegionRecord> regions;
     std::vector<std::int32_t> awaits;
     std::vector<LaneRecord> lanes;
-    Time end = 0;  // when the last task is over, by the model
+    std::vector<std::array<int, 3>> caches;  // rank, matrix and slots of the buffers that relays need
+    Time end = 0;                            // when the last task is over, by the model
 };
 
 Tables schedule_uncut(const Input &input);

@@ -112,14 +112,33 @@ class ProgressBoard:
     ----------
     words : ndarray of uint32, shape (num_ranks, MAX_LANES)
         Row r is written by rank r only (by its executor or its device's streams): word l counts the
-        operations that lane l has finished or, for `cuda`, the last wait reached (2·i+1 reached the
-        wait that is operation i, 2·i+2 passed it). The counts restart at 0 with every call.
+        operations that lane l has finished, and for `host` the parts of a long one; for `cuda` it is
+        the last wait reached (2·i+1 reached the wait that is operation i, 2·i+2 passed it). The
+        counts restart at 0 with every call.
     rank : int
         Whose row is ours.
     """
 
     words: np.ndarray
     rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TaskTimes:
+    """
+    When the tasks of one rank ran in a traced run.
+
+    Attributes
+    ----------
+    tasks : ndarray of int32, shape (bodies,)
+        Index in the schedule's global order.
+    start_s, end_s : ndarray of float64, shape (bodies,)
+        On the node's monotonic clock, which all its processes share.
+    """
+
+    tasks: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
 
 
 @dataclasses.dataclass(slots=True)
@@ -142,6 +161,8 @@ class ExecutionReport:
     error : BaseException or None
         What went wrong on this rank; the remaining flags were written all the same, so that no peer
         waits for ever.
+    times : TaskTimes or None
+        When each body ran, after a traced run without an error.
     """
 
     tasks: int = 0
@@ -151,13 +172,14 @@ class ExecutionReport:
     issue_s: float = 0.0
     drain_s: float = 0.0
     error: BaseException | None = None
+    times: TaskTimes | None = None
 
 
 class Executable(abc.ABC):
     """An operation list bound to addresses, with its streams, events and workspaces; runs many times."""
 
     @abc.abstractmethod
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
         """
         Issue every operation in order and wait until all have finished.
 
@@ -173,11 +195,36 @@ class Executable(abc.ABC):
         timeout_s : float
             A `StallError` goes into the report when no word of the progress board, of any rank, has
             changed for so long while this rank still waits. It names the awaited task and rank.
+        traced : bool, default False
+            Take the time of every body; `prepare_trace` comes first.
+        """
+
+    @abc.abstractmethod
+    def prepare_trace(self) -> None:
+        """
+        Make what a traced run needs, so that the run itself creates nothing. Nothing may be in flight.
+
+        Raises
+        ------
+        DeviceError
+            If it cannot be made.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
         """Release streams, events and workspaces. Nothing may be in flight."""
+
+
+class Probe(abc.ABC):
+    """Work that is prepared, so that it can be timed on all ranks at once. Not collective."""
+
+    @abc.abstractmethod
+    def mean_seconds(self, least_s: float) -> float:
+        """Do the work over and over for at least `least_s`, and return the mean time of once in seconds."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free what the work needs."""
 
 
 class Backend(abc.ABC):
@@ -188,6 +235,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def identity(self) -> DeviceIdentity:
         """Return what other ranks must know of this device."""
+
+    @abc.abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Return name and version of what computes: ``"blas"`` and, for cuda, ``"cupy"``, ``"cuda"``, ``"driver"``."""
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Allocation:
@@ -285,8 +336,12 @@ class Backend(abc.ABC):
         """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
 
     @abc.abstractmethod
-    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
-        """Return the best time in seconds of a size×size×size product of full-mantissa random data."""
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+        """Return a probe of one contiguous copy between two addresses."""
+
+    @abc.abstractmethod
+    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+        """Return a probe of a size×size×size product of full-mantissa random data."""
 
     @abc.abstractmethod
     def energy_j(self) -> float | None:

@@ -3,15 +3,18 @@ What no schedule can beat on a machine.
 
 Every term is a time below which some resource cannot have done what any schedule must ask of it;
 the bound is the largest of them. None assumes a process grid, a tile or an order, and waiting,
-latency and the filling of pipelines are left out, so that a term can only be too low.
+latency and the filling of pipelines are left out, so that a term can only be too low. What links can
+carry together is what their ports allow (`uncut_mpi.model.ports.least_time`). Bounds that hold for one
+process grid, and are higher, are in `uncut_mpi.model.grid_bounds`.
 
 Compute
     The 2mnk operations at the sum of all ranks' rates.
 
 Host links
     Products are made on devices, so every byte of A, B and C (if read) that lies in host memory
-    enters some device at least once, at the sum of the bandwidths from host to devices at most;
-    C in host memory leaves a device at least once. Both directions may run at full speed together.
+    enters some device at least once, over all links from host to devices together;
+    C in host memory leaves a device at least once. Where the two ways share a port there is a term for
+    both at once; else they run at full speed together.
     What lies in the private host memory of one rank passes that rank's link alone.
 
 Out of and into a rank
@@ -21,9 +24,8 @@ Out of and into a rank
     :math:`(1-x)` of its bytes leave o; the same holds for B. An element of C with an operation done
     elsewhere needs a partial result from there, of at least one element, so at least
     :math:`(1-x)` of C's bytes enter o. (C is combined at its owner at best, so reading it costs
-    nothing here.) With q the time for all those bytes at the sum of the bandwidths of o's links, the
-    time is at least :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`. A device with one
-    port for all its links can only be slower.
+    nothing here.) With q the time for all those bytes over all of o's links together, the
+    time is at least :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from collections.abc import Iterator, Mapping
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.ports import Port, least_time
 from uncut_mpi.model.problem import GemmProblem
 
 
@@ -135,47 +138,71 @@ def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
 
 def _host_terms(reads: list[_Piece], writes: list[_Piece], machine: Machine) -> list[_Term]:
     host = machine.host
-    inward = machine.bandwidth_gb_per_s[host, :host] * 1e9
-    outward = machine.bandwidth_gb_per_s[:host, host] * 1e9
-    terms = []
-    for name, pieces, bandwidth in (("host to devices", reads, inward), ("devices to host", writes, outward)):
-        moved = [piece for piece in pieces if piece.location.space == "host"]
-        if any(piece.size for piece in moved):
-            terms.append(_transfer_term(name, moved, float(bandwidth.sum())))
-        for rank in sorted({piece.location.rank for piece in moved if piece.location.rank is not None}):
-            private = [piece for piece in moved if piece.location.rank == rank]
-            if any(piece.size for piece in private):
-                terms.append(_transfer_term(f"{name}, rank {rank}", private, float(bandwidth[rank])))
+    ways = (
+        ("host to devices", _on_host(reads), [(host, rank) for rank in range(host)]),
+        ("devices to host", _on_host(writes), [(rank, host) for rank in range(host)]),
+    )
+    terms, demands = [], []
+    for name, pieces, links in ways:
+        if not pieces:
+            continue
+        terms.append(_transfer_term(name, pieces, links, machine))
+        demands.append((links, _size_of(pieces)))
+        for rank in sorted({piece.location.rank for piece in pieces if piece.location.rank is not None}):
+            private = [piece for piece in pieces if piece.location.rank == rank]
+            terms.append(_transfer_term(f"{name}, rank {rank}", private, [links[rank]], machine))
+            demands.append(([links[rank]], _size_of(private)))
+    if all(pieces for _, pieces, _ in ways) and any(_joins_ways(port, host) for port in machine.ports):
+        terms.append(
+            _Term(
+                "host both ways",
+                least_time(demands, machine.bandwidth_gb_per_s, machine.ports),
+                " and ".join(f"{_bytes_of(pieces)} {name}" for name, pieces, _ in ways)
+                + " at once, over ports that both ways share",
+            )
+        )
     return terms
 
 
-def _transfer_term(name: str, pieces: list[_Piece], bandwidth: float) -> _Term:
-    total = sum(piece.size for piece in pieces)
-    return _Term(name, total / bandwidth, f"{_bytes_of(pieces)} / {bandwidth / 1e9:.4g} GB/s {name}")
+def _on_host(pieces: list[_Piece]) -> list[_Piece]:
+    return [piece for piece in pieces if piece.location.space == "host" and piece.size]
+
+
+def _joins_ways(port: Port, host: int) -> bool:
+    return {source == host for source, destination in port.links if host in (source, destination)} == {True, False}
+
+
+def _transfer_term(name: str, pieces: list[_Piece], links: list[tuple[int, int]], machine: Machine) -> _Term:
+    total = _size_of(pieces)
+    seconds = least_time([(links, total)], machine.bandwidth_gb_per_s, machine.ports)
+    return _Term(name, seconds, f"{_bytes_of(pieces)} / {total / seconds / 1e9:.4g} GB/s {name}")
 
 
 def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece], machine: Machine) -> Iterator[_Term]:
     rates = machine.gemm_rate(problem.dtype)
-    links = machine.bandwidth_gb_per_s * 1e9
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])
-        for way, pieces, link in (
-            ("out of", [piece for piece in reads if piece.location == here and piece.name != "C"], links[owner]),
-            ("into", [piece for piece in writes if piece.location == here], links[:, owner]),
+        others = [location for location in range(machine.num_ranks + 1) if location != owner]
+        for way, pieces, links in (
+            ("out of", [p for p in reads if p.location == here and p.name != "C"], [(owner, to) for to in others]),
+            ("into", [p for p in writes if p.location == here], [(source, owner) for source in others]),
         ):
-            size = sum(piece.size for piece in pieces)
+            size = _size_of(pieces)
             if size == 0:
                 continue
-            bandwidth = float(link.sum() - link[owner])
-            transfer_s = size / bandwidth
+            transfer_s = least_time([(links, size)], machine.bandwidth_gb_per_s, machine.ports)
             share = transfer_s / (alone_s + transfer_s)
             yield _Term(
                 f"{way} rank {owner}",
                 share * alone_s,
                 f"{share:.0%} of the operations at rank {owner} at {rates[owner] / 1e12:.4g} TFLOP/s, "
-                f"else {1 - share:.0%} of {_bytes_of(pieces)} {way} it / {bandwidth / 1e9:.4g} GB/s",
+                f"else {1 - share:.0%} of {_bytes_of(pieces)} {way} it / {size / transfer_s / 1e9:.4g} GB/s",
             )
+
+
+def _size_of(pieces: list[_Piece]) -> float:
+    return float(sum(piece.size for piece in pieces))
 
 
 def _bytes_of(pieces: list[_Piece]) -> str:

@@ -20,7 +20,6 @@ from uncut_mpi.model.ports import Port, fair_rates
 
 FORMAT_VERSION: Final = 2
 
-
 _PER_RANK: Final = {"multiprocessors": 1, "combine_gb_per_s": 0.0, "idle_watts": 0.0, "busy_watts": 0.0}
 
 
@@ -42,13 +41,15 @@ class Machine:
     key : str
         Identifies the hardware; a machine is used only where the key is the same.
     bandwidth_gb_per_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
-        [source, destination], 1e9 bytes per second, one transfer at a time.
+        [source, destination], 1e9 bytes per second, the best seen, one transfer at a time.
     latency_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
         [source, destination], time of a transfer of few bytes.
     gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
-        cuBLAS (or host BLAS) rate of one large product per dtype name.
+        Best rate of one large product per dtype name.
     memory_bytes : ndarray of int64, shape (num_ranks,)
         Device memory of each rank.
+    typical_gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
+        Rate to expect of it, with all ranks computing at once; the best rate if not given.
     ports : tuple of Port
         What transfers share; empty if they do not slow each other down.
     gemm_shape : mapping of str to GemmShape
@@ -65,6 +66,12 @@ class Machine:
         Power of each device at rest and in a product; 0 where unknown.
     provenance : str
         Who measured it, how and when.
+    steady : bool
+        False if the machine was busy with something else, so that a later measurement is worth more.
+
+    Notes
+    -----
+    A bound takes the best rates, which nothing beats; a planner those to expect.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Machine:
     latency_s: np.ndarray
     gemm_tflop_per_s: Mapping[str, np.ndarray]
     memory_bytes: np.ndarray
+    typical_gemm_tflop_per_s: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     ports: tuple[Port, ...] = ()
     gemm_shape: Mapping[str, GemmShape] = dataclasses.field(default_factory=dict)
     multiprocessors: np.ndarray = dataclasses.field(default_factory=_unknown)
@@ -82,6 +90,7 @@ class Machine:
     idle_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     busy_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     provenance: str = ""
+    steady: bool = True
 
     def __post_init__(self) -> None:
         size = self.num_ranks + 1
@@ -95,11 +104,12 @@ class Machine:
         off_diagonal = ~np.eye(size, dtype=bool)
         if (self.bandwidth_gb_per_s[off_diagonal] <= 0).any():
             raise ParamError(f"machine {self.name} has a link without bandwidth")
-        for dtype, rate in self.gemm_tflop_per_s.items():
-            if rate.shape != (self.num_ranks,) or not (rate > 0).all():
-                raise ParamError(
-                    f"gemm_tflop_per_s[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates"
-                )
+        if not self.typical_gemm_tflop_per_s:
+            object.__setattr__(self, "typical_gemm_tflop_per_s", self.gemm_tflop_per_s)
+        for name in ("gemm_tflop_per_s", "typical_gemm_tflop_per_s"):
+            for dtype, rate in getattr(self, name).items():
+                if rate.shape != (self.num_ranks,) or not (rate > 0).all():
+                    raise ParamError(f"{name}[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates")
 
         for name, default in _PER_RANK.items():
             values = getattr(self, name)
@@ -129,17 +139,48 @@ class Machine:
 
     def gemm_rate(self, dtype: DType) -> np.ndarray:
         """
-        Return flop/s of each rank for one type, shape (num_ranks,).
+        Return the best flop/s of each rank for one type, shape (num_ranks,).
 
         Raises
         ------
         TopologyError
             If the machine was measured without that type.
         """
-        rate = self.gemm_tflop_per_s.get(dtype.name)
+        return self._rate(self.gemm_tflop_per_s, dtype)
+
+    def typical_gemm_rate(self, dtype: DType) -> np.ndarray:
+        """
+        Return the flop/s to expect of each rank for one type, shape (num_ranks,).
+
+        Raises
+        ------
+        TopologyError
+            If the machine was measured without that type.
+        """
+        return self._rate(self.typical_gemm_tflop_per_s, dtype)
+
+    def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
+        rate = rates.get(dtype.name)
         if rate is None:
             raise TopologyError(f"machine {self.name} has no GEMM rate for {dtype.name}: measure it again")
-        return rate * 1e12
+        flops: np.ndarray = rate * 1e12
+        return flops
+
+    def links(self, *, sharing: Sequence[int] = ()) -> np.ndarray:
+        """
+        Return the bandwidths to plan with, as `bandwidth_gb_per_s`.
+
+        Parameters
+        ----------
+        sharing : sequence of int
+            Ranks that use their host links at once, in one direction.
+        """
+        table: np.ndarray = self.bandwidth_gb_per_s.copy()
+        if len(sharing):
+            ranks = list(sharing)
+            table[self.host, ranks] = self.host_rates(ranks)[0]
+            table[ranks, self.host] = self.host_rates(ranks, inward=False, outward=True)[1]
+        return table
 
     def host_rates(self, ranks: Sequence[int], *, inward: bool = True, outward: bool = False) -> np.ndarray:
         """
@@ -163,6 +204,46 @@ class Machine:
         result = np.zeros((2, len(ranks)))
         result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
         return result
+
+    def subset(self, ranks: Sequence[int]) -> Machine:
+        """
+        Return the machine that some of the ranks make: they become 0, 1, …, in the order given.
+
+        Raises
+        ------
+        ParamError
+            If a rank does not exist or occurs twice.
+        """
+        chosen = list(ranks)
+        if len(set(chosen)) < len(chosen) or not chosen or not all(0 <= rank < self.num_ranks for rank in chosen):
+            raise ParamError(
+                f"ranks {chosen} of machine {self.name} were asked for: "
+                f"name some of 0 to {self.num_ranks - 1}, each once"
+            )
+        place = {rank: number for number, rank in enumerate([*chosen, self.host])}
+        ports = []
+        for port in self.ports:
+            kept = [
+                ((place[source], place[destination]), weight)
+                for (source, destination), weight in zip(port.links, port.weights, strict=True)
+                if source in place and destination in place
+            ]
+            if kept:
+                links, weights = zip(*kept, strict=True)
+                ports.append(Port(port.name, port.capacity_gb_per_s, links, weights))
+        both = np.ix_([*chosen, self.host], [*chosen, self.host])
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}[{','.join(map(str, chosen))}]",
+            key=f"{self.key}[{','.join(map(str, chosen))}]",
+            bandwidth_gb_per_s=self.bandwidth_gb_per_s[both],
+            latency_s=self.latency_s[both],
+            gemm_tflop_per_s={name: rate[chosen] for name, rate in self.gemm_tflop_per_s.items()},
+            typical_gemm_tflop_per_s={name: rate[chosen] for name, rate in self.typical_gemm_tflop_per_s.items()},
+            memory_bytes=self.memory_bytes[chosen],
+            ports=tuple(ports),
+            **{name: getattr(self, name)[chosen] for name in _PER_RANK},
+        )
 
     @classmethod
     def uniform(
@@ -203,6 +284,10 @@ class Machine:
                 "bandwidth_gb_per_s": self.bandwidth_gb_per_s.tolist(),
                 "latency_s": self.latency_s.tolist(),
                 "gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.gemm_tflop_per_s.items()},
+                "typical_gemm_tflop_per_s": {
+                    name: rate.tolist() for name, rate in self.typical_gemm_tflop_per_s.items()
+                },
+                "steady": self.steady,
                 "memory_bytes": self.memory_bytes.tolist(),
                 "ports": [
                     {
@@ -242,7 +327,9 @@ class Machine:
                 provenance=data["provenance"],
                 bandwidth_gb_per_s=np.array(data["bandwidth_gb_per_s"], np.float64),
                 latency_s=np.array(data["latency_s"], np.float64),
-                gemm_tflop_per_s={name: np.array(rate, np.float64) for name, rate in data["gemm_tflop_per_s"].items()},
+                gemm_tflop_per_s=_rates(data["gemm_tflop_per_s"]),
+                typical_gemm_tflop_per_s=_rates(data["typical_gemm_tflop_per_s"]),
+                steady=bool(data["steady"]),
                 memory_bytes=np.array(data["memory_bytes"], np.int64),
                 ports=tuple(
                     Port(
@@ -265,3 +352,7 @@ class Machine:
             raise
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ParamError(f"not a machine file: {type(error).__name__}: {error}") from None
+
+
+def _rates(data: dict[str, list[float]]) -> dict[str, np.ndarray]:
+    return {name: np.array(rate, np.float64) for name, rate in data.items()}

@@ -5,17 +5,21 @@ A link has a bandwidth of its own, which one transfer gets. Transfers on several
 share something narrower: the one port of a GPU, a PCIe switch, the host's memory. A `Port` is a
 linear limit on the rates of such links, and concurrent transfers get the max-min fair rates under
 all limits: all rates grow together until a link or a port is full, those that use it stay, the
-others grow on (progressive filling; Bertsekas and Gallager, Data Networks, section 6.5.2).
+others grow on (progressive filling; Bertsekas and Gallager, Data Networks, section 6.5.2). What the
+limits allow at all, with the best rates instead of the fair ones, is `least_time`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+
+_ROUNDING: Final = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,3 +157,86 @@ def fair_rates(links: Sequence[tuple[int, int]], limits_gb_per_s: Sequence[float
         full = (use > 0) & (steps <= step * (1 + 1e-12))
         growing &= (limits - rates > 1e-12 * limits) & ~(weights[full] > 0).any(axis=0)
     return rates
+
+
+def least_time(
+    demands: Sequence[tuple[Sequence[tuple[int, int]], float]],
+    bandwidth_gb_per_s: np.ndarray,
+    ports: Sequence[Port],
+) -> float:
+    """
+    Return the time below which no choice of rates moves all of some bytes.
+
+    Parameters
+    ----------
+    demands : sequence of (sequence of (int, int), float)
+        Links, and the bytes that cross them in any split; all demands at the same time. A link may serve
+        several demands: a byte on it then counts for each of them.
+    bandwidth_gb_per_s : ndarray of float64
+        [source, destination], what one link gets at most.
+    ports : sequence of Port
+        What the links share.
+
+    Returns
+    -------
+    float
+        Seconds; 0 if there are no bytes.
+
+    Notes
+    -----
+    With x the mean rate of each link over the time t and λ = 1/t this is the linear program
+
+        max λ  subject to  λ · bytes ≤ Σ x over a demand's links,  x ≤ bandwidth,  Σ weight · x ≤ capacity
+
+    to which any schedule gives a feasible point, since the limits hold at every moment. x = 0 is feasible,
+    so the simplex method starts there (Bland's rule: it ends; Bland, New finite pivoting rules for the
+    simplex method, 1977).
+    """
+    demands = [(links, size) for links, size in demands if size > 0]
+    if not demands:
+        return 0.0
+    links = list(dict.fromkeys(link for listed, _ in demands for link in listed))
+    bandwidth = np.array([bandwidth_gb_per_s[link] for link in links], np.float64)
+    shared = [port for port in ports if not set(port.links).isdisjoint(links)]
+    if not shared and len(demands) == 1:
+        return demands[0][1] / (float(bandwidth.sum()) * 1e9)
+    columns = {link: column for column, link in enumerate(links)}
+    num_links, most_bytes, most_rate = len(links), max(size for _, size in demands), float(bandwidth.max())
+    # Rows: demands, links, ports; columns: x of each link, then λ. In units of the largest rate and demand.
+    matrix = np.zeros((len(demands) + num_links + len(shared), num_links + 1))
+    limits = np.zeros(len(matrix))
+    for row, (listed, size) in enumerate(demands):
+        matrix[row, [columns[link] for link in listed]] = -1.0
+        matrix[row, -1] = size / most_bytes
+    matrix[len(demands) : len(demands) + num_links, :num_links] = np.eye(num_links)
+    limits[len(demands) : len(demands) + num_links] = bandwidth / most_rate
+    for row, port in enumerate(shared, len(demands) + num_links):
+        for link, weight in zip(port.links, port.weights, strict=True):
+            if link in columns:
+                matrix[row, columns[link]] = weight
+        limits[row] = port.capacity_gb_per_s / most_rate
+    return most_bytes / (_largest_last(matrix, limits) * most_rate * 1e9)
+
+
+def _largest_last(matrix: np.ndarray, limits: np.ndarray) -> float:
+    """Return the largest last component of z ≥ 0 with matrix · z ≤ limits, limits ≥ 0 (simplex method)."""
+    rows, columns = matrix.shape
+    # The last row holds the reduced costs; slack variables are the columns after the z.
+    table = np.zeros((rows + 1, columns + rows + 1))
+    table[:rows, :columns], table[:rows, -1] = matrix, limits
+    table[:rows, columns:-1] = np.eye(rows)
+    table[rows, columns - 1] = -1.0
+    basis = np.arange(columns, columns + rows)
+    while (entering := np.flatnonzero(table[rows, :-1] < -_ROUNDING)).size:
+        column = int(entering[0])
+        bounding = np.flatnonzero(table[:rows, column] > _ROUNDING)
+        ratios = table[bounding, -1] / table[bounding, column]
+        tied = bounding[ratios <= ratios.min()]
+        row = int(tied[np.argmin(basis[tied])])
+        table[row] /= table[row, column]
+        factors = table[:, column].copy()
+        factors[row] = 0.0
+        table -= factors[:, None] * table[row]
+        np.maximum(table[:rows, -1], 0.0, out=table[:rows, -1])
+        basis[row] = column
+    return float(table[rows, -1])

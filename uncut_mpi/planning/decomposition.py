@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.grid import ProcessGrid, block_starts
+from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
+from uncut_mpi.planning.options import ScheduleOptions
 
 MIN_TILE: Final = 128
 """Smallest tile edge that the heuristic tries, unless an extent is smaller (section III-A)."""
@@ -27,8 +31,11 @@ GEMM_ISSUE_S: Final = 7.9e-6
 COPY_ISSUE_S: Final = 1.3e-6
 """Host time to issue one cuBLAS call and one copy, measured in C++ on an H200 node with CUDA 13.0."""
 
+EQUAL_PARTS: Final = (1, 2, 3, 4, 6, 8)
+"""Into how many equal parts of an extent `candidate_tiles` looks for tiles that cut it."""
 
 _TILE_ALIGNMENT: Final = 16  # bytes
+_NEAR: Final = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,20 +64,35 @@ class Decomposition:
     col_starts: tuple[int, ...]
 
     @classmethod
-    def make(cls, problem: GemmProblem, grid: ProcessGrid, tile: int) -> Decomposition:
-        """Return the decomposition of `problem` over `grid` into tiles of edge `tile` (elements, at least 1)."""
+    def make(
+        cls,
+        problem: GemmProblem,
+        grid: ProcessGrid,
+        tile: int,
+        row_shares: Sequence[float] | None = None,
+        col_shares: Sequence[float] | None = None,
+    ) -> Decomposition:
+        """
+        Return the decomposition of `problem` over `grid` into tiles of edge `tile` (elements, at least 1).
+
+        Parameters
+        ----------
+        row_shares, col_shares : sequence of float, optional
+            What each grid row and column gets, proportionally; None: equal blocks. The edges of
+            unequal blocks stand on 16-byte boundaries of a contiguous matrix.
+
+        Raises
+        ------
+        ParamError
+            If there are not as many shares as grid rows or columns.
+        """
+        row_starts, col_starts = block_bounds(problem, grid, row_shares, col_shares)
         return cls(
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            grid=grid,
-            tile=tile,
-            row_starts=tuple(block_starts(problem.m, grid.rows)),
-            col_starts=tuple(block_starts(problem.n, grid.cols)),
+            m=problem.m, n=problem.n, k=problem.k, grid=grid, tile=tile, row_starts=row_starts, col_starts=col_starts
         )
 
     def block(self, rank: int) -> tuple[range, range]:
-        """Return the rows and the columns of C that `rank` computes; empty beyond the grid."""
+        """Return the rows and the columns of C that the `rank`-th rank of the grid computes; empty beyond it."""
         if rank >= self.grid.size:
             return range(0), range(0)
         row, col = self.grid.position(rank)
@@ -96,6 +118,28 @@ class Decomposition:
         """Return the number of sub-problems of all ranks."""
         steps = -(-self.k // self.tile)
         return _count_tiles(self.row_starts, self.tile) * _count_tiles(self.col_starts, self.tile) * steps
+
+
+def block_bounds(
+    problem: GemmProblem, grid: ProcessGrid, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the bounds of the blocks of rows and of columns of C, as `Decomposition.make` takes them."""
+    step = _TILE_ALIGNMENT // problem.dtype.itemsize
+    bounds = []
+    for what, extent, blocks, shares in (
+        ("row", problem.m, grid.rows, row_shares),
+        ("col", problem.n, grid.cols, col_shares),
+    ):
+        if shares is not None and len(shares) != blocks:
+            raise ParamError(
+                f"{len(shares)} {what}_shares were given, grid {grid} has {blocks} {what}s: name one for each"
+            )
+        bounds.append(tuple(block_starts(extent, blocks) if shares is None else share_starts(extent, shares, step)))
+    return bounds[0], bounds[1]
+
+
+def _largest(starts: Sequence[int]) -> int:
+    return max(stop - start for start, stop in itertools.pairwise(starts))
 
 
 def _count_tiles(starts: tuple[int, ...], tile: int) -> int:
@@ -130,7 +174,13 @@ def tile_cost(tiles: np.ndarray, problem: GemmProblem, num_workers: int, tile_mi
 
 
 def choose_tile(
-    problem: GemmProblem, grid: ProcessGrid, *, tile_min: int, bound_s: float, copies_per_tile: int = 1
+    problem: GemmProblem,
+    grid: ProcessGrid,
+    *,
+    tile_min: int,
+    bound_s: float,
+    copies_per_tile: int = 1,
+    block: tuple[int, int] | None = None,
 ) -> int:
     """
     Return the tile edge of least cost (see `tile_cost`), the larger of equal ones.
@@ -149,19 +199,87 @@ def choose_tile(
         Time below which the product cannot be (see `uncut_mpi.model.bounds`).
     copies_per_tile : int
         Copies that a rank issues for each tile of A and B that it holds.
+    block : tuple of int, optional
+        (m_r, n_c), rows and columns of the largest block; None: of equal ones.
     """
-    m_r, n_c = -(-problem.m // grid.rows), -(-problem.n // grid.cols)
+    m_r, n_c = block or (-(-problem.m // grid.rows), -(-problem.n // grid.cols))
     extents = [m_r, n_c, problem.k] if problem.has_product else [m_r, n_c]
     least, most = max(1, min(extents)), max(1, *extents)
-    for candidates in (np.arange(min(MIN_TILE, least), least + 1), np.arange(min(MIN_TILE, most), most + 1)):
-        aligned = candidates * problem.dtype.itemsize % _TILE_ALIGNMENT == 0
-        aligned[-1] = True
-        candidates = candidates[-1:] if candidates[-1] < MIN_TILE else candidates[aligned]
+    for largest in (least, most):
+        candidates = _aligned_tiles(largest, problem)
         good = candidates[_issue_s(candidates, m_r, n_c, problem, copies_per_tile) <= 0.5 * bound_s]
         if len(good):
             cost = tile_cost(good, problem, grid.size, tile_min)
             return int(good[len(good) - 1 - int(np.argmin(cost[::-1]))])
     return most
+
+
+def candidate_tiles(
+    problem: GemmProblem, grid: ProcessGrid, options: ScheduleOptions, count: int, *, bound_s: float = math.inf
+) -> list[int]:
+    """
+    Return tile edges worth trying, at most `count`: the heuristic's own first, the others by rising cost.
+
+    The others are the edges of least cost (see `tile_cost`) near the powers of two and near what
+    cuts m_r, n_c or k into 1, 2, 3, 4, 6 or 8 equal parts; they too start tiles on 16-byte boundaries and
+    may exceed the smaller extents. Of edges that differ by less than a twentieth only the best is
+    kept, of equal costs the larger edge comes first. A tile that `options` fixes is the only one.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+        Who computes; `options` gives its shares.
+    options : ScheduleOptions
+        Tile, T_min, shares, chunks, batching and caching are taken from it.
+    count : int
+        At least 1.
+    bound_s : float
+        As for `choose_tile`; by default no tile is discarded.
+
+    Raises
+    ------
+    ParamError
+        If there are not as many shares as grid rows or columns.
+    """
+    starts = block_bounds(problem, grid, options.row_shares, options.col_shares)
+    m_r, n_c = _largest(starts[0]), _largest(starts[1])
+    extents = [m_r, n_c, problem.k] if problem.has_product else [m_r, n_c]
+    most = max(1, *extents)
+    if options.tile:
+        return [min(options.tile, most)]
+    copies = options.chunks if options.batch and options.caching and grid.size > 1 else 1
+    own = choose_tile(
+        problem, grid, tile_min=options.tile_min, bound_s=bound_s, copies_per_tile=copies, block=(m_r, n_c)
+    )
+    if count == 1:
+        return [own]
+    edges = _aligned_tiles(most, problem)
+    edges = edges[_issue_s(edges, m_r, n_c, problem, copies) <= 0.5 * bound_s]
+    cost = tile_cost(edges, problem, grid.size, options.tile_min)
+    wanted = {2**power for power in range(most.bit_length())}
+    wanted |= {-(-extent // parts) for extent in extents if extent for parts in EQUAL_PARTS}
+    found: set[int] = set()
+    for edge in wanted:
+        near = np.flatnonzero(np.abs(edges - edge) <= _NEAR * edge)
+        if len(near):
+            found.add(int(near[len(near) - 1 - int(np.argmin(cost[near][::-1]))]))
+    kept = [own]
+    for at in sorted(found, key=lambda at: (cost[at], -edges[at])):
+        edge = int(edges[at])
+        if len(kept) < count and all(abs(edge - other) > _NEAR * max(edge, other) for other in kept):
+            kept.append(edge)
+    return kept
+
+
+def _aligned_tiles(largest: int, problem: GemmProblem) -> np.ndarray:
+    """Return edges from `MIN_TILE` to `largest` that keep tiles on 16-byte boundaries, and `largest` itself."""
+    if largest < MIN_TILE:
+        return np.array([largest])
+    edges = np.arange(MIN_TILE, largest + 1)
+    aligned = edges * problem.dtype.itemsize % _TILE_ALIGNMENT == 0
+    aligned[-1] = True
+    good: np.ndarray = edges[aligned]
+    return good
 
 
 def _issue_s(tiles: np.ndarray, m_r: int, n_c: int, problem: GemmProblem, copies_per_tile: int) -> np.ndarray:

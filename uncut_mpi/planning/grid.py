@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 
 from uncut_mpi.errors import ParamError
 
@@ -11,7 +13,7 @@ from uncut_mpi.errors import ParamError
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessGrid:
     """
-    A grid of ranks, numbered row by row: rank r stands at (r // cols, r % cols).
+    A grid of ranks, numbered row by row: the r-th of those that compute stands at (r // cols, r % cols).
 
     Grid row I holds a contiguous block of the rows of C, grid column J a contiguous block of its
     columns. Ranks of a grid row need the same rows of op(A), ranks of a grid column the same columns
@@ -46,15 +48,15 @@ class ProcessGrid:
         Raises
         ------
         ParamError
-            If the grid asked for has more places than there are ranks.
+            If the grid asked for has more places than there are ranks to fill it.
         """
         if asked is None:
             return cls.most_square(num_ranks)
         grid = cls(*asked)
         if grid.size > num_ranks:
             raise ParamError(
-                f"grid {grid} has {grid.size} places, but there are {num_ranks} ranks: "
-                "ask for a smaller grid or start more ranks"
+                f"grid {grid} has {grid.size} places, but there are {num_ranks} ranks to compute: "
+                "ask for a smaller grid or use more ranks"
             )
         return grid
 
@@ -83,3 +85,34 @@ def block_starts(extent: int, blocks: int) -> list[int]:
     """
     size, remainder = divmod(extent, blocks)
     return [index * size + min(index, remainder) for index in range(blocks + 1)]
+
+
+def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
+    """
+    Return where contiguous blocks proportional to `shares` start, and `extent` at the end.
+
+    Every block gets its due, extent × share / sum of shares, rounded down to whole steps; the steps
+    that are left go one each to the blocks that lost most, the first of equal ones, and the last
+    block ends with the matrix. Where a block is due less than one step, blocks end at any element.
+
+    Parameters
+    ----------
+    extent : int
+        Elements to divide.
+    shares : sequence of float
+        One positive number per block.
+    step : int
+        Elements of which block edges are multiples.
+    """
+    total = math.fsum(shares)
+    if extent * min(shares) < step * total:
+        step = 1
+    units = extent // step
+    dues = [units * (share / total) for share in shares]
+    blocks = [math.floor(due) for due in dues]
+    by_loss = sorted(range(len(dues)), key=lambda index: (blocks[index] - dues[index], index))
+    for index in by_loss[: units - sum(blocks)]:
+        blocks[index] += 1
+    starts = [0, *(step * units_before for units_before in itertools.accumulate(blocks))]
+    starts[-1] = extent
+    return starts

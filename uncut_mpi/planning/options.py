@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from uncut_mpi.errors import ParamError
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta")
 SCHEDULERS = ("uncut",)
+MAX_HOPS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,7 +28,14 @@ class ScheduleOptions:
     tile_min : int
         T_min of the latency term of that heuristic.
     grid : tuple of int or None
-        Process grid (rows, cols) with rows × cols at most the ranks; None chooses.
+        Process grid (rows, cols) with rows × cols at most the ranks that compute; None chooses.
+    devices : tuple of int or None
+        Ranks that compute, in the order in which they fill the grid, row by row; None: all ranks in
+        order. The others may still own matrices, issue copies and forward tiles. A C that is only
+        scaled is scaled by its owner, whoever computes.
+    row_shares, col_shares : tuple of float or None
+        What each grid row and grid column gets of m and of n, as positive numbers of any sum; None:
+        equal blocks. See `uncut_mpi.planning.shares`.
     chunks : int
         Chunks p of a batched fetch (section III-E).
     compute_lanes : int
@@ -43,6 +52,10 @@ class ScheduleOptions:
     batch : bool
         Fetch a read-only tile once for all ranks that need it, in chunks passed from rank to rank
         (III-E). With routing ``"origin"`` along the ranks in order, else along the best chain found.
+    max_hops : int
+        Most ranks that a tile may be relayed over, 0 to 2, where a chain of links is faster than the
+        link to its destination; routing ``"origin"`` never does. The relays keep the copies that
+        they pass on. PARALiA re-routes over one.
     wr_lazy : bool
         Fetch C at the end where A or B shares its location (III-F); of no effect elsewhere.
     order : str
@@ -54,12 +67,16 @@ class ScheduleOptions:
     tile: int = 0
     tile_min: int = 2048
     grid: tuple[int, int] | None = None
+    devices: tuple[int, ...] | None = None
+    row_shares: tuple[float, ...] | None = None
+    col_shares: tuple[float, ...] | None = None
     chunks: int = 8
     compute_lanes: int = 8
     caching: bool = True
     overlap: bool = True
     routing: str = "eta"
     batch: bool = True
+    max_hops: int = 1
     wr_lazy: bool = True
     order: str = "eta"
 
@@ -77,3 +94,21 @@ class ScheduleOptions:
             raise ParamError(f"compute_lanes = {self.compute_lanes} is above 64")
         if self.grid is not None and min(self.grid) < 1:
             raise ParamError(f"grid {self.grid[0]}x{self.grid[1]} has an extent below 1")
+        if not 0 <= self.max_hops <= MAX_HOPS:
+            raise ParamError(f"max_hops = {self.max_hops} is not 0 to {MAX_HOPS}")
+        if self.devices is not None:
+            _check_devices(self.devices)
+        for name in ("row_shares", "col_shares"):
+            shares = getattr(self, name)
+            if shares is not None and not (shares and all(math.isfinite(share) and share > 0 for share in shares)):
+                raise ParamError(f"{name} = {shares} are not all positive numbers: name one for each block, or none")
+
+
+def _check_devices(devices: tuple[int, ...]) -> None:
+    if not devices:
+        raise ParamError("devices names no rank: name those that compute, or None for all")
+    if min(devices) < 0:
+        raise ParamError(f"devices names rank {min(devices)}: ranks count from 0")
+    twice = sorted({rank for rank in devices if devices.count(rank) > 1})
+    if twice:
+        raise ParamError(f"devices names rank {twice[0]} twice")

@@ -80,7 +80,8 @@ def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, Sch
     Parameters
     ----------
     base : ScheduleOptions, optional
-        Tile, grid, chunks and lanes are taken from it.
+        All that the steps do not switch is taken from it; relays come with the first routing that
+        has a choice.
     """
     step = dataclasses.replace(
         base or ScheduleOptions(),

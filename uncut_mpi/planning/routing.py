@@ -1,7 +1,8 @@
 """
 Routing of read-only tiles over the links of a node: sections III-D and III-E in small, slow form.
 
-The scheduler's native inner loop does the same on integers (picoseconds); tests hold the two together.
+The scheduler's native inner loop does the same on integers (picoseconds); tests hold the two together. It
+alone also relays tiles over ranks that need not have them (`ScheduleOptions.max_hops`).
 
 Words: ``eta[location]`` is when a valid copy of the tile is at a location (infinite: never);
 ``lam[source, destination]`` is when that link is free (the link availability matrix);

@@ -11,6 +11,11 @@ What happens to one sub-problem (i, j, p) of a rank, C_ij += op(A)_ip op(B)_pj:
 * All sub-problems of a C tile are on one compute lane; the first one that is scheduled carries
   beta. The last one is followed by COMBINE (WR-lazy, half types) and the write-back.
 
+* Where a link is much slower than a chain of links over one or two other ranks (`RELAY_GAIN`), a tile may go
+  over the chain, in chunks: with routing "bw" always, with "eta" if it then arrives earlier. C tiles likewise, both
+  ways. Ranks on the way keep the copies, in a cache, and are sources for later fetches; one that needs the
+  tile itself takes it into its panel. A rank without room for a copy passes nothing on.
+
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device,
 the device; between devices, the source (push). One lane per (issuing rank, source, destination).
 Without overlap each rank has one lane and pulls what it needs.
@@ -35,6 +40,7 @@ Without caching no copy is ever nearer than another, so the order is the fixed o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Final
 
 import numpy as np
@@ -46,7 +52,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import Decomposition, choose_tile
+from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import (
@@ -75,6 +81,13 @@ MAX_TASKS: Final = 20_000_000
 
 FINISH_FIRST_GAIN: Final = 0.02
 """What finishing C tiles first has to gain by the model; the model's errors are larger than less."""
+
+RELAY_GAIN: Final = 1.5
+"""
+How many times as fast as a link a chain over relays has to be: it occupies two or three links instead of one.
+
+Links that differ by less, as by the distance to a host's memory or by how they were measured, stay in use.
+"""
 
 _BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 _COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -113,7 +126,8 @@ def schedule(
     Raises
     ------
     ParamError
-        If the placement or the grid names ranks that do not exist, or the machine has fewer ranks.
+        If the placement, the grid or the devices name ranks that do not exist, the machine has fewer
+        ranks, or there is not one share for each grid row and column.
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
@@ -122,11 +136,13 @@ def schedule(
     placement.check_ranks(num_ranks)
     if machine.num_ranks != num_ranks:
         raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
-    grid = ProcessGrid.choose(num_ranks, options.grid)
-    decomposition = Decomposition.make(problem, grid, _tile(problem, placement, grid, machine, options))
+    devices = _devices(num_ranks, options)
+    grid = ProcessGrid.choose(len(devices), options.grid)
+    tile = _tile(problem, placement, grid, devices, machine, options)
+    decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
     _check_size(decomposition, options)
 
-    workers = _workers(problem, placement, decomposition)
+    workers = _workers(problem, placement, decomposition, devices)
     layout = _Layout(num_ranks, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
     layout.check_capacity(machine)
     native = _native_input(problem, placement, machine, options, decomposition, workers, layout)
@@ -136,7 +152,9 @@ def schedule(
         other = _native.schedule_uncut(native)
         if other[-1] < (1.0 - FINISH_FIRST_GAIN) * tables[-1]:
             tables = other
-    tasks, operands, regions, awaits, lanes, end_ps = tables
+    tasks, operands, regions, awaits, lanes, caches, end_ps = tables
+    for rank, matrix, slots in caches:
+        layout.add_cache(rank, Matrix(matrix), slots, native.slot_shape[matrix])
     result = Schedule(
         num_ranks=num_ranks,
         problem=problem,
@@ -159,20 +177,32 @@ def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOption
     return options.wr_lazy and problem.reads_c and placement.c in (placement.a, placement.b)
 
 
+def _devices(num_ranks: int, options: ScheduleOptions) -> tuple[int, ...]:
+    """Return the ranks that compute, in grid order."""
+    if options.devices is None:
+        return tuple(range(num_ranks))
+    if max(options.devices) >= num_ranks:
+        raise ParamError(
+            f"devices names rank {max(options.devices)}, but there are {num_ranks} ranks (0 to {num_ranks - 1}): "
+            "start more ranks or leave it out"
+        )
+    return options.devices
+
+
 def _tile(
-    problem: GemmProblem, placement: Placement, grid: ProcessGrid, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    grid: ProcessGrid,
+    devices: tuple[int, ...],
+    machine: Machine,
+    options: ScheduleOptions,
 ) -> int:
-    largest = max(1, -(-problem.m // grid.rows), -(-problem.n // grid.cols), problem.k if problem.has_product else 1)
-    if options.tile:
-        return min(options.tile, largest)
-    shared = options.batch and options.caching and grid.size > 1
-    return choose_tile(
-        problem,
-        grid,
-        tile_min=options.tile_min,
-        bound_s=bound(problem, placement, machine).seconds,
-        copies_per_tile=options.chunks if shared else 1,
-    )
+    bound_s = 0.0
+    if not options.tile:
+        bound_s = bound(problem, placement, machine).seconds
+    if not options.tile and problem.has_product:  # the bound is for all ranks
+        bound_s = max(bound_s, problem.flops / float(machine.gemm_rate(problem.dtype)[list(devices)].sum()))
+    return candidate_tiles(problem, grid, options, 1, bound_s=bound_s)[0]
 
 
 def _check_size(decomposition: Decomposition, options: ScheduleOptions) -> None:
@@ -213,11 +243,13 @@ class _Workers:
         return found
 
 
-def _workers(problem: GemmProblem, placement: Placement, decomposition: Decomposition) -> _Workers:
+def _workers(
+    problem: GemmProblem, placement: Placement, decomposition: Decomposition, devices: tuple[int, ...]
+) -> _Workers:
     if not problem.has_product and placement.c.rank is not None:
         return _Workers(ProcessGrid(1, 1), [placement.c.rank], [0, problem.m], [0, problem.n])
     grid = decomposition.grid
-    return _Workers(grid, list(range(grid.size)), list(decomposition.row_starts), list(decomposition.col_starts))
+    return _Workers(grid, list(devices[: grid.size]), list(decomposition.row_starts), list(decomposition.col_starts))
 
 
 class _Layout:
@@ -229,6 +261,7 @@ class _Layout:
         self.softbuf_bytes = [0] * num_ranks
         self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
         self._placement = placement
+        self._dtype = problem.dtype
         self._records: list[tuple[int, ...]] = []
         for matrix, location, shape, ld in (
             (Matrix.A, placement.a, problem.a_shape, problem.lda),
@@ -269,16 +302,26 @@ class _Layout:
         self.softbuf_bytes[rank] = offset + -(-ld * cols * dtype.itemsize // _BUFFER_ALIGNMENT) * _BUFFER_ALIGNMENT
         return len(self._records) - 1
 
+    def add_cache(self, rank: int, matrix: Matrix, slots: int, shape: tuple[int, int]) -> None:
+        """Add the buffer in which a relay keeps tiles of a matrix, in slots of `shape` side by side."""
+        self._add(rank, (shape[0], slots * shape[1]), self._dtype, matrix, Role.CACHE)
+
+    def slot_bytes(self, shape: tuple[int, int]) -> int:
+        """Return what one slot of a relay's cache takes."""
+        step = _COLUMN_ALIGNMENT // self._dtype.itemsize
+        return -(-shape[0] // step) * step * shape[1] * self._dtype.itemsize
+
+    def num_buffers(self) -> int:
+        """Return how many buffers there are so far."""
+        return len(self._records)
+
     def table(self) -> np.ndarray:
         """Return the buffers as records."""
         return np.array(self._records, BUFFER_DTYPE)
 
     def check_capacity(self, machine: Machine) -> None:
         """Raise `CapacityError` for the first rank whose panels do not fit."""
-        user = buffer_bytes(self.table()[:3]).tolist()
-        for rank, needed in enumerate(self.softbuf_bytes):
-            locations = (self._placement.a, self._placement.b, self._placement.c)
-            resident = sum(size for size, at in zip(user, locations, strict=True) if at == Location.device(rank))
+        for rank, (needed, resident) in enumerate(zip(self.softbuf_bytes, self._resident_bytes(machine), strict=True)):
             total = int(machine.memory_bytes[rank])
             if needed > total - resident:
                 raise CapacityError(
@@ -286,6 +329,20 @@ class _Layout:
                     f"of which the matrices placed there take {resident}: use more ranks, place the matrices on other "
                     "devices or in host memory, or split the product (the tile size makes no difference)"
                 )
+
+    def free_bytes(self, machine: Machine) -> list[int]:
+        """Return what each rank's memory has left for caches, beside one more buffer's alignment per matrix."""
+        taken = zip(machine.memory_bytes.tolist(), self.softbuf_bytes, self._resident_bytes(machine), strict=True)
+        return [total - needed - resident - 3 * _BUFFER_ALIGNMENT for total, needed, resident in taken]
+
+    def _resident_bytes(self, machine: Machine) -> list[int]:
+        """Return what the caller's matrices take of each rank's device memory."""
+        user = buffer_bytes(self.table()[:3]).tolist()
+        locations = (self._placement.a, self._placement.b, self._placement.c)
+        return [
+            sum(size for size, at in zip(user, locations, strict=True) if at == Location.device(rank))
+            for rank in range(machine.num_ranks)
+        ]
 
 
 def _native_input(
@@ -320,13 +377,45 @@ def _native_input(
     given.a_panel, given.b_panel = layout.a_panel, layout.b_panel
     given.c_panel, given.c_staging = layout.c_panel, layout.c_staging
 
-    bandwidth = machine.bandwidth_gb_per_s
+    _set_relays(given, problem, machine, options, layout)
+
+    host_shared = Location.host() in (placement.a, placement.b, placement.c)
+    bandwidth = machine.links(sharing=[worker.rank for worker in workers.working()] if host_shared else [])
     ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros(bandwidth.shape), where=bandwidth > 0)
     given.ps_per_byte = ps_per_byte.ravel().tolist()
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
-    rate = machine.gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
+    rate = machine.typical_gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
     given.ps_per_flop = (_PS_PER_S / rate).tolist()
     return given
+
+
+def _set_relays(
+    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, layout: _Layout
+) -> None:
+    """Say how tiles may be relayed; needs the blocks and the tile."""
+    if options.caching and options.routing != "origin":
+        given.max_hops = options.max_hops
+    given.relay_gain = 1.0 / RELAY_GAIN
+    rows, cols = (
+        min(given.tile, max(stop - start for start, stop in itertools.pairwise(starts)))
+        for starts in (given.row_starts, given.col_starts)
+    )
+    inner = min(given.tile, problem.k)
+    shapes = (
+        (rows, inner) if problem.trans_a == "N" else (inner, rows),
+        (inner, cols) if problem.trans_b == "N" else (cols, inner),
+        (rows, cols),
+    )
+    given.slot_shape = shapes
+    given.slot_bytes = tuple(layout.slot_bytes(shape) for shape in shapes)
+    given.first_cache = layout.num_buffers()
+    given.cache_room = layout.free_bytes(machine)
+    given.port_ps_per_byte = [1000.0 / port.capacity_gb_per_s for port in machine.ports]
+    given.port_uses = [
+        (number, *link, weight)
+        for number, port in enumerate(machine.ports)
+        for link, weight in zip(port.links, port.weights, strict=True)
+    ]
 
 
 def _origin(location: Location, host: int) -> tuple[int, int]:

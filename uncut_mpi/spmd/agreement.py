@@ -22,17 +22,18 @@ DIGEST_BYTES = 16
 RECORD = np.dtype(
     [
         ("digest", np.uint64, 2),
-        ("call", np.uint64),
+        ("call", "S36"),
         ("epoch", np.uint32),
         ("flags", np.uint32),
         ("status", np.int32),
-        ("detail", np.int32, 7),
     ]
 )
 """
-What ranks tell each other when a call opens and closes, 64 bytes: digest of the arguments, number of
-the call, epoch, flags, error status (0 = none), and room for what the façade wants to add.
+What ranks tell each other when a call opens and closes, 64 bytes: digest of the arguments, name of the
+call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are the same on all ranks.
 """
+
+_COMMON_BYTES = 56  # digest, call and epoch
 
 
 def digest_of(value: bytes) -> np.ndarray:
@@ -220,6 +221,7 @@ class CallExchange:
         self.everyone = np.zeros(group.size, RECORD)
         self._mine_raw = self.mine.view(np.uint8)
         self._everyone_raw = self.everyone.view(np.uint8)
+        self._common = self._everyone_raw.reshape(group.size, -1)[:, :_COMMON_BYTES]
 
     def exchange(
         self,
@@ -238,3 +240,7 @@ class CallExchange:
         """
         self._group.allgather_into(self._mine_raw, self._everyone_raw, what, timeout_s, missing, progress)
         return self.everyone
+
+    def alike(self) -> bool:
+        """Return whether all ranks gave the same digest, call and epoch in the last exchange. Local."""
+        return bool((self._common == self._common[0]).all())

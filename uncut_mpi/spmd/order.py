@@ -7,8 +7,9 @@ processes, that of the device, from before its first operation until its last ha
 are local to the processes; the ranks of a session tell each other how far they are through one word
 each of shared memory:
 
-1. *Arrive.* Every rank writes ARRIVED and waits until all have. No lock is held so far, so a program
-   may make the calls of two sessions one after the other in one process, in two threads in another.
+1. *Arrive.* Every rank writes ARRIVED and waits until all have, which takes no time if they have met in
+   between. No lock is held so far, so a program may make the calls of two sessions one after the other in
+   one process, in two threads in another.
 2. *Try.* Every rank tries its lock without waiting, writes HELD or BLOCKED, and waits until all have.
    All ranks are inside the call and trying never waits, so this ends. If all are HELD, the call has
    what it needs: with one session, always. A word that was BLOCKED never reads HELD, and one that was
@@ -68,16 +69,14 @@ class DeviceOrder:
         self._before = ranks[place - 1] if place else None
         self._last = ranks[-1]
         self._call = 0
-        self._arrived = self._holds = False
+        self._holds = False
         self._lock = _join(device_key)
         self._closed = False
 
     def arrive(self) -> None:
-        """Say that this rank has begun its next call, once per call on every rank; else `acquire` does."""
-        if not self._arrived:
-            self._call += 1
-            self._arrived = True
-            self._write(_ARRIVED)
+        """Say that this rank has begun its next call, whether it will take its device or not. Not collective."""
+        self._call += 1
+        self._write(_ARRIVED)
 
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
@@ -85,7 +84,7 @@ class DeviceOrder:
 
     def acquire(self, timeout_s: float | None = None) -> None:
         """
-        Take the devices of all ranks for one call. Collective, and so must something be before `release`.
+        Take the devices of all ranks for the call begun last. Collective, and so must something be before `release`.
 
         Raises
         ------
@@ -93,7 +92,6 @@ class DeviceOrder:
             If they are not to be had within `timeout_s`; says what is awaited. The session cannot
             make calls any more then.
         """
-        self.arrive()
         arrived, tried = self._word(_ARRIVED), self._word(_HELD)
         try:
             self._await(lambda: min(self._words) >= arrived, timeout_s, "to begin this call", self.missing)
@@ -113,7 +111,7 @@ class DeviceOrder:
 
     def release(self) -> None:
         """Give this rank's device back after a call. Not collective; without `acquire` it does nothing."""
-        self._arrived = self._holds = False
+        self._holds = False
         self._lock.give_back(self)
 
     def close(self) -> None:

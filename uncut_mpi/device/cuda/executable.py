@@ -8,7 +8,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
-from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import HOST, LaneKind, Space
@@ -85,13 +85,13 @@ class CudaExecutable(Executable):
                 kernels=dict(kernels),
             )
 
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
         """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
         if self._native is None:
             return ExecutionReport(error=DeviceError("a closed executable was asked to run; make a new plan"))
         try:
             with device_errors(f"running on {self._description}"):
-                result = self._native.run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s)
+                result = self._native.run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         except DeviceError as error:
             return ExecutionReport(error=error)
         return ExecutionReport(
@@ -102,7 +102,15 @@ class CudaExecutable(Executable):
             issue_s=result.issue_s,
             drain_s=result.drain_s,
             error=self._error_of(result, timeout_s),
+            times=self._times_of(result) if traced else None,
         )
+
+    def prepare_trace(self) -> None:
+        """Make two events per body; they stay with the backend for other traces."""
+        if self._native is None:
+            raise DeviceError("a closed executable was asked for a trace; make a new plan")
+        with device_errors(f"preparing a trace on {self._description}"):
+            self._native.prepare_trace()
 
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
@@ -117,6 +125,13 @@ class CudaExecutable(Executable):
         if result.stalled:
             return StallError(self._stall_text(result.stuck, timeout_s))
         return None
+
+    def _times_of(self, result: _native.CudaRunResult) -> TaskTimes | None:
+        if result.error or result.stalled:
+            return None
+        operations = self._program.operations
+        times = result.reference_s + np.array(result.times_s, np.float64).reshape(-1, 2)
+        return TaskTimes(operations["task"][operations["code"] <= Code.COMBINE], times[:, 0], times[:, 1])
 
     def _task_of(self, operation: int) -> str:
         if operation < 0:

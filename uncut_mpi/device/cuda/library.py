@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +81,15 @@ def load_blas() -> _native.CudaBlas:
         # cupy may load the library at the first use of a handle only.
         cupy.cuda.device.get_cublas_handle()
         return _native.CudaBlas()
+
+
+def driver_version() -> str:
+    """Return the version of the kernel's driver, as ``580.95.05``; empty where the kernel does not tell it."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"\d+\.\d+(\.\d+)?", pathlib.Path("/proc/driver/nvidia/version").read_text())
+        if found is not None:
+            return found.group()
+    return ""
 
 
 def format_uuid(raw: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from uncut_mpi.device.interface import (
     DeviceIdentity,
     Executable,
     FlagTable,
+    Probe,
     ProgressBoard,
 )
 from uncut_mpi.errors import DeviceError, ParamError
@@ -91,6 +93,10 @@ class HostBackend(Backend):
             memory_bytes=total,
             free_bytes=free,
         )
+
+    def versions(self) -> dict[str, str]:
+        """See `Backend.versions`."""
+        return {"blas": self._blas.name}
 
     def memory(self) -> tuple[int, int]:
         """See `Backend.memory`: this rank's share of what the node, or its control group, has left, twice."""
@@ -213,8 +219,13 @@ class HostBackend(Backend):
         target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
         return _best_seconds(repeats, lambda: np.copyto(target, origin))
 
-    def gemm_seconds(self, size: int, dtype: DType, repeats: int) -> float:
-        """See `Backend.gemm_seconds`; half types are widened within the time, as in a task."""
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+        """See `Backend.copy_probe`."""
+        target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
+        return HostProbe(lambda: np.copyto(target, origin), self._blas)
+
+    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+        """See `Backend.gemm_probe`; half types are widened within the time, as in a task."""
         random = np.random.default_rng(0)
         a, b = (random.random((size, size)).astype(dtype.numpy) for _ in range(2))
         wide = dtype.accumulator.numpy
@@ -223,8 +234,7 @@ class HostBackend(Backend):
         def multiply() -> None:
             np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False), out=out)
 
-        with self._blas.limited():
-            return _best_seconds(repeats, multiply)
+        return HostProbe(multiply, self._blas)
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: not known."""
@@ -235,6 +245,37 @@ class HostBackend(Backend):
         for held in (self._own, self._peers, self._arrays):
             while held:
                 held.popitem()[1].close()
+
+
+class HostProbe(Probe):
+    """
+    Work to be timed.
+
+    Parameters
+    ----------
+    work : callable
+        Does it once.
+    blas : BlasThreads
+        Holds while it is done.
+    """
+
+    def __init__(self, work: Callable[[], None], blas: BlasThreads) -> None:
+        self._work, self._blas = work, blas
+        with blas.limited():
+            work()  # so that no first touch of memory is timed
+
+    def mean_seconds(self, least_s: float) -> float:
+        """See `Probe.mean_seconds`."""
+        with self._blas.limited():
+            start, count, elapsed = time.perf_counter(), 0, 0.0
+            while count == 0 or elapsed < least_s:
+                self._work()
+                count += 1
+                elapsed = time.perf_counter() - start
+        return max(elapsed / count, 1e-9)  # the clock's resolution, never zero
+
+    def close(self) -> None:
+        """See `Probe.close`."""
 
 
 def _drop(arrays: dict[int, Segment], address: int) -> None:

@@ -27,6 +27,10 @@ Fault = Callable[[int, Code, Array], None]
 _BLOCK_ELEMENTS: Final = 1 << 20
 _BLOCK_COLUMNS: Final = 64
 
+# A product is made in parts of about so many operations, after each of which the ranks that wait can
+# see that it gets on: a second or two of one busy core, and large enough for BLAS's full rate.
+_PART_OPERATIONS: Final = 1 << 34
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Operand:
@@ -65,13 +69,22 @@ class Scratch:
 
 
 class Body(Protocol):
-    """What one task does; `scalars` holds the value of each `Factor`."""
+    """What one task does."""
 
     write: Operand
     copy_bytes: int
 
-    def __call__(self, scalars: list[float]) -> None:
-        """Do it."""
+    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
+        """
+        Do it.
+
+        Parameters
+        ----------
+        scalars : list of float
+            The value of each `Factor`.
+        advance : callable
+            Called between the parts of a body that may take long, so that others see it get on.
+        """
 
 
 class Copy:
@@ -88,7 +101,7 @@ class Copy:
         bits = np.dtype(f"u{write.dtype.itemsize}")
         self._target, self._source = write.array.view(bits), reads[0].array.view(bits)
 
-    def __call__(self, scalars: list[float]) -> None:
+    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
         """See `Body`."""
         np.copyto(self._target, self._source)
 
@@ -96,7 +109,18 @@ class Copy:
 class Gemm:
     """write := f_A op(A) op(B) + f_C C."""
 
-    __slots__ = ("_a", "_b", "_columns", "_sum", "_factor_a", "_factor_c", "_scratch", "copy_bytes", "write")
+    __slots__ = (
+        "_a",
+        "_b",
+        "_columns",
+        "_factor_a",
+        "_factor_c",
+        "_part_columns",
+        "_scratch",
+        "_sum",
+        "copy_bytes",
+        "write",
+    )
 
     def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
         m, n = write.array.shape
@@ -113,7 +137,8 @@ class Gemm:
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
         self._sum = max((one.dtype.accumulator for one in (write, a, b)), key=lambda kind: kind.itemsize)
-        self._columns = _block_columns(m, n)
+        self._part_columns = max(1, min(n, _PART_OPERATIONS // max(1, 2 * m * k)))
+        self._columns = min(_block_columns(m, n), self._part_columns)
         self._scratch = scratch
         for name, operand in (("a", a), ("b", b)):
             if operand.dtype is not self._sum:
@@ -123,22 +148,28 @@ class Gemm:
         if self._factor_c != Factor.ZERO and write.dtype is not self._sum:
             scratch.reserve("term", self._sum, m * self._columns)
 
-    def __call__(self, scalars: list[float]) -> None:
+    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
         """See `Body`."""
         factor_a, factor_c = scalars[self._factor_a], scalars[self._factor_c]
         target = self.write.array
+        rows, cols = target.shape
         if factor_a == 0.0:
             self._scale(target, factor_c)
             return
         a, b = self._widened("a", self._a), self._widened("b", self._b)
         if factor_c == 0.0 and self.write.dtype is self._sum:
-            # Transposed, because numpy hands a row-major result straight to BLAS.
-            np.matmul(b.T, a.T, out=target.T)
-            if factor_a != 1.0:
-                np.multiply(target, factor_a, out=target)
+            for start in range(0, cols, self._part_columns):
+                if start:
+                    advance()
+                part = target[:, start : start + self._part_columns]
+                # Transposed, because numpy hands a row-major result straight to BLAS.
+                np.matmul(b[:, start : start + self._part_columns].T, a.T, out=part.T)
+                if factor_a != 1.0:
+                    np.multiply(part, factor_a, out=part)
             return
-        rows, cols = target.shape
         for start in range(0, cols, self._columns):
+            if start:
+                advance()
             part = target[:, start : start + self._columns]
             product = self._scratch.matrix("product", self._sum, rows, part.shape[1])
             np.matmul(b[:, start : start + self._columns].T, a.T, out=product.T)
@@ -192,7 +223,7 @@ class Combine:
         for name in ("product", "term"):
             scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
 
-    def __call__(self, scalars: list[float]) -> None:
+    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
         """See `Body`."""
         target = self.write.array
         terms = [(self._detached(read), scalars[read.factor]) for read in self._reads if scalars[read.factor] != 0.0]

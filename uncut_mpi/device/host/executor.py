@@ -20,14 +20,14 @@ import os
 import random
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
-from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import HOST, LaneKind
@@ -106,13 +106,15 @@ class HostExecutable(Executable):
                 targets[index] = words_at(base + 4 * self.slots[index], 1)
         return targets
 
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float) -> ExecutionReport:
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
         """See `Executable.run`."""
         if not self._open:
             raise DeviceError("this executable is closed: bind the operation list again")
         report = ExecutionReport()
         start = time.perf_counter()
-        call = _Call(self, alpha, beta, epoch & _MASK, _Patience(self._board, timeout_s, self._spins), report)
+        call = (_TracedCall if traced else _Call)(
+            self, alpha, beta, epoch & _MASK, _Patience(self._board, timeout_s, self._spins), report
+        )
         self._board.words[self._board.rank] = 0
         try:
             with np.errstate(all="ignore"), self._blas.limited():
@@ -128,19 +130,28 @@ class HostExecutable(Executable):
             call.write_remaining_flags()
         self._calls += 1
         report.issue_s = time.perf_counter() - start
+        if isinstance(call, _TracedCall) and report.error is None:
+            report.times = call.times()
         return report
 
-    def execute(self, index: int, scalars: list[float], report: ExecutionReport) -> None:
-        """Run the body of an operation and count it."""
+    def prepare_trace(self) -> None:
+        """Do nothing: a clock is always there."""
+
+    def execute(self, index: int, lane: int, scalars: list[float], report: ExecutionReport) -> None:
+        """Run the body of an operation of a lane and count it."""
         body = self.bodies[index]
         if body is None:
             raise ScheduleError(f"operation {index} of rank {self._program.rank} has no body")
-        body(scalars)
+        body(scalars, functools.partial(self.advance, lane))
         if self._fault is not None:
             self._fault(self.tasks[index], Code(self.codes[index]), body.write.array)
         report.tasks += 1
         report.python_tasks += 1
         report.copy_bytes += body.copy_bytes
+
+    def advance(self, lane: int) -> None:
+        """Let the other ranks see that this one has done something in a lane."""
+        self.progress[lane] += 1
 
     def describe_wait(self, lane: int, index: int) -> str:
         """Say what a lane waits for."""
@@ -202,13 +213,13 @@ class _Call:
         program = self._program
         code = program.codes[index]
         if code <= Code.COMBINE:
-            program.execute(index, self._scalars, self._report)
+            program.execute(index, lane, self._scalars, self._report)
         elif code == Code.SIGNAL:
             self._signal(index)
         elif code == Code.RECORD:
             self._recorded.add(program.slots[index])
         self._at[lane] += 1
-        program.progress[lane] = self._at[lane]
+        program.advance(lane)
 
     def _signal(self, index: int) -> None:
         target = self._program.targets[index]
@@ -256,7 +267,9 @@ class _Call:
             self._patience.reset()
             pick = choices.randrange(len(ready) + len(late))
             if pick >= len(ready):
-                self._signal(self._late[late[pick - len(ready)]].pop(0))
+                lane = late[pick - len(ready)]
+                self._signal(self._late[lane].pop(0))
+                program.advance(lane)
                 continue
             lane = ready[pick]
             index = heads[lane]
@@ -280,9 +293,28 @@ class _Call:
         for lane, queue in enumerate(self._program.lanes):
             for index in (*self._late[lane], *queue[self._at[lane] :]):
                 self._signal(index)
+                self._program.advance(lane)
             self._late[lane].clear()
             self._at[lane] = len(queue)
-            self._program.progress[lane] = len(queue)
+
+
+class _TracedCall(_Call):
+    """A run that takes the time of every body."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._times: list[tuple[int, float, float]] = []
+
+    def _step(self, lane: int, index: int) -> None:
+        start = time.monotonic()
+        super()._step(lane, index)
+        if self._program.codes[index] <= Code.COMBINE:
+            self._times.append((self._program.tasks[index], start, time.monotonic()))
+
+    def times(self) -> TaskTimes:
+        """Return what was taken."""
+        table = np.array(self._times, np.float64).reshape(-1, 3)
+        return TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
 
 
 class _Patience:

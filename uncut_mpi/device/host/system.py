@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import threadpoolctl  # type: ignore[import-untyped]
 
+_BLAS_NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
+
 
 def processor_name() -> str:
     """Return the model name of the first processor."""
@@ -40,8 +42,17 @@ class BlasThreads:
     def __init__(self, num_threads: int) -> None:
         self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas")
         # A lower number that the user set (OMP_NUM_THREADS, ...) stands.
-        current = [library["num_threads"] for library in self._libraries.info()]
-        self.num_threads: int = max(1, min([num_threads, *current]))
+        current = self._libraries.info()
+        self.num_threads: int = max(1, min([num_threads, *(library["num_threads"] for library in current)]))
+        self._found = current
+
+    @property
+    def name(self) -> str:
+        """Name and version of the BLAS, as ``OpenBLAS 0.3.31``; ``unknown`` where threadpoolctl finds none."""
+        for library in self._found:
+            kind = str(library["internal_api"])
+            return f"{_BLAS_NAMES.get(kind, kind)} {library['version'] or ''}".rstrip()
+        return "unknown"
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:

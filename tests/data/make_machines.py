@@ -1,0 +1,366 @@
+"""
+The machines that ship with the package, from figures kept here.
+
+``python -m tests.data.make_machines``, in the root of the repository, writes ``uncut_mpi/machines``; a test
+compares. README.md beside this file has the sources of the data. Locations are numbered as in `Machine`:
+devices first, the host last. The files of links have [destination][source], a `Machine` [source, destination].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import Port, device_ports, duplex_ports
+
+DATA = Path(__file__).parent
+MACHINES = DATA.parents[1] / "uncut_mpi" / "machines"
+
+# The authors' library issues everything from one thread: 4.75 µs for each chunk copied, 17 µs for each product
+# with its waits, fitted on four published rows on 8 GPUs. What waits and events cost is in these two; a
+# COMBINE (their axpy) is taken to cost what a copy does.
+AUTHORS_COSTS = IssueCosts(copy_s=4.75e-6, gemm_s=17e-6, combine_s=4.75e-6)
+AUTHORS_COSTS_TEXT = (
+    "issue costs: of the Uncut-GEMMs library on Karolina, 4.75 µs a copy and 17 µs a product with its waits, fitted on "
+    "published rows of 8 GPUs; a combination is assumed to cost what a copy does, events and flags nothing more"
+)
+
+# Host time of one driver call from C++ on the node with 4 H200 (docs/performance.md has the node); event record
+# and wait 0.2 µs together; a flag's round trip 14 µs. combine_s and event_latency_s are assumed.
+H200_COSTS = IssueCosts(
+    copy_s=1.3e-6,
+    gemm_s=7.9e-6,
+    combine_s=3e-6,
+    wait_s=0.6e-6,
+    signal_s=0.6e-6,
+    event_s=0.1e-6,
+    event_latency_s=2e-6,
+    flag_latency_s=7e-6,
+)
+
+# The blocks are those in the names of cuBLAS kernels that profiles of large products show: d884gemm_128x64 and
+# ampere_sgemm_128x128 on A100, volta_dgemm_128x64 and volta_sgemm_128x64 on V100. The depth to fill and drain and
+# the overhead are chosen, a few µs each at these devices' rates.
+A100_SHAPE = {"f64": GemmShape(128, 64, 32, 5e-6), "f32": GemmShape(128, 128, 32, 5e-6)}
+V100_SHAPE = {"f64": GemmShape(128, 64, 32, 5e-6), "f32": GemmShape(128, 64, 32, 5e-6)}
+SHAPE_TEXT = (
+    "GEMM shapes: blocks as in the names of cuBLAS kernels for large products; half depth 32 and 5 µs a kernel chosen, "
+    "not measured"
+)
+
+
+def read(name: str) -> dict:
+    """Return a file of measurements."""
+    return json.loads((DATA / name).read_text())
+
+
+def links(machine_matrix: Sequence[Sequence[float | None]], to_itself: float) -> np.ndarray:
+    """Return [source, destination] from a file's [destination][source]; what a device copies to itself is not there."""
+    table = np.array(machine_matrix, np.float64).T
+    np.fill_diagonal(table, to_itself)
+    return table
+
+
+def from_host(ranks: Iterable[int], host: int) -> list[tuple[int, int]]:
+    return [(host, rank) for rank in ranks]
+
+
+def to_host(ranks: Iterable[int], host: int) -> list[tuple[int, int]]:
+    return [(rank, host) for rank in ranks]
+
+
+def machine(
+    name: str,
+    bandwidth: np.ndarray,
+    *,
+    provenance: Sequence[str],
+    rates: Mapping[str, float | Sequence[float]],
+    latency_s: float,
+    memory_bytes: int,
+    multiprocessors: int,
+    combine_gb_per_s: float,
+    ports: Sequence[Port],
+    gemm_shape: Mapping[str, GemmShape],
+    costs: IssueCosts,
+    row_overhead: RowOverhead | None = None,
+    busy_watts: float = 0.0,
+) -> Machine:
+    ranks = len(bandwidth) - 1
+    return Machine(
+        name=name,
+        # A key of measured hardware has no colon, so that none is ever equal to this one.
+        key=f"shipped:{name}",
+        bandwidth_gb_per_s=bandwidth,
+        latency_s=np.full(bandwidth.shape, latency_s),
+        gemm_tflop_per_s={dtype: np.broadcast_to(rate, ranks).astype(np.float64) for dtype, rate in rates.items()},
+        memory_bytes=np.full(ranks, memory_bytes, np.int64),
+        ports=tuple(ports),
+        gemm_shape=gemm_shape,
+        multiprocessors=np.full(ranks, multiprocessors, np.int64),
+        row_overhead=row_overhead or RowOverhead(),
+        combine_gb_per_s=np.full(ranks, combine_gb_per_s),
+        costs=costs,
+        busy_watts=np.full(ranks, busy_watts),
+        provenance="; ".join(provenance),
+    )
+
+
+def karolina() -> Machine:
+    data = read("karolina_links.json")
+    totals = data["host_totals_by_case"]
+    alone, two, all_in = (totals[case] for case in ("1_1", "5_5", "255_85"))
+    ranks, host = range(8), 8
+    switches = [(rank, rank + 1) for rank in range(0, 8, 2)]
+    ports = device_ports(ranks, 281.0, 281.0)
+    both_ways = 2 * data["links9_isolated_bidir"][0][1]
+    ports += [
+        Port.of(f"device {one} - device {other}", both_ways, [(one, other), (other, one)])
+        for one, other in itertools.combinations(ranks, 2)
+    ]
+    for pair in switches:
+        ports += duplex_ports(
+            "PCIe of devices {} and {}".format(*pair),
+            from_host(pair, host),
+            to_host(pair, host),
+            in_gb_per_s=alone["uni_h2d_d2h"][0],
+            out_gb_per_s=alone["uni_h2d_d2h"][1],
+            both_gb_per_s=tuple(alone["bid_h2d_d2h"]),
+        )
+    # Two devices on different switches read 18 each, though one alone reads 22 and four pairs read 22 a pair.
+    ports += [
+        Port.of(f"host to devices {one} and {other}", two["uni_h2d_d2h"][0], from_host((one, other), host))
+        for one, other in itertools.combinations(ranks, 2)
+        if one // 2 != other // 2
+    ]
+    ports.append(Port.of("host in", all_in["uni_h2d_d2h"][1], to_host(ranks, host)))
+    ports.append(Port.of("host", 97.3, from_host(ranks, host) + to_host(ranks, host)))
+    return machine(
+        "karolina-8xa100",
+        links(data["links9_isolated_unidir"], to_itself=700.0),
+        provenance=[
+            "Karolina, HGX 8×A100-SXM4-40GB, NVLink 3 with NVSwitch, PCIe 4 shared by pairs of GPUs",
+            "links: p-anastas/PARALiA-GEMMex 8e63837, Deployment_files/karol_8A100_predep, integers entered by hand, "
+            "NUMA-interleaved host memory, 2-D copies: a pair of GPUs 150 GB/s one way, 136 + 136 both ways",
+            "in and out of a GPU 281 GB/s: measured between A100s with NVSwitch by Choi and Stegailov 2022",
+            "host, in and out together, 97.3 GB/s: the best rate that any published run on 8 GPUs reached (the paper: "
+            "96 GB/s for all); the files' 72 + 72 both ways is never reached",
+            "f64, f32 17.2 TFLOP/s (the paper: clocks lowered by 12 % from 19.5) and 1.56 TB/s of memory: Uncut-GEMMs, "
+            "table I; a combination at 90 % of that; no rate is known for the half types",
+            SHAPE_TEXT,
+            AUTHORS_COSTS_TEXT,
+            "latency of 5 µs assumed",
+        ],
+        rates={"f64": 17.2, "f32": 17.2},
+        latency_s=5e-6,
+        memory_bytes=40 * 10**9,
+        multiprocessors=108,
+        combine_gb_per_s=1400.0,
+        ports=ports,
+        gemm_shape=A100_SHAPE,
+        costs=AUTHORS_COSTS,
+    )
+
+
+def four_a100(name: str, file: str, folder: str, node: str) -> Machine:
+    data = read(file)
+    one_way = links(data["links5_isolated_unidir_interleaved"], to_itself=700.0)
+    both_ways = links(data["links5_isolated_bidir_interleaved"], to_itself=700.0)
+    host = 4
+    ports: list[Port] = []
+    for rank in range(host):
+        ports += duplex_ports(
+            f"PCIe of device {rank}",
+            from_host([rank], host),
+            to_host([rank], host),
+            in_gb_per_s=float(one_way[host, rank]),
+            out_gb_per_s=float(one_way[rank, host]),
+            both_gb_per_s=(float(both_ways[host, rank]), float(both_ways[rank, host])),
+        )
+    return machine(
+        name,
+        one_way,
+        provenance=[
+            f"{node}, 4×A100-SXM4-40GB, each pair of GPUs with 4 NVLinks of its own",
+            f"links: nvbandwidth 0.6 by the authors of p-anastas/PARALiA-GEMMex 8e63837, Deployment_files/{folder}, "
+            "NUMA-interleaved host memory, one link at a time; what GPUs that use the host at once take from each "
+            "other was not measured and is not modelled",
+            "f32 18.4 TFLOP/s: measured on an A100 by Choi and Stegailov 2022; f64 assumed to be the same; no rate is "
+            "known for the half types",
+            "a combination at 90 % of 1.56 TB/s",
+            SHAPE_TEXT,
+            "issue costs: measured on a node with 4 H200, assumed here; latency of 5 µs assumed",
+        ],
+        rates={"f64": 18.4, "f32": 18.4},
+        latency_s=5e-6,
+        memory_bytes=40 * 10**9,
+        multiprocessors=108,
+        combine_gb_per_s=1400.0,
+        ports=ports,
+        gemm_shape=A100_SHAPE,
+        costs=H200_COSTS,
+    )
+
+
+# GPUs of Vulcan with two NVLinks between them, and with one; each of the GPUs has six. All others reach each
+# other over PCIe and the processors. (Which is which follows from the rates in vulcan_transfers.json.)
+VULCAN_TWO_LINKS = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
+VULCAN_ONE_LINK = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
+
+
+def typical_rate(pairs: Iterable[tuple[int, int]], logs: Sequence[Mapping[str, Mapping[str, float]]]) -> float:
+    """Return the median over all transfers of some logs on pairs of devices, each counted with its link's median."""
+    samples = [
+        log[link]["median_GBs"]
+        for log in logs
+        for one, other in pairs
+        for link in (f"{one}->{other}", f"{other}->{one}")
+        if link in log
+        for _ in range(int(log[link]["count"]))
+    ]
+    return round(statistics.median(samples), 1)
+
+
+def vulcan() -> Machine:
+    logs = read("vulcan_transfers.json")["logs"]
+    direct = [log for key, log in logs.items() if key.startswith("n_trans")]
+    unrouted = [log for key, log in logs.items() if key.startswith("xkblas")]
+    two, one = set(VULCAN_TWO_LINKS), set(VULCAN_ONE_LINK)
+    far = set(itertools.combinations(range(8), 2)) - two - one
+    host = 8
+    bandwidth = np.full((9, 9), 12.0)
+    # PARALiA sends nothing over the slow pairs, so what they reach is in XKBLAS's logs only.
+    for pairs, rate in (
+        (two, typical_rate(two, direct)),
+        (one, typical_rate(one, direct)),
+        (far, typical_rate(far, unrouted)),
+    ):
+        for source, destination in pairs:
+            bandwidth[source, destination] = bandwidth[destination, source] = rate
+    np.fill_diagonal(bandwidth, 380.0)
+    far_links = sorted(far | {(destination, source) for source, destination in far})
+    ports = []
+    for pair in [(rank, rank + 1) for rank in range(0, 8, 2)]:
+        label = "PCIe of devices {} and {}".format(*pair)
+        into = from_host(pair, host) + [link for link in far_links if link[1] in pair]
+        out_of = to_host(pair, host) + [link for link in far_links if link[0] in pair]
+        ports += [Port.of(f"{label} in", 12.0, into), Port.of(f"{label} out", 12.0, out_of)]
+    return machine(
+        "vulcan-8xv100",
+        bandwidth,
+        provenance=[
+            "Vulcan clx-ai at HLRS, 8×V100-32GB, one or two NVLinks or none between two GPUs, PCIe 3 shared by pairs",
+            "links between GPUs: medians of the transfers of a DGEMM, p-anastas/PARALiA-Framework 2d613b1: PARALiA's "
+            "where there is NVLink, XKBLAS's where there is none (slowed by what else ran; the paper: below 6 GB/s)",
+            "PCIe 12 GB/s, shared by two GPUs, f64 7 and f32 14 TFLOP/s, memory 760 GB/s: PARALiA, ACM TACO 20(4), "
+            "section 4; the two ways are assumed not to hinder each other; no rate is known for the half types",
+            "watts: its table 4, GFLOP/s by GFLOP/s/W of 8 GPUs",
+            SHAPE_TEXT,
+            AUTHORS_COSTS_TEXT,
+            "latency of 10 µs assumed",
+        ],
+        rates={"f64": 7.0, "f32": 14.0},
+        latency_s=1e-5,
+        memory_bytes=32 * 10**9,
+        multiprocessors=80,
+        combine_gb_per_s=760.0,
+        ports=ports,
+        gemm_shape=V100_SHAPE,
+        costs=AUTHORS_COSTS,
+        busy_watts=39996 / 17.27 / 8,
+    )
+
+
+def vulcan_uneven() -> Machine:
+    even = vulcan()
+    name = f"{even.name}-uneven"
+    return dataclasses.replace(
+        even,
+        name=name,
+        key=f"shipped:{name}",
+        gemm_tflop_per_s={"f64": np.array([3.5, 3.5, 5.0, 5.0, 3.5, 7.0, 3.5, 7.0])},
+        gemm_shape={"f64": V100_SHAPE["f64"]},
+        provenance=f"{even.name} with GPUs that other processes slow down, for f64 to 3.5 (0, 1, 4, 6), 5 (2, 3) and "
+        f"7 TFLOP/s (5, 7): PARALiA, section 4.4; {even.provenance}",
+    )
+
+
+def h200() -> Machine:
+    ranks, host = range(4), 4
+    bandwidth = np.full((5, 5), 396.0)
+    bandwidth[host, :] = bandwidth[:, host] = 55.0
+    np.fill_diagonal(bandwidth, 2100.0)
+    ports = device_ports(ranks, 400.0, 400.0)
+    for rank in ranks:
+        ports += duplex_ports(
+            f"PCIe of device {rank}",
+            from_host([rank], host),
+            to_host([rank], host),
+            in_gb_per_s=55.0,
+            out_gb_per_s=55.0,
+            both_gb_per_s=(50.0, 50.0),
+        )
+    ports += duplex_ports(
+        "host",
+        from_host(ranks, host),
+        to_host(ranks, host),
+        in_gb_per_s=190.0,
+        out_gb_per_s=150.0,
+        both_gb_per_s=(96.0, 96.0),
+    )
+    return machine(
+        "h200-4x",
+        bandwidth,
+        provenance=[
+            "a node with 4×H200 (NVSwitch), one NUMA node, CUDA 13.0, 2026-11; put together from measured figures, "
+            "preliminary",
+            "396 GB/s between two GPUs, 400 GB/s in and 400 GB/s out of one; host: one GPU 55 in, 55 out, 50 + 50 both "
+            "ways; in all, four 180 to 204 in, 144 to 156 out, 92 to 100 each both ways",
+            "rates while all GPUs compute, full-mantissa data: f64 57, f32 51, f16 750 TFLOP/s; bf16 taken to be f16's",
+            "GEMM shapes: chosen near 33/58/63/64.7 (f64, 1024³ to 8192³), 49/53/60/62 (f64, 8192²×256 to 2048) and "
+            "47/51/51 TFLOP/s (f32, 2048³ to 8192³) of one GPU; those of the half types are not",
+            "row overhead: chosen near 270 to 290/355/385/394 GB/s between GPUs for rows of 512 B/2/8/64 KB, and, four "
+            "GPUs at once, 28/34/43/44 from and 12 to 20/30/35/36 GB/s each to the host for rows of 1/4/8/16 KB",
+            "copies of 4 KB 2.5 µs; issue costs measured, those of a combination and an event's latency assumed; "
+            "a combination at 88 % of the data sheet's 4.8 TB/s",
+        ],
+        rates={"f64": 57.0, "f32": 51.0, "f16": 750.0, "bf16": 750.0},
+        latency_s=2.5e-6,
+        memory_bytes=140 * 10**9,
+        multiprocessors=132,
+        combine_gb_per_s=4200.0,
+        ports=ports,
+        gemm_shape={
+            "f64": GemmShape(128, 128, 64, 3e-6),
+            "f32": GemmShape(128, 128, 64, 5e-6),
+            "f16": GemmShape(256, 128, 64, 5e-6),
+            "bf16": GemmShape(256, 128, 64, 5e-6),
+        },
+        costs=H200_COSTS,
+        row_overhead=RowOverhead(device=230.0, host_in=800.0, host_out=1000.0),
+    )
+
+
+def machines() -> dict[str, Machine]:
+    """Return every machine that ships, by the name of its file."""
+    every = [
+        karolina(),
+        four_a100("meluxina-4xa100", "meluxina_links.json", "meluxina_4A100", "MeluXina"),
+        four_a100("vega-4xa100", "vega_links.json", "vega_4A100", "Vega"),
+        vulcan(),
+        vulcan_uneven(),
+        h200(),
+    ]
+    return {one.name: one for one in every}
+
+
+if __name__ == "__main__":
+    for name, made in machines().items():
+        (MACHINES / f"{name}.json").write_text(made.to_json() + "\n", encoding="utf-8")

@@ -1,0 +1,80 @@
+"""Traces of real calls: every task has its time, in the order that the schedule asks for."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.timelines import check_trace
+from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.view import Timeline, to_perfetto
+
+pytestmark = pytest.mark.mpi(min_size=1)
+# Between GPUs clocks are compared by one event each; within a rank only the resolution of the events counts.
+CLOCKS_S = {"host": (0.0, 0.0), "cuda": (1e-6, 1e-4)}
+
+
+def traced(session, case):
+    operands = make_operands(session, case)
+    options = um.ScheduleOptions(tile=32)
+    with session.plan(operands.a, operands.b, operands.c, reads_c=case.beta != 0, options=options) as plan:
+        session.poison_softbuf()
+        trace = plan.trace(case.alpha, case.beta)
+        return plan.schedule, trace, operands
+
+
+@pytest.mark.parametrize("place", [("h", "h", "h"), ("0", "h", "0")])
+def test_a_traced_call_computes_and_times_every_task_in_its_order(session, comm, place):
+    case = Case(96, 80, 70, place=place)
+    schedule, trace, operands = traced(session, case)
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not wrong, wrong)
+    bodies = schedule.tasks["kind"] != Kind.JOIN
+    timed = np.isfinite(trace.start_s)
+    rank = schedule.tasks["rank"]
+    same_s, other_s = CLOCKS_S[session.backend_name]
+    late = [
+        (int(awaited), task)
+        for task in np.flatnonzero(bodies).tolist()
+        for awaited in schedule.awaited(task)
+        if bodies[awaited]
+        and trace.end_s[awaited] > trace.start_s[task] + (same_s if rank[awaited] == rank[task] else other_s)
+    ]
+    good = (timed == bodies).all() and (trace.end_s[bodies] >= trace.start_s[bodies]).all() and not late
+    collective_assert(comm, good, f"{late}")
+    collective_assert(comm, np.nanmin(trace.start_s) == 0.0, "the first task starts at 0")
+    every = allgather(comm, (trace.start_s.tobytes(), trace.end_s.tobytes()))
+    collective_assert(comm, len(set(every)) == 1, "ranks have different traces")
+    check_trace(json.loads(to_perfetto([Timeline.of(schedule, trace.start_s, trace.end_s, "measured")])))
+    release(session, operands)
+
+
+def test_a_rank_that_traces_alone_is_an_error_on_all(session, comm):
+    case = Case(40, 40, 40)
+    operands = make_operands(session, case)
+    caught = None
+    with session.plan(operands.a, operands.b, operands.c) as plan:
+        try:
+            (plan.trace if comm.rank == 0 else plan.execute)(1.0, 1.0)
+        except um.RankMismatchError as error:
+            caught = error
+    collective_assert(comm, (caught is None) == (comm.size == 1) and (caught is None or "trace" in str(caught)), caught)
+    release(session, operands)
+
+
+def test_a_closed_plan_is_not_traced(session, comm):
+    operands = make_operands(session, Case(8, 8, 8))
+    plan = session.plan(operands.a, operands.b, operands.c)
+    plan.close()
+    message = ""
+    try:
+        plan.trace()
+    except um.ParamError as error:
+        message = str(error)
+    collective_assert(comm, "closed" in message, message)
+    release(session, operands)

@@ -1,0 +1,205 @@
+"""What ranks can share: cupy arrays of any allocator, GPUs without peer access, one GPU of two ranks."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import allgather, collective_assert, expect
+from tests.helpers.products import Case, Operands, make_operands, mismatch, random_matrix, release
+from uncut_mpi.model.dtypes import DType
+
+pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
+OPTIONS = um.ScheduleOptions(tile=16)
+
+
+@pytest.fixture
+def cupy():
+    """The module, with this thread's current device as the test found it afterwards."""
+    import cupy
+
+    with cupy.cuda.Device():
+        yield cupy
+
+
+def product(session: um.Session, case: Case) -> str:
+    """Run a case and return what is wrong with its result here; collective."""
+    operands = make_operands(session, case)
+    session.poison_softbuf()
+    session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=OPTIONS)
+    wrong = mismatch(case, operands)
+    release(session, operands)
+    return wrong
+
+
+# -- cupy arrays ---------------------------------------------------------------------------------
+
+
+def allocator(cupy, kind: str):
+    if kind == "default pool":
+        return cupy.get_default_memory_pool().malloc
+    return cupy.cuda.malloc_managed if kind == "managed" else cupy.cuda.MemoryAsyncPool().malloc
+
+
+def surrounded(cupy, malloc, data: np.ndarray, order: str, border: int):
+    """Return a cupy array of NaN from this allocator, and the part of it inside a border, which holds `data`."""
+    rows, cols = data.shape
+    with cupy.cuda.using_allocator(malloc):
+        whole = cupy.empty((rows + 2 * border, cols + 2 * border), data.dtype, order=order)
+    whole.fill(np.nan)
+    part = whole[border : border + rows, border : border + cols]
+    part[...] = cupy.asarray(data)
+    return whole, part
+
+
+@pytest.mark.parametrize("kind", ["default pool", "stream-ordered pool", "managed"])
+@pytest.mark.parametrize(("orders", "border"), [("FFF", 0), ("CFC", 0), ("FCF", 3), ("CCC", 2)])
+def test_cupy_arrays_of_any_allocator_order_and_leading_dimension_are_multiplied(
+    session, comm, cupy, kind, orders, border
+):
+    case = Case(65, 43, 57, place=("0", "h", str(comm.size - 1)), orders=orders)
+    a, b, c = (
+        random_matrix(*shape, DType.f64, (number,)) for number, shape in enumerate(((65, 57), (57, 43), (65, 43)))
+    )
+    malloc = allocator(cupy, kind)
+    _, a_part = surrounded(cupy, malloc, a, orders[0], border) if session.rank == 0 else (None, None)
+    mine = session.rank == session.size - 1
+    c_whole, c_part = surrounded(cupy, malloc, c, orders[2], border) if mine else (None, None)
+    host = session.empty_host(b.shape, order=orders[1])
+    if session.rank == 0:
+        host.array[...] = b
+    operands = Operands(
+        session.register(a_part, root=0), host, session.register(c_part, root=session.size - 1), a, b, c, []
+    )
+    exported = operands.a.info.handle is not None and operands.c.info.handle is not None
+    named = kind.split()[0] in operands.a.info.obstacle + operands.c.info.obstacle
+    collective_assert(comm, exported if kind == "default pool" else named, f"{operands.a.info}, {operands.c.info}")
+    before = session.counters.staged_bytes
+    session.poison_softbuf()
+    with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+        result = plan.execute(case.alpha, case.beta)
+    wanted = kind != "default pool" and comm.size > 1
+    collective_assert(comm, result.staged == wanted, f"staged: {result.staged}")
+    copied = sum(allgather(comm, session.counters.staged_bytes - before))
+    collective_assert(comm, (copied > 0) == wanted, f"{copied} bytes were staged")
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not wrong, wrong)
+    around = int(cupy.isnan(c_whole).sum()) if mine else 0
+    collective_assert(comm, not mine or around == c_whole.size - c.size, f"{around} elements around C are NaN")
+    release(session, operands)
+
+
+def test_work_that_the_given_stream_holds_is_done_before_a_product_reads(session, comm, cupy):
+    case = Case(64, 48, 56, place=("0", "h", "h"))
+    operands = make_operands(session, case)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    if session.rank == 0:
+        data = cupy.asarray(operands.a_MK)
+        operands.a.array.fill(np.nan)
+        busy = cupy.full((4096, 4096), 2.0**-12)  # its own square
+        busy @ busy  # what the first product needs is there
+        cupy.cuda.Device().synchronize()
+        with stream:
+            for _ in range(10):
+                busy = busy @ busy
+            operands.a.array[...] = data
+    session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=OPTIONS, stream=stream)
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not wrong, wrong)
+    release(session, operands)
+
+
+# -- devices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.multigpu(num=2)
+def test_a_process_has_one_gpu_in_all_its_sessions(comm, session, open_session, cupy):
+    mine = session._backend.identity().uuid
+    part = comm.Split(comm.rank % 2, key=-comm.rank)
+    with open_session(part) as other:
+        theirs = other._backend.identity().uuid
+    part.Free()
+    uuids = allgather(comm, theirs)
+    collective_assert(comm, theirs == mine and len(set(uuids)) == comm.size, f"{uuids}; here {mine}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.multigpu(num=2)
+def test_gpus_that_do_not_reach_each_other_are_everybodys_error(comm, open_session, cupy, monkeypatch):
+    if comm.rank == 1:
+        monkeypatch.setattr(cupy.cuda.runtime, "deviceCanAccessPeer", lambda device, peer: 0)
+    expect(comm, um.TopologyError, ["rank 1", "no peer access", "use fewer ranks"], lambda: open_session(comm))
+    monkeypatch.undo()
+    with open_session(comm) as session:
+        wrong = product(session, Case(40, 30, 20, place=("0", "h", "0")))
+    collective_assert(comm, not wrong, wrong)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.multigpu(num=2)
+def test_memory_that_one_rank_cannot_map_is_everybodys_error(comm, open_session, cupy, monkeypatch):
+    def refuse(handle, flags=0):
+        raise cupy.cuda.runtime.CUDARuntimeError(1)
+
+    last = comm.size - 1
+    if comm.rank == last:
+        monkeypatch.setattr(cupy.cuda.runtime, "ipcOpenMemHandle", refuse)
+    parts = [f"rank {last}", "cannot be mapped", "cudaErrorInvalidValue", "--gpu-bind"]
+    expect(comm, um.TopologyError, parts, lambda: open_session(comm))
+    monkeypatch.undo()
+    with open_session(comm) as session:
+        wrong = product(session, Case(40, 30, 20, place=("0", "h", "0")))
+    collective_assert(comm, not wrong, wrong)
+
+
+def pairs(comm) -> list[int]:
+    """Devices of ranks that are two on each."""
+    return [rank - rank % 2 for rank in range(comm.size)]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_two_ranks_on_one_gpu_need_permission(comm, open_session, cupy):
+    parts = ["ranks 0 and 1", "GPU-", "allow_shared_gpu"]
+    expect(comm, um.TopologyError, parts, lambda: open_session(comm, devices=pairs(comm)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_two_ranks_on_one_gpu_multiply_rightly_when_allowed(comm, open_session, cupy):
+    with open_session(comm, devices=pairs(comm), allow_shared_gpu=True) as session:
+        wrong = [
+            product(session, Case(65, 43, 57, place=place)) for place in (("h", "h", "h"), ("0", "h", "1"), ("1",) * 3)
+        ]
+        shared, names = session.devices_shared, session._backend.identity().uuid
+    collective_assert(comm, shared and not any(wrong), f"shared {shared}; {wrong}")
+    uuids = allgather(comm, names)
+    collective_assert(comm, uuids == [uuids[number] for number in pairs(comm)], f"{uuids}")
+
+
+# -- cost ----------------------------------------------------------------------------------------
+
+
+def test_python_runs_as_often_for_many_tasks_as_for_few(session, comm):
+    operands = make_operands(session, Case(96, 96, 96, place=("0", "h", "0")))
+    calls, tasks = [], []
+
+    def count(frame, event, argument):
+        if event == "call" and "/uncut_mpi/device/" in frame.f_code.co_filename:
+            calls[-1] += 1
+
+    for tile in (48, 8):
+        with session.plan(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=tile)) as plan:
+            plan.execute(1.2345, 0.5)
+            calls.append(0)
+            sys.setprofile(count)
+            try:
+                result = plan.execute(1.2345, 0.5)
+            finally:
+                sys.setprofile(None)
+            tasks.append(sum(allgather(comm, result.tasks)))
+    collective_assert(comm, calls[0] == calls[1] and tasks[1] > 10 * tasks[0], f"calls {calls}, tasks {tasks}")
+    collective_assert(comm, session.counters.python_tasks == 0, f"{session.counters}")
+    release(session, operands)

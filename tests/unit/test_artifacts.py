@@ -1,0 +1,40 @@
+"""Files that commands write: whole or not at all, and refused before any work."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.errors import DataFileError
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "facts.x"
+    path.write_text("old and longer than the new content")
+    check_path("--json", str(path))
+    write_file("--json", str(path), b"{}\n")
+    assert path.read_text() == "{}\n"
+    assert os.listdir(tmp_path) == ["facts.x"]
+
+
+def test_a_file_that_cannot_be_completed_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "facts.x"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataFileError, match="No space left"):
+        write_file("--json", str(path), b"{}\n")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["facts.x"]
+
+
+def test_a_bad_path_is_refused_before_any_work(tmp_path):
+    with pytest.raises(DataFileError, match=r"^--json .* is a directory"):
+        check_path("--json", str(tmp_path))
+    with pytest.raises(DataFileError, match="no directory"):
+        check_path("--json", str(tmp_path / "missing" / "facts.x"))

@@ -1,0 +1,357 @@
+"""
+What the papers claim in closed form, each claim recomputed with this project's functions.
+
+Tests are named after paper and claim: ``uncut_gemms`` (Anastasiadis and others, CLUSTER 2024), ``choi_tile`` and
+``choi_a100`` (Choi and others, 2022), ``paralia`` (Anastasiadis and others, TACO 2023).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from uncut_mpi.model.choi import BandModel
+from uncut_mpi.model.datasets import paralia, uncut_irregular, uncut_regular
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.grid_bounds import grid_bound
+from uncut_mpi.model.link_map import LinkMap, slowdown
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.paralia import extra_transfer_bytes, predict
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import Port, device_ports
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import uncut
+from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_cost
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.routing import best_source, pipeline
+from uncut_mpi.planning.schedule import HOST, Matrix, Schedule
+
+HHH = Placement.parse("h,h,h")
+
+
+def problem_of(m: int, n: int, k: int) -> GemmProblem:
+    return GemmProblem(m, n, k, DType.f64)
+
+
+def uniform(ranks: int, *, host: float = 10.0, link: float = 100.0, rate: float = 10.0) -> Machine:
+    return Machine.uniform(ranks, link_gb_per_s=link, host_gb_per_s=host, latency_s=0.0, gemm_tflop_per_s={"f64": rate})
+
+
+def made(problem: GemmProblem, place: str, machine: Machine, **options: object) -> uncut.UncutResult:
+    return uncut.schedule(problem, Placement.parse(place), machine.num_ranks, machine, ScheduleOptions(**options))
+
+
+def copied_bytes(schedule: Schedule, matrix: Matrix, *, from_host: bool, to_host: bool) -> int:
+    total = 0
+    for task, source, destination, size in schedule.copies().tolist():
+        buffer = schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]
+        if schedule.buffers["matrix"][buffer] == matrix and (source == HOST, destination == HOST) == (
+            from_host,
+            to_host,
+        ):
+            total += size
+    return total
+
+
+# -- Uncut-GEMMs -----------------------------------------------------------------------------------
+
+
+def karolina() -> Machine:
+    """Table I and section IV: 8 GPUs of 17.2 TFLOP/s, NVLink 600 GB/s both ways, host 96 GB/s shared by pairs."""
+    host = 8
+    ports = device_ports(range(8), 300, 300)
+    for pair in ((0, 1), (2, 3), (4, 5), (6, 7)):
+        links = [link for rank in pair for link in ((host, rank), (rank, host))]
+        ports.append(Port.of(f"PCIe of {pair}", 24, links))
+    return dataclasses.replace(uniform(8, host=24, link=300, rate=17.2), ports=tuple(ports))
+
+
+def test_uncut_gemms_1_the_node_peaks_at_137_6_tflop_per_s() -> None:
+    problem = problem_of(4096, 4096, 4096)
+    compute_s = grid_bound(problem, HHH, karolina(), grid=(2, 4, 1)).terms["compute"]
+    assert problem.flops / compute_s == pytest.approx(137.6e12)
+    reached = karolina().gemm_rate(DType.f64)[0] / 19.5e12
+    assert reached == pytest.approx(0.88, abs=0.005)  # 12% less than the data sheet's peak
+
+
+def test_uncut_gemms_1_the_host_gives_4_gpus_as_much_as_8() -> None:
+    machine = karolina()
+    for ranks in ([0, 2, 4, 6], range(8)):
+        assert machine.host_rates(ranks).sum() == pytest.approx(96)
+        assert machine.host_rates(ranks, outward=True).sum() == pytest.approx(96)
+    assert machine.host_rates(range(8))[0] == pytest.approx([12] * 8)
+    assert sum(port.capacity_gb_per_s for port in machine.ports if "device" in port.name) == 4800
+
+
+@pytest.mark.parametrize(("ranks", "sharing_a", "sharing_b"), [(4, 2, 2), (8, 4, 2)])
+def test_uncut_gemms_2_a_row_block_of_a_goes_to_c_gpus_and_a_column_block_of_b_to_r(
+    ranks: int, sharing_a: int, sharing_b: int
+) -> None:
+    grid = ProcessGrid.most_square(ranks)
+    decomposition = Decomposition.make(problem_of(8192, 8192, 8192), grid, 1024)
+    blocks = [decomposition.block(rank) for rank in range(ranks)]
+    for rows, cols in blocks:
+        assert sum(other == rows for other, _ in blocks) == sharing_a == grid.cols
+        assert sum(other == cols for _, other in blocks) == sharing_b == grid.rows
+
+
+def test_uncut_gemms_3_the_cost_of_a_tile_is_padding_overlap_and_latency() -> None:
+    problem = problem_of(10000, 9216, 8192)
+    tiles = np.array([1024, 2048, 3000])
+    padding = [1 / 9, 1 / 4 + 1 / 4, 1 / 3 + 1 / 3 + 1 / 2]  # 1/⌊D/T⌋ of each extent with a remainder
+    overlap = [8 / ((10000 / t) * (9216 / t) * (8192 / t)) for t in tiles]
+    latency = [0.2 * 2048 / t for t in tiles]
+    expected = np.array(padding) + overlap + latency
+    assert tile_cost(tiles, problem, 8, 2048) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (5000, 9000, 700), (1000, 1000, 5000), (16384, 16384, 1024)])
+def test_uncut_gemms_3_the_tile_is_the_cheapest_from_128_to_the_least_extent_of_a_block(shape) -> None:
+    problem, grid = problem_of(*shape), ProcessGrid.most_square(8)
+    least = min(-(-shape[0] // grid.rows), -(-shape[1] // grid.cols), shape[2])
+    chosen = choose_tile(problem, grid, tile_min=2048, bound_s=1e9)
+    assert 128 <= chosen <= least
+    candidates = np.arange(128, least + 1)
+    candidates = candidates[(candidates % 2 == 0) | (candidates == least)]  # 16-byte boundaries, here of f64
+    assert tile_cost(np.array([chosen]), problem, 8, 2048)[0] == tile_cost(candidates, problem, 8, 2048).min()
+
+
+TILE = 1024
+ONE_BY_ONE = {"tile": TILE, "grid": (1, 1), "caching": False, "routing": "origin", "batch": False, "wr_lazy": False}
+
+
+def time_per_sub_problem(place: str, machine: Machine, *, overlap: bool) -> float:
+    """Of 400 sub-problems on rank 0, each of which fetches its tiles of A, B and C and writes C back."""
+    problem = problem_of(20 * TILE, 20 * TILE, TILE)
+    return made(problem, place, machine, overlap=overlap, order="fixed", **ONE_BY_ONE).predicted_s / 400
+
+
+def task_times(machine: Machine, place: str) -> tuple[list[float], float, float]:
+    tile_bytes = TILE * TILE * 8
+    homes = [machine.host if part == "h" else int(part) for part in place.split(",")]
+    fetches = [tile_bytes / (machine.bandwidth_gb_per_s[home, 0] * 1e9) for home in homes]
+    return (
+        fetches,
+        2 * TILE**3 / machine.gemm_rate(DType.f64)[0],
+        tile_bytes / (machine.bandwidth_gb_per_s[0, homes[2]] * 1e9),
+    )
+
+
+@pytest.mark.parametrize("limit", ["fetch", "compute", "writeback"])
+@pytest.mark.parametrize("place", ["h,h,h", "1,2,3"])
+def test_uncut_gemms_4_overlap_turns_a_sum_of_five_into_a_maximum(place: str, limit: str) -> None:
+    machine = uniform(4, rate=0.01 if limit == "compute" else 1000.0)
+    if limit == "writeback":
+        bandwidth = machine.bandwidth_gb_per_s.copy()
+        bandwidth[0, [3, 4]] /= 50
+        machine = dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth)
+    fetches, compute, writeback = task_times(machine, place)
+    fetch = sum(fetches) if place == "h,h,h" else max(fetches)
+    assert time_per_sub_problem(place, machine, overlap=True) == pytest.approx(max(fetch, compute, writeback), rel=0.03)
+    assert {"fetch": fetch, "compute": compute, "writeback": writeback}[limit] == max(fetch, compute, writeback)
+    one_lane = time_per_sub_problem(place, machine, overlap=False)
+    assert one_lane == pytest.approx(sum(fetches) + compute + writeback, rel=1e-6)
+
+
+@pytest.mark.parametrize("difference", [5.1, 10.0, 20.0, 29.9])
+def test_uncut_gemms_5_in_the_state_of_fig_4_a00_comes_from_the_host_and_b00_from_gpu_2(difference: float) -> None:
+    never = math.inf
+    for t_p2p in (0.5, 7.0, 100.0):
+        # Locations G0 (destination), G1, G2, H.
+        lam, cost = [never, 40.0, 15.0, 10.0], [0.0, t_p2p, t_p2p, t_p2p + difference]
+        assert best_source([never, 30.0, never, 0.0], lam, cost) == (3, 10 + t_p2p + difference)
+        assert best_source([never, never, 15.0, 0.0], lam, cost) == (2, 15 + t_p2p)
+
+
+def test_uncut_gemms_6_a_batched_fetch_takes_the_longest_hop_instead_of_all() -> None:
+    t, hops, chunks = 1.0, 4, 8
+    batched = pipeline(0.0, [0.0] * hops, [t / chunks] * hops, chunks)[-1]
+    assert batched == pytest.approx(t * (1 + (hops - 1) / chunks))
+    assert batched == 1.375
+    assert pipeline(0.0, [0.0] * hops, [t] * hops, 1)[-1] == 4.0
+    # In the limit of many chunks only the slowest hop is left.
+    times, many = [1.0, 4.0, 2.0], 10**4
+    assert pipeline(0.0, [0.0] * 3, [time / many for time in times], many)[-1] == pytest.approx(max(times), rel=1e-3)
+
+
+def test_uncut_gemms_7_c_is_a_third_of_what_a_square_problem_fetches_when_nothing_is_there() -> None:
+    schedule = made(problem_of(4096, 4096, 4096), "h,h,h", uniform(1), tile=1024).schedule
+    fetched = {matrix: copied_bytes(schedule, matrix, from_host=True, to_host=False) for matrix in Matrix}
+    assert fetched[Matrix.C] == sum(fetched.values()) / 3 > 0
+
+
+def test_uncut_gemms_7_wr_lazy_is_used_where_c_shares_its_place_and_takes_c_once_more() -> None:
+    size, gpus = 4096, 4
+    for place in itertools.product(("h", "0", "1"), repeat=3):
+        lazy, eager = (
+            made(problem_of(size, size, size), ",".join(place), uniform(gpus), tile=1024, wr_lazy=on).schedule
+            for on in (True, False)
+        )
+        more = lazy.softbuf_bytes() - eager.softbuf_bytes()
+        share = size * size * 8 // gpus
+        is_lazy = place[2] in (place[0], place[1])
+        # Where C is at home it needs no place to be fetched to.
+        assert more.tolist() == [share * (is_lazy and place[2] != str(rank)) for rank in range(gpus)]
+
+
+def test_uncut_gemms_8_datasets() -> None:
+    regular, irregular = uncut_regular(), uncut_irregular()
+    assert len({case.m for case in regular if case.m <= 16384}) == 12
+    assert len({case.m for case in regular if case.m > 16384}) == 7
+    assert {case.placement for case in regular} == {"h,h,h", "0,0,0"}
+    assert len(regular) == len(set(regular)) == 38
+    assert len(irregular) == len(set(irregular)) == (19 + 21 + 21) * 5 == 305
+    assert set(regular) < set(irregular)
+    assert sum(case.k < case.m for case in irregular) == sum(case.k > case.m for case in irregular) == 21 * 5
+    assert len(set(uncut_irregular(notebooks=True))) == 315
+
+
+# -- Choi, tile tuning -----------------------------------------------------------------------------
+
+
+def v100(num_devices: int, n: int = 8192) -> BandModel:
+    return BandModel(n, num_devices, 14899.0, 900.0, 48.33)
+
+
+def gtx1070(num_devices: int, n: int = 8192) -> BandModel:
+    return BandModel(n, num_devices, 5783.0, 256.0, 8.55)
+
+
+@pytest.mark.parametrize(("n", "printed", "exact"), [(4096, 66.9, 66.94), (8192, 66.6, 66.67), (16384, 66.5, 66.53)])
+def test_choi_tile_1_a_v100_computes_longer_than_it_loads_above_67(n: int, printed: float, exact: float) -> None:
+    assert round(v100(2, n).balance, 1) == 16.6
+    threshold = BandModel(n, 2, 16.6 * 900.0, 900.0, 48.33).intensity_threshold()
+    assert threshold == pytest.approx(exact, abs=0.005)
+    assert math.floor(threshold * 10) / 10 == printed  # the paper cuts the digits off
+
+
+@pytest.mark.parametrize(
+    ("model", "threshold", "edge"),
+    [(v100(2), 616, 1024), (v100(4), 1849, 2048), (gtx1070(2), 1352, 2048), (gtx1070(4), 4058, 4096)],
+)
+def test_choi_tile_2_transfers_are_hidden_above_a_threshold(model: BandModel, threshold: int, edge: int) -> None:
+    assert math.floor(model.transfer_threshold()) == threshold
+    assert model.tile_edge() == edge
+
+
+def test_choi_tile_2_a_gtx1070_computes_longer_than_it_loads_above_90() -> None:
+    assert math.floor(4 * gtx1070(2).balance) == 90
+    assert gtx1070(2, 2**30).intensity_threshold() == pytest.approx(4 * gtx1070(2).balance, rel=1e-6)
+
+
+def test_choi_tile_3_times() -> None:
+    n, edge, gpus = 16384, 2048, 4
+    model = v100(gpus, n)
+    math_s, transfer_s = 2 * edge**2 * n / 14899e9, 4 * edge * n / 48.33e9
+    memory_s = (8 * n * edge + 4 * edge**2) / 900e9
+    assert model.math_s(edge) == pytest.approx(math_s)
+    assert model.transfer_s(edge) == pytest.approx(transfer_s)
+    assert model.memory_s(edge) == pytest.approx(memory_s)
+    for tile in (64, edge):
+        kernel_s = max(model.math_s(tile), model.memory_s(tile), (gpus - 1) * model.transfer_s(tile))
+        assert model.kernel_s(tile) == pytest.approx(kernel_s)
+        assert model.task_s(tile) == pytest.approx(3 * model.transfer_s(tile) + n / (tile * gpus) * kernel_s)
+    assert model.memory_bound_transfer_threshold() == pytest.approx(n * (3 * 900 / 48.33 - 2))
+
+
+# -- Choi, A100 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("math_gflop_per_s", "thresholds", "edges", "measured", "exact"),
+    [
+        (18400.0, [262, 393, 524, 655, 786, 917], [512, 512, 1024, 1024, 1024, 1024], [1024] * 6, 4),
+        (124000.0, [1766, 2648, 3531, 4413, 5296, 6178], [2048, 4096, 4096, 8192, 8192, 8192], [2048] + [4096] * 5, 3),
+    ],
+    ids=["without tensor cores", "with tensor cores"],
+)
+def test_choi_a100_1_thresholds_and_tiles_of_3_to_8_gpus(
+    math_gflop_per_s: float, thresholds: list[int], edges: list[int], measured: list[int], exact: int
+) -> None:
+    models = [BandModel(90000, gpus, math_gflop_per_s, 2039.0, 281.0) for gpus in range(3, 9)]
+    assert [math.ceil(model.transfer_threshold()) for model in models] == thresholds
+    assert [model.tile_edge() for model in models] == edges
+    assert sum(edge == best for edge, best in zip(edges, measured, strict=True)) == exact
+
+
+# -- PARALiA ---------------------------------------------------------------------------------------
+
+
+def test_paralia_1_a_grid_of_4_by_2_saves_half_of_what_a_and_three_quarters_of_what_b_load_from_the_host() -> None:
+    problem = problem_of(8192, 8192, 8192)
+    alone, shared = (
+        made(problem, "h,h,h", uniform(8), tile=1024, grid=(4, 2), routing=routing, batch=routing == "eta").schedule
+        for routing in ("origin", "eta")
+    )
+    for matrix, saved in ((Matrix.A, 0.50), (Matrix.B, 0.75)):
+        before, after = (copied_bytes(each, matrix, from_host=True, to_host=False) for each in (alone, shared))
+        assert 1 - after / before == saved
+
+
+def test_paralia_1_without_caching_gpu_0_of_fig_2_fetches_12_tiles_instead_of_8() -> None:
+    # Its two tiles of C in a row, with two steps of k.
+    cached = made(problem_of(TILE, 2 * TILE, 2 * TILE), "h,h,h", uniform(1), tile=TILE)
+    assert sum(source == HOST for _, source, _, _ in cached.schedule.copies().tolist()) == 8
+    assert 3 * cached.decomposition.num_sub_problems() == 12
+
+
+def test_paralia_2_a_transfer_is_led_over_device_2() -> None:
+    bandwidth = np.full((3, 3), 1.0)
+    bandwidth[0, 1], bandwidth[0, 2], bandwidth[2, 1] = 1.0, 3.0, 4.0
+    found = LinkMap(np.zeros((3, 3)), bandwidth, {}, bandwidth).rerouted([0, 1, 2])
+    assert found.routes[0, 1] == (2,)
+    assert found.shared_gb_per_s[0, 1] == 3.0
+
+
+def test_paralia_2_extra_bytes_of_a_grid_of_4_by_2() -> None:
+    assert extra_transfer_bytes((4, 2), [1.0, 1.0]) == 4.0
+    # Which is what this project's schedule passes between devices: A (c − 1) times, B (r − 1) times.
+    size = 4096
+    schedule = made(problem_of(size, size, size), "h,h,h", uniform(8), tile=512, grid=(4, 2)).schedule
+    passed = [copied_bytes(schedule, matrix, from_host=False, to_host=False) for matrix in (Matrix.A, Matrix.B)]
+    assert passed == [1 * size * size * 8, 3 * size * size * 8]
+
+
+def test_paralia_3_a_link_takes_its_latency_and_bytes_over_what_it_shares_half_at_least() -> None:
+    assert slowdown(1.0, 5.0) == 2.0
+    port = Port.of("host", 4.0, [(2, 0), (2, 1)])  # a fifth of 20 GB/s for each of two
+    latency = np.full((3, 3), 1e-3)
+    machine = dataclasses.replace(uniform(2, host=20.0), latency_s=latency, ports=(port,))
+    links = LinkMap.of(machine).shared_by([0, 1], [2])
+    assert links.transfer_s(2, 0, 1e9) == pytest.approx(1e-3 + 1e9 / (20e9 / 2))
+
+
+@pytest.mark.parametrize(("host", "rate"), [(10.0, 0.01), (10.0, 1000.0)])
+def test_paralia_3_a_device_takes_the_longest_of_products_ins_and_outs(host: float, rate: float) -> None:
+    size = 8e6  # of each matrix, 1000²
+    machine = dataclasses.replace(uniform(4, host=host, rate=rate), latency_s=np.full((5, 5), 1e-4))
+    (found,) = set(predict(problem_of(1000, 1000, 1000), HHH, machine, range(4)).predictions)
+    t_exec, t_link = 2e9 / 4 / (rate * 1e12), 1e-4 + size / 4 / (host * 1e9)
+    t_extra = (1 + 1) / 2 * 2 * size / 4 / 100e9
+    assert found.seconds == pytest.approx(max(t_exec, t_extra + 3 * t_link, t_link))
+
+
+def test_paralia_4_dataset() -> None:
+    cases = paralia()
+    assert len(cases) == len(set(cases)) == 630
+    assert sum(case.m == case.k for case in cases) == 21 * 10
+    assert sum(case.m > case.k for case in cases) == sum(case.m < case.k for case in cases) == 21 * 10
+    assert all(case.m == case.n for case in cases)
+    assert (min(case.k for case in cases), max(case.k for case in cases)) == (256, 36864)
+
+
+def test_paralia_6_unequal_devices_reach_38_tflop_per_s_together() -> None:
+    problem, rates = problem_of(16384, 16384, 16384), np.array([3.5] * 4 + [5.0] * 2 + [7.0] * 2)
+    machine = dataclasses.replace(uniform(8, host=1e6, link=1e6), gemm_tflop_per_s={"f64": rates})
+
+    def tflop_per_s(machine: Machine, **options: object) -> float:
+        return problem.flops / predict(problem, HHH, machine, range(8), **options).seconds / 1e12
+
+    assert tflop_per_s(machine) == pytest.approx(38)
+    assert tflop_per_s(machine, ratios=[1 / 8] * 8) == pytest.approx(28)
+    assert tflop_per_s(uniform(8, host=1e6, link=1e6, rate=7.0)) == pytest.approx(56)

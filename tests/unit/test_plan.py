@@ -1,0 +1,202 @@
+"""The plan command: without MPI and GPU it chooses, predicts, explains and draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tests.helpers.timelines import check_trace
+from uncut_mpi.command.planning import find_machine, parse
+from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.plan import main
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.simulate import simulate
+
+SMALL = "-m 3000 -n 2600 -k 2000 --place 0,h,h --trans-b T --metric pdp --budget-tasks 5000"
+
+
+@dataclasses.dataclass
+class Tried:
+    options: ScheduleOptions
+    schedule: object
+    predicted_s: float
+    bound_s: float
+    energy_j: float
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The calls of a search that tries three tiles, put in the place of the real one."""
+    calls = []
+
+    def search(problem, placement, num_ranks, machine, options, *, metric="time", budget_tasks=40_000):
+        calls.append((problem, placement, num_ranks, machine, options, metric, budget_tasks))
+        tried = []
+        for tile in (1024, 640, 512):
+            schedule = plan(problem, placement, num_ranks, machine, dataclasses.replace(options, tile=tile)).schedule
+            seconds = simulate(schedule, machine).seconds
+            limit = bound(problem, placement, machine).seconds
+            tried.append(Tried(dataclasses.replace(options, tile=tile), schedule, seconds, limit, 250.0))
+        tried.sort(key=lambda one: one.predicted_s)
+        return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, search_s=0.05)
+
+    module = types.ModuleType("uncut_mpi.planning.search")
+    module.search = search
+    monkeypatch.setitem(sys.modules, "uncut_mpi.planning.search", module)
+    return calls
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def test_the_gemm_commands_flags_mean_the_same():
+    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --tile 64 --grid 2x1 --no-batch"
+    given = parse(words.split())
+    problem = given.problem
+    assert (problem.m, problem.n, problem.k, problem.dtype.name) == (100, 100, 7, "f32")
+    assert (problem.trans_a, problem.trans_b, problem.reads_c, problem.scales_only) == ("T", "N", False, False)
+    assert str(given.place) == "3,h,5"
+    assert given.options == ScheduleOptions(tile=64, grid=(2, 1), batch=False)
+
+
+def test_nothing_given_plans_something_sensible():
+    given = parse([])
+    assert (given.problem.m, given.problem.n, given.problem.k) == (8192, 8192, 8192)
+    assert given.problem.reads_c
+    assert (given.machine, given.ranks, given.metric, given.budget_tasks) == ("uniform", None, "time", None)
+
+
+def test_alpha_of_zero_is_a_plan_without_a_product():
+    assert not parse(["--alpha", "0"]).problem.has_product
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--timeline t.pdf", "does not say which picture"),
+        ("--transfers t.json", r"let the name end in \.png"),
+        ("--timeline x.json --json x.json", "two results would go into x.json"),
+        ("--ranks 0", "at least 1"),
+        ("-n 5", "without -m"),
+        ("A.npy B.npy", "unrecognized arguments"),
+        ("--trace t.json", "unrecognized arguments"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(words, message):
+    with pytest.raises(ParamError, match=message):
+        parse(words.split())
+
+
+def test_a_machine_is_uniform_shipped_or_a_file_and_may_be_used_in_part(tmp_path):
+    assert find_machine("uniform", None).num_ranks == 4
+    assert find_machine("uniform", 7).num_ranks == 7
+    path = tmp_path / "mine.json"
+    path.write_text(dataclasses.replace(Machine.uniform(3), name="mine").to_json())
+    assert find_machine(str(path), None).name == "mine"
+    assert find_machine(str(path), 2).num_ranks == 2
+    with pytest.raises(ParamError, match="--ranks 4 was given, machine mine has 3"):
+        find_machine(str(path), 4)
+    with pytest.raises(ParamError, match="nowhere"):
+        find_machine("nowhere", None)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    path = tmp_path / "facts.json"
+    assert main([*SMALL.split(), "--ranks", "4", "--json", str(path)]) == 0
+    problem, placement, num_ranks, machine, options, metric, budget = asked[0]
+    assert (problem.m, problem.n, problem.k, problem.trans_b) == (3000, 2600, 2000, "T")
+    assert (str(placement), num_ranks, metric, budget) == ("0,h,h", 4, "pdp", 5000)
+    assert options == ScheduleOptions()
+    facts = json.loads(path.read_text())
+    limit = bound(problem, placement, machine)
+    assert facts["bound_s"] == limit.seconds
+    assert facts["limited_by"] == limit.limited_by
+    tried = [one["predicted_s"] for one in facts["candidates"]]
+    assert facts["predicted_s"] == tried[0] == min(tried)
+    assert len(tried) == 3
+    assert (facts["ranks"], facts["metric"], facts["energy_j"]) == (4, "pdp", 250.0)
+    best = plan(problem, placement, 4, machine, ScheduleOptions(tile=facts["tile"])).schedule
+    assert facts["digest"] == best.digest()
+    a_on_rank_0 = np.array([3000 * 2000 * 8, 0, 0, 0])
+    assert facts["memory_bytes"] == (best.softbuf_bytes() + a_on_rank_0).tolist()
+    table = np.array(facts["transferred_bytes"])
+    assert table.shape == (5, 5)
+    assert table[4].sum() == facts["bytes"]["host_to_device"] >= facts["least_bytes"]["host_to_device"] > 0
+    assert table[:, 4].sum() == facts["bytes"]["device_to_host"]
+    out = capsys.readouterr().out
+    for label in ("machine", "problem", "search", "plan", "predicted", "bound", "runners-up", "bytes", "memory"):
+        assert re.search(rf"^{label} +\S", out, re.MULTILINE), label
+    assert "A Bᵀ" in out
+    assert f"limited by {limit.limited_by}: {limit.formula}" in out
+    assert f"tile {facts['tile']}" in out
+    others = {one["options"]["tile"] for one in facts["candidates"][1:]}
+    assert all(re.search(rf"s, 250 J: tile {tile}$", out, re.MULTILINE) for tile in others)
+    assert "host to device: " in out
+    assert re.search(r"^ +rank 3: .* of 140\.0 GB$", out, re.MULTILINE)
+    assert out.count("idle ") == 4
+    assert max(map(len, out.split("\n\n")[1].splitlines())) <= 100
+
+
+def test_pictures_are_written_where_asked(asked, capsys, tmp_path):
+    timeline, transfers = tmp_path / "t.json", tmp_path / "t.png"
+    words = [*SMALL.split(), "--timeline", str(timeline)]
+    try:
+        import matplotlib  # noqa: F401  for the figure alone
+    except ImportError:
+        pass
+    else:
+        words += ["--transfers", str(transfers)]
+    assert main(words) == 0
+    check_trace(json.loads(timeline.read_text()))
+    if "--transfers" in words:
+        assert transfers.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_search(asked, capsys, tmp_path):
+    assert main([*SMALL.split(), "--json", str(tmp_path / "missing" / "x.json")]) == 2
+    assert not asked
+    assert "no directory" in capsys.readouterr().err
+
+
+def test_a_placement_on_ranks_that_there_are_not_is_an_error(asked, capsys):
+    assert main(["--ranks", "2", "--place", "3,h,h"]) == 2
+    assert not asked
+    assert capsys.readouterr().err.startswith("uncut_mpi.plan: ParamError: ")
+
+
+def test_an_error_of_the_search_is_the_exit_status(asked, capsys, monkeypatch):
+    def fail(*unused, **named):
+        raise PlanError("no schedule: take a smaller tile")
+
+    monkeypatch.setattr(sys.modules["uncut_mpi.planning.search"], "search", fail)
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "uncut_mpi.plan: PlanError: no schedule: take a smaller tile\n"
+    assert not captured.out
+
+
+def test_help_runs_as_a_module_without_mpi():
+    code = (
+        "import sys, runpy; sys.argv = ['plan', '--help']\n"
+        "try: runpy.run_module('uncut_mpi.plan', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('mpi4py', 'cupy', 'matplotlib')]"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for flag in ("--machine", "--ranks", "--devices", "--metric", "--budget-tasks", "--timeline", "--tile", "--place"):
+        assert flag in done.stdout

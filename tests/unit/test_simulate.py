@@ -1,0 +1,229 @@
+"""The simulator: closed cases by hand, laws that every run keeps, what it counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import device_ports, duplex_ports
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.simulate import simulate, union_seconds
+
+
+def make(m: int, n: int, k: int, place: str, ranks: int, *, reads_c: bool = False, **options: Any) -> Schedule:
+    problem = GemmProblem.from_operands(
+        StoredMatrix(m, k, "F", m), StoredMatrix(k, n, "F", k), StoredMatrix(m, n, "F", m), dtype=DType.f64,
+        reads_c=reads_c,
+    )  # fmt: skip
+    planned = plan(problem, Placement.parse(place), ranks, Machine.uniform(ranks), ScheduleOptions(**options))
+    return planned.schedule
+
+
+def machine_of(ranks: int, **changes: Any) -> Machine:
+    if "gemm_tflop_per_s" in changes:
+        changes["typical_gemm_tflop_per_s"] = changes["gemm_tflop_per_s"]
+    return dataclasses.replace(
+        Machine.uniform(
+            ranks, link_gb_per_s=100, host_gb_per_s=10, latency_s=0, gemm_tflop_per_s={"f64": 1.0, "f32": 1.0}
+        ),
+        **changes,
+    )
+
+
+def seconds_of(schedule: Schedule, machine: Machine, **options: Any) -> float:
+    return simulate(schedule, machine, **options).seconds
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+def test_a_product_at_home_takes_its_operations() -> None:
+    schedule = make(256, 256, 512, "0,0,0", 1, tile=4096)
+    assert seconds_of(schedule, machine_of(1)) == pytest.approx(2 * 256 * 256 * 512 / 1e12)
+
+
+def test_waves_depth_and_overhead_of_a_product() -> None:
+    shape = GemmShape(block_rows=128, block_cols=64, half_depth=100, overhead_s=1e-5)
+    machine = machine_of(1, gemm_shape={"f64": shape}, multiprocessors=np.array([10]))
+    # 3 × 5 blocks on 10 multiprocessors: two waves.
+    schedule = make(300, 300, 512, "0,0,0", 1, tile=4096)
+    expected = 1e-5 + 2 * 20 * 128 * 64 * 612 / 1e12
+    assert seconds_of(schedule, machine) == pytest.approx(expected)
+    assert shape.work(300, 300, 512, 10) == (2 * 20 * 128 * 64 * 612, 0.75)
+
+
+def test_fetch_compute_and_write_back_follow_one_another() -> None:
+    machine = machine_of(1, latency_s=np.full((2, 2), 1e-6))
+    schedule = make(512, 512, 512, "h,h,h", 1, tile=512)
+    tile_s = 512 * 512 * 8 / 10e9 + 1e-6
+    assert seconds_of(schedule, machine) == pytest.approx(3 * tile_s + 2 * 512**3 / 1e12)
+
+
+def test_narrow_rows_slow_a_copy() -> None:
+    machine = machine_of(1, row_overhead=RowOverhead(host_in=512, host_out=1024))
+    schedule = make(1024, 64, 64, "h,h,h", 1, tile=64)
+    fetch, write = ((64 * 64 * 8) * (1 + over / 512) / 10e9 for over in (512, 1024))
+    whole = 64 * 64 * 8 / 10e9  # B is one tile and contiguous
+    times = simulate(schedule, machine)
+    copies = schedule.copies()
+    lasting = (times.end_s - times.start_s)[copies[:, 0]]
+    assert lasting[copies[:, 2] == -1] == pytest.approx(write)
+    assert sorted(set(lasting[copies[:, 1] == -1].round(12))) == pytest.approx([whole, fetch])
+
+
+def test_peers_share_the_owners_port() -> None:
+    # Three ranks fetch a block of A each and all of B from rank 0 at once.
+    schedule = make(4096, 64, 4096, "0,0,0", 4, grid=(4, 1), tile=4096, batch=False, routing="origin")
+    moved = 3 * (1024 * 4096 + 4096 * 64) * 8
+    fast = {"f64": np.full(4, 1e6)}
+    free = seconds_of(schedule, machine_of(4, gemm_tflop_per_s=fast))
+    ports = tuple(device_ports(range(4), 100, 100))
+    shared = seconds_of(schedule, machine_of(4, gemm_tflop_per_s=fast, ports=ports))
+    assert shared > moved / 100e9
+    assert free == pytest.approx(moved / 3 / 100e9, rel=0.2)
+    assert shared == pytest.approx(moved / 100e9, rel=0.1)
+
+
+def test_both_ways_of_the_host_share_its_memory() -> None:
+    ports = duplex_ports("host", [(1, 0)], [(0, 1)], in_gb_per_s=10, out_gb_per_s=10, both_gb_per_s=(5, 5))
+    schedule = make(8192, 64, 64, "h,h,h", 1, tile=64)
+    alone, shared = (seconds_of(schedule, machine_of(1, ports=p)) for p in ((), tuple(ports)))
+    assert shared == pytest.approx(2 * alone, rel=0.1)
+
+
+def test_one_thread_for_all_ranks_issues_for_longer() -> None:
+    schedule = make(1024, 1024, 1024, "h,h,h", 4, tile=128)
+    machine = machine_of(4, costs=IssueCosts(copy_s=1e-4, gemm_s=1e-4))
+    bodies = int(np.isin(schedule.tasks["kind"], (Kind.COPY, Kind.GEMM)).sum())
+    each, one = (seconds_of(schedule, machine, issuing_threads=threads) for threads in (0, 1))
+    assert one > bodies * 1e-4 > 2 * each
+
+
+def test_events_and_flags_are_seen_later() -> None:
+    schedule = make(512, 512, 512, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
+    still = seconds_of(schedule, machine_of(2))
+    late = seconds_of(schedule, machine_of(2, costs=IssueCosts(flag_latency_s=1e-3)))
+    assert late - still == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_a_kernel_that_leaves_room_runs_beside_the_next() -> None:
+    # Two C tiles of one block each on a device with room for two.
+    shape = {"f64": GemmShape(block_rows=64, block_cols=64)}
+    schedule = make(64, 128, 64, "0,0,0", 1, tile=64)
+    alone = 2 * 2 * 64 * 64 * 64 / 1e12
+    machine = machine_of(1, gemm_shape=shape, multiprocessors=np.array([2]))
+    assert seconds_of(schedule, machine) == pytest.approx(alone)
+    machine = machine_of(1, gemm_shape=shape, multiprocessors=np.array([1]))
+    assert seconds_of(schedule, machine) == pytest.approx(alone)  # one after the other, each half as long
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1))
+def test_every_run_keeps_the_order_and_never_beats_the_bound(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.integers(1, 9))
+    m, n, k = (int(rng.integers(1, 3000)) for _ in range(3))
+    places = ["h", *map(str, range(ranks))]
+    place = ",".join(rng.choice(places, 3))
+    reads_c = bool(rng.integers(2))
+    schedule = make(
+        m, n, k, place, ranks, reads_c=reads_c, tile=int(rng.integers(100, 900)), batch=bool(rng.integers(2)),
+        routing=str(rng.choice(["origin", "bw", "eta"])), overlap=bool(rng.integers(2)), caching=bool(rng.integers(2)),
+    )  # fmt: skip
+    host = ranks
+    machine = machine_of(
+        ranks,
+        ports=(
+            *device_ports(range(ranks), 120, 90),
+            *duplex_ports(
+                "host", [(host, r) for r in range(ranks)], [(r, host) for r in range(ranks)],
+                in_gb_per_s=25, out_gb_per_s=20, both_gb_per_s=(14, 13),
+            ),
+        ),
+        row_overhead=RowOverhead(200, 500, 900),
+        costs=IssueCosts(1e-6, 8e-6, 3e-6, 6e-7, 6e-7, 2e-7, 2e-6, 5e-6),
+    )  # fmt: skip
+    run = simulate(schedule, machine)
+    again = simulate(schedule, machine)
+    assert (run.end_s == again.end_s).all()
+    assert (run.end_s >= run.start_s).all()
+    last: dict[int, float] = {}
+    for index, task in enumerate(schedule.tasks):
+        before = [float(run.end_s[awaited]) for awaited in schedule.awaited(index)]
+        before.append(last.get(int(task["lane"]), 0.0))
+        assert run.start_s[index] >= max(before) - 1e-15
+        last[int(task["lane"])] = float(run.end_s[index])
+    assert run.seconds >= bound(schedule.problem, Placement.parse(place), machine).seconds * (1 - 1e-9)
+    # What a rank's device does cannot take less than its operations at full rate.
+    assert (run.idle_share >= -1e-12).all()
+    assert (run.idle_share <= 1).all()
+
+
+def test_slower_links_do_not_help() -> None:
+    # First come, first served has anomalies (Graham 1969), so only up to a tenth.
+    for place, batch in itertools.product(("h,h,h", "0,0,0", "h,1,0"), (True, False)):
+        schedule = make(4096, 4096, 4096, place, 4, reads_c=True, tile=1024, batch=batch)
+        times = [
+            seconds_of(schedule, dataclasses.replace(machine_of(4), bandwidth_gb_per_s=np.full((5, 5), rate)))
+            for rate in (5.0, 10.0, 20.0, 1e6)
+        ]
+        assert all(faster <= 1.1 * slower for slower, faster in itertools.pairwise(times))
+        assert times[-1] >= 2 * 4096**3 / 4e12
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+def test_tile_transfers_of_a_square_product_from_the_host() -> None:
+    # 16384³ in tiles of 2048 on a 2×4 grid of 8 (claims, Uncut-GEMMs 13): A, B and C once from the host, C once
+    # back; A to three more ranks of its row, B to one more of its column.
+    schedule = make(16384, 16384, 16384, "h,h,h", 8, reads_c=True, tile=2048, chunks=1, grid=(2, 4))
+    transfers = simulate(schedule, machine_of(8)).transfers()
+    assert transfers[8].sum() == 192
+    assert transfers[:, 8].sum() == 64
+    assert transfers[:8, :8].sum() == 256
+    assert transfers.sum() == 512
+    tile_bytes = 2048 * 2048 * 8
+    assert (simulate(schedule, machine_of(8)).transferred_bytes() == transfers * tile_bytes).all()
+
+
+def test_intervals_are_joined_before_they_are_added() -> None:
+    assert union_seconds(np.array([0.0, 1.0, 5.0, 5.5]), np.array([2.0, 3.0, 6.0, 5.6])) == pytest.approx(4)
+    assert union_seconds(np.array([]), np.array([])) == 0
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_a_machine_of_another_size_is_refused() -> None:
+    with pytest.raises(ParamError, match="has 2 ranks, the schedule 1"):
+        simulate(make(64, 64, 64, "h,h,h", 1), machine_of(2))
+
+
+def test_a_negative_number_of_threads_is_refused() -> None:
+    with pytest.raises(ParamError, match="issuing_threads = -1"):
+        simulate(make(64, 64, 64, "h,h,h", 1), machine_of(1), issuing_threads=-1)
+
+
+def test_a_machine_without_a_rate_for_the_type_is_refused() -> None:
+    machine = machine_of(1, gemm_tflop_per_s={"f32": np.ones(1)})
+    with pytest.raises(TopologyError, match="no GEMM rate for f64"):
+        simulate(make(64, 64, 64, "h,h,h", 1), machine)

@@ -1,0 +1,189 @@
+"""
+The gate that every collective call of a session passes, and the closing barrier of a product.
+
+A call opens with one small allgather of a record per rank: which call it is, a digest of its arguments,
+whether the rank is ready and whether it has an error. It is the first thing that every call does with
+other ranks, so whatever two of them call, they meet here and see it; and agreement on the arguments costs
+no message of its own. What follows inside a call is in lockstep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from uncut_mpi.api.exclusive import Exclusive
+from uncut_mpi.errors import ParamError, RankMismatchError, StallError, agreed
+from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.order import DeviceOrder
+
+CLOSE = "close"
+"""The call after which a rank makes no other."""
+
+
+class Gate:
+    """
+    The opening of a session's calls and the closing of its products, on buffers kept for all calls.
+
+    Parameters
+    ----------
+    order : DeviceOrder
+        Told when this rank begins a call, so that those who wait for it can name it.
+    arrival_timeout_s : float or None
+        How long to wait for the others to begin a call.
+
+    Attributes
+    ----------
+    closed : bool
+        Whether the session is closed.
+    broken : bool
+        Whether the ranks are not in one call any more, or a call ended with tasks in flight: no
+        collective call is possible any more.
+    on_close : callable
+        Closes the session on this rank; collective.
+    """
+
+    def __init__(self, group: Group, order: DeviceOrder, arrival_timeout_s: float | None) -> None:
+        self._group, self._order = group, order
+        self._arrival_timeout_s = arrival_timeout_s
+        self._exchange = agreement.CallExchange(group)
+        self._busy = threading.Lock()
+        self.closed = self.broken = False
+        self.on_close: Callable[[], None] = lambda: None
+
+    def exclusive(self) -> Exclusive:
+        """
+        Return the context in which a thread makes one call. Local.
+
+        Raises
+        ------
+        ParamError
+            If no call can be made any more, or another thread is in one.
+        """
+        if self.closed:
+            raise ParamError("the session is closed: make a new one")
+        if self.broken:
+            raise ParamError(
+                "an earlier call of this session did not end; its devices may still be at work: end the program"
+            )
+        return Exclusive(self._busy)
+
+    def begin(
+        self, call: str, text: str, check: Callable[[], object] | None = None, *, waits_for_ever: bool = False
+    ) -> None:
+        """
+        Open a call whose arguments are told apart by a text. Collective.
+
+        Parameters
+        ----------
+        call : str
+            Its name.
+        text : str
+            The call as its caller wrote it.
+        check : callable, optional
+            Local: raises for arguments that cannot be used.
+        waits_for_ever : bool, default False
+            Do without the deadline: for calls in which ranks await what others do on their own.
+
+        Raises
+        ------
+        UncutError
+            See `open`.
+        """
+        error: BaseException | None = None
+        try:
+            if check is not None:
+                check()
+        except Exception as caught:  # carried to every rank by the opening record
+            error = caught
+        self.open(call, text, error=error, waits_for_ever=waits_for_ever)
+
+    def open(
+        self,
+        call: str,
+        text: str,
+        digest: np.ndarray | None = None,
+        *,
+        epoch: int = 0,
+        ready: bool = True,
+        error: BaseException | None = None,
+        waits_for_ever: bool = False,
+    ) -> bool:
+        """
+        Open a call and return whether every rank is ready for it. Collective.
+
+        Parameters
+        ----------
+        digest : ndarray of uint64, shape (2,), optional
+            Of the arguments; by default of `text`.
+        error : BaseException, optional
+            What this rank has found wrong so far.
+
+        Raises
+        ------
+        RankMismatchError
+            If ranks make different calls, or pass different arguments. If one of them closes the session,
+            all do: a rank that has closed it makes no other call that the rest could meet.
+        UncutError
+            Any rank's error, on all.
+        StallError
+            If a rank does not begin a call in the time allowed; names it. The session is broken then.
+        """
+        mine = self._exchange.mine
+        mine["call"] = call.encode()
+        mine["digest"] = agreement.digest_of(text.encode()) if digest is None else digest
+        mine["epoch"], mine["flags"], mine["status"] = epoch, ready, error is not None
+        self._order.arrive()
+        try:
+            records = self._exchange.exchange(
+                call, None if waits_for_ever else self._arrival_timeout_s, self._order.missing
+            )
+        except StallError:
+            self.broken = True
+            raise
+        same = self._exchange.alike()
+        if not same and (records["call"] != records["call"][0]).any():
+            self._refuse([name.decode() for name in records["call"].tolist()], error)
+        if records["status"].any():
+            agreement.collective_result(self._group, error, text)
+        if not same:
+            agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: text)
+        return bool(records["flags"].all())
+
+    @contextlib.contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """See `Session.together`."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as caught:  # also an interrupt: the other ranks must not wait for this one
+            if self.closed or self.broken:
+                raise
+            error = caught
+        with self.exclusive():
+            self.open("together", what, error=error, waits_for_ever=True)
+
+    def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:
+        """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
+        self._exchange.mine["status"] = error is not None
+        records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+        return bool(records["status"].any())
+
+    def _refuse(self, calls: list[str], error: BaseException | None) -> None:
+        who = ", ".join(
+            f"{agreement.name_ranks([rank for rank, call in enumerate(calls) if call == name])} called {name}"
+            for name in dict.fromkeys(calls)
+        )
+        ended = ""
+        if CLOSE in calls:
+            self.on_close()
+            ended = "; the session is closed now"
+        raise agreed(
+            RankMismatchError(
+                f"{who}: all ranks of a session have to make the same collective calls in the same order{ended}"
+            )
+        ) from error

@@ -1,0 +1,59 @@
+"""Files that a command writes beside what it prints: complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+
+from uncut_mpi.errors import DataFileError
+
+
+def check_path(flag: str, path: str) -> None:
+    """
+    Check, before any work, that a file could be written there.
+
+    Parameters
+    ----------
+    flag : str
+        That asked for it, for the message.
+    path : str
+        Its name.
+
+    Raises
+    ------
+    DataFileError
+        If the path is a directory or its directory is missing or cannot be written.
+    """
+    final = os.path.realpath(path)
+    parent = os.path.dirname(final)
+    if os.path.isdir(final):
+        raise DataFileError(f"{flag} {path} is a directory: name a file in it")
+    if not os.path.isdir(parent):
+        raise DataFileError(f"{flag} {path} cannot be written: there is no directory {parent}; make it first")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataFileError(f"{flag} {path} cannot be written: this user may not write into {parent}")
+
+
+def write_file(flag: str, path: str, content: bytes) -> None:
+    """
+    Write a file, complete or not at all; an existing file is replaced.
+
+    Raises
+    ------
+    DataFileError
+        If it cannot be written.
+    """
+    final = os.path.realpath(path)
+    directory, name = os.path.split(final)
+    hidden = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
+    try:
+        with open(hidden, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, final)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(hidden)
+        raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,237 @@
+"""What the plan command says: lines for a reader, one JSON object for a program; the facts are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.command.report import bytes_text, time_text
+from uncut_mpi.model.bounds import Bound
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.simulate import Simulation
+from uncut_mpi.view.text import to_text as timeline_text
+from uncut_mpi.view.timeline import Timeline
+from uncut_mpi.view.traffic import Traffic
+
+_LABEL_WIDTH: Final = 11
+_RUNNERS_UP: Final = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanFacts:
+    """
+    A search and what its best schedule is expected to do.
+
+    Attributes
+    ----------
+    machine : Machine
+        What was planned for.
+    problem : GemmProblem
+        The product.
+    placement : Placement
+        Where its matrices live.
+    alpha, beta : float
+        Scalars.
+    metric : str
+        What was minimised.
+    result : SearchResult
+        The schedules tried, the best first.
+    simulation : Simulation
+        Of the best.
+    bound : Bound
+        What no schedule on this machine can beat.
+    traffic : sequence of Traffic
+        What the best schedule moves per kind of link.
+    timeline : Timeline
+        Of the simulation.
+    """
+
+    machine: Machine
+    problem: GemmProblem
+    placement: Placement
+    alpha: float
+    beta: float
+    metric: str
+    result: Any
+    simulation: Simulation
+    bound: Bound
+    traffic: Sequence[Traffic]
+    timeline: Timeline
+
+    @property
+    def memory_bytes(self) -> np.ndarray:
+        """Device memory that each rank needs, its matrices included, int64 of shape (num_ranks,)."""
+        needed = self.result.best.schedule.softbuf_bytes().astype(np.int64)
+        item = self.problem.dtype.itemsize
+        for elements, place in (
+            (self.problem.m * self.problem.k, self.placement.a),
+            (self.problem.k * self.problem.n, self.placement.b),
+            (self.problem.m * self.problem.n, self.placement.c),
+        ):
+            if place.space == "device":
+                needed[place.rank] += elements * item
+        total: np.ndarray = needed
+        return total
+
+
+def to_text(facts: PlanFacts, width: int) -> str:
+    """Return the facts as lines of text with the timeline, which fills `width` columns; ends in a newline."""
+    best, machine = facts.result.best, facts.machine
+    searched = f"{len(facts.result.candidates)} schedules, {facts.result.tasks_simulated} tasks simulated"
+    lines = [
+        # How it was measured can be long: its beginning here, all of it in the JSON.
+        _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance.split(';')[0]}"),
+        _line("problem", _problem(facts)),
+        _line("search", f"{searched} in {time_text(facts.result.search_s)}, for the least {facts.metric}"),
+        _line("plan", _plan(best)),
+        _line("predicted", _predicted(facts)),
+        _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
+        *_labelled("runners-up", _runners_up(facts)),
+        *_labelled("bytes", [_traffic(one) for one in facts.traffic]),
+        *_labelled("memory", _memory(facts)),
+        "",
+    ]
+    return "\n".join(lines) + "\n" + timeline_text([facts.timeline], width)
+
+
+def to_json(facts: PlanFacts) -> str:
+    """
+    Return the facts as one JSON object, ending in a newline.
+
+    Times are in seconds, energies in joules; `transfers` and `transferred_bytes` are per [source, destination] with
+    the host last; `candidates` are the schedules tried, the best first.
+    """
+    best, problem = facts.result.best, facts.problem
+    value: dict[str, Any] = {name: getattr(problem, name) for name in ("m", "n", "k", "trans_a", "trans_b")}
+    value |= {
+        "dtype": problem.dtype.name,
+        "alpha": facts.alpha,
+        "beta": facts.beta,
+        "place": str(facts.placement),
+        "machine": facts.machine.name,
+        "machine_provenance": facts.machine.provenance,
+        "ranks": facts.machine.num_ranks,
+        "metric": facts.metric,
+        **_candidate(best),
+        "bound_s": facts.bound.seconds,
+        "limited_by": facts.bound.limited_by,
+        "bound_formula": facts.bound.formula,
+        "bound_terms": dict(facts.bound.terms),
+        "digest": best.schedule.digest(),
+        "idle_share": facts.simulation.idle_share.tolist(),
+        "bytes": {one.link: one.nbytes for one in facts.traffic},
+        "least_bytes": {one.link: one.least_bytes for one in facts.traffic},
+        "transfers": facts.simulation.transfers().tolist(),
+        "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
+        "memory_bytes": facts.memory_bytes.tolist(),
+        "tasks_simulated": facts.result.tasks_simulated,
+        "search_s": facts.result.search_s,
+        "candidates": [_candidate(one) for one in facts.result.candidates],
+    }
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def _candidate(candidate: Any) -> dict[str, Any]:
+    schedule = candidate.schedule
+    return {
+        "scheduler": schedule.scheduler,
+        "grid": f"{schedule.grid[0]}x{schedule.grid[1]}",
+        "tile": schedule.tile,
+        "tasks": len(schedule.tasks),
+        "predicted_s": candidate.predicted_s,
+        "bound_s": candidate.bound_s,
+        "energy_j": candidate.energy_j,
+        "options": dataclasses.asdict(candidate.options),
+    }
+
+
+def _line(label: str, content: str) -> str:
+    return f"{label:<{_LABEL_WIDTH}} {content}"
+
+
+def _labelled(label: str, contents: Sequence[str]) -> list[str]:
+    return [_line("" if number else label, content) for number, content in enumerate(contents)]
+
+
+def _problem(facts: PlanFacts) -> str:
+    problem = facts.problem
+    first, second = (
+        f"{name}ᵀ" if trans == "T" else name for name, trans in (("A", problem.trans_a), ("B", problem.trans_b))
+    )
+    old = f" + {facts.beta:g} C" if problem.reads_c else ""
+    return (
+        f"C := {facts.alpha:g} {first} {second}{old}, m×n×k = {problem.m}×{problem.n}×{problem.k}, "
+        f"{problem.dtype.name}, A, B, C at {facts.placement}"
+    )
+
+
+def _plan(candidate: Any) -> str:
+    schedule = candidate.schedule
+    fixed = _differences(ScheduleOptions(), candidate.options, without=("tile", "grid"))
+    return (
+        f"{schedule.scheduler}, grid {schedule.grid[0]}x{schedule.grid[1]}, tile {schedule.tile}, "
+        f"{len(schedule.tasks)} tasks{''.join(f', {text}' for text in fixed)}"
+    )
+
+
+def _predicted(facts: PlanFacts) -> str:
+    best = facts.result.best
+    seconds = best.predicted_s
+    parts = [time_text(seconds)]
+    if seconds > 0:
+        parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
+        parts.append(f"bound / predicted {facts.bound.seconds / seconds:.1%}")
+    if best.energy_j > 0:
+        parts.append(f"{best.energy_j:.4g} J")
+    return ", ".join(parts)
+
+
+def _runners_up(facts: PlanFacts) -> list[str]:
+    best, *others = facts.result.candidates
+    if not others:
+        return ["none was simulated"]
+    lines = []
+    for one in others[:_RUNNERS_UP]:
+        energy = f", {one.energy_j:.4g} J" if one.energy_j > 0 else ""
+        changes = ", ".join(_differences(best.options, one.options)) or "the same options"
+        lines.append(f"{time_text(one.predicted_s)}{energy}: {changes}")
+    return lines
+
+
+def _differences(base: ScheduleOptions, other: ScheduleOptions, without: Sequence[str] = ()) -> list[str]:
+    """Return the options in which `other` differs from `base`, as words."""
+    changed = []
+    for field in dataclasses.fields(other):
+        value = getattr(other, field.name)
+        if field.name not in without and value != getattr(base, field.name):
+            changed.append(f"{field.name.replace('_', ' ')} {_value_text(field.name, value)}")
+    return changed
+
+
+def _value_text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "grid" and value is not None:
+        return f"{value[0]}x{value[1]}"
+    if isinstance(value, tuple):
+        return ",".join(f"{one:.3g}" if isinstance(one, float) else str(one) for one in value)
+    return "chosen" if value is None else str(value)
+
+
+def _traffic(one: Traffic) -> str:
+    times = f", {one.nbytes / one.least_bytes:.2f}×" if one.least_bytes else ""
+    return f"{one.link.replace('_', ' ')}: {bytes_text(one.nbytes)}, at least {bytes_text(one.least_bytes)}{times}"
+
+
+def _memory(facts: PlanFacts) -> list[str]:
+    return [
+        f"rank {rank}: {bytes_text(int(needed))} of {bytes_text(int(there))}"
+        for rank, (needed, there) in enumerate(zip(facts.memory_bytes, facts.machine.memory_bytes, strict=True))
+    ]

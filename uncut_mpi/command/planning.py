@@ -1,0 +1,212 @@
+"""The plan command: from a command line to a chosen schedule, its prediction and its pictures."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
+from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.flags import join_negative_values, make_plan_parser
+from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.view.figure import import_figure
+from uncut_mpi.view.heatmap import draw_transfers
+from uncut_mpi.view.render import check_drawable, render
+from uncut_mpi.view.timeline import Timeline
+from uncut_mpi.view.traffic import traffic
+
+_EDGE: Final = 8192
+_RANKS: Final = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanArguments:
+    """
+    What one run of the plan command was asked to do.
+
+    Attributes
+    ----------
+    problem : GemmProblem
+        The product, every matrix column-major.
+    alpha, beta : float
+        Scalars; of their values only 0 matters to a plan.
+    place : Placement
+        Where A, B and C live.
+    machine : str
+        ``"uniform"``, the name of a machine that ships with the package, or a file.
+    ranks : int or None
+        How many of the machine's ranks there are; None: all, 4 of the uniform one.
+    options : ScheduleOptions
+        What is fixed about the schedule.
+    metric : str
+        What the search minimises.
+    budget_tasks : int or None
+        Tasks it may simulate; None for its default.
+    timeline_path, transfers_path, json_path : str or None
+        Where the timeline, the figure of transfers and the facts go.
+    """
+
+    problem: GemmProblem
+    alpha: float
+    beta: float
+    place: Placement
+    machine: str
+    ranks: int | None
+    options: ScheduleOptions
+    metric: str
+    budget_tasks: int | None
+    timeline_path: str | None
+    transfers_path: str | None
+    json_path: str | None
+
+
+def parse(argv: Sequence[str]) -> PlanArguments:
+    """
+    Return what the command line asks for.
+
+    Raises
+    ------
+    ParamError
+        If an argument is unknown, malformed, or does not go with another one.
+    HelpRequested
+        If ``-h``, ``--help`` or ``--version`` is among them.
+    """
+    given = make_plan_parser().parse_args(join_negative_values(argv))
+    _check_written(given)
+    m, n, k = (_EDGE if extent is None else extent for extent in extents_of(given))
+    alpha, beta = scalars_of(given)
+    options = options_of(given)
+    if given.devices is not None:
+        fixed: dict[str, Any] = {"devices": given.devices}
+        options = dataclasses.replace(options, **fixed)
+    return PlanArguments(
+        problem=GemmProblem(
+            m,
+            n,
+            k,
+            given.dtype or DType.f64,
+            given.trans_a,
+            given.trans_b,
+            reads_c=beta != 0,
+            scales_only=alpha == 0,
+        ),
+        alpha=alpha,
+        beta=beta,
+        place=given.place,
+        machine=given.machine,
+        ranks=given.ranks,
+        options=options,
+        metric=given.metric,
+        budget_tasks=given.budget_tasks,
+        timeline_path=given.timeline,
+        transfers_path=given.transfers,
+        json_path=given.json,
+    )
+
+
+def run(arguments: PlanArguments) -> None:
+    """
+    Choose, print and write.
+
+    Raises
+    ------
+    UncutError
+        If the machine, the problem or a file does not allow it.
+    """
+    from uncut_mpi.planning.search import search  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    _check_results(arguments)
+    machine = find_machine(arguments.machine, arguments.ranks)
+    arguments.place.check_ranks(machine.num_ranks)
+    budget: dict[str, Any] = {} if arguments.budget_tasks is None else {"budget_tasks": arguments.budget_tasks}
+    result = search(
+        arguments.problem,
+        arguments.place,
+        machine.num_ranks,
+        machine,
+        arguments.options,
+        metric=arguments.metric,
+        **budget,
+    )
+    schedule = result.best.schedule
+    simulation = simulate(schedule, machine)
+    timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted")
+    facts = PlanFacts(
+        machine=machine,
+        problem=arguments.problem,
+        placement=arguments.place,
+        alpha=arguments.alpha,
+        beta=arguments.beta,
+        metric=arguments.metric,
+        result=result,
+        simulation=simulation,
+        bound=bound(arguments.problem, arguments.place, machine),
+        traffic=traffic(schedule),
+        timeline=timeline,
+    )
+    sys.stdout.write(to_text(facts, shutil.get_terminal_size().columns))
+    if arguments.timeline_path is not None:
+        write_file("--timeline", arguments.timeline_path, render(arguments.timeline_path, [timeline]))
+    if arguments.transfers_path is not None:
+        write_file("--transfers", arguments.transfers_path, draw_transfers(simulation.transfers(), machine))
+    if arguments.json_path is not None:
+        write_file("--json", arguments.json_path, to_json(facts).encode())
+
+
+def find_machine(name: str, ranks: int | None) -> Machine:
+    """
+    Return the machine to plan for, or as many of its ranks as are asked for.
+
+    Raises
+    ------
+    ParamError
+        If there is none of that name, or it has too few ranks.
+    """
+    if name == "uniform":
+        return Machine.uniform(ranks or _RANKS)
+    machine = load_machine(name)
+    if ranks is None or ranks == machine.num_ranks:
+        return machine
+    if ranks > machine.num_ranks:
+        raise ParamError(
+            f"--ranks {ranks} was given, machine {machine.name} has {machine.num_ranks}: ask for no more, "
+            "or name another machine"
+        )
+    return machine.subset(range(ranks))
+
+
+def _check_written(given: argparse.Namespace) -> None:
+    paths = [path for path in (given.timeline, given.transfers, given.json) if path is not None]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ParamError(f"two results would go into {path}: give them different files")
+    if given.transfers is not None and not given.transfers.endswith(".png"):
+        raise ParamError(f"--transfers {given.transfers} is drawn as a PNG: let the name end in .png")
+
+
+def _check_results(arguments: PlanArguments) -> None:
+    """Check, before any work, that what is asked for could be written."""
+    for flag, path in (
+        ("--timeline", arguments.timeline_path),
+        ("--transfers", arguments.transfers_path),
+        ("--json", arguments.json_path),
+    ):
+        if path is not None:
+            check_path(flag, path)
+    if arguments.timeline_path is not None:
+        check_drawable(arguments.timeline_path)
+    if arguments.transfers_path is not None:
+        import_figure()

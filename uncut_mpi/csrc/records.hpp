@@ -1,0 +1,33 @@
+// The records of planning/schedule.py, byte for byte.
+#pragma once
+
+#include <cstdint>
+
+namespace uncut {
+
+struct TaskRecord {
+    std::uint8_t kind = 0, pad = 0;
+    std::uint16_t num_operands = 0;
+    std::int32_t rank = 0, lane = 0, group = -1, first_operand = 0, first_await = 0, num_awaits = 0;
+};
+struct OperandRecord {
+    std::int32_t region = 0;
+    std::uint8_t factor = 0, op = 0;
+    std::uint16_t pad = 0;
+};
+struct RegionRecord {
+    std::int32_t buffer = 0, pad = 0;
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
+};
+struct LaneRecord {
+    std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
+};
+struct BufferRecord {
+    std::int32_t owner = 0;
+    std::uint8_t space = 0, role = 0, matrix = 0, dtype = 0;
+    std::int64_t rows = 0, cols = 0, ld = 0, offset = 0;
+};
+static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
+              sizeof(LaneRecord) == 16 && sizeof(BufferRecord) == 40);
+
+}  // namespace uncut

@@ -1,0 +1,583 @@
+#include "simulator.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+namespace uncut {
+namespace {
+
+enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
+constexpr std::uint8_t in_host = 1;
+constexpr std::array<std::int64_t, 4> element_bytes = {8, 4, 2, 2};
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
+
+// A fixed well-mixed number per class of transfers (splitmix64); their sum names a set of transfers.
+std::uint64_t mixed(std::uint64_t x) {
+    x += 0x9e3779b97f4a7c15ULL;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 31);
+}
+
+// Transfers on one link with one limit get one rate whenever they run together.
+struct Class {
+    std::size_t link = 0;
+    double limit = 0;  // bytes per second
+    std::size_t network = 0;
+    std::uint64_t mark = 0;
+    std::vector<std::pair<std::size_t, double>> ports;  // (port of the network, weight)
+    double rate = 0;  // now
+    int running = 0;
+};
+
+// Links that share ports, directly or through others: rates change within a network only.
+struct Network {
+    struct Flow {
+        std::int32_t task;
+        std::size_t of;  // class
+        double left;     // bytes
+        double finish;
+    };
+    std::vector<double> capacity;
+    std::vector<Flow> flows;
+    std::vector<std::size_t> present;  // classes that run
+    std::uint64_t mark = 0;            // of the set of flows
+    std::unordered_map<std::uint64_t, std::vector<std::pair<std::size_t, double>>> known;
+    double now = 0;
+    bool changed = false;
+};
+
+// A device's kernels, first come, first served: a later one gets what the earlier ones leave free.
+struct Device {
+    struct Kernel {
+        std::int32_t task;
+        double left;    // seconds alone
+        double demand;  // part of the device that it can keep busy
+        double rate;
+        double finish;
+    };
+    std::vector<Kernel> kernels;
+    double now = 0;
+    bool changed = false;
+};
+
+struct Body {
+    double amount = 0;   // copy: bytes; kernel: seconds alone
+    double latency = 0;  // before a copy moves its first byte
+    double demand = 1;
+    std::int32_t of = -1;  // copy: class
+};
+
+struct Event {
+    double time;
+    std::int32_t task;
+    bool moves = false;  // a copy whose latency has passed
+    bool operator>(const Event &other) const { return time != other.time ? time > other.time : task > other.task; }
+};
+
+struct Due {
+    double time;
+    std::size_t domain;  // networks, then devices
+    std::uint64_t version;
+    bool operator>(const Due &other) const {
+        return time != other.time ? time > other.time : domain > other.domain;
+    }
+};
+
+class Simulator {
+  public:
+    Simulator(const SimulatedTables &tables, const SimulatedMachine &machine)
+        : t_(tables), m_(machine), locations_(machine.num_ranks + 1), host_(machine.num_ranks) {
+        join_links();
+        make_bodies();
+        link_tasks();
+    }
+
+    Simulated run() {
+        const std::size_t count = t_.tasks.size();
+        result_.start.assign(count, 0);
+        result_.end.assign(count, 0);
+        versions_.assign(networks_.size() + devices_.size(), 0);
+        issue();
+        while (finished_ < count) {
+            const double start_time = starts_.empty() ? infinity : starts_.top().time;
+            while (!due_.empty() && versions_[due_.top().domain] != due_.top().version)
+                due_.pop();
+            const double due_time = due_.empty() ? infinity : due_.top().time;
+            const double now = std::min(start_time, due_time);
+            if (now == infinity) throw std::invalid_argument("the schedule's tasks await each other in a circle");
+            while (!due_.empty() && due_.top().time <= now) {
+                const Due due = due_.top();
+                due_.pop();
+                if (versions_[due.domain] == due.version) finish_in(due.domain, now);
+            }
+            while (!starts_.empty() && starts_.top().time <= now) {
+                const Event event = starts_.top();
+                starts_.pop();
+                if (event.moves) {
+                    move(event.task, now);
+                } else {
+                    begin(event.task, now);
+                }
+            }
+            for (const std::size_t domain : touched_)
+                settle(domain);
+            touched_.clear();
+        }
+        return std::move(result_);
+    }
+
+  private:
+    // -- what each task is -------------------------------------------------------------------
+
+    std::size_t link_of(int source, int destination) const {
+        return static_cast<std::size_t>(source) * locations_ + destination;
+    }
+
+    int location(const BufferRecord &buffer) const { return buffer.space == in_host ? host_ : buffer.owner; }
+
+    const OperandRecord &operand(const TaskRecord &task, std::size_t which) const {
+        return t_.operands[task.first_operand + which];
+    }
+
+    void join_links() {
+        const std::size_t links = static_cast<std::size_t>(locations_) * locations_;
+        root_.resize(links);
+        for (std::size_t l = 0; l < links; ++l)
+            root_[l] = l;
+        ports_of_.resize(links);
+        for (std::size_t p = 0; p < m_.port_capacity.size(); ++p)
+            for (std::int64_t at = m_.port_first[p]; at < m_.port_first[p + 1]; ++at) {
+                const auto link = static_cast<std::size_t>(m_.port_links[at]);
+                ports_of_[link].emplace_back(p, m_.port_weights[at]);
+                root_[find(link)] = find(static_cast<std::size_t>(m_.port_links[m_.port_first[p]]));
+            }
+        network_of_root_.assign(links, -1);
+        port_index_.assign(m_.port_capacity.size(), -1);
+    }
+
+    std::size_t find(std::size_t link) {
+        while (root_[link] != link)
+            link = root_[link] = root_[root_[link]];
+        return link;
+    }
+
+    std::int32_t class_of(std::size_t link, double limit) {
+        for (const std::int32_t c : classes_of_link_[link])
+            if (classes_[c].limit == limit) return c;
+        Class made;
+        made.link = link;
+        made.limit = limit;
+        std::int32_t &network = network_of_root_[find(link)];
+        if (network < 0) {
+            network = static_cast<std::int32_t>(networks_.size());
+            networks_.emplace_back();
+        }
+        made.network = static_cast<std::size_t>(network);
+        for (const auto &[port, weight] : ports_of_[link]) {
+            std::int32_t &index = port_index_[port];
+            if (index < 0) {
+                index = static_cast<std::int32_t>(networks_[made.network].capacity.size());
+                networks_[made.network].capacity.push_back(m_.port_capacity[port]);
+            }
+            made.ports.emplace_back(static_cast<std::size_t>(index), weight);
+        }
+        made.mark = mixed(classes_.size() + 1);
+        classes_.push_back(std::move(made));
+        classes_of_link_[link].push_back(static_cast<std::int32_t>(classes_.size()) - 1);
+        return classes_of_link_[link].back();
+    }
+
+    void make_bodies() {
+        classes_of_link_.resize(static_cast<std::size_t>(locations_) * locations_);
+        bodies_.resize(t_.tasks.size());
+        devices_.resize(m_.num_ranks);
+        for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
+            const TaskRecord &task = t_.tasks[i];
+            if (task.rank < 0 || task.rank >= m_.num_ranks)
+                throw std::invalid_argument("task " + std::to_string(i) + " is on a rank that the machine lacks");
+            if (task.kind == copy_task) bodies_[i] = copy_body(task);
+            if (task.kind == gemm_task) bodies_[i] = gemm_body(task);
+            if (task.kind == combine_task) bodies_[i] = combine_body(task);
+        }
+    }
+
+    Body copy_body(const TaskRecord &task) {
+        const RegionRecord &to = t_.regions[operand(task, 0).region], &from = t_.regions[operand(task, 1).region];
+        const BufferRecord &target = t_.buffers[to.buffer], &source = t_.buffers[from.buffer];
+        const std::int64_t item = element_bytes[target.dtype];
+        Body body;
+        body.amount = static_cast<double>(to.rows * to.cols * item);
+        int from_at = location(source), to_at = location(target);
+        double limit = infinity;
+        double overhead = m_.row_device;
+        if (from_at == host_ && to_at != host_) {
+            overhead = m_.row_in;
+            // Private host memory is behind its rank's link, and goes on from there.
+            if (task.rank != to_at) limit = m_.bandwidth[link_of(task.rank, to_at)];
+            to_at = task.rank;
+        } else if (to_at == host_ && from_at != host_) {
+            overhead = m_.row_out;
+            if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
+            from_at = task.rank;
+        }
+        const std::size_t link = link_of(from_at, to_at);
+        limit = std::min(limit, m_.bandwidth[link]);
+        const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
+        if (!contiguous && to.rows > 0) {
+            const double width = static_cast<double>(to.rows * item);
+            limit *= width / (width + overhead);
+        }
+        body.latency = m_.latency[link];
+        body.of = class_of(link, limit);
+        return body;
+    }
+
+    Body gemm_body(const TaskRecord &task) const {
+        const OperandRecord &a = operand(task, 1);
+        const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
+        const int dtype = t_.buffers[left.buffer].dtype;
+        const double rate = m_.gemm_rate[static_cast<std::size_t>(dtype) * m_.num_ranks + task.rank];
+        if (!(rate > 0)) throw std::invalid_argument("the machine has no GEMM rate for a product's type");
+        const std::int64_t k = a.op != 0 ? left.rows : left.cols;
+        Body body;
+        if (c.rows == 0 || c.cols == 0 || k == 0) return body;
+        const double depth = static_cast<double>(k) + m_.half_depth[dtype];
+        const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
+        double operations = 2.0 * static_cast<double>(c.rows) * static_cast<double>(c.cols) * depth;
+        if (rows > 1 || cols > 1) {
+            const double blocks =
+                std::ceil(static_cast<double>(c.rows) / rows) * std::ceil(static_cast<double>(c.cols) / cols);
+            const auto width = static_cast<double>(m_.multiprocessors[task.rank]);
+            const double slots = std::ceil(blocks / width) * width;
+            operations = 2.0 * slots * rows * cols * depth;
+            body.demand = blocks / slots;
+        }
+        body.amount = m_.gemm_overhead[dtype] + operations / rate;
+        return body;
+    }
+
+    Body combine_body(const TaskRecord &task) const {
+        double bytes = 0;
+        for (std::size_t o = 0; o < task.num_operands; ++o) {
+            const RegionRecord &region = t_.regions[operand(task, o).region];
+            bytes += static_cast<double>(region.rows * region.cols * element_bytes[t_.buffers[region.buffer].dtype]);
+        }
+        Body body;
+        body.amount = bytes / m_.combine_rate[task.rank];
+        return body;
+    }
+
+    // -- who waits for whom ------------------------------------------------------------------
+
+    void link_tasks() {
+        const std::size_t count = t_.tasks.size();
+        pending_.assign(count, 1);  // for being issued
+        ready_.assign(count, 0);
+        next_on_lane_.assign(count, -1);
+        first_after_.assign(count + 1, 0);
+        std::vector<std::int32_t> last_on_lane(t_.lanes.size(), -1);
+        for (std::size_t i = 0; i < count; ++i) {
+            const TaskRecord &task = t_.tasks[i];
+            std::int32_t &last = last_on_lane[task.lane];
+            if (last >= 0) {
+                next_on_lane_[last] = static_cast<std::int32_t>(i);
+                ++pending_[i];
+            }
+            last = static_cast<std::int32_t>(i);
+            for (std::int32_t a = 0; a < task.num_awaits; ++a) {
+                const std::int32_t awaited = t_.awaits[task.first_await + a];
+                if (t_.tasks[awaited].lane == task.lane) continue;
+                ++pending_[i];
+                ++first_after_[awaited + 1];
+            }
+        }
+        for (std::size_t i = 0; i < count; ++i)
+            first_after_[i + 1] += first_after_[i];
+        after_.resize(first_after_[count]);
+        std::vector<std::int64_t> next(first_after_.begin(), first_after_.end() - 1);
+        for (std::size_t i = 0; i < count; ++i) {
+            const TaskRecord &task = t_.tasks[i];
+            for (std::int32_t a = 0; a < task.num_awaits; ++a) {
+                const std::int32_t awaited = t_.awaits[task.first_await + a];
+                if (t_.tasks[awaited].lane != task.lane) after_[next[awaited]++] = static_cast<std::int32_t>(i);
+            }
+        }
+    }
+
+    // -- issuing -----------------------------------------------------------------------------
+
+    // Waits as `lower` keeps them: one that an earlier wait of the lane on the same lane implies costs nothing.
+    void issue() {
+        const std::size_t count = t_.tasks.size(), lanes = t_.lanes.size();
+        const bool exact = lanes * lanes <= most_lanes_squared;
+        std::vector<std::int32_t> reach(exact ? lanes * lanes : 0, -1);
+        std::vector<double> extra(count, 0);  // records and signals that a task's waiters ask of it
+        std::vector<double> own(count, 0);
+        // Whom a task tells of its end: bit 0 its own rank, others by rank (modulo 63 on larger machines).
+        std::vector<std::uint64_t> told(count, 0);
+        for (std::size_t i = 0; i < count; ++i) {
+            const TaskRecord &task = t_.tasks[i];
+            own[i] = task.kind == copy_task      ? m_.copy_s
+                     : task.kind == gemm_task    ? m_.gemm_s
+                     : task.kind == combine_task ? m_.combine_s
+                                                 : 0.0;
+            for (std::int32_t a = task.num_awaits; a-- > 0;) {  // the furthest first
+                const std::int32_t awaited = t_.awaits[task.first_await + a];
+                const TaskRecord &before = t_.tasks[awaited];
+                if (before.lane == task.lane) continue;
+                if (exact) {
+                    std::int32_t &far = reach[static_cast<std::size_t>(task.lane) * lanes + before.lane];
+                    if (awaited <= far) continue;
+                    far = awaited;
+                }
+                const bool local = before.rank == task.rank;
+                own[i] += local ? m_.event_s : m_.wait_s;
+                const std::uint64_t bit = std::uint64_t{1} << (local ? 0 : 1 + task.rank % 63);
+                if (!(told[awaited] & bit)) extra[awaited] += local ? m_.event_s : m_.signal_s;
+                told[awaited] |= bit;
+            }
+        }
+        const int threads = m_.issuing_threads > 0 ? m_.issuing_threads : m_.num_ranks;
+        std::vector<double> clock(threads, 0);
+        for (std::size_t i = 0; i < count; ++i) {
+            double &now = clock[t_.tasks[i].rank % threads];
+            const double at = now + own[i];
+            now = at + extra[i];
+            satisfy(static_cast<std::int32_t>(i), at);
+        }
+    }
+
+    // -- the run -----------------------------------------------------------------------------
+
+    void satisfy(std::int32_t task, double time) {
+        ready_[task] = std::max(ready_[task], time);
+        if (--pending_[task] == 0) starts_.push({ready_[task], task});
+    }
+
+    void touch(std::size_t domain, bool &changed) {
+        if (changed) return;
+        changed = true;
+        touched_.push_back(domain);
+    }
+
+    void begin(std::int32_t task, double now) {
+        const Body &body = bodies_[task];
+        result_.start[task] = now;
+        if (body.amount <= 0) {
+            end(task, now);
+        } else if (body.of >= 0) {
+            if (body.latency > 0) {
+                starts_.push({now + body.latency, task, true});
+            } else {
+                move(task, now);
+            }
+        } else {
+            const std::int32_t rank = t_.tasks[task].rank;
+            Device &device = devices_[rank];
+            advance(device, now);
+            device.kernels.push_back({task, body.amount, body.demand, 0, infinity});
+            touch(networks_.size() + rank, device.changed);
+        }
+    }
+
+    void move(std::int32_t task, double now) {
+        const Body &body = bodies_[task];
+        Class &of = classes_[body.of];
+        Network &network = networks_[of.network];
+        advance(network, now);
+        network.flows.push_back({task, static_cast<std::size_t>(body.of), body.amount, infinity});
+        network.mark += of.mark;
+        if (of.running++ == 0) network.present.push_back(static_cast<std::size_t>(body.of));
+        touch(of.network, network.changed);
+    }
+
+    void end(std::int32_t task, double now) {
+        result_.end[task] = now;
+        ++finished_;
+        if (next_on_lane_[task] >= 0) satisfy(next_on_lane_[task], now);
+        const std::int32_t rank = t_.tasks[task].rank;
+        for (std::int64_t at = first_after_[task]; at < first_after_[task + 1]; ++at) {
+            const std::int32_t waiter = after_[at];
+            satisfy(waiter, now + (t_.tasks[waiter].rank == rank ? m_.event_latency : m_.flag_latency));
+        }
+    }
+
+    void advance(Network &network, double now) {
+        const double passed = now - network.now;
+        network.now = now;
+        if (passed <= 0) return;
+        for (Network::Flow &flow : network.flows)
+            flow.left -= classes_[flow.of].rate * passed;
+    }
+
+    static void advance(Device &device, double now) {
+        const double passed = now - device.now;
+        device.now = now;
+        if (passed <= 0) return;
+        for (Device::Kernel &kernel : device.kernels)
+            kernel.left -= kernel.rate * passed;
+    }
+
+    void finish_in(std::size_t domain, double now) {
+        if (domain < networks_.size()) {
+            Network &network = networks_[domain];
+            advance(network, now);
+            for (std::size_t f = 0; f < network.flows.size();) {
+                const Network::Flow flow = network.flows[f];
+                if (flow.finish > now) {
+                    ++f;
+                    continue;
+                }
+                network.flows[f] = network.flows.back();
+                network.flows.pop_back();
+                Class &of = classes_[flow.of];
+                network.mark -= of.mark;
+                if (--of.running == 0) std::erase(network.present, flow.of);
+                done_.push_back(flow.task);
+            }
+            touch(domain, network.changed);
+        } else {
+            Device &device = devices_[domain - networks_.size()];
+            advance(device, now);
+            std::erase_if(device.kernels, [&](const Device::Kernel &kernel) {
+                if (kernel.finish > now) return false;
+                done_.push_back(kernel.task);
+                return true;
+            });
+            touch(domain, device.changed);
+        }
+        std::sort(done_.begin(), done_.end());
+        for (const std::int32_t task : done_)
+            end(task, now);
+        done_.clear();
+    }
+
+    // New rates after a change, and when the next task of the domain ends.
+    void settle(std::size_t domain) {
+        double next = infinity;
+        if (domain < networks_.size()) {
+            Network &network = networks_[domain];
+            network.changed = false;
+            share(network);
+            for (Network::Flow &flow : network.flows) {
+                flow.finish = network.now + std::max(0.0, flow.left) / classes_[flow.of].rate;
+                next = std::min(next, flow.finish);
+            }
+        } else {
+            Device &device = devices_[domain - networks_.size()];
+            device.changed = false;
+            double room = 1;
+            for (Device::Kernel &kernel : device.kernels) {
+                const double part = std::min(room, kernel.demand);
+                kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
+                room -= part;
+                kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
+                next = std::min(next, kernel.finish);
+            }
+        }
+        const std::uint64_t version = ++versions_[domain];
+        if (next < infinity) due_.push({next, domain, version});
+    }
+
+    // Max-min fair rates (model/ports.py), remembered per set of flows.
+    void share(Network &network) {
+        if (network.present.empty()) return;
+        if (network.capacity.empty()) {
+            for (const std::size_t c : network.present)
+                classes_[c].rate = classes_[c].limit;
+            return;
+        }
+        const auto known = network.known.find(network.mark);
+        if (known != network.known.end()) {
+            for (const auto &[c, rate] : known->second)
+                classes_[c].rate = rate;
+            return;
+        }
+        room_ = network.capacity;
+        use_.assign(room_.size(), 0);
+        growing_ = network.present;
+        std::sort(growing_.begin(), growing_.end());
+        for (const std::size_t c : growing_) {
+            classes_[c].rate = 0;
+            for (const auto &[port, weight] : classes_[c].ports)
+                use_[port] += weight * classes_[c].running;
+        }
+        while (!growing_.empty()) {
+            double step = infinity;
+            for (const std::size_t c : growing_)
+                step = std::min(step, classes_[c].limit - classes_[c].rate);
+            for (std::size_t p = 0; p < room_.size(); ++p)
+                if (use_[p] > 0) step = std::min(step, room_[p] / use_[p]);
+            full_.assign(room_.size(), false);
+            for (std::size_t p = 0; p < room_.size(); ++p) {
+                if (use_[p] <= 0) continue;
+                full_[p] = room_[p] / use_[p] <= step * (1 + 1e-12);
+                room_[p] -= step * use_[p];
+            }
+            std::erase_if(growing_, [&](std::size_t c) {
+                Class &of = classes_[c];
+                of.rate += step;
+                bool stays = of.limit - of.rate <= 1e-12 * of.limit;
+                for (const auto &[port, weight] : of.ports)
+                    stays = stays || full_[port];
+                if (stays)
+                    for (const auto &[port, weight] : of.ports)
+                        use_[port] -= weight * of.running;
+                return stays;
+            });
+            for (double &u : use_)
+                if (u < 1e-9) u = 0;
+        }
+        std::vector<std::pair<std::size_t, double>> rates;
+        rates.reserve(network.present.size());
+        for (const std::size_t c : network.present)
+            rates.emplace_back(c, classes_[c].rate);
+        network.known.emplace(network.mark, std::move(rates));
+    }
+
+    const SimulatedTables &t_;
+    const SimulatedMachine &m_;
+    const int locations_, host_;
+
+    std::vector<std::size_t> root_;
+    std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
+    std::vector<std::int32_t> network_of_root_, port_index_;
+    std::vector<std::vector<std::int32_t>> classes_of_link_;
+    std::vector<Class> classes_;
+    std::vector<Network> networks_;
+    std::vector<Device> devices_;
+
+    std::vector<Body> bodies_;
+    std::vector<std::int32_t> pending_, next_on_lane_, after_;
+    std::vector<std::int64_t> first_after_;
+    std::vector<double> ready_;
+
+    std::priority_queue<Event, std::vector<Event>, std::greater<>> starts_;
+    std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
+    std::vector<std::uint64_t> versions_;
+    std::vector<std::size_t> touched_;
+    std::vector<std::int32_t> done_;
+    std::size_t finished_ = 0;
+    Simulated result_;
+
+    // Scratch of sharing.
+    std::vector<double> room_, use_;
+    std::vector<std::size_t> growing_;
+    std::vector<bool> full_;
+};
+
+}  // namespace
+
+Simulated simulate(const SimulatedTables &tables, const SimulatedMachine &machine) {
+    return Simulator(tables, machine).run();
+}
+
+}  // namespace uncut

@@ -1,0 +1,49 @@
+// Discrete-event simulation of a schedule on a machine; planning/simulate.py says what is modelled.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "records.hpp"
+
+namespace uncut {
+
+// Locations are 0 … num_ranks − 1 for devices and num_ranks for the host; a link is
+// source * (num_ranks + 1) + destination. Bytes and seconds throughout.
+struct SimulatedMachine {
+    int num_ranks = 0;
+    std::vector<double> bandwidth, latency;    // per link
+    std::vector<double> port_capacity;         // bytes per second
+    std::vector<std::int64_t> port_first;      // ports + 1 indices into the next two
+    std::vector<std::int64_t> port_links;
+    std::vector<double> port_weights;
+
+    std::vector<double> gemm_rate;             // flop/s [dtype * num_ranks + rank], 0 where unknown
+    std::vector<double> block_rows, block_cols, half_depth, gemm_overhead;  // per dtype
+    std::vector<std::int64_t> multiprocessors; // per rank
+    std::vector<double> combine_rate;          // bytes per second, per rank
+    double row_device = 0, row_in = 0, row_out = 0;  // bytes
+
+    double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
+    double event_latency = 0, flag_latency = 0;
+    int issuing_threads = 0;  // 0: one per rank
+};
+
+struct SimulatedTables {
+    std::span<const TaskRecord> tasks;
+    std::span<const OperandRecord> operands;
+    std::span<const RegionRecord> regions;
+    std::span<const std::int32_t> awaits;
+    std::span<const BufferRecord> buffers;
+    std::span<const LaneRecord> lanes;
+};
+
+struct Simulated {
+    std::vector<double> start, end;
+};
+
+// Throws std::invalid_argument for tables that do not fit each other or a type without a rate.
+Simulated simulate(const SimulatedTables &tables, const SimulatedMachine &machine);
+
+}  // namespace uncut

@@ -1,0 +1,81 @@
+// Python's view of the simulator: one call on a schedule's tables.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "simulator.hpp"
+
+namespace nb = nanobind;
+
+namespace uncut {
+namespace {
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename Record>
+std::span<const Record> records(const Bytes &bytes) {
+    if (bytes.size() % sizeof(Record) != 0) throw std::invalid_argument("a table ends inside a record");
+    return {reinterpret_cast<const Record *>(bytes.data()), bytes.size() / sizeof(Record)};
+}
+
+nb::ndarray<nb::numpy, double, nb::ndim<1>> as_array(std::vector<double> &&values) {
+    auto owned = std::make_unique<std::vector<double>>(std::move(values));
+    double *data = owned->data();
+    const std::size_t count = owned->size();
+    nb::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<double> *>(p); });
+    return nb::ndarray<nb::numpy, double, nb::ndim<1>>(data, {count}, owner);
+}
+
+nb::tuple simulate_tables(const SimulatedMachine &machine, Bytes tasks, Bytes operands, Bytes regions, Bytes awaits,
+                          Bytes buffers, Bytes lanes) {
+    const SimulatedTables tables{records<TaskRecord>(tasks),     records<OperandRecord>(operands),
+                                 records<RegionRecord>(regions), records<std::int32_t>(awaits),
+                                 records<BufferRecord>(buffers), records<LaneRecord>(lanes)};
+    Simulated result;
+    {
+        nb::gil_scoped_release unlocked;
+        result = simulate(tables, machine);
+    }
+    return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
+}
+
+}  // namespace
+
+void bind_simulator(nb::module_ &m) {
+    nb::class_<SimulatedMachine>(m, "SimulatedMachine", "A machine as the simulator takes it; bytes and seconds.")
+        .def(nb::init<>())
+        .def_rw("num_ranks", &SimulatedMachine::num_ranks)
+        .def_rw("bandwidth", &SimulatedMachine::bandwidth)
+        .def_rw("latency", &SimulatedMachine::latency)
+        .def_rw("port_capacity", &SimulatedMachine::port_capacity)
+        .def_rw("port_first", &SimulatedMachine::port_first)
+        .def_rw("port_links", &SimulatedMachine::port_links)
+        .def_rw("port_weights", &SimulatedMachine::port_weights)
+        .def_rw("gemm_rate", &SimulatedMachine::gemm_rate)
+        .def_rw("block_rows", &SimulatedMachine::block_rows)
+        .def_rw("block_cols", &SimulatedMachine::block_cols)
+        .def_rw("half_depth", &SimulatedMachine::half_depth)
+        .def_rw("gemm_overhead", &SimulatedMachine::gemm_overhead)
+        .def_rw("multiprocessors", &SimulatedMachine::multiprocessors)
+        .def_rw("combine_rate", &SimulatedMachine::combine_rate)
+        .def_rw("row_device", &SimulatedMachine::row_device)
+        .def_rw("row_in", &SimulatedMachine::row_in)
+        .def_rw("row_out", &SimulatedMachine::row_out)
+        .def_rw("copy_s", &SimulatedMachine::copy_s)
+        .def_rw("gemm_s", &SimulatedMachine::gemm_s)
+        .def_rw("combine_s", &SimulatedMachine::combine_s)
+        .def_rw("wait_s", &SimulatedMachine::wait_s)
+        .def_rw("signal_s", &SimulatedMachine::signal_s)
+        .def_rw("event_s", &SimulatedMachine::event_s)
+        .def_rw("event_latency", &SimulatedMachine::event_latency)
+        .def_rw("flag_latency", &SimulatedMachine::flag_latency)
+        .def_rw("issuing_threads", &SimulatedMachine::issuing_threads);
+    m.def("simulate", &simulate_tables, nb::arg("machine"), nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"),
+          nb::arg("awaits"), nb::arg("buffers"), nb::arg("lanes"),
+          "Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule.");
+}
+
+}  // namespace uncut

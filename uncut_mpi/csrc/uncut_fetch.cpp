@@ -1,0 +1,267 @@
+// Routing of tiles of A and B (III-D, III-E), and the copies that bring them.
+#include "uncut_state.hpp"
+
+namespace uncut {
+
+// The rank of a group that computes at a location, if it is one.
+Worker *Scheduler::sharer(int side, int group, int location) {
+    const int index = location == host_ ? -1 : workers_of_rank_[location];
+    if (index < 0 || group_of(workers_[index], side) != group) return nullptr;
+    return &workers_[index];
+}
+
+// The copy of a tile that a relay at a location keeps, if it does.
+Cached *Scheduler::cached(int side, int group, std::size_t tile, int location) {
+    if (cached_[side].empty() || cached_[side][group].empty()) return nullptr;
+    for (Cached &copy : cached_[side][group][tile])
+        if (copy.rank == location) return &copy;
+    return nullptr;
+}
+
+// When a location has a tile of the group of `w`, and the last copy that brings it there.
+Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile, int location) {
+    if (location == origins_[side].location) return {0, -1};
+    if (const Worker *worker = sharer(side, group_of(w, side), location))
+        return {worker->sides[side].eta[tile], worker->sides[side].task[tile]};
+    if (const Cached *copy = cached(side, group_of(w, side), tile, location)) return {copy->eta, copy->task};
+    return {};
+}
+
+std::int32_t Scheduler::held_region(Worker &w, int side, int outer, int p, int location, int chunks) {
+    if (location == origins_[side].location) return origin_region(w, side, outer, p, chunks);
+    if (Worker *worker = sharer(side, group_of(w, side), location))
+        return panel_region(*worker, side, outer, p, chunks);
+    Cached &copy = *cached(side, group_of(w, side), tile_index(outer, p), location);
+    return chunk_regions(copy.whole, copy.chunked, copy.buffer, copy.place, chunks);
+}
+
+// Fills `route` for a tile that `w` lacks; returns when it is there.
+Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) {
+    const std::size_t tile = tile_index(outer, p);
+    destinations_.clear();
+    if (in_.batch) {
+        for (const int index : sharers_[side][group_of(w, side)])
+            if (workers_[index].sides[side].eta[tile] >= never) destinations_.push_back(workers_[index].rank);
+    } else {
+        destinations_.push_back(w.rank);
+    }
+    const std::size_t n = destinations_.size();
+    const Rectangle r = shape(w, side, outer, p);
+    hops_.resize(n);
+    first_hops(w, side, tile, r);
+    // A fetch for one rank alone needs chunks only where it goes over relays.
+    route.chunks = chunks_of(r, n == 1 && hops_.relayed[0] ? 2 : n);
+    const std::int64_t chunk_bytes = chunk_bytes_of(r, route.chunks);
+    if (n > 1) next_hops(w, side, tile, chunk_bytes);
+    if (in_.routing == Routing::origin) {
+        order_.resize(n);
+        for (std::size_t h = 0; h < n; ++h)
+            order_[h] = static_cast<int>(h);
+    } else {
+        search_.run(hops_, route.chunks, order_);
+    }
+
+    // Arrivals with the load as it is, also for a route chosen blindly.
+    route.legs.clear();
+    int from = hops_.source[order_[0]];
+    for (std::size_t h = 0; h < n; ++h) {
+        const int to = destinations_[order_[h]];
+        if (leg_to_[to] >= 0) continue;  // it was a relay on the way to one before it
+        const Way way = h ? Way::earlier : hops_.relayed[order_[0]] ? Way::relayed : Way::direct;
+        travel(w, side, tile, from, to, way, chunk_bytes, route);
+        from = to;
+    }
+    const Time at_w = route.legs[leg_to_[w.rank]].arrival.last;
+    for (const Leg &leg : route.legs)
+        leg_to_[leg.link.destination] = -1;
+    return at_w;
+}
+
+// The best first hop into each destination.
+void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r) {
+    const std::size_t n = destinations_.size();
+    const int group = group_of(w, side), chunks = chunks_of(r, n),
+              relayed_chunks = chunks_of(r, std::max<std::size_t>(n, 2));
+    const std::int64_t chunk_bytes = chunk_bytes_of(r, chunks), relayed_bytes = chunk_bytes_of(r, relayed_chunks);
+    for (std::size_t to = 0; to < n; ++to) {
+        const int destination = destinations_[to];
+        const Worker &target = workers_[workers_of_rank_[destination]];
+        const Time wait = in_.caching ? 0 : target.sides[side].reader_end[tile];
+        Time best = never;
+        auto take = [&](int source, bool relayed, const Arrival &arrival) {
+            if (arrival.last >= best) return;
+            best = arrival.last;
+            hops_.source[to] = source;
+            hops_.relayed[to] = relayed;
+            hops_.first[to] = arrival;
+        };
+        auto consider = [&](int source, Time eta) {
+            const Time ready = blind() ? 0 : std::max(eta, wait);
+            const Link l = link_of(side, source, destination, destination);
+            take(source, false, start_hop(std::max(ready, free_at(l)), cost(l, chunk_bytes), chunks));
+            const Detour *d = detour(side, source, destination);
+            if (!d || !can_relay(w, side, tile, *d)) return;
+            Arrival arrival{ready, ready};
+            for (int leg = 0; leg <= d->relays; ++leg)
+                arrival = next_hop(arrival, free_at(d->leg[leg]), cost(d->leg[leg], relayed_bytes), relayed_chunks);
+            take(source, true, arrival);
+        };
+        consider(origins_[side].location, 0);
+        if (in_.routing == Routing::origin || !in_.caching) continue;
+        for (const int index : sharers_[side][group]) {
+            const Tiles &t = workers_[index].sides[side];
+            if (!t.home && t.eta[tile] < never) consider(workers_[index].rank, t.eta[tile]);
+        }
+        if (cached_[side].empty() || cached_[side][group].empty()) continue;
+        for (const Cached &copy : cached_[side][group][tile])
+            consider(copy.rank, copy.eta);
+    }
+}
+
+// The hops between destinations.
+void Scheduler::next_hops(Worker &w, int side, std::size_t tile, std::int64_t chunk_bytes) {
+    const std::size_t n = destinations_.size();
+    for (std::size_t from = 0; from < n; ++from) {
+        for (std::size_t to = 0; to < n; ++to) {
+            if (from == to) continue;
+            const Link l = link_of(side, destinations_[from], destinations_[to], destinations_[to]);
+            hops_.free[from * n + to] = free_at(l);
+            hops_.cost[from * n + to] = cost(l, chunk_bytes);
+            const Detour *d = detour(side, destinations_[from], destinations_[to]);
+            if (!d || !can_relay(w, side, tile, *d)) continue;
+            RelayedHop hop;
+            hop.legs = d->relays + 1;
+            for (int leg = 0; leg < hop.legs; ++leg)
+                hop.leg[leg] = {free_at(d->leg[leg]), cost(d->leg[leg], chunk_bytes)};
+            hops_.add_relays(from, to, hop);
+        }
+    }
+}
+
+// Whether every relay has the tile, needs it itself, or has room for a copy.
+bool Scheduler::can_relay(const Worker &w, int side, std::size_t tile, const Detour &d) {
+    for (int x = 0; x < d.relays; ++x) {
+        const int relay = d.relay[x];
+        if (holder(w, side, tile, relay).eta >= never && !sharer(side, group_of(w, side), relay) &&
+            !has_slot(relay, side))
+            return false;
+    }
+    return true;
+}
+
+// When the chunks of a tile are at a location that has it or gets it on this route.
+Arrival Scheduler::there(Worker &w, int side, std::size_t tile, int location, const Route &route) {
+    if (leg_to_[location] >= 0) return route.legs[leg_to_[location]].arrival;
+    const Time eta = holder(w, side, tile, location).eta;
+    return {eta, eta};
+}
+
+// Appends the legs from a location that has the tile, or gets it on this route, to a destination. Relays that
+// have the tile already shorten a chain; others that need it are served on the way.
+void Scheduler::travel(Worker &w, int side, std::size_t tile, int from, int to, Way way, std::int64_t chunk_bytes,
+                       Route &route) {
+    const Link l = link_of(side, from, to, to);
+    const Detour *d = way == Way::direct ? nullptr : detour(side, from, to);
+    if (d && way == Way::earlier) {
+        const Arrival before = there(w, side, tile, from, route);
+        const Arrival direct = next_hop(before, free_at(l), cost(l, chunk_bytes), route.chunks);
+        Arrival other = before;
+        for (int leg = 0; leg <= d->relays; ++leg)
+            other = next_hop(other, free_at(d->leg[leg]), cost(d->leg[leg], chunk_bytes), route.chunks);
+        if (other.last >= direct.last || !can_relay(w, side, tile, *d)) d = nullptr;
+    }
+    if (!d) {
+        add_leg(w, side, tile, l, chunk_bytes, route);
+        return;
+    }
+    int start = 0;
+    for (int x = 0; x < d->relays; ++x)
+        if (there(w, side, tile, d->relay[x], route).last < never) start = x + 1;
+    for (int leg = start; leg <= d->relays; ++leg)
+        add_leg(w, side, tile, d->leg[leg], chunk_bytes, route);
+}
+
+void Scheduler::add_leg(Worker &w, int side, std::size_t tile, const Link &l, std::int64_t chunk_bytes, Route &route) {
+    const Time wait = in_.caching ? 0 : workers_[workers_of_rank_[l.destination]].sides[side].reader_end[tile];
+    Leg leg{l, leg_to_[l.source], {0, 0}};
+    leg.arrival = next_hop(there(w, side, tile, l.source, route), std::max(free_[l.resource], wait),
+                           cost(l, chunk_bytes), route.chunks);
+    leg_to_[l.destination] = static_cast<int>(route.legs.size());
+    route.legs.push_back(leg);
+}
+
+// Books a route's links until its arrivals; with `undo`, remembers what they were.
+void Scheduler::book(const Route &route, std::vector<std::pair<std::size_t, Time>> *undo) {
+    for (const Leg &leg : route.legs) {
+        Time &until = free_[leg.link.resource];
+        if (undo) undo->emplace_back(leg.link.resource, until);
+        until = std::max(until, leg.arrival.last);
+    }
+}
+
+void Scheduler::fetch(Worker &w, int side, int outer, int p) {
+    const std::size_t tile = tile_index(outer, p);
+    if (w.sides[side].home || (in_.caching && w.sides[side].eta[tile] < never)) return;
+    find_route(w, side, outer, p, route_);
+    book(route_, nullptr);
+    const int chunks = route_.chunks, group_number = group_of(w, side);
+    const int group = route_.legs.size() > 1 ? next_group_++ : -1;
+
+    struct Planned {
+        std::int32_t lane, read, write, reader, task;
+    };
+    std::vector<Planned> plan;
+    for (const Leg &leg : route_.legs) {
+        Planned next{};
+        const int from = leg.link.source, to = leg.link.destination;
+        next.lane = lane_for_copy(leg.link);
+        next.read = leg.parent < 0 ? held_region(w, side, outer, p, from, chunks) : plan[leg.parent].write;
+        next.task = leg.parent < 0 ? holder(w, side, tile, from).task : -1;
+        Worker *target = sharer(side, group_number, to);
+        if (!target) {
+            if (cached_[side].empty()) cached_[side].resize(sharers_[side].size());
+            auto &copies = cached_[side][group_number];
+            if (copies.empty()) copies.resize(w.sides[side].eta.size());
+            const Rectangle r = shape(w, side, outer, p);
+            copies[tile].push_back(take_slot(to, side, r.rows, r.cols));
+        }
+        next.write = held_region(w, side, outer, p, to, chunks);
+        next.reader = in_.caching || !target ? -1 : target->sides[side].reader[tile];
+        plan.push_back(next);
+    }
+    std::vector<std::int32_t> brought(plan.size());
+    for (int q = 0; q < chunks; ++q) {
+        for (std::size_t h = 0; h < plan.size(); ++h) {
+            const int parent = route_.legs[h].parent;
+            brought[h] = add_task(copy_task, plan[h].lane, group, {{plan[h].write + q, one}, {plan[h].read + q, one}},
+                                  {parent < 0 ? plan[h].task : brought[parent], plan[h].reader});
+        }
+    }
+    for (std::size_t h = 0; h < plan.size(); ++h) {
+        const int to = route_.legs[h].link.destination;
+        const Time eta = route_.legs[h].arrival.last;
+        end_ = std::max(end_, eta);
+        if (Worker *target = sharer(side, group_number, to)) {
+            target->sides[side].task[tile] = brought[h];
+            arrived(*target, side, outer, p, eta);
+        } else {
+            Cached &copy = *cached(side, group_number, tile, to);
+            copy.task = brought[h];
+            copy.eta = eta;
+        }
+    }
+}
+
+void Scheduler::arrived(Worker &w, int side, int outer, int p, Time eta) {
+    Tiles &t = w.sides[side];
+    const bool news = t.eta[tile_index(outer, p)] >= never;
+    t.eta[tile_index(outer, p)] = eta;
+    if (!news || !track_known_) return;
+    ++t.known[p];
+    const Tiles &other = w.sides[1 - side];
+    for (int o = 0; o < outer_tiles(w, 1 - side); ++o)
+        if (other.eta[tile_index(o, p)] < never)
+            add_known(w, side == side_a ? Subproblem{outer, o, p} : Subproblem{o, outer, p});
+}
+
+}  // namespace uncut

@@ -1,0 +1,101 @@
+// Links, and chains of them over relays where a link is slow.
+#include "uncut_state.hpp"
+
+namespace uncut {
+
+Link Scheduler::link(int source, int destination, int private_rank, int worker) const {
+    Link l;
+    l.source = source;
+    l.destination = destination;
+    const int device = source == host_ ? destination : source;
+    int from = source, to = destination;
+    if (source == host_ || destination == host_) {
+        l.issuer = private_rank >= 0 ? private_rank : device;
+        if (private_rank >= 0) (source == host_ ? to : from) = private_rank;
+    } else {
+        l.issuer = in_.overlap ? source : worker;
+    }
+    l.at = l.onward = index(from, to);
+    l.ps_per_byte = in_.ps_per_byte[l.at];
+    l.latency = in_.latency_ps[l.at];
+    if (private_rank >= 0 && device != private_rank) {
+        l.onward = source == host_ ? index(private_rank, device) : index(device, private_rank);
+        l.ps_per_byte = std::max(l.ps_per_byte, in_.ps_per_byte[l.onward]);
+    }
+    l.resource = in_.overlap ? l.at : resource_of(l.issuer);
+    return l;
+}
+
+void Scheduler::make_ports() {
+    ports_at_.resize(index(locations_, 0));
+    for (const auto &[port, source, destination, weight] : in_.port_uses)
+        ports_at_[index(source, destination)].emplace_back(port, weight);
+}
+
+// Slows legs that are busy at once, each with the same bytes per second, to what their ports let through.
+void Scheduler::share_ports(std::array<Link, most_relays + 1> &legs, int count) const {
+    if (in_.port_uses.empty()) return;
+    auto weight_of = [&](const Link &l, int port) {
+        double sum = 0;
+        for (const std::size_t at : {l.at, l.onward}) {
+            for (const auto &[used, weight] : ports_at_[at])
+                if (used == port) sum += weight;
+            if (l.onward == l.at) break;
+        }
+        return sum;
+    };
+    for (int h = 0; h < count; ++h) {
+        for (const std::size_t at : {legs[h].at, legs[h].onward}) {
+            for (const auto &[port, unused] : ports_at_[at]) {
+                double weight = 0;
+                for (int other = 0; other < count; ++other)
+                    weight += weight_of(legs[other], port);
+                legs[h].ps_per_byte = std::max(legs[h].ps_per_byte, weight * in_.port_ps_per_byte[port]);
+            }
+        }
+    }
+}
+
+// Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way;
+// of equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
+std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
+    const Rectangle r{0, 0, in_.slot_shape[matrix][0], in_.slot_shape[matrix][1]};
+    if (source == destination || r.rows * r.cols == 0) return -1;
+    std::array<Link, most_relays + 1> direct{link_of(matrix, source, destination, destination)};
+    share_ports(direct, 1);
+    const auto limit = static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(r, 1))) * in_.relay_gain);
+    const int chunks = chunks_of(r, 2);
+    const std::int64_t bytes = chunk_bytes_of(r, chunks);
+    Time best = limit + 1;
+    Detour found;
+    auto consider = [&](std::initializer_list<int> relays) {
+        Detour d;
+        int at = source;
+        for (const int relay : relays) {
+            d.leg[d.relays] = link_of(matrix, at, relay, relay);
+            d.relay[d.relays++] = at = relay;
+        }
+        d.leg[d.relays] = link_of(matrix, at, destination, destination);
+        share_ports(d.leg, d.relays + 1);
+        Arrival arrival{0, 0};
+        for (int l = 0; l <= d.relays; ++l)
+            arrival = next_hop(arrival, 0, cost(d.leg[l], bytes), chunks);
+        if (arrival.last < best) {
+            best = arrival.last;
+            found = d;
+        }
+    };
+    for (int x = 0; x < in_.num_ranks; ++x)
+        if (x != source && x != destination) consider({x});
+    for (int x = 0; in_.max_hops > 1 && x < in_.num_ranks; ++x) {
+        if (x == source || x == destination) continue;
+        if (chunks * cost(link_of(matrix, source, x, x), bytes) >= best) continue;
+        for (int y = 0; y < in_.num_ranks; ++y)
+            if (y != source && y != destination && y != x) consider({x, y});
+    }
+    if (!found.relays) return -1;
+    detours_.push_back(found);
+    return static_cast<std::int32_t>(detours_.size()) - 1;
+}
+
+}  // namespace uncut

@@ -1,0 +1,151 @@
+// Which sub-problem of a rank comes next: the order by ETA (III-G1).
+#include "uncut_state.hpp"
+
+namespace uncut {
+
+Subproblem Scheduler::next_fixed(Worker &w) const {
+    const std::int64_t at = w.next++;
+    const std::int64_t c = at / kt_;
+    return {static_cast<int>(c % w.mt), static_cast<int>(c / w.mt), static_cast<int>(at % kt_)};
+}
+
+void Scheduler::add_known(Worker &w, const Subproblem &s) {
+    const Time eta = std::max(w.sides[side_a].eta[tile_index(s.i, s.p)], w.sides[side_b].eta[tile_index(s.j, s.p)]);
+    const std::size_t c = static_cast<std::size_t>(s.j) * w.mt + s.i;
+    ReadyHeap &heap = needs_c(w, c) ? w.waiting[c] : w.pending;
+    heap.push({eta, s.j, s.i, s.p});
+}
+
+Subproblem Scheduler::select(Worker &w) {
+    const Time compute_free = free_[resource_of(w.rank)];
+    for (drop_done(w, w.pending); !w.pending.empty() && w.pending.top().eta <= compute_free; drop_done(w, w.pending)) {
+        const Ready top = w.pending.top();
+        const std::size_t c = static_cast<std::size_t>(top.j) * w.mt + top.i;
+        w.ready[c].push(top);
+        w.ready_tiles.push({w.c[c].progress, static_cast<int>(c)});
+        w.pending.pop();
+    }
+    for (; !w.ready_tiles.empty(); w.ready_tiles.pop()) {
+        const ReadyTile top = w.ready_tiles.top();
+        ReadyHeap &heap = w.ready[top.tile];
+        drop_done(w, heap);
+        if (heap.empty() || w.c[top.tile].progress != top.progress) continue;
+        return {heap.top().i, heap.top().j, heap.top().p};
+    }
+    Choice best;
+    if (!w.pending.empty()) {
+        const Ready &top = w.pending.top();
+        best = {top.eta, 0, 0, {top.i, top.j, top.p}, opens(w, top.i, top.j)};
+    }
+    estimates_.fill(never);
+    ++scan_;
+    for (std::size_t c = 0; c_is_input_ && !w.c_home && c < w.waiting.size(); ++c) {
+        ReadyHeap &heap = w.waiting[c];
+        drop_done(w, heap);
+        if (heap.empty()) continue;
+        const Ready &top = heap.top();
+        const Subproblem s{top.i, top.j, top.p};
+        const Time start = std::max({compute_free, top.eta, estimate(w, s, false, false, true)});
+        const Choice choice{start, 1, static_cast<int>(heap.size()), s, in_.finish_first};
+        if (choice < best) best = choice;
+    }
+    scan_missing(w, compute_free, best);
+    return best.s;
+}
+
+// Sub-problems that lack A or B.
+void Scheduler::scan_missing(Worker &w, Time compute_free, Choice &best) {
+    const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
+    std::array<bool, 2> blank_seen{false, false};
+    for (int p = 0; p < kt_; ++p) {
+        if (a.known[p] == w.mt && b.known[p] == w.nt) continue;
+        if (in_.batch && !a.known[p] && !b.known[p]) {
+            // All like the first such p of this size, which wins by its index.
+            bool &seen = blank_seen[k_extent(p).size == in_.tile];
+            if (seen) continue;
+            seen = true;
+        }
+        for (int j = 0; j < w.nt; ++j) {
+            const Time b_eta = b.eta[tile_index(j, p)];
+            for (int i = 0; i < w.mt; ++i) {
+                const Time a_eta = a.eta[tile_index(i, p)];
+                const bool a_missing = a_eta >= never, b_missing = b_eta >= never;
+                if (!a_missing && !b_missing) continue;
+                const bool c_missing = needs_c(w, static_cast<std::size_t>(j) * w.mt + i);
+                Time start = std::max(compute_free, estimate(w, {i, j, p}, a_missing, b_missing, c_missing));
+                if (!a_missing) start = std::max(start, a_eta);
+                if (!b_missing) start = std::max(start, b_eta);
+                const int reuse = a_missing ? (b_missing ? 0 : b.known[p]) : a.known[p];
+                const Choice choice{start, a_missing + b_missing + c_missing, reuse, {i, j, p}, opens(w, i, j)};
+                if (choice < best) best = choice;
+            }
+        }
+    }
+}
+
+// When what a sub-problem lacks would be there, if it were chosen now.
+Time Scheduler::estimate(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
+    return in_.batch ? estimate_batched(w, s, a_missing, b_missing, c_missing)
+                     : estimate_single(w, s, a_missing, b_missing, c_missing);
+}
+
+// With batching all tiles of a size that are missing are missing alike, so 64 values serve a
+// whole scan, and each can afford to book the links of A before B is routed.
+Time Scheduler::estimate_batched(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
+    const unsigned which = a_missing | b_missing << 1 | c_missing << 2 |
+                           static_cast<unsigned>(row_extent(w, s.i).size == in_.tile) << 3 |
+                           static_cast<unsigned>(col_extent(w, s.j).size == in_.tile) << 4 |
+                           static_cast<unsigned>(k_extent(s.p).size == in_.tile) << 5;
+    Time &known = estimates_[which];
+    if (known < never) return known;
+    Time eta = 0;
+    undo_.clear();
+    if (a_missing) {
+        eta = find_route(w, side_a, s.i, s.p, trial_);
+        if (b_missing || c_missing) book(trial_, &undo_);
+    }
+    if (b_missing) {
+        eta = std::max(eta, find_route(w, side_b, s.j, s.p, trial_));
+        if (c_missing) book(trial_, &undo_);
+    }
+    if (c_missing) {
+        eta = std::max(eta, c_way(w, s.i, s.j, true, 0).arrival);
+    }
+    for (auto it = undo_.rbegin(); it != undo_.rend(); ++it)
+        free_[it->first] = it->second;
+    return known = eta;
+}
+
+// Without batching each tile has its own holders, so the best fetch of each is kept for a scan;
+// fetches that share a link follow one another on it.
+Time Scheduler::estimate_single(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
+    std::array<SingleFetch, 3> fetches;
+    std::size_t count = 0;
+    if (a_missing) fetches[count++] = single_fetch(w, side_a, s.i, s.p);
+    if (b_missing) fetches[count++] = single_fetch(w, side_b, s.j, s.p);
+    if (c_missing) {
+        const CWay way = c_way(w, s.i, s.j, true, 0);
+        fetches[count++] = {0, way.link.resource, way.arrival, way.busy};
+    }
+    Time eta = 0;
+    for (std::size_t f = 0; f < count; ++f) {
+        for (std::size_t before = 0; before < f; ++before)
+            if (fetches[before].resource == fetches[f].resource)
+                fetches[f].eta = std::max(fetches[f].eta, fetches[before].eta + fetches[f].cost);
+        eta = std::max(eta, fetches[f].eta);
+    }
+    return eta;
+}
+
+const Scheduler::SingleFetch &Scheduler::single_fetch(Worker &w, int side, int outer, int p) {
+    const std::size_t tile = tile_index(outer, p);
+    if (single_[side].size() <= tile) single_[side].resize(w.sides[side].eta.size());
+    SingleFetch &known = single_[side][tile];
+    if (known.scan == scan_) return known;
+    const Time eta = find_route(w, side, outer, p, trial_);
+    const Leg &first = trial_.legs[0];
+    const Time chunk = cost(first.link, chunk_bytes_of(shape(w, side, outer, p), trial_.chunks));
+    return known = {scan_, first.link.resource, eta, trial_.chunks * chunk};
+}
+
+}  // namespace uncut

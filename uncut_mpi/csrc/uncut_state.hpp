@@ -1,0 +1,396 @@
+// The state of one run of the scheduler. What works on it is spread over files by concern:
+// uncut_scheduler.cpp (sub-problems), uncut_tables.cpp (records), uncut_links.cpp (links and relays),
+// uncut_fetch.cpp (tiles of A and B), uncut_result.cpp (tiles of C), uncut_order.cpp (what comes next).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <initializer_list>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "uncut_scheduler.hpp"
+
+namespace uncut {
+
+enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
+enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1 };
+inline constexpr int host_owner = -1;
+inline constexpr int no_source = -2;
+inline constexpr std::array<int, 3> user_buffer = {0, 1, 2};
+enum Side { side_a = 0, side_b = 1 };
+inline constexpr int matrix_c = 2;
+
+struct Extent {
+    std::int64_t start = 0, size = 0;
+};
+
+struct Rectangle {
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
+};
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Regions of one block of tiles in one buffer, made at first use: whole tiles, and tiles in chunks.
+struct RegionTable {
+    std::vector<std::int32_t> whole, chunked;
+    void resize(std::size_t tiles) {
+        whole.assign(tiles, -1);
+        chunked.assign(tiles, -1);
+    }
+};
+
+// What one rank holds of A or B. Tile (o, p) has index o * kt + p; o counts along m (A) or n (B).
+struct Tiles {
+    bool home = false;
+    int buffer = -1;
+    RegionTable regions;
+    std::vector<Time> eta;             // never: neither here nor under way
+    std::vector<std::int32_t> task;    // last copy that brings it; -1 for none
+    std::vector<std::int32_t> reader;  // last GEMM that read this place; used without caching
+    std::vector<Time> reader_end;
+    std::vector<int> known;  // per p, tiles that are here or under way
+};
+
+// A copy of a tile that a relay keeps, in a slot of its cache.
+struct Cached {
+    int rank = -1, buffer = -1;
+    Rectangle place;
+    std::int32_t whole = -1, chunked = -1;  // regions, made at first use
+    Time eta = never;
+    std::int32_t task = -1;  // last copy that brings it
+};
+
+struct Ready {
+    Time eta;
+    int j, i, p;
+    auto key() const { return std::tie(eta, j, i, p); }
+    bool operator>(const Ready &other) const { return key() > other.key(); }
+};
+using ReadyHeap = std::priority_queue<Ready, std::vector<Ready>, std::greater<>>;
+
+// A C tile with sub-problems that can run now: the most advanced first.
+struct ReadyTile {
+    int progress, tile;
+    bool operator<(const ReadyTile &other) const {
+        return progress != other.progress ? progress < other.progress : tile > other.tile;
+    }
+};
+
+struct CTile {
+    int progress = 0;  // sub-problems scheduled
+    std::int32_t lane = -1, fetch = -1, last = -1;
+    Time fetched = 0, computed = 0;
+};
+
+struct Worker {
+    int rank = 0, row = 0, col = 0;
+    int mt = 0, nt = 0;
+    bool c_home = false;
+    std::array<Tiles, 2> sides;
+    RegionTable c_panel, c_staging, c_user;
+    std::vector<CTile> c;  // [j * mt + i]
+    std::vector<bool> done;
+    std::int64_t remaining = 0, next = 0;
+    int opened = 0;
+
+    // Sub-problems whose A and B are here or under way: of C tiles that may start, by ETA; those
+    // whose ETA has passed, per C tile; and those that wait for their C tile to be chosen.
+    ReadyHeap pending;
+    std::vector<ReadyHeap> ready, waiting;
+    std::priority_queue<ReadyTile> ready_tiles;
+};
+
+struct Subproblem {
+    int i, j, p;
+};
+
+// A copy between two locations for the sake of a worker; host memory private to a rank is reached
+// by that rank's link alone, and from there by `onward`.
+struct Link {
+    int issuer;
+    std::size_t resource;
+    double ps_per_byte;
+    Time latency;
+    int source, destination;
+    std::size_t at, onward;  // indices into the link tables; onward == at: there is none
+};
+
+inline Time cost(const Link &l, std::int64_t bytes) {
+    return std::llround(static_cast<double>(bytes) * l.ps_per_byte) + l.latency;
+}
+
+// A chain of links over relays, each at the rate that it has in a stream of chunks over all of them.
+struct Detour {
+    int relays = 0;
+    std::array<int, most_relays> relay{};
+    std::array<Link, most_relays + 1> leg{};
+};
+
+// One copy of a route, from a place that has the tile to one that lacks it.
+struct Leg {
+    Link link;
+    int parent = -1;  // the leg that brings the tile to its source; -1: it is there
+    Arrival arrival{0, 0};
+};
+
+// A fetch of one tile for one or more ranks, in chunks along a chain; relays make more legs of it.
+struct Route {
+    int chunks = 1;
+    std::vector<Leg> legs;
+};
+
+struct OperandSpec {
+    std::int32_t region;
+    std::uint8_t factor;
+    bool transposed = false;
+};
+
+enum class CPlace { user, panel, staging };
+
+class Scheduler {
+  public:
+    explicit Scheduler(const Input &in);
+    Tables run();
+
+  private:
+    // -- geometry ----------------------------------------------------------------------------
+
+    Extent tile_extent(std::int64_t start, std::int64_t stop, int index) const {
+        const std::int64_t first = start + index * in_.tile;
+        return {first, std::min(in_.tile, stop - first)};
+    }
+    Extent k_extent(int p) const { return tile_extent(0, in_.k, p); }
+    Extent row_extent(const Worker &w, int i) const {
+        return tile_extent(in_.row_starts[w.row], in_.row_starts[w.row + 1], i);
+    }
+    Extent col_extent(const Worker &w, int j) const {
+        return tile_extent(in_.col_starts[w.col], in_.col_starts[w.col + 1], j);
+    }
+    Extent outer_extent(const Worker &w, int side, int o) const {
+        return side == side_a ? row_extent(w, o) : col_extent(w, o);
+    }
+    std::int64_t block_start(const Worker &w, int side) const {
+        return side == side_a ? in_.row_starts[w.row] : in_.col_starts[w.col];
+    }
+    int outer_tiles(const Worker &w, int side) const { return side == side_a ? w.mt : w.nt; }
+    int group_of(const Worker &w, int side) const { return side == side_a ? w.row : w.col; }
+    Rectangle stored(int side, Extent outer, Extent inner) const {
+        if (outer_is_row_[side]) return {outer.start, inner.start, outer.size, inner.size};
+        return {inner.start, outer.start, inner.size, outer.size};
+    }
+    Rectangle shape(const Worker &w, int side, int outer, int p) const {
+        return stored(side, outer_extent(w, side, outer), k_extent(p));
+    }
+    std::size_t tile_index(int outer, int p) const { return static_cast<std::size_t>(outer) * kt_ + p; }
+    std::size_t sub_index(const Worker &w, const Subproblem &s) const {
+        return (static_cast<std::size_t>(s.j) * w.mt + s.i) * kt_ + s.p;
+    }
+    std::int64_t c_bytes(const Worker &w, int i, int j) const {
+        return row_extent(w, i).size * col_extent(w, j).size * in_.itemsize;
+    }
+    void make_workers();
+    void reserve();
+
+    // -- tables ------------------------------------------------------------------------------
+
+    std::int32_t add_region(int buffer, const Rectangle &r);
+    std::int32_t chunk_regions(std::int32_t &whole, std::int32_t &chunked, int buffer, const Rectangle &r, int chunks);
+    std::int32_t origin_region(const Worker &w, int side, int outer, int p, int chunks);
+    std::int32_t panel_region(Worker &w, int side, int outer, int p, int chunks);
+    std::int32_t read_region(Worker &w, int side, int outer, int p);
+    std::int32_t c_region(Worker &w, int i, int j, CPlace place, int chunks = 1);
+    std::int32_t add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
+                          std::initializer_list<std::int32_t> awaits);
+    std::int32_t lane_for_compute(int rank, int number);
+    std::int32_t lane_for_copy(const Link &l);
+    bool has_slot(int rank, int matrix) const { return cache_room_[rank] >= in_.slot_bytes[matrix]; }
+    Cached take_slot(int rank, int matrix, std::int64_t rows, std::int64_t cols);
+
+    // -- links -------------------------------------------------------------------------------
+
+    std::size_t index(int source, int destination) const {
+        return static_cast<std::size_t>(source) * locations_ + destination;
+    }
+    std::size_t resource_of(int rank) const { return index(locations_, 0) + rank; }  // its compute
+    Link link(int source, int destination, int private_rank, int worker) const;
+    Link link_of(int matrix, int source, int destination, int worker) const {
+        const bool host = source == host_ || destination == host_;
+        return link(source, destination, host ? origins_[matrix].private_rank : -1, worker);
+    }
+    // The chain to take instead of a link, or null.
+    const Detour *detour(int matrix, int source, int destination) {
+        if (!in_.max_hops) return nullptr;
+        std::int32_t &known = detour_at_[matrix][index(source, destination)];
+        if (known == unknown) known = find_detour(matrix, source, destination);
+        return known < 0 ? nullptr : &detours_[known];
+    }
+    std::int32_t find_detour(int matrix, int source, int destination);
+    void make_ports();
+    void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
+    int chunks_of(const Rectangle &r, std::size_t destinations) const {
+        if (destinations < 2) return 1;
+        const std::int64_t bytes = r.rows * r.cols * in_.itemsize;
+        const std::int64_t most = std::min(
+            {static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
+        return static_cast<int>(std::max<std::int64_t>(1, most));
+    }
+    std::int64_t chunk_bytes_of(const Rectangle &r, int chunks) const {
+        return ceil_div(r.rows * r.cols * in_.itemsize, chunks);
+    }
+
+    // -- A and B -----------------------------------------------------------------------------
+
+    struct Holder {
+        Time eta = never;
+        std::int32_t task = -1;
+    };
+
+    bool blind() const { return in_.routing == Routing::bw; }  // to load: an idle network, every copy there
+    Time free_at(const Link &l) const { return blind() ? 0 : free_[l.resource]; }
+    Worker *sharer(int side, int group, int location);
+    Cached *cached(int side, int group, std::size_t tile, int location);
+    Holder holder(const Worker &w, int side, std::size_t tile, int location);
+    std::int32_t held_region(Worker &w, int side, int outer, int p, int location, int chunks);
+    Time find_route(Worker &w, int side, int outer, int p, Route &route);
+    enum class Way { direct, relayed, earlier };
+    void first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r);
+    void next_hops(Worker &w, int side, std::size_t tile, std::int64_t chunk_bytes);
+    void travel(Worker &w, int side, std::size_t tile, int from, int to, Way way, std::int64_t chunk_bytes,
+                Route &route);
+    void add_leg(Worker &w, int side, std::size_t tile, const Link &l, std::int64_t chunk_bytes, Route &route);
+    Arrival there(Worker &w, int side, std::size_t tile, int location, const Route &route);
+    bool can_relay(const Worker &w, int side, std::size_t tile, const Detour &d);
+    void book(const Route &route, std::vector<std::pair<std::size_t, Time>> *undo);
+    void fetch(Worker &w, int side, int outer, int p);
+    void arrived(Worker &w, int side, int outer, int p, Time eta);
+
+    // -- C -----------------------------------------------------------------------------------
+
+    // How a tile of C would travel.
+    struct CWay {
+        const Detour *detour = nullptr;
+        Link link;         // the only one, or the first of the detour
+        Time arrival = 0;  // of all of it
+        Time busy = 0;     // how long it keeps `link`
+    };
+
+    CWay c_way(const Worker &w, int i, int j, bool inward, Time not_before);
+    Time copy_c(Worker &w, int i, int j, bool inward, CPlace place, std::int32_t awaited, Time not_before,
+                std::int32_t &task);
+    Time relay_c(Worker &w, int i, int j, bool inward, CPlace place, const Detour &d, std::int32_t awaited,
+                 Time not_before, std::int32_t &task);
+    bool fetches_c(const Worker &w) const { return in_.reads_c && !w.c_home; }
+    // Sum of products, and where C_in is fetched to and C_out is written back from.
+    CPlace sum_place(const Worker &w) const { return w.c_home && !in_.half ? CPlace::user : CPlace::panel; }
+    CPlace in_place(const Worker &w) const {
+        if (w.c_home) return CPlace::user;
+        return in_.lazy || in_.half ? CPlace::staging : CPlace::panel;
+    }
+    CPlace out_place(const Worker &w) const {
+        if (w.c_home) return CPlace::user;
+        return in_.half ? CPlace::staging : CPlace::panel;
+    }
+    void open(Worker &w, CTile &c, int i, int j);
+    void close(Worker &w, CTile &c, int i, int j);
+
+    // -- compute -----------------------------------------------------------------------------
+
+    Time run_on(int rank, Time not_before, Time duration) {
+        Time &until = free_[resource_of(rank)];
+        until = std::max(until, not_before) + duration;
+        end_ = std::max(end_, until);
+        return until;
+    }
+    // Device memory is read and written once per operand; a local copy does two accesses per byte.
+    Time combine_time(int rank, std::int64_t bytes) const {
+        const std::size_t at = index(rank, rank);
+        return std::llround(0.5 * static_cast<double>(bytes) * in_.ps_per_byte[at]) + in_.latency_ps[at];
+    }
+    void schedule(Worker &w, const Subproblem &s);
+    void scale(Worker &w, int tile);
+
+    // -- order -------------------------------------------------------------------------------
+
+    // Smaller is better; see planning/uncut.py for the order in words.
+    struct Choice {
+        Time start = never;
+        int fetches = 0;
+        int reuse = 0;
+        Subproblem s{0, 0, 0};
+        bool opens = false;
+        auto key() const { return std::make_tuple(start, opens, fetches, -reuse, s.j, s.i, s.p); }
+        bool operator<(const Choice &other) const { return key() < other.key(); }
+    };
+    // One fetch, for one rank, on one link.
+    struct SingleFetch {
+        unsigned scan = 0;
+        std::size_t resource = 0;
+        Time eta = 0, cost = 0;
+    };
+
+    Subproblem next_fixed(Worker &w) const;
+    void add_known(Worker &w, const Subproblem &s);
+    bool needs_c(const Worker &w, std::size_t c) const { return c_is_input_ && !w.c_home && w.c[c].progress == 0; }
+    // Whether a sub-problem begins a C tile, where that counts against it.
+    bool opens(const Worker &w, int i, int j) const {
+        return in_.finish_first && w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0;
+    }
+    void drop_done(const Worker &w, ReadyHeap &heap) const {
+        while (!heap.empty() && w.done[sub_index(w, {heap.top().i, heap.top().j, heap.top().p})])
+            heap.pop();
+    }
+    Subproblem select(Worker &w);
+    void scan_missing(Worker &w, Time compute_free, Choice &best);
+    Time estimate(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing);
+    Time estimate_batched(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing);
+    Time estimate_single(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing);
+    const SingleFetch &single_fetch(Worker &w, int side, int outer, int p);
+
+    static constexpr std::int32_t unknown = -2;
+
+    const Input &in_;
+    const int locations_, host_;
+    const std::array<Origin, 3> origins_;
+    const std::array<bool, 2> outer_is_row_;
+    int kt_ = 1;
+    bool c_is_input_ = false, track_known_ = false;
+    std::int64_t c_tiles_ = 0;
+
+    std::vector<Worker> workers_;
+    std::vector<int> workers_of_rank_;                      // -1: computes nothing
+    std::array<std::vector<std::vector<int>>, 2> sharers_;  // per grid row (A) or column (B)
+    std::array<std::vector<RegionTable>, 2> origin_regions_;
+
+    // Relays: the chain per matrix and link, once looked for, and the copies they keep per group and tile.
+    std::array<std::vector<std::int32_t>, 3> detour_at_;
+    std::deque<Detour> detours_;
+    std::vector<std::vector<std::pair<int, double>>> ports_at_;  // (port, weight) per link
+    std::array<std::vector<std::vector<std::vector<Cached>>>, 2> cached_;
+    std::vector<std::int64_t> cache_room_;
+    std::vector<std::array<int, 3>> cache_of_rank_;  // index into Tables::caches per matrix, or -1
+
+    Tables out_;
+    Time end_ = 0;
+    int next_group_ = 0;
+    std::vector<Time> free_;  // links [source * locations + destination], then compute per rank
+    std::vector<std::int32_t> lane_of_copy_, lane_of_compute_;
+
+    // Scratch of routing and selection.
+    std::vector<int> destinations_, order_;
+    std::vector<int> leg_to_;  // per location, the leg of the route under construction that ends there, or -1
+    Hops hops_;
+    ChainSearch search_;
+    Route route_, trial_;
+    std::vector<std::pair<std::size_t, Time>> undo_;
+    std::array<Time, 64> estimates_{};
+    std::array<std::vector<SingleFetch>, 2> single_;
+    unsigned scan_ = 0;
+};
+
+}  // namespace uncut

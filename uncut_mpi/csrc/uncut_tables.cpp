@@ -1,0 +1,122 @@
+// Records of the schedule: regions, lanes, tasks and the slots of relays' caches.
+#include "uncut_state.hpp"
+
+namespace uncut {
+
+std::int32_t Scheduler::add_region(int buffer, const Rectangle &r) {
+    out_.regions.push_back({buffer, 0, r.row, r.col, r.rows, r.cols});
+    return static_cast<std::int32_t>(out_.regions.size()) - 1;
+}
+
+// First of `chunks` regions that cut a tile along its stored columns, remainders to the first.
+std::int32_t Scheduler::chunk_regions(std::int32_t &whole, std::int32_t &chunked, int buffer, const Rectangle &r,
+                                      int chunks) {
+    if (chunks == 1) {
+        if (whole < 0) whole = add_region(buffer, r);
+        return whole;
+    }
+    if (chunked < 0) {
+        chunked = static_cast<std::int32_t>(out_.regions.size());
+        std::int64_t col = r.col;
+        for (int q = 0; q < chunks; ++q) {
+            const std::int64_t cols = r.cols / chunks + (q < r.cols % chunks ? 1 : 0);
+            add_region(buffer, {r.row, col, r.rows, cols});
+            col += cols;
+        }
+    }
+    return chunked;
+}
+
+std::int32_t Scheduler::origin_region(const Worker &w, int side, int outer, int p, int chunks) {
+    RegionTable &table = origin_regions_[side][group_of(w, side)];
+    const std::size_t tile = tile_index(outer, p);
+    return chunk_regions(table.whole[tile], table.chunked[tile], user_buffer[side], shape(w, side, outer, p), chunks);
+}
+
+std::int32_t Scheduler::panel_region(Worker &w, int side, int outer, int p, int chunks) {
+    Extent extent = outer_extent(w, side, outer);
+    extent.start -= block_start(w, side);
+    Tiles &t = w.sides[side];
+    const std::size_t tile = tile_index(outer, p);
+    return chunk_regions(t.regions.whole[tile], t.regions.chunked[tile], t.buffer, stored(side, extent, k_extent(p)),
+                         chunks);
+}
+
+// Where a rank reads a tile of A or B.
+std::int32_t Scheduler::read_region(Worker &w, int side, int outer, int p) {
+    return w.sides[side].home ? origin_region(w, side, outer, p, 1) : panel_region(w, side, outer, p, 1);
+}
+
+std::int32_t Scheduler::c_region(Worker &w, int i, int j, CPlace place, int chunks) {
+    const Extent rows = row_extent(w, i), cols = col_extent(w, j);
+    const std::size_t tile = static_cast<std::size_t>(j) * w.mt + i;
+    if (place == CPlace::user) {
+        if (w.c_user.whole.empty()) w.c_user.resize(w.c.size());
+        return chunk_regions(w.c_user.whole[tile], w.c_user.chunked[tile], user_buffer[matrix_c],
+                             {rows.start, cols.start, rows.size, cols.size}, chunks);
+    }
+    RegionTable &table = place == CPlace::panel ? w.c_panel : w.c_staging;
+    const auto buffer = static_cast<int>((place == CPlace::panel ? in_.c_panel : in_.c_staging)[w.rank]);
+    return chunk_regions(table.whole[tile], table.chunked[tile], buffer,
+                         {rows.start - in_.row_starts[w.row], cols.start - in_.col_starts[w.col], rows.size, cols.size},
+                         chunks);
+}
+
+std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
+                                 std::initializer_list<std::int32_t> awaits) {
+    TaskRecord task;
+    task.kind = kind;
+    task.num_operands = static_cast<std::uint16_t>(operands.size());
+    task.rank = out_.lanes[lane].rank;
+    task.lane = lane;
+    task.group = group;
+    task.first_operand = static_cast<std::int32_t>(out_.operands.size());
+    task.first_await = static_cast<std::int32_t>(out_.awaits.size());
+    for (const OperandSpec &o : operands)
+        out_.operands.push_back({o.region, o.factor, static_cast<std::uint8_t>(o.transposed), 0});
+    for (const std::int32_t awaited : awaits)  // a lane is first in, first out
+        if (awaited >= 0 && out_.tasks[awaited].lane != lane) out_.awaits.push_back(awaited);
+    const auto first = out_.awaits.begin() + task.first_await;
+    std::sort(first, out_.awaits.end());
+    out_.awaits.erase(std::unique(first, out_.awaits.end()), out_.awaits.end());
+    task.num_awaits = static_cast<std::int32_t>(out_.awaits.size()) - task.first_await;
+    out_.tasks.push_back(task);
+    return static_cast<std::int32_t>(out_.tasks.size()) - 1;
+}
+
+std::int32_t Scheduler::lane_for_compute(int rank, int number) {
+    std::int32_t &lane = lane_of_compute_[static_cast<std::size_t>(rank) * in_.compute_lanes + number];
+    if (lane < 0) {
+        lane = static_cast<std::int32_t>(out_.lanes.size());
+        out_.lanes.push_back({rank, compute_lane, no_source, number});
+    }
+    return lane;
+}
+
+std::int32_t Scheduler::lane_for_copy(const Link &l) {
+    if (!in_.overlap) return lane_for_compute(l.issuer, 0);
+    std::int32_t &lane = lane_of_copy_[index(l.source, l.destination) * in_.num_ranks + l.issuer];
+    if (lane < 0) {
+        lane = static_cast<std::int32_t>(out_.lanes.size());
+        out_.lanes.push_back({l.issuer, copy_lane, l.source == host_ ? host_owner : l.source,
+                              l.destination == host_ ? host_owner : l.destination});
+    }
+    return lane;
+}
+
+// Room for a copy of a tile in a relay's cache; the caller has asked `has_slot`.
+Cached Scheduler::take_slot(int rank, int matrix, std::int64_t rows, std::int64_t cols) {
+    int &number = cache_of_rank_[rank][matrix];
+    if (number < 0) {
+        number = static_cast<int>(out_.caches.size());
+        out_.caches.push_back({rank, matrix, 0});
+    }
+    cache_room_[rank] -= in_.slot_bytes[matrix];
+    Cached slot;
+    slot.rank = rank;
+    slot.buffer = in_.first_cache + number;
+    slot.place = {0, out_.caches[number][2]++ * in_.slot_shape[matrix][1], rows, cols};
+    return slot;
+}
+
+}  // namespace uncut

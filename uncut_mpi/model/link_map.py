@@ -1,0 +1,155 @@
+"""
+PARALiA's LinkMap: what each link sustains while others are in use, and detours around slow ones.
+
+From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a
+performance aware runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023),
+sections 3.2 and 3.4. Locations are those of a `Machine`: devices, then the host.
+
+It differs from `Machine.ports` in that links slow each other down in pairs, so that three transfers
+over one port seem to cost as much as two. It is kept for what it is: the model of that paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import fair_rates
+
+Link: TypeAlias = tuple[int, int]
+"""(source, destination) locations."""
+
+MOST_SLOWDOWN: Final = 2.0
+"""What simultaneous use of another link may do at most (section 3.4)."""
+
+
+def slowdown(alone_s: float, together_s: float) -> float:
+    """
+    Return how much slower a transfer is while another link is in use (equation 6), 1 to `MOST_SLOWDOWN`.
+
+    Parameters
+    ----------
+    alone_s, together_s : float
+        Time of the transfer with the other link idle and busy.
+    """
+    return min(max(together_s / alone_s, 1.0), MOST_SLOWDOWN)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LinkMap:
+    """
+    Links between locations, as PARALiA sees them (table 1).
+
+    Attributes
+    ----------
+    latency_s, bandwidth_gb_per_s : ndarray of float64, shape (locations, locations)
+        [source, destination], of a link in use alone.
+    slowdowns : mapping of (link, link) to float
+        How much slower the first link is while the second is in use; pairs not named do not meet.
+    shared_gb_per_s : ndarray of float64, shape (locations, locations)
+        What a link sustains; its own bandwidth until `shared_by` says who uses it.
+    routes : mapping of link to tuple of int
+        Devices that a transfer passes on its way; links not named are direct.
+    """
+
+    latency_s: np.ndarray
+    bandwidth_gb_per_s: np.ndarray
+    slowdowns: Mapping[tuple[Link, Link], float]
+    shared_gb_per_s: np.ndarray
+    routes: Mapping[Link, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for values in (self.latency_s, self.bandwidth_gb_per_s, self.shared_gb_per_s):
+            values.flags.writeable = False
+
+    @classmethod
+    def of(cls, machine: Machine) -> LinkMap:
+        """Return the map of a machine; slowdowns are what the machine's ports do to two transfers at once."""
+        meeting: dict[tuple[Link, Link], None] = {}
+        for port in machine.ports:
+            meeting.update(dict.fromkeys(itertools.permutations(port.links, 2)))
+        slowdowns = {}
+        for link, other in meeting:
+            alone = [float(machine.bandwidth_gb_per_s[each]) for each in (link, other)]
+            together = fair_rates([link, other], alone, machine.ports)
+            # Of equal transfers, the time is the inverse of the rate.
+            factor = slowdown(1.0 / alone[0], 1.0 / float(together[0]))
+            if factor > 1.0:
+                slowdowns[link, other] = factor
+        return cls(machine.latency_s, machine.bandwidth_gb_per_s, slowdowns, machine.bandwidth_gb_per_s)
+
+    def shared_by(self, devices: Sequence[int], data_locations: Sequence[int]) -> LinkMap:
+        """
+        Return the map for devices that all receive from all data locations throughout.
+
+        Parameters
+        ----------
+        devices : sequence of int
+            Devices that compute.
+        data_locations : sequence of int
+            Where matrices live.
+
+        Notes
+        -----
+        The paper prints the shared bandwidth as the bandwidth times a double sum of slowdowns, which would
+        grow with every link in use. Its text asks for the contrary, and for a factor of 2 at most "to avoid
+        empirical errors spilling into the models": here the bandwidth is divided by the largest slowdown that
+        any of the links in use causes.
+        """
+        used = {(source, to) for source in data_locations for to in devices if source != to}
+        worst: dict[Link, float] = {}
+        for (link, other), factor in self.slowdowns.items():
+            if other in used:
+                worst[link] = max(worst.get(link, 1.0), factor)
+        shared = self.bandwidth_gb_per_s.copy()
+        for link, factor in worst.items():
+            shared[link] /= factor
+        return dataclasses.replace(self, shared_gb_per_s=shared, routes={})
+
+    def rerouted(self, devices: Sequence[int], *, max_hops: int = 1) -> LinkMap:
+        """
+        Return the map with transfers led around slow links (section 3.2).
+
+        A transfer goes through up to `max_hops` of the devices where the narrowest link on that way sustains
+        more than the direct one; of equal ways the shortest, then the one through the lowest devices. The
+        bandwidth is then that of the narrowest link, since chunks follow each other, and latencies add up.
+
+        Parameters
+        ----------
+        devices : sequence of int
+            Devices that compute and hold buffers, which a transfer may pass.
+        max_hops : int
+            0 (no detours), 1 or 2.
+
+        Raises
+        ------
+        ParamError
+            If `max_hops` is none of these.
+        """
+        if max_hops not in (0, 1, 2):
+            raise ParamError(f"max_hops = {max_hops}: a transfer may pass 0, 1 or 2 devices")
+        shared, latency, routes = self.shared_gb_per_s.copy(), self.latency_s.copy(), dict(self.routes)
+        for source, to in itertools.permutations(range(len(shared)), 2):
+            between = sorted(set(devices) - {source, to})
+            for hops in range(1, max_hops + 1):
+                for way in itertools.permutations(between, hops):
+                    legs = list(itertools.pairwise((source, *way, to)))
+                    narrowest = min(float(self.shared_gb_per_s[leg]) for leg in legs)
+                    if narrowest > shared[source, to]:
+                        shared[source, to] = narrowest
+                        latency[source, to] = sum(float(self.latency_s[leg]) for leg in legs)
+                        routes[source, to] = way
+        return dataclasses.replace(self, latency_s=latency, shared_gb_per_s=shared, routes=routes)
+
+    def transfer_s(self, source: int, destination: int, size_bytes: float) -> float:
+        """Return t_link = latency + bytes / shared bandwidth (equation 2); 0 within a location or of no bytes."""
+        if source == destination or size_bytes == 0:
+            return 0.0
+        link = source, destination
+        return float(self.latency_s[link]) + size_bytes / (float(self.shared_gb_per_s[link]) * 1e9)

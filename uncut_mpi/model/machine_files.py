@@ -1,0 +1,56 @@
+"""Machine files: those that ship with the package in ``uncut_mpi/machines``, and one's own."""
+
+from __future__ import annotations
+
+import pathlib
+from importlib import resources
+from typing import Final
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.machine import Machine
+
+_FOLDER: Final = resources.files("uncut_mpi") / "machines"
+_SUFFIX: Final = ".json"
+
+
+def machine_names() -> list[str]:
+    """Return the names of the machines that ship with the package, in alphabetical order."""
+    return sorted(file.name.removesuffix(_SUFFIX) for file in _FOLDER.iterdir() if file.name.endswith(_SUFFIX))
+
+
+def load_machine(name_or_path: str | pathlib.Path) -> Machine:
+    """
+    Return a machine that ships with the package, or one from a file.
+
+    Local: reads one file, no MPI or CUDA call.
+
+    Parameters
+    ----------
+    name_or_path : str or pathlib.Path
+        One of `machine_names`, or the path of a file that `Machine.to_json` wrote. A name goes first;
+        write ``./name`` for a file that is called like a machine that ships.
+
+    Returns
+    -------
+    Machine
+        Its `provenance` says where each figure comes from.
+
+    Raises
+    ------
+    ParamError
+        If it is neither, or the file is not a machine file of this format.
+    """
+    names = machine_names()
+    ships = isinstance(name_or_path, str) and name_or_path in names
+    file = _FOLDER / f"{name_or_path}{_SUFFIX}" if ships else pathlib.Path(name_or_path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ParamError(
+            f"machine {str(name_or_path)!r} is neither one that ships with the package nor a file that can be read "
+            f"({error}): use one of {', '.join(names)}, or the path of a file with Machine.to_json's text"
+        ) from None
+    try:
+        return Machine.from_json(text)
+    except ParamError as error:
+        raise ParamError(f"{name_or_path}: {error}") from None

@@ -1,0 +1,294 @@
+"""
+PARALiA's predictor: the time of a product on a set of devices in closed form, and the choice of the set.
+
+From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a
+performance aware runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023),
+sections 3.1 and 3.3; the links are those of `uncut_mpi.model.link_map`. All transfers and products
+overlap fully, so the times are optimistic. The private host memory of a rank counts as the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.grid_bounds import grids
+from uncut_mpi.model.link_map import LinkMap
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+
+METRICS: Final = ("time", "edp", "pdp")
+
+RATIO_TOLERANCE: Final = 0.05
+"""Devices are balanced when their predicted times differ by no more than this part (section 3.1)."""
+
+_MOST_ADJUSTMENTS: Final = 50
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DevicePrediction:
+    """
+    Predicted times of one device's share (seconds).
+
+    Attributes
+    ----------
+    exec_s : float
+        Products, t_exec.
+    receive_s : float
+        Its share of all matrices that are read, each over the link from where it lives.
+    extra_s : float
+        What other devices need too, equation 4.
+    send_s : float
+        Its share of the results.
+    """
+
+    exec_s: float
+    receive_s: float
+    extra_s: float
+    send_s: float
+
+    @property
+    def without_sharing_s(self) -> float:
+        """The time if devices shared no data (equation 3; of one device and data on the host, equation 1)."""
+        return max(self.exec_s, self.receive_s, self.send_s)
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time (equation 5)."""
+        return max(self.exec_s, self.extra_s + self.receive_s, self.send_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Workload:
+    """
+    A distribution of a product over devices, and what it is predicted to take.
+
+    Attributes
+    ----------
+    devices : tuple of int
+        Ranks that compute.
+    ratios : tuple of float
+        Share of each, 1 in all.
+    predictions : tuple of DevicePrediction
+        One for each of them.
+    watts : float
+        Power of all devices of the machine, those that compute at work and the others at rest.
+    """
+
+    devices: tuple[int, ...]
+    ratios: tuple[float, ...]
+    predictions: tuple[DevicePrediction, ...]
+    watts: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of the slowest device (total_pred_t)."""
+        return max(prediction.seconds for prediction in self.predictions)
+
+    def cost(self, metric: str) -> float:
+        """
+        Return what a metric makes of this workload; less is better (section 3.3).
+
+        ``"time"`` is t, ``"pdp"`` the energy W·t (J), ``"edp"`` the energy times the delay, W·t² (J s). The
+        paper's PERF, PDP_i and EDP_i are flops/t, flops/t/W and (flops/t)²/W: of one problem, their inverses but
+        for a constant.
+
+        Raises
+        ------
+        ParamError
+            If there is no such metric, or the machine's power is not known.
+        """
+        if metric not in METRICS:
+            raise ParamError(f"metric {metric!r} does not exist: use one of {', '.join(METRICS)}")
+        if metric == "time":
+            return self.seconds
+        if self.watts <= 0:
+            raise ParamError(
+                f"metric {metric} needs the power of the machine's devices, which is unknown (0 W): "
+                "use a machine with idle_watts and busy_watts, or the metric time"
+            )
+        return self.watts * self.seconds ** (1 if metric == "pdp" else 2)
+
+
+def extra_transfer_bytes(grid: tuple[int, int], read_only_bytes: Sequence[float]) -> float:
+    """
+    Return the bytes that devices receive beyond one copy of each matrix that is only read (section 3.3).
+
+    ((rows − 1) + (cols − 1)) / RONLY_num · RONLY_sum_bytes, of all devices together.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        (rows, cols) of the block-cyclic distribution.
+    read_only_bytes : sequence of float
+        Sizes of the matrices that are only read.
+    """
+    if not read_only_bytes:
+        return 0.0
+    return ((grid[0] - 1) + (grid[1] - 1)) / len(read_only_bytes) * sum(read_only_bytes)
+
+
+def predict(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    devices: Sequence[int],
+    *,
+    ratios: Sequence[float] | None = None,
+    max_hops: int = 1,
+) -> Workload:
+    """
+    Return what a product is predicted to take on some devices.
+
+    Parameters
+    ----------
+    problem : GemmProblem
+        The product.
+    placement : Placement
+        Where its matrices live, on these devices or not.
+    machine : Machine
+        Links, rates and watts.
+    devices : sequence of int
+        Ranks that compute.
+    ratios : sequence of float, optional
+        Share of each device, 1 in all. By default equal ones, then adjusted until the predicted times differ
+        by 5 % at most (section 3.1).
+    max_hops : int
+        Devices that a rerouted transfer passes at most, 0 to 2; the paper's evaluation has 1.
+
+    Raises
+    ------
+    ParamError
+        If a rank does not exist or the ratios do not fit.
+    TopologyError
+        If the machine has no rate for the problem's type.
+
+    Notes
+    -----
+    The grid is the most square one. In equation 4 each device receives its share of the extra bytes, at the
+    mean of what its links from the other devices sustain ("we assume these bytes are equally distributed
+    between devices").
+    """
+    return _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops).workload(devices, ratios)
+
+
+def select(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    *,
+    metric: str = "time",
+    subsets: Iterable[Sequence[int]] | None = None,
+    max_hops: int = 1,
+) -> Workload:
+    """
+    Return the workload of least cost over sets of devices (section 3.1).
+
+    Parameters
+    ----------
+    problem, placement, machine, max_hops
+        As for `predict`.
+    metric : str
+        One of `METRICS`; see `Workload.cost`.
+    subsets : iterable of sequences of int, optional
+        Sets of ranks, in the order of preference among equal ones. By default every set, small ones first.
+
+    Raises
+    ------
+    ParamError
+        As `predict` and `Workload.cost`, or if there is no set.
+    """
+    if subsets is None:
+        ranks = range(machine.num_ranks)
+        subsets = (chosen for count in range(1, len(ranks) + 1) for chosen in itertools.combinations(ranks, count))
+    predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
+    best: Workload | None = None
+    for devices in subsets:
+        found = predictor.workload(devices, None)
+        if best is None or found.cost(metric) < best.cost(metric) * (1 - 1e-9):
+            best = found
+    if best is None:
+        raise ParamError("no set of devices was given to choose from: give at least one")
+    return best
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Predictor:
+    problem: GemmProblem
+    placement: Placement
+    machine: Machine
+    links: LinkMap
+    max_hops: int
+
+    def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
+        self.placement.check_ranks(self.machine.num_ranks)
+        chosen = tuple(devices)
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.machine.num_ranks)):
+            raise ParamError(
+                f"devices {chosen} of a prediction: name ranks 0 to {self.machine.num_ranks - 1}, each once at most"
+            )
+        if ratios is not None and (
+            len(ratios) != len(chosen) or min(ratios) < 0 or not abs(sum(ratios) - 1) <= 1e-9 * len(chosen)
+        ):
+            raise ParamError(f"ratios {tuple(ratios)} of devices {chosen}: give each a share, 1 in all")
+        located = (self.placement.a, self.placement.b, self.placement.c)
+        links = self.links.shared_by(chosen, [self._index(location) for location in located])
+        links = links.rerouted(chosen, max_hops=self.max_hops)
+        if ratios is not None:
+            return self._predicted(chosen, tuple(ratios), links)
+        found = self._predicted(chosen, (1.0 / len(chosen),) * len(chosen), links)
+        for _ in range(_MOST_ADJUSTMENTS):
+            times = [prediction.seconds for prediction in found.predictions]
+            if min(times) == 0 or max(times) <= min(times) * (1 + RATIO_TOLERANCE):
+                break
+            # Times are linear in the shares, with latencies that are not negative. Then this step, the last one
+            # where there are no latencies, leads no device beyond the slowest of before.
+            speeds = [share / seconds for share, seconds in zip(found.ratios, times, strict=True)]
+            found = self._predicted(chosen, tuple(speed / sum(speeds) for speed in speeds), links)
+        return found
+
+    def _predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap) -> Workload:
+        machine = self.machine
+        predictions = tuple(
+            self._device(device, share, devices, links) for device, share in zip(devices, shares, strict=True)
+        )
+        idle = [rank for rank in range(machine.num_ranks) if rank not in devices]
+        watts = float(machine.busy_watts[list(devices)].sum() + machine.idle_watts[idle].sum())
+        return Workload(devices, shares, predictions, watts)
+
+    def _device(self, device: int, share: float, devices: tuple[int, ...], links: LinkMap) -> DevicePrediction:
+        problem, place = self.problem, self.placement
+        item = problem.dtype.itemsize
+        c_bytes = float(problem.m * problem.n * item)
+        read_only: list[tuple[float, Location]] = []
+        if problem.has_product:
+            read_only = [(problem.m * problem.k * item, place.a), (problem.k * problem.n * item, place.b)]
+        reads = [*read_only, (c_bytes, place.c)] if problem.reads_c else read_only
+        grid = grids(len(devices), split_k=False)[0]
+        extra = share * extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
+        others = [float(links.shared_gb_per_s[other, device]) for other in devices if other != device]
+        return DevicePrediction(
+            exec_s=self._exec_s(device, share),
+            receive_s=sum(links.transfer_s(self._index(at), device, share * size) for size, at in reads),
+            extra_s=extra / (sum(others) / len(others) * 1e9) if others else 0.0,
+            send_s=links.transfer_s(device, self._index(place.c), share * c_bytes),
+        )
+
+    def _exec_s(self, device: int, share: float) -> float:
+        """Return the part `share` of the time of the whole product on one device."""
+        problem, machine = self.problem, self.machine
+        if not problem.has_product:
+            return 0.0
+        shape = machine.gemm_shape.get(problem.dtype.name)
+        operations, overhead_s = float(problem.flops), 0.0
+        if shape is not None:
+            operations, _ = shape.work(problem.m, problem.n, problem.k, int(machine.multiprocessors[device]))
+            overhead_s = shape.overhead_s
+        return share * (overhead_s + operations / float(machine.gemm_rate(problem.dtype)[device]))
+
+    def _index(self, location: Location) -> int:
+        return self.machine.host if location.space == "host" or location.rank is None else location.rank

@@ -1,0 +1,234 @@
+"""When each task of a schedule ran, or would run: a neutral value that every picture is made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.schedule import HOST, Kind, LaneKind, Schedule
+from uncut_mpi.view.parts import find_parts, make_labels
+
+
+class Activity(enum.IntEnum):
+    """What a task does, as pictures tell it apart."""
+
+    GEMM = 0
+    COMBINE = 1
+    HOST_IN = 2
+    HOST_OUT = 3
+    PEER = 4
+    LOCAL = 5
+
+    @property
+    def label(self) -> str:
+        """The activity in words."""
+        return _LABELS[self]
+
+
+_LABELS: Final = {
+    Activity.GEMM: "product",
+    Activity.COMBINE: "combine",
+    Activity.HOST_IN: "from host",
+    Activity.HOST_OUT: "to host",
+    Activity.PEER: "between devices",
+    Activity.LOCAL: "within a device",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lane:
+    """
+    A lane of a schedule.
+
+    Attributes
+    ----------
+    rank : int
+        Whose device issues it.
+    computes : bool
+        Whether it is a compute lane.
+    name : str
+        As ``compute 0`` or ``copy host->1``.
+    """
+
+    rank: int
+    computes: bool
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """
+    The tasks of a schedule with their times; JOINs, which do nothing, are left out, as are tasks without times.
+
+    Attributes
+    ----------
+    name : str
+        What it shows, as ``predicted`` or ``measured``.
+    num_ranks : int
+        Ranks of the schedule.
+    lanes : tuple of Lane
+        In the schedule's order.
+    task, rank, lane, group : ndarray of int64, shape (n,)
+        Index in the schedule; rank and lane that issue it; fetch it belongs to, −1 for none.
+    activity : ndarray of uint8, shape (n,)
+        `Activity`.
+    nbytes : ndarray of int64, shape (n,)
+        Bytes that a copy moves; 0 for others.
+    start_s, end_s : ndarray of float64, shape (n,)
+        From the start of the call.
+    labels : tuple of str
+        Names of the tasks, as ``A(2,3) host->1``: tiles of the caller's op(A), op(B) and C, numbered from 0.
+    awaits : ndarray of int64, shape (a, 2)
+        (awaited, waiting) rows where a lane waits for another. Of what it awaits through a JOIN, the last to end.
+    """
+
+    name: str
+    num_ranks: int
+    lanes: tuple[Lane, ...]
+    task: np.ndarray
+    rank: np.ndarray
+    lane: np.ndarray
+    group: np.ndarray
+    activity: np.ndarray
+    nbytes: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+    labels: tuple[str, ...]
+    awaits: np.ndarray
+
+    @classmethod
+    def of(cls, schedule: Schedule, start_s: np.ndarray, end_s: np.ndarray, name: str) -> Timeline:
+        """
+        Return the timeline of a simulation or of a real run.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            What ran.
+        start_s, end_s : ndarray of float64, shape (number of tasks,)
+            From the start of the call; NaN for a task that has no time.
+        name : str
+            What it shows.
+
+        Raises
+        ------
+        ParamError
+            If there is not one start and one end per task, or a task ends before it starts.
+        """
+        tasks = schedule.tasks
+        for which, values in (("start", start_s), ("end", end_s)):
+            if values.shape != (len(tasks),):
+                raise ParamError(f"{len(tasks)} tasks, but {which} times of shape {values.shape}: give one per task")
+        timed = np.flatnonzero((tasks["kind"] != Kind.JOIN) & np.isfinite(start_s) & np.isfinite(end_s))
+        backwards = end_s[timed] < start_s[timed]
+        if backwards.any():
+            raise ParamError(f"task {timed[int(np.argmax(backwards))]} ends before it starts")
+        copies = schedule.copies()
+        nbytes = np.zeros(len(tasks), np.int64)
+        nbytes[copies[:, 0]] = copies[:, 3]
+        labels = make_labels(schedule, find_parts(schedule))
+        return cls(
+            name=name,
+            num_ranks=schedule.num_ranks,
+            lanes=tuple(_lane(record) for record in schedule.lanes),
+            task=timed,
+            rank=tasks["rank"][timed].astype(np.int64),
+            lane=tasks["lane"][timed].astype(np.int64),
+            group=tasks["group"][timed].astype(np.int64),
+            activity=_activities(schedule, copies)[timed],
+            nbytes=nbytes[timed],
+            start_s=start_s[timed].astype(np.float64),
+            end_s=end_s[timed].astype(np.float64),
+            labels=tuple(labels[task] for task in timed.tolist()),
+            awaits=_awaits(schedule, timed, end_s),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """End of the last task; 0 without tasks."""
+        return float(self.end_s.max(initial=0.0))
+
+    @property
+    def idle_share(self) -> np.ndarray:
+        """Share of the time in which a rank's device computes nothing, shape (num_ranks,)."""
+        total = self.seconds
+        busy = np.array([self.covered_s(self.computing(rank)) for rank in range(self.num_ranks)])
+        return 1.0 - busy / total if total > 0 else np.ones(self.num_ranks)
+
+    def computing(self, rank: int) -> np.ndarray:
+        """Return which tasks, of shape (n,), keep the device of a rank computing."""
+        which: np.ndarray = (self.rank == rank) & (self.activity <= Activity.COMBINE)
+        return which
+
+    def covered_s(self, which: np.ndarray) -> float:
+        """Return the time in which at least one of the tasks selected by `which` (bool, shape (n,)) runs."""
+        _, busy = self.coverage(which)
+        return float(busy[-1])
+
+    def coverage(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Return how the time in which at least one of some tasks runs adds up.
+
+        Parameters
+        ----------
+        which : ndarray of bool, shape (n,)
+            The tasks.
+
+        Returns
+        -------
+        times, busy_s : ndarray of float64
+            Until times[i], busy_s[i] seconds were covered; between them it grows linearly.
+        """
+        order = np.argsort(self.start_s[which], kind="stable")
+        start, end = self.start_s[which][order], self.end_s[which][order]
+        if not len(start):
+            return np.zeros(1), np.zeros(1)
+        reached = np.maximum.accumulate(end)
+        opens = np.flatnonzero(np.concatenate(([True], start[1:] > reached[:-1])))
+        begins, ends = start[opens], reached[np.concatenate((opens[1:] - 1, [len(start) - 1]))]
+        busy = np.concatenate(([0.0], np.cumsum(ends - begins)))
+        times = np.column_stack((begins, ends)).ravel()
+        return times, np.column_stack((busy[:-1], busy[1:])).ravel()
+
+
+def _lane(record: np.void) -> Lane:
+    if record["kind"] == LaneKind.COMPUTE:
+        return Lane(int(record["rank"]), True, f"compute {record['destination']}")
+    ends = ("host" if end == HOST else str(end) for end in (record["source"], record["destination"]))
+    return Lane(int(record["rank"]), False, "copy {}->{}".format(*ends))
+
+
+def _activities(schedule: Schedule, copies: np.ndarray) -> np.ndarray:
+    activity = np.full(len(schedule.tasks), Activity.GEMM, np.uint8)
+    activity[schedule.tasks["kind"] == Kind.COMBINE] = Activity.COMBINE
+    task, source, destination = copies[:, 0], copies[:, 1], copies[:, 2]
+    activity[task] = Activity.PEER
+    activity[task[source == destination]] = Activity.LOCAL
+    activity[task[(source == HOST) & (destination != HOST)]] = Activity.HOST_IN
+    activity[task[(destination == HOST) & (source != HOST)]] = Activity.HOST_OUT
+    return activity
+
+
+def _awaits(schedule: Schedule, timed: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+    lowering = lower(schedule)
+    waits = np.concatenate((lowering.event_waits, lowering.flag_waits)).astype(np.int64)
+    tasks = schedule.tasks
+    # A JOIN stands for the task it waited for longest.
+    stands_for = np.arange(len(tasks))
+    for join in np.flatnonzero(tasks["kind"] == Kind.JOIN).tolist():
+        sources = stands_for[schedule.awaited(join)]
+        sources = sources[sources >= 0]
+        ends = np.nan_to_num(end_s[sources], nan=-np.inf)
+        stands_for[join] = sources[int(np.argmax(ends))] if len(sources) else -1
+    waiting, awaited = waits[:, 0], stands_for[waits[:, 1]]
+    row = np.full(len(tasks) + 1, -1)  # the last entry answers for −1
+    row[timed] = np.arange(len(timed))
+    pairs = np.stack((row[awaited], row[waiting]), axis=1)
+    lanes = tasks["lane"]
+    kept = (pairs >= 0).all(axis=1) & (lanes[awaited] != lanes[waiting])
+    return np.unique(pairs[kept], axis=0)

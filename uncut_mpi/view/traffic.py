@@ -1,0 +1,85 @@
+"""What a schedule moves, against the least that its products' places ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from uncut_mpi.model.placement import Location
+from uncut_mpi.planning.schedule import Kind, Matrix, Schedule, expand_ranges
+from uncut_mpi.view.parts import find_parts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traffic:
+    """
+    Bytes over one kind of link.
+
+    Attributes
+    ----------
+    link : str
+        ``host_to_device``, ``device_to_host`` or ``device_to_device``.
+    nbytes : int
+        What the schedule copies.
+    least_bytes : int
+        What any schedule copies that computes each product where this one does: what lies in host memory enters
+        the devices once and C leaves them once; what a rank multiplies and does not have comes once.
+    """
+
+    link: str
+    nbytes: int
+    least_bytes: int
+
+
+def traffic(schedule: Schedule) -> tuple[Traffic, Traffic, Traffic]:
+    """Return what a schedule moves over each kind of link, and the least there is to move."""
+    problem, placement = schedule.problem, schedule.placement
+    item = problem.dtype.itemsize
+    c_bytes = problem.m * problem.n * item
+    least = {"host_to_device": 0, "device_to_host": 0, "device_to_device": 0}
+    if problem.reads_c and placement.c.space == "host":
+        least["host_to_device"] += c_bytes
+    if placement.c.space == "host":
+        least["device_to_host"] += c_bytes
+    if problem.has_product:
+        used = _used_elements(schedule)
+        for matrix, place, elements in (
+            (Matrix.A, placement.a, problem.m * problem.k),
+            (Matrix.B, placement.b, problem.k * problem.n),
+        ):
+            foreign = int(used[matrix][_others(place, schedule.num_ranks)].sum())
+            if place.space == "host":
+                least["host_to_device"] += elements * item
+                foreign = max(0, foreign - elements)
+            least["device_to_device"] += foreign * item
+        if placement.c.space == "device":
+            least["device_to_device"] += int(used[Matrix.C][_others(placement.c, schedule.num_ranks)].sum()) * item
+    moved = schedule.bytes_by_link()
+    first, second, third = (Traffic(link, moved[link], least[link]) for link in least)
+    return first, second, third
+
+
+def _others(place: Location, num_ranks: int) -> np.ndarray:
+    """Return which ranks do not have a matrix in their device."""
+    ranks = np.arange(num_ranks)
+    others: np.ndarray = ranks != place.rank if place.space == "device" else ranks >= 0
+    return others
+
+
+def _used_elements(schedule: Schedule) -> dict[Matrix, np.ndarray]:
+    """Return how many different elements of each matrix the products of every rank work on."""
+    parts = find_parts(schedule)
+    tasks = schedule.tasks
+    products = tasks[tasks["kind"] == Kind.GEMM]
+    # C, A and B; the fourth operand, where there is one, is the first again.
+    operand = expand_ranges(products["first_operand"], np.full(len(products), 3))
+    rank = np.repeat(products["rank"], 3)
+    region = schedule.regions[schedule.operands["region"][operand]]
+    columns = (rank, parts.matrix[operand], parts.row[operand], parts.col[operand], region["rows"], region["cols"])
+    different = np.unique(np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0)
+    used = {matrix: np.zeros(schedule.num_ranks, np.int64) for matrix in Matrix}
+    for matrix, elements in used.items():
+        of = different[different[:, 1] == matrix]
+        np.add.at(elements, of[:, 0], of[:, 4] * of[:, 5])
+    return used
