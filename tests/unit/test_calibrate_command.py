@@ -33,6 +33,7 @@ def test_every_flag_reaches_its_field():
     ("words", "said"),
     [
         ("--fast", "--fast"),
+        ("--compute-ranks 0", "--compute-ranks"),
         ("--time-limit 0", "not above 0"),
         ("--time-limit 5 --quick", "--quick"),
         ("--backend tpu", "tpu"),

@@ -81,7 +81,9 @@ def make_parser() -> argparse.ArgumentParser:
     problem = parser.add_argument_group("problem")
     _add_files(problem)
     _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend")
-    add_machine(parser.add_argument_group("ranks and devices"))
+    machine = parser.add_argument_group("ranks and devices")
+    add_machine(machine)
+    _add_compute_ranks(machine)
     _add_schedule(parser.add_argument_group("schedule"))
     _add_run(parser.add_argument_group("run and report"))
     return parser
@@ -182,6 +184,10 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--devices", type=_list, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
     )
+    group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
+
+
+def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compute-ranks",
         type=_list,
@@ -189,7 +195,6 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
         help="ranks that compute, in the order in which they fill the process grid; by default all. The others "
         "start too: they hold what --place puts there, and forward",
     )
-    group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
 def _add_schedule(group: argparse._ArgumentGroup) -> None:
