@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
+from uncut_mpi.numa import interleaved
 
 _SHM = "/dev/shm"
 _MEMFD, _FILE = 1, 2
@@ -90,7 +91,7 @@ class Segment:
         self._withdraw = weakref.finalize(self, _withdraw, descriptor, path, os.getpid())
 
     @classmethod
-    def create(cls, nbytes: int, purpose: str, *, use_file: bool = False) -> Segment:
+    def create(cls, nbytes: int, purpose: str, *, use_file: bool = False, interleave: bool = False) -> Segment:
         """
         Reserve a new segment, filled with zeros.
 
@@ -102,6 +103,8 @@ class Segment:
             What it is for, as an error message calls it.
         use_file : bool, default False
             Use a file in ``/dev/shm`` even where anonymous memory can be had.
+        interleave : bool, default False
+            Spread its pages over the NUMA nodes, for memory that all devices read.
 
         Raises
         ------
@@ -117,7 +120,8 @@ class Segment:
         try:
             with _turn():
                 _check_room(mapped, purpose, kind)
-                _reserve(descriptor, mapped, purpose, kind)
+                with interleaved() if interleave else contextlib.nullcontext():
+                    _reserve(descriptor, mapped, purpose, kind)
             mapping = _map(descriptor, mapped, purpose)
             status = os.fstat(descriptor)
             handle = _HANDLE.pack(

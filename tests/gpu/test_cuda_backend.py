@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -48,6 +49,21 @@ def test_what_computes_is_named_with_its_version(backend, cupy):
     assert versions["cuda"].startswith(f"{major}.")
     assert versions["blas"].startswith(f"cuBLAS {major}.")
     assert re.fullmatch(r"(\d+\.\d+(\.\d+)? )?\(CUDA \d+\.\d\)", versions["driver"])
+
+
+def test_the_identity_counts_the_multiprocessors(backend, cupy):
+    counted = cupy.cuda.runtime.getDeviceProperties(0)["multiProcessorCount"]
+    assert backend.identity().multiprocessors == counted > 1
+
+
+def test_the_energy_counter_grows_while_the_device_works(backend):
+    pytest.importorskip("pynvml")
+    before = backend.energy_j()
+    if before is None:
+        pytest.skip("this device has no energy counter")
+    with contextlib.closing(backend.gemm_probe(4096, DType.f64)) as probe:
+        probe.mean_seconds(1.0)
+    assert backend.energy_j() > before
 
 
 def test_a_device_that_is_not_there_is_refused_with_the_number_that_are():

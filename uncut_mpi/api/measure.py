@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import logging
 import os
 import pathlib
 import platform
@@ -33,11 +34,16 @@ from uncut_mpi.model.ports import Port
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
+logger = logging.getLogger("uncut_mpi")
+
 # Bytes of a bandwidth probe and edge of the GEMM probe, large enough for full rate, small enough
 # for 8 ranks' 72 links and four types to stay under 3 s.
 _PROBE_BYTES = {"cuda": 64 << 20, "host": 4 << 20}
 _GEMM_EDGE = {"cuda": 4096, "host": 384}
 _LATENCY_BYTES = 4096
+
+# How keys of measured machines begin; others were assumed or put together, and go with any hardware.
+_MEASURED = ("cuda-", "host-")
 _REPEATS = 3
 _SAMPLES = 5
 _SAMPLE_S = {"cuda": 0.01, "host": 0.01}
@@ -71,10 +77,11 @@ def obtain_machine(
     Raises
     ------
     TopologyError
-        If the machine given has another number of ranks.
+        If the machine given has another number of ranks, or was measured on other hardware.
     RankMismatchError
         If ranks give different machines.
     """
+    key = machine_key(identities)
     described = "machine=None" if given is None else f"machine={given.name} of {given.num_ranks} ranks"
     agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: described)
     if given is not None:
@@ -85,18 +92,41 @@ def obtain_machine(
                     "measure this one, or start as many ranks"
                 )
             )
+        check_hardware(given, key)
         return given
-    key = machine_key(identities)
     path = cache_directory() / f"{key}.json"
     kept = agreement.from_root(group, lambda: _load(path, key, group.size).encode())
     if kept:
         # Memory is a fact of this run (the host backend's is what is free now), links and rates are kept.
         memory = np.array([one.memory_bytes for one in identities], np.int64)
         return dataclasses.replace(Machine.from_json(kept.decode()), memory_bytes=memory)
+    started = time.perf_counter()
     machine = measure(group, backend, identities, key)
     if group.rank == 0:
+        logger.info(
+            "measured this machine in %.1f s, the quick form: python -m uncut_mpi.calibrate measures all of it",
+            time.perf_counter() - started,
+        )
         _keep(path, machine.to_json())
     return machine
+
+
+def check_hardware(machine: Machine, key: str) -> None:
+    """
+    Check that a machine was measured on the hardware of a key, or on none: assumed ones go anywhere.
+
+    Raises
+    ------
+    TopologyError
+        If it was measured on other hardware; on every rank, since all have the same machine.
+    """
+    if machine.key != key and machine.key.startswith(_MEASURED):
+        raise agreed(
+            TopologyError(
+                f"machine {machine.name} was measured on other hardware (its key is {machine.key}, that of these "
+                f"ranks is {key}): measure this one with python -m uncut_mpi.calibrate, on as many ranks"
+            )
+        )
 
 
 def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity], key: str) -> Machine:
@@ -173,7 +203,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         typical_gemm_tflop_per_s={name: np.median(rate, axis=0) for name, rate in rates.items()},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
         ports=_host_ports(inward, outward),
-        provenance=f"measured at a session's start in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
+        provenance=f"quick form, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
         f"copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
         f"medians are up to {spread:.0%} below the best"
@@ -232,15 +262,15 @@ def _measure_links(
 
 def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
     try:
-        text = path.read_text()
-        machine = Machine.from_json(text)
+        machine = Machine.from_json(path.read_text())
     except (OSError, ValueError, OverflowError):
         return ""  # none kept, damaged, or of an older format: measure
     complete = all(
         dtype.name in rates for rates in (machine.gemm_tflop_per_s, machine.typical_gemm_tflop_per_s) for dtype in DType
     )
     good = machine.steady and complete and machine.key == key and machine.num_ranks == num_ranks
-    return text if good else ""
+    # Without the samples that a calibration adds, which no session needs.
+    return machine.to_json() if good else ""
 
 
 def _keep(path: pathlib.Path, text: str) -> None:

@@ -130,7 +130,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     """
     given = make_parser().parse_args(join_negative_values(argv))
     _check_files(given)
-    _check_devices(given)
+    check_devices(given)
     _check_written(given)
     m, n, k = extents_of(given)
     alpha, beta = scalars_of(given)
@@ -165,7 +165,8 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     )
 
 
-def _check_devices(given: argparse.Namespace) -> None:
+def check_devices(given: argparse.Namespace) -> None:
+    """Refuse flags of GPUs with the host backend."""
     if given.backend == "host" and (given.devices is not None or given.allow_shared_gpu):
         flag = "--devices" if given.devices is not None else "--allow-shared-gpu"
         raise ParamError(f"{flag} was given with --backend host, which has no GPUs: leave one of them out")

@@ -73,7 +73,7 @@ class _Version(argparse.Action):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the gemm command's parser."""
-    parser = _parser(
+    parser = base_parser(
         "python -m uncut_mpi.gemm",
         "C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
         _EPILOG,
@@ -81,7 +81,9 @@ def make_parser() -> argparse.ArgumentParser:
     problem = parser.add_argument_group("problem")
     _add_files(problem)
     _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend")
-    _add_machine(parser.add_argument_group("ranks and devices"))
+    machine = parser.add_argument_group("ranks and devices")
+    add_machine(machine)
+    _add_compute_ranks(machine)
     _add_schedule(parser.add_argument_group("schedule"), "uncut")
     _add_run(parser.add_argument_group("run and report"))
     return parser
@@ -89,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def make_plan_parser() -> argparse.ArgumentParser:
     """Return the plan command's parser; the problem and the schedule have the flags of the gemm command."""
-    parser = _parser(
+    parser = base_parser(
         "python -m uncut_mpi.plan",
         "Chooses a schedule for C := alpha op(A) op(B) + beta C and says what it expects of it; no MPI, no GPU.",
         _PLAN_EPILOG,
@@ -132,7 +134,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:
+def base_parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
     parser = _Parser(
         prog=program,
@@ -177,7 +179,8 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
     )
 
 
-def _add_machine(group: argparse._ArgumentGroup) -> None:
+def add_machine(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that choose the backend and its devices."""
     group.add_argument(
         "--backend",
         type=_one_of(*BACKENDS),
@@ -188,6 +191,10 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--devices", type=_list, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
     )
+    group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
+
+
+def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compute-ranks",
         type=_list,
@@ -195,7 +202,6 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         help="ranks that compute, in the order in which they fill the process grid; by default all. The others "
         "start too: they hold what --place puts there, and forward",
     )
-    group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
 def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> None:
@@ -243,7 +249,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--repeat", type=_whole(1), default=5, metavar="N", help="timed calls; default 5")
     group.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=60.0,
         metavar="S",
         help="longest time without progress; default 60",
@@ -302,7 +308,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """Return the finite number above 0 that a flag's value is."""
     value = _finite(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")

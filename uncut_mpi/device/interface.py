@@ -38,6 +38,8 @@ class DeviceIdentity:
         Identifies the node (boot id and, where memory handles need it, the PID namespace).
     memory_bytes, free_bytes : int
         Total and free device memory.
+    multiprocessors : int
+        Blocks of a product that the device runs at once.
     """
 
     backend: str
@@ -46,6 +48,7 @@ class DeviceIdentity:
     node: str
     memory_bytes: int
     free_bytes: int
+    multiprocessors: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -339,6 +342,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def gemm_probe(self, size: int, dtype: DType) -> Probe:
         """Return a probe of a size×size×size product of full-mantissa random data."""
+
+    @abc.abstractmethod
+    def energy_j(self) -> float | None:
+        """Return what the device has consumed since some fixed moment, in joules; None if unknown. Never raises."""
 
     @abc.abstractmethod
     def memory(self) -> tuple[int, int]:

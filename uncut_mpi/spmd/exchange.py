@@ -32,7 +32,7 @@ def shared_segment(
     Make a segment that every rank of a node maps; one per node. Collective.
 
     The first rank of each node creates it and withdraws its name once all have mapped it, so that
-    nothing is left behind however the job ends.
+    nothing is left behind however the job ends. Its pages are spread over the node's memory (NUMA).
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: f
     error: BaseException | None = None
     if group.local_rank == 0:
         try:
-            segment = Segment.create(nbytes, purpose, use_file=use_file)
+            segment = Segment.create(nbytes, purpose, use_file=use_file, interleave=True)
         except Exception as caught:  # carried to every rank by the agreement below
             error = caught
     try:

@@ -20,6 +20,7 @@ from uncut_mpi.device.cuda.library import (
     load_blas,
     load_driver,
 )
+from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
 from uncut_mpi.device.cuda.probe import CudaProbe
 from uncut_mpi.device.cuda.warmup import WarmupList, square
@@ -77,9 +78,11 @@ class CudaBackend(Backend):
             properties = self._runtime.getDeviceProperties(ordinal)
             self._uuid = bytes(properties["uuid"][:16])
             self._name = properties["name"].decode()
+            self._multiprocessors = int(properties["multiProcessorCount"])
             self._native = _native.CudaDevice(driver, load_blas(), ordinal)
             self._caller_event = self._cupy.cuda.Event(disable_timing=True)
         self._imports = ImportCache(self._runtime, ordinal)
+        self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()
         self._preparation = Preparation(self._native, self._description(), self._malloc)
@@ -96,6 +99,7 @@ class CudaBackend(Backend):
             node=f"{boot_id()}/{pid_namespace()}",
             memory_bytes=total,
             free_bytes=free,
+            multiprocessors=self._multiprocessors,
         )
 
     def versions(self) -> dict[str, str]:
@@ -330,6 +334,10 @@ class CudaBackend(Backend):
             self._runtime.free(base)
 
         return CudaProbe(self._current, self._native.compute_stream(0), multiply, _TIMED_PRODUCTS, free)
+
+    def energy_j(self) -> float | None:
+        """See `Backend.energy_j`: NVML's counter; None without nvidia-ml-py, or where the device has none."""
+        return self._meter.energy_j()
 
     # -- end ---------------------------------------------------------------------------------
 

@@ -236,6 +236,10 @@ class HostBackend(Backend):
 
         return HostProbe(multiply, self._blas)
 
+    def energy_j(self) -> float | None:
+        """See `Backend.energy_j`: not known."""
+        return None
+
     def close(self) -> None:
         """See `Backend.close`. Arrays of `empty` stay readable, but no peer can open them any more."""
         for held in (self._own, self._peers, self._arrays):

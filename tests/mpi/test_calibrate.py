@@ -1,0 +1,227 @@
+"""The calibrate command on the host backend: what it prints, keeps, refuses and leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+import uncut_mpi.api.start as start
+from tests.helpers.collective import allgather, collective_assert, expect
+from uncut_mpi.api import measure as measuring
+from uncut_mpi.calibrate import main
+from uncut_mpi.calibration import litmus
+from uncut_mpi.calibration.measuring import EFFORTS
+from uncut_mpi.device.host import HostBackend
+from uncut_mpi.device.interface import ExecutionReport
+from uncut_mpi.model.dtypes import DType
+
+pytestmark = pytest.mark.mpi(min_size=1)
+SHORT = ["--backend", "host", "--time-limit", "1e-3"]
+
+
+@pytest.fixture(autouse=True)
+def small(mpi_tmp_path, monkeypatch):
+    """Small probes, and machines measured here stay here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    effort = dataclasses.replace(
+        EFFORTS["host"],
+        area_bytes=64 << 10,
+        target_s=1e-4,
+        widths_bytes=(64, 4096),
+        shapes=((16, 16, 16), (32, 32, 32), (32, 32, 64), (64, 64, 64)),
+        combine=(32, 32),
+        litmus_bytes=(4096,),
+    )
+    monkeypatch.setitem(EFFORTS, "host", effort)
+    monkeypatch.setattr(litmus, "_MOST_BLOCKS", 2)
+    monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
+    monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
+    monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
+
+
+@pytest.fixture
+def few_ranks(comm):
+    """For whole calibrations, whose probes grow with the square of the ranks."""
+    if comm.size > 4:
+        pytest.skip("takes long with more than 4 ranks, and is the same")
+
+
+def job(comm, capfd, words):
+    """Run the command in this process; return (status, everything rank 0 printed, its errors)."""
+    comm.Barrier()
+    capfd.readouterr()
+    status = main([str(word) for word in words], comm)
+    out, err = capfd.readouterr()
+    statuses, texts = allgather(comm, status), allgather(comm, (out, err))
+    collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
+    collective_assert(comm, not any(o or e for o, e in texts[1:]), f"a rank other than 0 printed: {texts[1:]}")
+    return status, texts[0][0], texts[0][1]
+
+
+def kept(folder: pathlib.Path) -> list[str]:
+    directory = folder / "cache" / "uncut_mpi" / "machines"
+    return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+
+
+def test_everything_is_measured_printed_and_kept_for_the_next_session(few_ranks, comm, capfd, mpi_tmp_path):
+    status, out, err = job(comm, capfd, SHORT)
+    collective_assert(comm, status == 0, out + err)
+    wanted = ["bandwidth of one transfer", "latency of one transfer", "products:", "COMBINE", "costs, us", "kept in"]
+    wanted += ["0 wrong words: PASS" if comm.size > 1 else "one rank has no peer", "measured well enough"]
+    collective_assert(comm, all(part in out for part in wanted), out)
+    collective_assert(comm, err.startswith("calibrating: 0 of") and "done" in err, err)
+    names = kept(mpi_tmp_path)
+    collective_assert(comm, len(names) == 1, f"{names}")
+    text = (mpi_tmp_path / "cache" / "uncut_mpi" / "machines" / names[0]).read_text()
+    machine, content = um.Machine.from_json(text), json.loads(text)
+    size = comm.size
+    off = ~np.eye(size + 1, dtype=bool)
+    good = (
+        machine.provenance.startswith("calibrated")
+        and (machine.bandwidth_gb_per_s[off] > 0).all()
+        and (machine.latency_s[off] > 0).all()
+        and set(machine.gemm_tflop_per_s) == set(machine.gemm_shape) == {dtype.name for dtype in DType}
+        and (machine.combine_gb_per_s > 0).all()
+    )
+    collective_assert(comm, good, text)
+    kinds = {one["kind"] for one in content["samples"]["transfers"]}
+    expected = {"alone", "small", "host", "rows"} | ({"both ways"} if size > 1 else set())
+    expected |= {"egress", "ingress"} if size > 2 else set()
+    collective_assert(comm, kinds == expected, f"{kinds}")
+    counts = {one["time"]["count"] for one in content["samples"]["transfers"]}
+    collective_assert(comm, counts == {3}, f"after the time limit: {counts} samples")
+    # The pairs of links were left out, as the time limit asks, and that is said.
+    collective_assert(comm, size == 1 or ("left out" in out and "pairs of links" in out), out)
+    with um.Session(comm, backend="host") as session:
+        collective_assert(comm, session.machine.provenance == machine.provenance, session.machine.provenance)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_pairs_of_links_are_measured_where_there_is_time(comm, capfd, mpi_tmp_path):
+    if comm.size > 2:
+        pytest.skip("takes long with more than 2 ranks, and is the same")
+    path = mpi_tmp_path / "machine.json"
+    status, out, err = job(comm, capfd, ["--backend", "host", "--time-limit", "30", "--output", path])
+    collective_assert(comm, status == 0, out + err)
+    samples = json.loads(path.read_text())["samples"]
+    pairs = {tuple(map(tuple, one["links"])) for one in samples["transfers"] if one["kind"] == "pair"}
+    # Six links between three locations: 15 pairs, of which the two ways of each link are measured before.
+    known = {((0, 1), (1, 0)), ((0, 2), (2, 0)), ((1, 2), (2, 1)), ((2, 0), (2, 1)), ((0, 2), (1, 2))}
+    collective_assert(comm, len(pairs) == 15 - len(known) and not pairs & known, f"{sorted(pairs)}")
+    counts = [one["time"]["count"] for one in samples["transfers"]]
+    collective_assert(comm, min(counts) >= 10 and not samples["left_out"], f"{counts}")
+
+
+def test_all_memory_is_closed_and_freed_before_the_backend_ends(few_ranks, comm, capfd, monkeypatch):
+    balance = {"memory": 0, "peers": 0}
+
+    def counted(method, what, step):
+        true_method = getattr(HostBackend, method)
+
+        def call(self, *arguments):
+            balance[what] += step
+            return true_method(self, *arguments)
+
+        monkeypatch.setattr(HostBackend, method, call)
+
+    for method, what, step in (
+        ("allocate", "memory", 1),
+        ("free", "memory", -1),
+        ("open", "peers", 1),
+        ("close_peer", "peers", -1),
+    ):
+        counted(method, what, step)
+    status, out, err = job(comm, capfd, SHORT)
+    collective_assert(comm, status == 0 and balance == {"memory": 0, "peers": 0}, f"{balance} {out}{err}")
+
+
+def test_the_quick_form_says_so(comm, capfd, mpi_tmp_path):
+    status, out, err = job(comm, capfd, ["--backend", "host", "--quick"])
+    collective_assert(comm, status == 0 and "this is the quick form" in out and not err, out + err)
+    collective_assert(comm, len(kept(mpi_tmp_path)) == 1, f"{kept(mpi_tmp_path)}")
+
+
+def test_json_goes_to_standard_output_alone_and_output_names_the_file(comm, capfd, mpi_tmp_path):
+    path = mpi_tmp_path / "machine.json"
+    status, out, err = job(comm, capfd, ["--backend", "host", "--quick", "--json", "--output", path])
+    collective_assert(comm, status == 0 and json.loads(out or "{}") == json.loads(path.read_text()), out)
+    collective_assert(comm, f"kept in {path}" in err and not kept(mpi_tmp_path), err)
+
+
+def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, capfd, mpi_tmp_path):
+    path = mpi_tmp_path / "machine.json"
+    job(comm, capfd, ["--backend", "host", "--quick", "--output", path])
+    text = path.read_text()
+    key = json.loads(text)["key"]
+    other = um.Machine.from_json(text.replace(key, f"host-{comm.size}-0123456789abcdef"))
+    parts = ["other hardware", "0123456789abcdef", key, "uncut_mpi.calibrate"]
+    expect(comm, um.TopologyError, parts, lambda: um.Session(comm, backend="host", machine=other))
+    with um.Session(comm, backend="host", machine=um.Machine.from_json(text)) as session:
+        collective_assert(comm, session.machine.key == key, session.machine.key)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--output", "{folder}/missing/machine.json"], "--output"),
+        (["--output", "{folder}"], "is a directory"),
+        (["--time-limit", "never"], "not a finite number"),
+        (["--backend", "host", "--devices", "0"], "no GPUs"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(comm, capfd, mpi_tmp_path, words, said):
+    words = [word.format(folder=mpi_tmp_path) for word in words]
+    status, out, err = job(comm, capfd, words)
+    collective_assert(comm, status == 2 and said in err and not out, out + err)
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, capfd, mpi_tmp_path, monkeypatch):
+    if comm.rank == 0:
+        (mpi_tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "file"))
+    status, _, err = job(comm, capfd, ["--backend", "host", "--quick"])
+    collective_assert(comm, status == 2 and "--output" in err, err)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(
+    few_ranks, comm, capfd, mpi_tmp_path, monkeypatch
+):
+    true_to_host = HostBackend.to_host
+
+    def to_host(self, address, ld, out):
+        true_to_host(self, address, ld, out)
+        out.flat[0 if comm.rank else out.size - 1] = -1.0  # a word of another rank, on every rank
+
+    monkeypatch.setattr(HostBackend, "to_host", to_host)
+    status, out, err = job(comm, capfd, SHORT)
+    collective_assert(comm, status == 1 and "FAIL" in out and "cannot run products" in out, out + err)
+    collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
+
+
+@pytest.mark.parametrize("method", ["allocate", "executable", "from_host", "run"])
+def test_what_fails_on_one_rank_fails_on_all_and_ends(few_ranks, comm, capfd, mpi_tmp_path, monkeypatch, method):
+    class Failing(HostBackend):
+        def executable(self, *arguments):
+            if method == "executable":
+                raise um.DeviceError("executable failed on purpose")
+            made = super().executable(*arguments)
+            if method == "run":
+                made.run = lambda **unused: ExecutionReport(error=um.DeviceError("run failed on purpose"))
+            return made
+
+    def fail(self, *arguments):
+        raise um.DeviceError(f"{method} failed on purpose")
+
+    if method in ("allocate", "from_host"):
+        setattr(Failing, method, fail)
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(start, "make_host", Failing)
+    status, out, err = job(comm, capfd, SHORT)
+    collective_assert(comm, status == 2 and f"{method} failed on purpose" in err, out + err)
+    collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")

@@ -1,0 +1,385 @@
+"""Calibration: what is fitted to synthetic samples is what they were made from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from uncut_mpi.calibration.assemble import assemble, fit_products
+from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_overhead, nonnegative_least_squares
+from uncut_mpi.calibration.measuring import EFFORTS
+from uncut_mpi.calibration.ports import HostTotals, host_ports, pair_ports, predicted_slowdown, star_ports
+from uncut_mpi.calibration.report import machine_text, samples_text
+from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
+from uncut_mpi.calibration.statistics import Summary, student_t
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.costs import GemmShape, RowOverhead
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
+
+SHAPES = EFFORTS["cuda"].shapes
+
+
+class TestStatistics:
+    # From printed tables of Student's t, two-sided 95 %.
+    @pytest.mark.parametrize(
+        ("degrees", "quantile"),
+        [(1, 12.706), (4, 2.776), (5, 2.571), (9, 2.262), (19, 2.093), (30, 2.042), (120, 1.980)],
+    )
+    def test_the_quantile_is_that_of_the_tables(self, degrees, quantile):
+        assert student_t(degrees) == pytest.approx(quantile, abs=1.5e-3)
+
+    def test_the_interval_is_that_of_a_worked_example(self):
+        summary = Summary.of([1.0, 2.0, 3.0, 4.0, 5.0])
+        assert summary.half_width_s == pytest.approx(2.776445 * math.sqrt(2.5) / math.sqrt(5), rel=1e-5)
+        assert (summary.mean_s, summary.median_s, summary.min_s, summary.max_s, summary.count) == (3, 3, 1, 5, 5)
+
+    def test_the_interval_holds_the_mean_in_95_of_100_cases(self):
+        random = np.random.default_rng(3)
+        held = 0
+        for _ in range(4000):
+            summary = Summary.of(random.normal(10.0, 2.0, 10).tolist())
+            held += abs(summary.mean_s - 10.0) <= summary.half_width_s
+        assert 0.94 < held / 4000 < 0.96
+
+    def test_few_samples_are_never_enough_and_one_has_no_interval(self):
+        assert not Summary.of([1.0] * 9).settled
+        assert Summary.of([1.0] * 10).settled
+        assert "half_width_s" not in Summary.of([1.0]).to_dict()
+
+    def test_samples_that_scatter_are_not_enough(self):
+        assert not Summary.of([1.0, 2.0] * 10).settled
+        assert Summary.of([1.0, 1.04] * 10).settled
+
+
+class TestProducts:
+    def seconds(self, shape, rate_tflop_per_s, multiprocessors, noise=0.0):
+        random = np.random.default_rng(5)
+        exact = [
+            shape.overhead_s + shape.work(*extents, multiprocessors)[0] / (rate_tflop_per_s * 1e12)
+            for extents in SHAPES
+        ]
+        return [value * (1 + noise * random.standard_normal()) for value in exact]
+
+    @pytest.mark.parametrize("blocks", [(128.0, 256.0), (256.0, 128.0), (128.0, 128.0), (64.0, 96.0), (1.0, 1.0)])
+    def test_exact_times_give_back_blocks_depth_overhead_and_rate(self, blocks):
+        true = GemmShape(*blocks, half_depth=180.0, overhead_s=6e-6)
+        shape, rate, error = fit_gemm_shape(SHAPES, self.seconds(true, 62.0, 132), 132)
+        assert (shape.block_rows, shape.block_cols) == blocks
+        assert shape.half_depth == pytest.approx(180.0, rel=1e-6)
+        assert shape.overhead_s == pytest.approx(6e-6, rel=1e-6)
+        assert rate == pytest.approx(62.0, rel=1e-6)
+        assert error < 1e-9
+
+    def test_times_with_noise_give_a_rate_and_predictions_as_good_as_the_noise(self):
+        true = GemmShape(128.0, 256.0, half_depth=180.0, overhead_s=6e-6)
+        shape, rate, error = fit_gemm_shape(SHAPES, self.seconds(true, 62.0, 132, noise=0.02), 132)
+        assert rate == pytest.approx(62.0, rel=0.03)
+        assert error < 0.03
+        for extents, seconds in zip(SHAPES, self.seconds(true, 62.0, 132), strict=True):
+            predicted = shape.overhead_s + shape.work(*extents, 132)[0] / (rate * 1e12)
+            assert predicted == pytest.approx(seconds, rel=0.06), extents
+
+    def test_a_device_without_multiprocessors_has_no_waves(self):
+        true = GemmShape(half_depth=30.0, overhead_s=2e-6)
+        shape, rate, _ = fit_gemm_shape(SHAPES, self.seconds(true, 0.05, 1), 1)
+        assert (shape.block_rows, shape.block_cols) == (1.0, 1.0)
+        assert rate == pytest.approx(0.05, rel=1e-6)
+
+    @pytest.mark.parametrize("seconds", [[1e-3], [1e-3, 0.0, 1e-3], [1e-3, math.nan, 1e-3]])
+    def test_too_few_or_impossible_times_are_an_error(self, seconds):
+        with pytest.raises(ParamError, match="at least 3 positive times"):
+            fit_gemm_shape(SHAPES[: len(seconds)], seconds, 132)
+
+    def test_times_that_do_not_grow_with_the_work_give_the_best_rate_and_no_shape(self):
+        shape, rate, error = fit_gemm_shape([(8, 8, 8), (8, 8, 16), (8, 8, 32)], [3e-3, 2e-3, 1e-3], 1)
+        assert shape == GemmShape()
+        assert rate == pytest.approx(2 * 8 * 8 * 32 / 1e-3 * 1e-12)
+        assert error == pytest.approx(math.sqrt(((11 / 12) ** 2 + (3 / 4) ** 2) / 3))
+
+    def test_no_parameter_is_ever_negative(self):
+        random = np.random.default_rng(11)
+        for _ in range(20):
+            matrix, values = random.uniform(0, 1, (8, 3)), random.uniform(-1, 1, 8)
+            found, norm = nonnegative_least_squares(matrix, values)
+            assert (found >= 0).all()
+            assert norm == pytest.approx(np.linalg.norm(matrix @ found - values))
+            # No step into the allowed region lowers the error: the gradient points out of it.
+            gradient = matrix.T @ (matrix @ found - values)
+            assert (gradient >= -1e-9).all()
+            assert abs(gradient @ found) < 1e-9
+
+
+def test_row_widths_give_back_what_a_row_costs():
+    widths = [256, 512, 1024, 4096, 65536, 1 << 25]
+    times = [(1 + 300.0 / width) / 390e9 for width in widths]
+    assert fit_row_overhead(widths, times) == pytest.approx(300.0, rel=1e-6)
+    random = np.random.default_rng(2)
+    noisy = [time * (1 + 0.02 * random.standard_normal()) for time in times]
+    assert fit_row_overhead(widths, noisy) == pytest.approx(300.0, rel=0.1)
+
+
+def test_rows_that_cost_nothing_are_no_negative_cost():
+    assert fit_row_overhead([256, 1024, 4096], [0.9e-11, 1e-11, 1.1e-11]) == 0.0
+
+
+def four_gpus(host_total=200.0, both=(100.0, 100.0), pairs=((0, 1), (2, 3))):
+    """A node as the shipped facts describe: one port per GPU, two GPUs on each PCIe switch, one host total."""
+    bandwidth = np.full((5, 5), 396.0)
+    bandwidth[4, :], bandwidth[:, 4] = 55.0, 54.0
+    ports = device_ports(range(4), 400.0, 398.0)
+    for rank in range(4):
+        ports += duplex_ports(
+            f"link {rank}", [(4, rank)], [(rank, 4)], in_gb_per_s=55.0, out_gb_per_s=54.0, both_gb_per_s=(50.0, 49.0)
+        )
+    for one, other in pairs:
+        ports += duplex_ports(
+            "switch",
+            [(4, one), (4, other)],
+            [(one, 4), (other, 4)],
+            in_gb_per_s=80.0,
+            out_gb_per_s=78.0,
+            both_gb_per_s=(74.0, 72.0),
+        )
+    ports += duplex_ports(
+        "host",
+        [(4, rank) for rank in range(4)],
+        [(rank, 4) for rank in range(4)],
+        in_gb_per_s=host_total,
+        out_gb_per_s=150.0,
+        both_gb_per_s=both,
+    )
+    return bandwidth, ports
+
+
+def rates(links, bandwidth, ports):
+    return fair_rates(links, [float(bandwidth[link]) for link in links], ports)
+
+
+class TestPorts:
+    def totals(self, bandwidth, ports, noise=0.0):
+        random = np.random.default_rng(1)
+        host = len(bandwidth) - 1
+        found = []
+        sets = [(r,) for r in range(host)] + list(itertools.combinations(range(host), 2))
+        for ranks in [*sets, *(tuple(range(count)) for count in range(3, host + 1))]:
+            inward, outward = [(host, rank) for rank in ranks], [(rank, host) for rank in ranks]
+            both = rates(inward + outward, bandwidth, ports)
+            one_in, one_out, in_both, out_both = (
+                float(part.sum()) * (1 + noise * random.standard_normal())
+                for part in (
+                    rates(inward, bandwidth, ports),
+                    rates(outward, bandwidth, ports),
+                    both[: len(ranks)],
+                    both[len(ranks) :],
+                )
+            )
+            found.append(HostTotals(ranks, one_in, one_out, (in_both, out_both)))
+        return found
+
+    @pytest.mark.parametrize("noise", [0.0, 0.01])
+    def test_totals_by_active_gpus_give_back_what_every_set_of_gpus_gets(self, noise):
+        bandwidth, true = four_gpus()
+        fitted = host_ports(bandwidth, self.totals(bandwidth, true, noise))
+        tolerance = 0.06  # what is within 5 % of the ports found so far makes no port of its own
+        for count in range(1, 5):
+            for ranks in itertools.combinations(range(4), count):
+                inward, outward = [(4, rank) for rank in ranks], [(rank, 4) for rank in ranks]
+                for links in (inward, outward, inward + outward):
+                    expected = rates(links, bandwidth, true).sum()
+                    assert rates(links, bandwidth, fitted).sum() == pytest.approx(expected, rel=tolerance), links
+
+    def test_gpus_on_one_switch_are_told_from_those_on_two(self):
+        bandwidth, true = four_gpus()
+        names = {port.name for port in host_ports(bandwidth, self.totals(bandwidth, true))}
+        assert {"host, ranks 0, 1 in", "host, ranks 2, 3 in"} <= names
+        assert not {name for name in names if name.startswith(("host, ranks 0, 2", "host, ranks 1, 3"))}
+
+    def test_the_limit_of_each_link_is_not_repeated_for_many_in_whatever_order_they_come(self):
+        bandwidth, true = four_gpus()
+        links = [port for port in true if port.name.startswith("link")]
+        fitted = host_ports(bandwidth, self.totals(bandwidth, links)[::-1])
+        assert {port.name for port in fitted} == {
+            f"host link of rank {r} {way}" for r in range(4) for way in ("in", "out")
+        }
+
+    def test_links_that_share_nothing_get_no_port(self):
+        bandwidth, _ = four_gpus()
+        assert host_ports(bandwidth, self.totals(bandwidth, [])) == []
+        alone = dict.fromkeys(range(4), 3 * 396.0)
+        assert star_ports(bandwidth, alone, alone) == []
+
+    def test_one_to_all_and_all_to_one_give_back_the_ports_of_devices(self):
+        bandwidth, _ = four_gpus()
+        ports = star_ports(bandwidth, dict.fromkeys(range(4), 402.0), {0: 404.0, 1: 1180.0, 2: 300.0, 3: 404.0})
+        capacity = {port.name: port.capacity_gb_per_s for port in ports}
+        assert capacity == {
+            **{f"device {rank} egress": 402.0 for rank in range(4)},
+            "device 0 ingress": 404.0,
+            "device 2 ingress": 396.0,  # one link alone had that
+            "device 3 ingress": 404.0,
+        }
+        assert ports[1].links == ((1, 0), (1, 2), (1, 3))
+
+    def test_two_links_that_halve_each_other_become_a_port_unless_it_is_known(self):
+        bandwidth, true = four_gpus()
+        pair = ((0, 1), (4, 2))
+        (port,) = pair_ports(bandwidth, {pair: 2.0}, true)
+        together = rates(pair, bandwidth, [*true, port])
+        assert together[0] / bandwidth[pair[0]] + together[1] / bandwidth[pair[1]] == pytest.approx(1.0)
+        for link in pair:
+            assert rates([link], bandwidth, [*true, port])[0] == pytest.approx(bandwidth[link])
+        known = {((0, 1), (0, 2)): 396 * 2 / 400.0}
+        assert pair_ports(bandwidth, known, true) == []
+        assert pair_ports(bandwidth, {pair: 1.05}, true) == []
+
+    def test_a_slowdown_is_the_time_of_both_when_the_shorter_leaves_first(self):
+        port = Port.of("shared", 100.0, [(0, 1), (2, 3)])
+        # 20 and 100 GB/s share 100: the first gets 20, the second 80 until the first has ended, then 100.
+        assert predicted_slowdown([20.0, 100.0], [(0, 1), (2, 3)], [port]) == pytest.approx(1.2)
+        assert predicted_slowdown([20.0, 100.0], [(0, 1), (2, 3)], []) == pytest.approx(1.0)
+
+
+def summary(seconds, random, noise):
+    return Summary.of((seconds * (1 + noise * np.abs(random.standard_normal(10)))).tolist())
+
+
+def synthetic_samples(machine, shape, noise):
+    """Samples of a known machine, as `measuring` would take them."""
+    random = np.random.default_rng(8)
+    size, host = machine.num_ranks, machine.num_ranks
+    samples = Samples(size, machine.multiprocessors.tolist())
+    target = 2e-3
+
+    def add(kind, links, width=0):
+        nbytes = [target * machine.bandwidth_gb_per_s[link] * 1e9 for link in links]
+        speed = rates(links, machine.bandwidth_gb_per_s, machine.ports)
+        ways = {"device": machine.row_overhead.device, "in": machine.row_overhead.host_in}
+        way = "in" if links[0][0] == host else "device"
+        slow = 1 + (ways[way] / width if width else 0.0)
+        seconds = max(
+            b / (s * 1e9) * slow + machine.latency_s[link] for b, s, link in zip(nbytes, speed, links, strict=True)
+        )
+        time = summary(seconds, random, noise)
+        moved = tuple(map(int, nbytes))
+        samples.transfers.append(TransferSample(kind, tuple(links), (1,) * len(links), moved, width, time))
+
+    links = [(s, d) for s in range(size + 1) for d in range(size + 1) if (s, d) != (host, host)]
+    for link in links:
+        seconds = 32 * machine.latency_s[link]
+        samples.transfers.append(
+            TransferSample("small", (link,), (32,), (32 * 4096,), 0, summary(seconds, random, noise))
+        )
+        add("alone", [link])
+    for rank in range(size):
+        others = [other for other in range(size) if other != rank]
+        add("egress", [(rank, other) for other in others])
+        add("ingress", [(other, rank) for other in others])
+    sets = [*itertools.combinations(range(size), 1), *itertools.combinations(range(size), 2), (0, 1, 2), (0, 1, 2, 3)]
+    for ranks in sets:
+        inward, outward = [(host, rank) for rank in ranks], [(rank, host) for rank in ranks]
+        for together in (inward, outward, inward + outward):
+            add("host", together)
+    for width in (256, 1024, 8192, 1 << 25):
+        add("rows", [(0, 1)], width)
+        add("rows", [(host, 0)], width)
+    for extents in SHAPES:
+        exact = shape.overhead_s + shape.work(*extents, 132)[0] / 60e12
+        seconds = [exact * factor for factor in (1.0, 1.0, 1.25, 1.0)]
+        samples.products.append(ProductSample("f64", *extents, tuple(seconds), summary(exact, random, noise)))
+    samples.combine_gb_per_s = [2000.0] * size
+    samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
+    samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size}
+    samples.litmus = {"rounds": 100, "wrong_words": 0}
+    return samples
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.01], ids=["exact", "noise"])
+def known(request):
+    bandwidth, ports = four_gpus()
+    np.fill_diagonal(bandwidth, 2000.0)
+    latency = np.random.default_rng(4).uniform(2e-6, 5e-6, (5, 5))
+    rows = RowOverhead(device=260.0, host_in=900.0)
+    shape = GemmShape(128.0, 256.0, 150.0, 5e-6)
+    machine = Machine.uniform(4)
+    fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
+    true = Machine(
+        **fields,
+        bandwidth_gb_per_s=bandwidth,
+        latency_s=latency,
+        ports=tuple(ports),
+        multiprocessors=np.full(4, 132),
+        row_overhead=rows,
+    )
+    samples = synthetic_samples(true, shape, request.param)
+    found = assemble(
+        samples, name="four", key="cuda-4-x", memory_bytes=true.memory_bytes.tolist(), provenance="made up"
+    )
+    return true, found, samples, max(2 * request.param, 2e-3)
+
+
+class TestAssembling:
+    def test_links_come_back(self, known):
+        true, found, _, tolerance = known
+        off = ~np.eye(5, dtype=bool)
+        assert found.bandwidth_gb_per_s[off] == pytest.approx(true.bandwidth_gb_per_s[off], rel=tolerance)
+        assert found.latency_s[:4, :] == pytest.approx(true.latency_s[:4, :], rel=tolerance)
+
+    def test_what_transfers_share_comes_back(self, known):
+        true, found, _, _ = known
+        for links in ([(0, 1), (0, 2), (0, 3)], [(1, 0), (2, 0)], [(4, r) for r in range(4)], [(4, 0), (1, 4), (0, 2)]):
+            expected = rates(links, true.bandwidth_gb_per_s, true.ports).sum()
+            assert rates(links, found.bandwidth_gb_per_s, found.ports).sum() == pytest.approx(expected, rel=0.06)
+
+    def test_products_rows_costs_and_power_come_back(self, known):
+        _, found, samples, tolerance = known
+        assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
+        assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
+        assert found.gemm_shape["f64"].block_rows == 128.0
+        assert found.row_overhead.device == pytest.approx(260.0, rel=max(0.01, 10 * tolerance))
+        assert found.row_overhead.host_in == pytest.approx(900.0, rel=max(0.01, 10 * tolerance))
+        assert found.costs.copy_s == 1.3e-6
+        assert (found.idle_watts[0], found.busy_watts[3]) == (75.0, 690.0)
+        assert fit_products(samples)[2]["f64"] < 1e-6
+
+    def test_a_product_faster_than_the_fit_is_the_best_rate_of_its_rank(self, known):
+        true, _, samples, _ = known
+        more = Samples(4, samples.multiprocessors, samples.transfers, list(samples.products))
+        seconds = (2 * 8192.0**3 / 90e12, 1.0, 1.0, 1.0)
+        more.products.append(ProductSample("f64", 8192, 8192, 8192, seconds, Summary.of(seconds)))
+        machine = assemble(more, name="m", key="k", memory_bytes=true.memory_bytes.tolist(), provenance="")
+        assert machine.gemm_tflop_per_s["f64"][0] == pytest.approx(90.0)
+        assert machine.gemm_tflop_per_s["f64"][0] > machine.typical_gemm_tflop_per_s["f64"][0]
+
+    def test_the_file_keeps_the_samples_and_is_a_machine(self, known):
+        _, found, samples, _ = known
+        content = {**json.loads(found.to_json()), "samples": samples.to_dict()}
+        text = json.dumps(content)
+        assert Machine.from_json(text).to_json() == found.to_json()
+        kept = json.loads(text)["samples"]
+        assert len(kept["transfers"]) == len(samples.transfers)
+        assert kept["transfers"][0]["time"]["count"] == 10
+
+    def test_the_report_shows_matrices_ports_and_the_verdict(self, known):
+        _, found, samples, _ = known
+        text = machine_text(found) + samples_text(samples, found)
+        matrix = text[text.index("bandwidth of one transfer") :].splitlines()
+        assert matrix[1].split() == ["0", "1", "2", "3", "host"]
+        assert float(matrix[2].split()[2]) == pytest.approx(396.0, rel=0.03)
+        assert matrix[6].split()[-1] == "-"
+        for part in ("device 0 egress", "host, 2 active (0, 1)", "0 wrong words: PASS", "half rate at k", "690"):
+            assert part in text, part
+
+    def test_a_measurement_that_scatters_makes_no_port(self, known):
+        true, _, samples, _ = known
+        wild = Samples(4, samples.multiprocessors, products=samples.products)
+        for one in samples.transfers:
+            together = one.kind in ("egress", "ingress", "host")
+            time = Summary.of([one.seconds * factor for factor in (0.5, 1.0, 3.0, 8.0)]) if together else one.time
+            wild.transfers.append(TransferSample(one.kind, one.links, one.counts, one.nbytes, one.width_bytes, time))
+        machine = assemble(wild, name="wild", key="k", memory_bytes=true.memory_bytes.tolist(), provenance="")
+        assert machine.ports == ()

@@ -1,0 +1,115 @@
+"""Probes: schedules that move what they say, on lanes of their own, within the memory that is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from uncut_mpi.calibration import probes
+from uncut_mpi.calibration.litmus import Exchange
+from uncut_mpi.calibration.measuring import EFFORTS
+from uncut_mpi.calibration.probes import Areas, Transfers
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import Code, lower
+from uncut_mpi.planning.schedule import Kind
+
+AREAS = Areas(4, 1 << 20)
+
+
+def spans(probe, num_ranks):
+    """(location, first byte, last byte, task, whether it is written) of every region."""
+    schedule, found = probe.schedule, []
+    for index, task in enumerate(schedule.tasks):
+        for place in range(int(task["num_operands"])):
+            operand = schedule.operands[int(task["first_operand"]) + place]
+            region = schedule.regions[operand["region"]]
+            buffer = schedule.buffers[region["buffer"]]
+            where, offset = probe.windows[int(region["buffer"])]
+            assert (where == num_ranks) == (buffer["owner"] < 0)
+            size = DType(int(buffer["dtype"])).itemsize
+            last = offset + (int(buffer["ld"]) * (int(region["cols"]) - 1) + int(region["rows"])) * size
+            found.append((where, offset, last, index, place == 0))
+    return found
+
+
+def test_transfers_at_once_move_their_bytes_on_lanes_of_their_own():
+    at_once = [Transfers((0, 1), 3, 1 << 20), Transfers((4, 2), 2, 4096), Transfers((2, 4), 1, 8192, 512)]
+    probe = probes.transfers(AREAS, at_once)
+    schedule = probe.schedule
+    assert len(schedule.lanes) == 3
+    assert [int(rank) for rank in np.unique(schedule.tasks["rank"])] == [0, 2]
+    for rank, expected in ((0, [1 << 20] * 3), (1, []), (2, [4096, 4096, 8192])):
+        program = lower(schedule).rank_list(rank)
+        assert (program.operations["code"] == Code.COPY).all()
+        moved = [program.operands[at] for at in program.operations["first_operand"]]
+        assert sorted(int(one["rows"] * one["cols"]) * 8 for one in moved) == expected
+
+
+@pytest.mark.parametrize("link", [(0, 1), (2, 2), (4, 3), (3, 4)])
+@pytest.mark.parametrize("width", [0, 512])
+def test_transfers_stay_within_the_areas(link, width):
+    nbytes = AREAS.nbytes // 2 if width else AREAS.nbytes
+    for where, first, last, _, _ in spans(probes.transfers(AREAS, [Transfers(link, 3, nbytes, width)]), 4):
+        assert 0 <= first < last <= (AREAS.host_bytes if where == 4 else AREAS.device_bytes)
+
+
+def test_transfers_of_all_links_at_once_write_nothing_twice_and_nothing_that_is_read():
+    links = [(s, d) for s in range(5) for d in range(5) if (s, d) != (4, 4)]
+    found = spans(probes.transfers(AREAS, [Transfers(link, 1, AREAS.nbytes) for link in links]), 4)
+    for where, first, last, task, written in found:
+        for other_where, other_first, other_last, other_task, _ in found:
+            if written and where == other_where and task != other_task:
+                assert last <= other_first or other_last <= first
+
+
+def test_rows_of_strided_copies_lie_apart_at_the_source():
+    probe = probes.transfers(AREAS, [Transfers((0, 1), 1, 1 << 19, 512)])
+    program = lower(probe.schedule).rank_list(0)
+    to, source = program.operands
+    assert (int(to["rows"]), int(to["cols"]), int(to["ld"])) == (64, 1024, 64)
+    assert int(source["ld"]) == 128
+
+
+def test_hops_await_one_another():
+    for ranks, code in (([0], Code.WAIT_EVENT), ([0, 1], Code.WAIT_FLAG)):
+        lowering = lower(probes.hops(AREAS, ranks, 10).schedule)
+        waits = sum(int((lowering.rank_list(rank).operations["code"] == code).sum()) for rank in ranks)
+        assert waits == 9
+
+
+def test_every_signalled_copy_has_a_flag_and_a_wait():
+    lowering = lower(probes.signalled(AREAS, 7).schedule)
+    codes = [lowering.rank_list(rank).operations["code"] for rank in (0, 1)]
+    assert [int((codes[0] == code).sum()) for code in (Code.COPY, Code.SIGNAL)] == [7, 7]
+    assert [int((codes[1] == code).sum()) for code in (Code.COPY, Code.WAIT_FLAG)] == [7, 7]
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_products_lie_in_the_memory_of_their_effort(dtype):
+    for effort in EFFORTS.values():
+        for shape in effort.shapes:
+            probe = probes.products(2, shape, dtype, 1, effort.compute_bytes)
+            assert (probe.schedule.tasks["kind"] == Kind.GEMM).all()
+            assert max(last for _, _, last, _, _ in spans(probe, 2)) <= 2 * effort.compute_bytes
+        combined = spans(probes.combines(2, *effort.combine, dtype, 1, effort.compute_bytes), 2)
+        assert max(last for _, _, last, _, _ in combined) <= 2 * effort.compute_bytes
+
+
+def test_the_litmus_reads_every_pushed_block_twice_and_lies_apart():
+    case = Exchange(3, 512, 2, 0)
+    probe = case.probe()
+    kinds = probe.schedule.tasks["kind"].tolist()
+    assert kinds.count(Kind.COMBINE) == 3 * 2 * 2
+    assert kinds.count(Kind.COPY) == 2 * 3 * 2 * 2 + 3
+    written = [(where, first, last) for where, first, last, _, is_written in spans(probe, 3) if is_written]
+    for at, (where, first, last) in enumerate(written):
+        for other_where, other_first, other_last in written[at + 1 :]:
+            assert where != other_where or last <= other_first or other_last <= first
+
+
+def test_no_word_of_the_litmus_is_sent_twice():
+    words = [
+        Exchange(3, 64, 2, series).sent(rank, run).ravel() for series in (0, 1) for rank in range(3) for run in range(4)
+    ]
+    together = np.concatenate(words)
+    assert len(np.unique(together)) == len(together)

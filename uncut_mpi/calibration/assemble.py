@@ -1,0 +1,148 @@
+"""From samples to a `Machine`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_overhead
+from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports, star_ports
+from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import Port
+
+ROW_WAYS = ("device", "host_in", "host_out")
+
+
+def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[int], provenance: str) -> Machine:
+    """
+    Return the machine that samples describe.
+
+    Parameters
+    ----------
+    samples : Samples
+        Every link alone and with few bytes, and the products of every type; what else is missing stays at the
+        defaults of `Machine`.
+    name, key, provenance : str
+        As for `Machine`.
+    memory_bytes : sequence of int
+        Device memory of each rank.
+    """
+    bandwidth, latency = link_tables(samples)
+    rates, shapes, _ = fit_products(samples)
+    best = best_rates(samples)
+    return Machine(
+        name=name,
+        key=key,
+        bandwidth_gb_per_s=bandwidth,
+        latency_s=latency,
+        gemm_tflop_per_s={dtype: np.maximum(rate, best[dtype]) for dtype, rate in rates.items()},
+        typical_gemm_tflop_per_s=rates,
+        memory_bytes=np.array(memory_bytes, np.int64),
+        ports=fit_ports(samples, bandwidth, latency),
+        gemm_shape=shapes,
+        multiprocessors=np.array(samples.multiprocessors, np.int64),
+        row_overhead=fit_rows(samples, latency),
+        combine_gb_per_s=np.array(samples.combine_gb_per_s, np.float64),
+        costs=IssueCosts(**samples.costs),
+        idle_watts=np.array(samples.watts.get("idle", ()), np.float64),
+        busy_watts=np.array(samples.watts.get("busy", ()), np.float64),
+        provenance=provenance,
+    )
+
+
+def link_tables(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Return bandwidth (GB/s) and latency (s) of every link by itself, both (num_ranks+1, num_ranks+1)."""
+    size = samples.num_ranks + 1
+    bandwidth, latency = np.zeros((size, size)), np.zeros((size, size))
+    for one in samples.of_kind("small"):
+        latency[one.links[0]] = one.seconds / one.counts[0]
+    for one in samples.of_kind("alone"):
+        bandwidth[one.links[0]] = one.nbytes[0] / _moving_s(one, latency) / 1e9
+    bandwidth[-1, -1] = bandwidth.max()
+    return bandwidth, latency
+
+
+def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, GemmShape], dict[str, float]]:
+    """
+    Return by type the rate to expect of every rank (TFLOP/s), the shape, and the error of the fit.
+
+    The shape is that of rank 0; another rank's rate is lower by the median of its times over rank 0's.
+    """
+    rates, shapes, errors = {}, {}, {}
+    by_type: dict[str, list[ProductSample]] = {}
+    for one in samples.products:
+        by_type.setdefault(one.dtype, []).append(one)
+    for dtype, products in by_type.items():
+        seconds = np.array([one.seconds for one in products])
+        extents = [(one.m, one.n, one.k) for one in products]
+        shapes[dtype], rate, errors[dtype] = fit_gemm_shape(extents, seconds[:, 0].tolist(), samples.multiprocessors[0])
+        rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
+    return rates, shapes, errors
+
+
+def best_rates(samples: Samples) -> dict[str, np.ndarray]:
+    """Return by type the best rate of any product on each rank (TFLOP/s)."""
+    best: dict[str, np.ndarray] = {}
+    for one in samples.products:
+        rate = 2e-12 * one.m * one.n * one.k / np.array(one.seconds)
+        best[one.dtype] = np.maximum(best.get(one.dtype, 0.0), rate)
+    return best
+
+
+def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowOverhead:
+    """Return what narrow rows cost a copy; a way that was not measured costs nothing."""
+    host = samples.num_ranks
+    found: dict[str, list[tuple[int, float]]] = {way: [] for way in ROW_WAYS}
+    for one in samples.of_kind("rows"):
+        source, destination = one.links[0]
+        way = "host_in" if source == host else "host_out" if destination == host else "device"
+        found[way].append((one.width_bytes, _moving_s(one, latency_s) / one.nbytes[0]))
+    fits = {way: fit_row_overhead(*zip(*rows, strict=True)) for way, rows in found.items() if len(rows) > 1}
+    return RowOverhead(**fits)
+
+
+def fit_ports(samples: Samples, bandwidth: np.ndarray, latency_s: np.ndarray) -> tuple[Port, ...]:
+    """Return what transfers share; what was too unsteady to tell counts as nothing shared."""
+    egress = {one.links[0][0]: one.total_gb_per_s for one in samples.of_kind("egress", telling=True)}
+    ingress = {one.links[0][1]: one.total_gb_per_s for one in samples.of_kind("ingress", telling=True)}
+    ports = [*star_ports(bandwidth, egress, ingress), *host_ports(bandwidth, host_totals(samples))]
+    # Both ways of a pair of devices are a pair of links as any other.
+    return (*ports, *pair_ports(bandwidth, slowdowns(samples, bandwidth, latency_s), ports))
+
+
+def host_totals(samples: Samples) -> list[HostTotals]:
+    """Return what sets of ranks get together from and to the host."""
+    host = samples.num_ranks
+    ways: dict[tuple[int, ...], dict[str, tuple[float, float]]] = {}
+    for one in samples.of_kind("host", telling=True):
+        pairs = list(zip(one.links, one.rates_gb_per_s, strict=True))
+        inward = sum(rate for link, rate in pairs if link[0] == host)
+        outward = sum(rate for link, rate in pairs if link[1] == host)
+        ranks = tuple(sorted({min(link) for link in one.links}))
+        way = "both" if inward and outward else "in" if inward else "out"
+        ways.setdefault(ranks, {})[way] = (inward, outward)
+    return [
+        HostTotals(ranks, found["in"][0], found["out"][1], found["both"])
+        for ranks, found in ways.items()
+        if len(found) == 3
+    ]
+
+
+def slowdowns(samples: Samples, bandwidth: np.ndarray, latency_s: np.ndarray) -> dict[tuple[Link, Link], float]:
+    """Return the time of two transfers at once over the longer of their times alone."""
+    found = {}
+    for one in samples.of_kind("both ways", "pair", telling=True):
+        alone = [
+            nbytes / (float(bandwidth[link]) * 1e9) + count * float(latency_s[link])
+            for nbytes, count, link in zip(one.nbytes, one.counts, one.links, strict=True)
+        ]
+        found[one.links[0], one.links[1]] = one.seconds / max(alone)
+    return found
+
+
+def _moving_s(one: TransferSample, latency_s: np.ndarray) -> float:
+    """Return the time less what the copies' latencies take, of which no more than half is believed."""
+    return max(one.seconds - one.counts[0] * float(latency_s[one.links[0]]), 0.5 * one.seconds)

@@ -1,0 +1,121 @@
+"""From times to the parameters of the cost model: products by shape, copies by row width. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.costs import GemmShape
+
+# Edges of the blocks that products are cut into on GPUs.
+_BLOCK_EDGES: Final = (64, 96, 128, 192, 256)
+
+# A fit that says that large products run more than so much faster than the fastest one seen is no fit.
+_FASTER: Final = 2.0
+
+
+def nonnegative_least_squares(matrix: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
+    """
+    Return the x ≥ 0 that minimises |matrix·x − values|, and that norm; for a few columns.
+
+    Every set of columns is tried: the best one whose solution has no negative entry is the answer.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (samples, columns)
+    values : ndarray of float64, shape (samples,)
+    """
+    columns = matrix.shape[1]
+    best, least = np.zeros(columns), float(np.linalg.norm(values))
+    for count in range(1, columns + 1):
+        for chosen in itertools.combinations(range(columns), count):
+            part, *_ = np.linalg.lstsq(matrix[:, chosen], values, rcond=None)
+            norm = float(np.linalg.norm(matrix[:, chosen] @ part - values))
+            if (part >= 0).all() and norm < least * (1 - 1e-12):
+                best, least = np.zeros(columns), norm
+                best[list(chosen)] = part
+    return best, least
+
+
+def fit_gemm_shape(
+    shapes: Sequence[tuple[int, int, int]], seconds: Sequence[float], multiprocessors: int
+) -> tuple[GemmShape, float, float]:
+    """
+    Fit the time of products by shape; errors count relative to the time.
+
+    For given blocks ``t = overhead + W·k/rate + W·half_depth/rate`` with W the operations per step of k, whole
+    waves counted, is linear in (overhead, 1/rate, half_depth/rate); the blocks are those that fit best. Times
+    that do not grow with the operations (of tiny products on a busy machine) give the best rate seen, and no shape.
+
+    Parameters
+    ----------
+    shapes : sequence of (m, n, k)
+        At least three, of different k and of different m·n.
+    seconds : sequence of float
+        Time of each.
+    multiprocessors : int
+        Of the device; with 1 there are no waves.
+
+    Returns
+    -------
+    shape : GemmShape
+    tflop_per_s : float
+        Rate of a large product, to go with `shape`.
+    error : float
+        Root mean square of the relative errors that remain.
+
+    Raises
+    ------
+    ParamError
+        If there are fewer than three samples, or one is not a positive time.
+    """
+    blocks: list[tuple[float, float]] = [(1.0, 1.0)]
+    if multiprocessors > 1:
+        blocks += [(float(rows), float(cols)) for rows in _BLOCK_EDGES for cols in _BLOCK_EDGES]
+    times = np.asarray(seconds, np.float64)
+    if len(times) < 3 or not (np.isfinite(times).all() and (times > 0).all()):
+        raise ParamError(f"{len(times)} products were timed, at least 3 positive times are needed to fit their rate")
+    ones = np.ones(len(times))
+    operations = np.array([2.0 * m * n * k for m, n, k in shapes])
+    fastest = float((operations / times).max())
+    found: tuple[float, GemmShape, float] | None = None
+    for rows, cols in blocks:
+        plain = GemmShape(block_rows=rows, block_cols=cols)
+        work = np.array([plain.work(m, n, k, multiprocessors)[0] for m, n, k in shapes])
+        per_step = work / np.array([k for _, _, k in shapes])
+        matrix = np.stack([ones, work, per_step], axis=1) / times[:, None]
+        scale = np.linalg.norm(matrix, axis=0)
+        (overhead, inverse, fill), norm = nonnegative_least_squares(matrix / scale, ones)
+        overhead, inverse, fill = overhead / scale[0], inverse / scale[1], fill / scale[2]
+        if inverse * _FASTER * fastest < 1.0:
+            continue
+        if found is None or norm < found[0] * (1 - 1e-9):
+            shape = GemmShape(rows, cols, float(fill / inverse), float(overhead))
+            found = (norm, shape, 1e-12 / float(inverse))
+    if found is None:
+        errors = 1.0 - operations / fastest / times
+        return GemmShape(), fastest * 1e-12, float(np.sqrt(np.mean(errors**2)))
+    return found[1], found[2], found[0] / len(times) ** 0.5
+
+
+def fit_row_overhead(widths_bytes: Sequence[int], seconds_per_byte: Sequence[float]) -> float:
+    """
+    Return what a row costs a copy, in bytes: time per byte is ``(1 + overhead/width)/bandwidth``.
+
+    Parameters
+    ----------
+    widths_bytes : sequence of int
+        Width of the rows; at least two different ones.
+    seconds_per_byte : sequence of float
+        For each; errors count relative to it.
+    """
+    times = np.asarray(seconds_per_byte, np.float64)
+    matrix = np.stack([np.ones(len(times)), 1.0 / np.asarray(widths_bytes, np.float64)], axis=1) / times[:, None]
+    scale = np.linalg.norm(matrix, axis=0)
+    (inverse, extra), _ = nonnegative_least_squares(matrix / scale, np.ones(len(times)))
+    inverse, extra = inverse / scale[0], extra / scale[1]
+    return float(extra / inverse) if inverse > 0 else 0.0

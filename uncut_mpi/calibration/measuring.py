@@ -1,0 +1,380 @@
+"""
+What is measured, in which order: links, products, issuing, power. Collective.
+
+Transfers are sized to take `Effort.target_s` alone, so that those at once last equally long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.calibration import probes
+from uncut_mpi.calibration.assemble import link_tables
+from uncut_mpi.calibration.litmus import run_litmus
+from uncut_mpi.calibration.probes import SMALL_BYTES, Transfers
+from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
+from uncut_mpi.calibration.statistics import Summary
+from uncut_mpi.calibration.workbench import Timed, Workbench
+from uncut_mpi.device.interface import Backend, DeviceIdentity
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
+
+Progress = Callable[[int, int, str], None]
+"""Told how many probes are done, of how many, and what comes next."""
+
+_SMALL_COPIES: Final = 64
+_CHAIN: Final = 100
+_IDLE_S: Final = 0.5
+_WARM_S, _BUSY_S = 0.3, 1.0
+_MAX_COPIES: Final = 128
+_MAX_PRODUCTS: Final = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effort:
+    """
+    How large the probes of a backend are.
+
+    Attributes
+    ----------
+    area_bytes : int
+        Bytes of the largest copy.
+    target_s : float
+        Time that transfers and lists of products shall take alone.
+    widths_bytes : tuple of int
+        Rows of strided copies.
+    shapes : tuple of (int, int, int)
+        Products.
+    combine : tuple of int
+        Rows and columns of a COMBINE.
+    litmus_bytes : tuple of int
+        Blocks of the litmus.
+    asynchronous : bool
+        Whether issuing takes time of its own, apart from what is issued.
+    """
+
+    area_bytes: int
+    target_s: float
+    widths_bytes: tuple[int, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    combine: tuple[int, int]
+    litmus_bytes: tuple[int, ...]
+    asynchronous: bool
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of the largest operand of a product or COMBINE, in the widest type."""
+        elements = [max(m * n, n * k, m * k) for m, n, k in self.shapes]
+        return 8 * max(*elements, self.combine[0] * self.combine[1])
+
+
+EFFORTS: Final = {
+    "cuda": Effort(
+        area_bytes=64 << 20,
+        target_s=2e-3,
+        widths_bytes=(256, 512, 1024, 2048, 4096, 8192, 16384, 65536),
+        shapes=(
+            *((edge, edge, edge) for edge in (512, 1024, 1536, 2048, 3072, 4096, 8192)),
+            *((4096, 4096, k) for k in (128, 256, 512, 1024, 2048)),
+            # Thin ones; and those around a whole number of waves, which tell blocks from their transposes.
+            *((8192, 512, 2048), (512, 8192, 2048), (1024, 2048, 4096)),
+            *((1408, 1408, 2048), (1408, 3072, 1024), (3072, 1408, 1024), (2816, 3072, 1024)),
+        ),
+        combine=(4096, 2048),
+        litmus_bytes=(4 << 10, 64 << 10, 1 << 20),
+        asynchronous=True,
+    ),
+    "host": Effort(
+        area_bytes=4 << 20,
+        target_s=2e-3,
+        widths_bytes=(64, 512, 4096, 32768),
+        shapes=(
+            *((edge, edge, edge) for edge in (64, 128, 256, 384)),
+            *((256, 256, 32), (256, 256, 1024), (512, 64, 256)),
+        ),
+        combine=(512, 512),
+        litmus_bytes=(4 << 10, 64 << 10),
+        asynchronous=False,
+    ),
+}
+
+
+def measure_all(
+    group: Group,
+    backend: Backend,
+    identities: Sequence[DeviceIdentity],
+    effort: Effort,
+    *,
+    time_limit_s: float,
+    progress: Progress,
+) -> Samples:
+    """
+    Measure everything that a `Machine` holds. Collective.
+
+    Parameters
+    ----------
+    group, backend, identities
+        Of the session.
+    effort : Effort
+        Sizes of the probes.
+    time_limit_s : float
+        Afterwards every probe still to come gets few samples, and pairs of links are left out.
+    progress : callable
+        Called on every rank.
+
+    Raises
+    ------
+    UncutError
+        On all ranks, what went wrong on one.
+    """
+    deadline_s = time.perf_counter() + time_limit_s
+    samples = Samples(group.size, [one.multiprocessors for one in identities])
+    samples.watts["idle"] = _watts(group, backend, lambda: time.sleep(_IDLE_S))
+    bench = Workbench(
+        group, backend, area_bytes=effort.area_bytes, compute_bytes=effort.compute_bytes, deadline_s=deadline_s
+    )
+    try:
+        _Run(bench, effort, samples, progress).all()
+        bench.close()
+    except BaseException:
+        bench.abandon()
+        raise
+    return samples
+
+
+class _Run:
+    """One calibration under way."""
+
+    def __init__(self, bench: Workbench, effort: Effort, samples: Samples, progress: Progress) -> None:
+        self.bench, self.effort, self.samples, self._progress = bench, effort, samples, progress
+        self.size = samples.num_ranks
+        self.host = self.size
+        self._bandwidth = np.zeros(0)
+        self._done, self._total = 0, self._count()
+
+    def all(self) -> None:
+        self._alone()
+        self._bandwidth, self._latency = link_tables(self.samples)
+        self._shared()
+        self._rows()
+        self._products()
+        self._combine()
+        self._costs()
+        if self.size > 1:
+            self._step("litmus of flags and copies")
+            self.samples.litmus = run_litmus(self.bench, self.effort.litmus_bytes)
+        self._busy_watts()
+        self._pairs()
+        self._progress(self._total, self._total, "done")
+
+    # -- links -------------------------------------------------------------------------------
+
+    def links(self) -> list[Link]:
+        """Return every link: between devices, within each, and from and to the host."""
+        return [
+            (source, destination)
+            for source in range(self.size + 1)
+            for destination in range(self.size + 1)
+            if (source, destination) != (self.host, self.host)
+        ]
+
+    def together(self) -> Iterator[tuple[str, list[Link]]]:
+        """Yield (kind, links) of the transfers at once, pairs of links apart."""
+        ranks = range(self.size)
+        for pair in itertools.combinations(ranks, 2):
+            yield "both ways", [pair, pair[::-1]]
+        if self.size > 2:
+            for rank in ranks:
+                others = [other for other in ranks if other != rank]
+                yield "egress", [(rank, other) for other in others]
+                yield "ingress", [(other, rank) for other in others]
+        sets: set[tuple[int, ...]] = {(rank,) for rank in ranks} | set(itertools.combinations(ranks, 2))
+        sets |= {tuple(range(count)) for count in range(3, self.size + 1)}
+        for chosen in sorted(sets, key=lambda one: (len(one), one)):
+            inward, outward = [(self.host, rank) for rank in chosen], [(rank, self.host) for rank in chosen]
+            for links in (inward, outward, inward + outward):
+                yield "host", links
+
+    def pairs(self) -> list[tuple[Link, Link]]:
+        """Return the pairs of links that no other measurement has put together."""
+        links = [link for link in self.links() if link[0] != link[1]]
+        known = {frozenset(links) for _, links in self.together()}
+        return [pair for pair in itertools.combinations(links, 2) if frozenset(pair) not in known]
+
+    def _count(self) -> int:
+        links, together = len(self.links()), sum(1 for _ in self.together())
+        rows = 3 * (len(self.effort.widths_bytes) + 1)
+        return 2 * links + together + rows + len(DType) * len(self.effort.shapes) + 3 + self.size + len(self.pairs())
+
+    def _step(self, what: str) -> str:
+        self._progress(self._done, self._total, what)
+        self._done += 1
+        return what
+
+    def _alone(self) -> None:
+        for link in self.links():
+            small = Transfers(link, _SMALL_COPIES, SMALL_BYTES)
+            self._transfers("small", [small])
+            whole = Transfers(link, 1, self.effort.area_bytes)
+            pilot = self.bench.time(probes.transfers(self.bench.areas, [whole]), self._name([link]), samples=1)
+            self._transfers("alone", [self._sized(link, self.effort.area_bytes / pilot.together.min_s)])
+
+    def _shared(self) -> None:
+        for kind, links in self.together():
+            self._transfers(kind, [self._sized(link, self._rate(link)) for link in links])
+
+    def _pairs(self) -> None:
+        pairs = self.pairs()
+        for number, pair in enumerate(pairs):
+            if self.bench.late:
+                self.samples.left_out.append(f"{len(pairs) - number} of {len(pairs)} pairs of links")
+                return
+            self._transfers("pair", [self._sized(link, self._rate(link)) for link in pair])
+
+    def _rows(self) -> None:
+        nbytes = self.effort.area_bytes // 2
+        for link in ((0, 1 % self.size), (self.host, 0), (0, self.host)):
+            for width in (*self.effort.widths_bytes, nbytes):
+                count = max(1, round(0.5 * self.effort.target_s * self._rate(link) / nbytes))
+                self._transfers("rows", [Transfers(link, min(count, _MAX_COPIES), nbytes, width)])
+
+    def _rate(self, link: Link) -> float:
+        return float(self._bandwidth[link]) * 1e9
+
+    def _sized(self, link: Link, bytes_per_s: float) -> Transfers:
+        """Return transfers on a link that take the target time at a rate."""
+        nbytes = max(SMALL_BYTES, self.effort.target_s * bytes_per_s)
+        count = min(_MAX_COPIES, max(1, math.ceil(nbytes / self.effort.area_bytes)))
+        each = min(self.effort.area_bytes, int(nbytes / count) // SMALL_BYTES * SMALL_BYTES)
+        return Transfers(link, count, max(SMALL_BYTES, each))
+
+    def _transfers(self, kind: str, at_once: Sequence[Transfers]) -> None:
+        links = tuple(one.link for one in at_once)
+        what = self._step(f"{kind}: {self._name(links)}")
+        timed = self.bench.time(probes.transfers(self.bench.areas, at_once), what)
+        self.samples.transfers.append(
+            TransferSample(
+                kind,
+                links,
+                tuple(one.count for one in at_once),
+                tuple(one.count * one.nbytes for one in at_once),
+                at_once[0].width_bytes,
+                timed.together,
+            )
+        )
+
+    def _name(self, links: Sequence[Link]) -> str:
+        def end(location: int) -> str:
+            return "host" if location == self.host else str(location)
+
+        return ", ".join(f"{end(source)} to {end(destination)}" for source, destination in links)
+
+    # -- products ----------------------------------------------------------------------------
+
+    def _products(self) -> None:
+        for dtype in DType:
+            with agreement.collective(self.bench.group, "preparing random operands"):
+                self.bench.fill(self.bench.result_offset, dtype)
+            for shape in self.effort.shapes:
+                what = self._step(f"{dtype.name} product of {'×'.join(map(str, shape))}")
+                pilot = self.bench.time(self._product(shape, dtype, 1), what, samples=1)
+                count = min(_MAX_PRODUCTS, max(1, math.ceil(self.effort.target_s / pilot.together.min_s)))
+                timed = self.bench.time(self._product(shape, dtype, count), what)
+                seconds = tuple((timed.by_rank_s / count).tolist())
+                self.samples.products.append(
+                    ProductSample(dtype.name, *shape, seconds, _scaled(timed.together, 1.0 / count))
+                )
+
+    def _product(self, shape: tuple[int, int, int], dtype: DType, count: int) -> probes.Probe:
+        return probes.products(self.size, shape, dtype, count, self.bench.result_offset)
+
+    def _combine(self) -> None:
+        what, count = self._step("COMBINE"), 8
+        rows, cols = self.effort.combine
+        with agreement.collective(self.bench.group, "preparing random operands"):
+            self.bench.fill(self.bench.result_offset, DType.f64)
+        timed = self.bench.time(self._combines(rows, cols, count), what)
+        nbytes = 3 * 8 * rows * cols * count  # C and C' are read, C is written
+        self.samples.combine_gb_per_s = (nbytes / timed.by_rank_s / 1e9).tolist()
+
+    def _combines(self, rows: int, cols: int, count: int) -> probes.Probe:
+        return probes.combines(self.size, rows, cols, DType.f64, count, self.bench.result_offset)
+
+    # -- issuing and waiting -----------------------------------------------------------------
+
+    def _costs(self) -> None:
+        areas, costs = self.bench.areas, self.samples.costs
+        what = self._step("issue costs and latencies")
+        chain = self.bench.time(probes.hops(areas, [0], _CHAIN), what)
+        own = float(self._latency[0, 0])
+        costs["event_latency_s"] = max(0.0, chain.together.median_s / _CHAIN - own)
+        ring: Timed | None = None
+        if self.size > 1:
+            ring = self.bench.time(probes.hops(areas, [0, 1], _CHAIN), what)
+            pushed = 0.5 * float(self._latency[0, 1] + self._latency[1, 0])
+            costs["flag_latency_s"] = max(0.0, ring.together.median_s / _CHAIN - pushed)
+        if not self.effort.asynchronous:
+            return  # the time to issue is the time to run
+        copies = self.bench.time(probes.transfers(areas, [Transfers((0, 0), _CHAIN, SMALL_BYTES)]), what)
+        copy_s = float(copies.issue_s[0]) / _CHAIN
+        costs["copy_s"] = copy_s
+        gemms = self.bench.time(self._product((64, 64, 64), DType.f64, _CHAIN), what)
+        costs["gemm_s"] = float(gemms.issue_s[0]) / _CHAIN
+        combines = self.bench.time(self._combines(64, 64, _CHAIN), what)
+        costs["combine_s"] = float(combines.issue_s[0]) / _CHAIN
+        # A hop is a copy, an event recorded and an event awaited.
+        costs["event_s"] = 0.5 * max(0.0, float(chain.issue_s[0]) / _CHAIN - copy_s)
+        if self.size > 1:
+            signalled = self.bench.time(probes.signalled(areas, _CHAIN), what)
+            costs["signal_s"] = max(0.0, float(signalled.issue_s[0]) / _CHAIN - copy_s)
+            costs["wait_s"] = max(0.0, float(signalled.issue_s[1]) / _CHAIN - copy_s)
+
+    # -- power -------------------------------------------------------------------------------
+
+    def _busy_watts(self) -> None:
+        what = self._step("power under load")
+        bench = self.bench
+        known = bool(bench.group.allgather_bytes(np.array([bench.backend.energy_j() is not None])).any())
+        if not known:
+            self.samples.watts["busy"] = [0.0] * self.size
+            return
+        shape = max(self.effort.shapes, key=math.prod)
+        executable = bench.bind(self._product(shape, DType.f64, 4), what)
+
+        def load(seconds: float) -> None:
+            started = 0.0
+            while True:
+                ended = float(bench.run(executable, what)[0, 1])
+                started = started or ended
+                if ended - started >= seconds:
+                    return
+
+        load(_WARM_S)
+        self.samples.watts["busy"] = _watts(bench.group, bench.backend, lambda: load(_BUSY_S))
+        with agreement.collective(bench.group, what):
+            executable.close()
+
+
+def _watts(group: Group, backend: Backend, work: Callable[[], None]) -> list[float]:
+    """Return every device's mean power while something happens; 0 where unknown."""
+    before, started = backend.energy_j(), time.perf_counter()
+    work()
+    after, ended = backend.energy_j(), time.perf_counter()
+    watts = 0.0
+    if before is not None and after is not None:
+        watts = max(0.0, after - before) / (ended - started)
+    found: list[float] = group.allgather_bytes(np.array([watts]), "gathering the power")[:, 0].tolist()
+    return found
+
+
+def _scaled(summary: Summary, factor: float) -> Summary:
+    fields = {name: value * factor for name, value in dataclasses.asdict(summary).items() if name != "count"}
+    return Summary(**fields, count=summary.count)

@@ -1,0 +1,136 @@
+"""
+From times of transfers at once to the ports they share. Pure.
+
+Ports are added from the few transfers to the many, and only where what was measured is below what the
+ports found so far allow: a limit of two GPUs is not repeated as one of four.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.model.ports import Port, duplex_ports, fair_rates
+
+TOLERANCE: Final = 0.05
+"""Part by which transfers at once may be slower than the model says before a port is added."""
+
+Link = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostTotals:
+    """
+    What some ranks together get from and to the host, in GB/s.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Those that transfer at once.
+    inward, outward : float
+        From the host with nothing going out, to the host with nothing coming in.
+    both : tuple of float
+        (in, out) with both ways busy.
+    """
+
+    ranks: tuple[int, ...]
+    inward: float
+    outward: float
+    both: tuple[float, float]
+
+
+def star_ports(
+    bandwidth: np.ndarray, egress: Mapping[int, float], ingress: Mapping[int, float], tolerance: float = TOLERANCE
+) -> list[Port]:
+    """
+    Return the ports of devices that one-to-all and all-to-one transfers show.
+
+    Parameters
+    ----------
+    bandwidth : ndarray of float64, shape (num_ranks+1, num_ranks+1)
+        Of every link by itself (GB/s).
+    egress, ingress : mapping of int to float
+        Total by device while it sends to, or receives from, all others at once (GB/s).
+    """
+    num_ranks = len(bandwidth) - 1
+    ports = []
+    for way, totals in (("egress", egress), ("ingress", ingress)):
+        for rank, total in totals.items():
+            others = [other for other in range(num_ranks) if other != rank]
+            links = [(rank, other) if way == "egress" else (other, rank) for other in others]
+            if total < (1 - tolerance) * sum(bandwidth[link] for link in links):
+                # One transfer alone can be a little faster than all together: never a limit below it.
+                capacity = max(total, *(float(bandwidth[link]) for link in links))
+                ports.append(Port.of(f"device {rank} {way}", capacity, links))
+    return ports
+
+
+def host_ports(bandwidth: np.ndarray, totals: Sequence[HostTotals], tolerance: float = TOLERANCE) -> list[Port]:
+    """
+    Return the ports of the host's links: of single GPUs, of groups that share a switch, of the whole host.
+
+    Parameters
+    ----------
+    bandwidth : ndarray of float64, shape (num_ranks+1, num_ranks+1)
+        Of every link by itself (GB/s).
+    totals : sequence of HostTotals
+        Sets of ranks that were measured together; smaller ones count first.
+    """
+    host = len(bandwidth) - 1
+    ports: list[Port] = []
+    for one in sorted(totals, key=lambda total: (len(total.ranks), total.ranks)):
+        inward, outward = [(host, rank) for rank in one.ranks], [(rank, host) for rank in one.ranks]
+        measured = (one.inward, one.outward, sum(one.both))
+        ways = (inward, outward, inward + outward)
+        allowed = [float(fair_rates(links, [float(bandwidth[link]) for link in links], ports).sum()) for links in ways]
+        if all(found >= (1 - tolerance) * most for found, most in zip(measured, allowed, strict=True)):
+            continue
+        name = f"host link of rank {one.ranks[0]}" if len(one.ranks) == 1 else f"host, ranks {_listed(one.ranks)}"
+        most_in, most_out = max(one.inward, one.both[0]), max(one.outward, one.both[1])
+        ports += duplex_ports(name, inward, outward, in_gb_per_s=most_in, out_gb_per_s=most_out, both_gb_per_s=one.both)
+    return ports
+
+
+def pair_ports(
+    bandwidth: np.ndarray,
+    slowdowns: Mapping[tuple[Link, Link], float],
+    ports: Sequence[Port],
+    tolerance: float = 2 * TOLERANCE,
+) -> list[Port]:
+    """
+    Return ports for pairs of links that slow each other down more than `ports` explain.
+
+    Parameters
+    ----------
+    bandwidth : ndarray of float64, shape (num_ranks+1, num_ranks+1)
+        Of every link by itself (GB/s).
+    slowdowns : mapping of (link, link) to float
+        Time of two transfers at once, each of which takes one unit of time alone.
+    ports : sequence of Port
+        Those found already.
+    """
+    extra = []
+    for (first, second), slowdown in slowdowns.items():
+        limits = [float(bandwidth[first]), float(bandwidth[second])]
+        if slowdown <= (1 + tolerance) * predicted_slowdown(limits, (first, second), ports):
+            continue
+        # Half of the time each is what sharing one port fairly means; what is slower still is noise.
+        share = 2.0 / min(slowdown, 2.0)
+        name = f"links {first[0]} to {first[1]} and {second[0]} to {second[1]}"
+        extra.append(Port(name, limits[0] * share, (first, second), (1.0, limits[0] / limits[1])))
+    return extra
+
+
+def predicted_slowdown(limits: Sequence[float], links: Sequence[Link], ports: Sequence[Port]) -> float:
+    """Return the time that two transfers at once take, each of one unit of time alone, under `ports`."""
+    rates = fair_rates(links, limits, ports) / np.asarray(limits)
+    first = 1.0 / float(rates.max())
+    # The one that is left has the links to itself.
+    return first + (1.0 - first * float(rates.min()))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

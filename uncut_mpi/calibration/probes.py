@@ -1,0 +1,236 @@
+"""
+What is timed, as schedules for the executor. Pure.
+
+A probe is a schedule whose buffers are windows on the memory areas of `Areas`; every rank runs its
+part of it between two barriers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.schedule import HOST, Factor, Kind, Op, Role, Schedule, Space
+
+SMALL_BYTES: Final = 4096
+"""Bytes of a transfer that counts as one of few bytes."""
+
+_READ: Final = (Factor.ONE, Op.N)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Areas:
+    """
+    How the memory that probes use is divided.
+
+    Each device has an area to send from and one to receive into for every location; the host has, for each
+    rank, two of either kind one after the other, so that transfers do not stay in a cache.
+
+    Attributes
+    ----------
+    num_ranks : int
+        Ranks, one device each.
+    nbytes : int
+        Bytes of an area, a multiple of `SMALL_BYTES`.
+    """
+
+    num_ranks: int
+    nbytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that transfers need on each device."""
+        return (self.num_ranks + 2) * self.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that transfers need on the host."""
+        return 4 * self.num_ranks * self.nbytes
+
+    def source(self, link: tuple[int, int], turn: int) -> int:
+        """Return the offset of what transfer number `turn` on a link reads, in the memory of its source."""
+        source, destination = link
+        return 2 * destination * self.nbytes + turn % 2 * self.nbytes if source == self.num_ranks else 0
+
+    def destination(self, link: tuple[int, int], turn: int) -> int:
+        """Return the offset of what transfer number `turn` on a link writes, in the memory of its destination."""
+        source, destination = link
+        if destination == self.num_ranks:
+            return (2 * self.num_ranks + 2 * source + turn % 2) * self.nbytes
+        return (1 + source) * self.nbytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """
+    A schedule to be timed.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        Every rank runs its part.
+    windows : tuple of (int, int)
+        Location (number of ranks for the host) and offset in bytes of each buffer.
+    """
+
+    schedule: Schedule
+    windows: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfers:
+    """
+    Copies one after another on one link.
+
+    Attributes
+    ----------
+    link : tuple of int
+        (source, destination).
+    count : int
+        Copies.
+    nbytes : int
+        Of each; a multiple of 8.
+    width_bytes : int
+        Width of the rows, which lie twice as far apart at the source; 0 for a contiguous copy.
+    """
+
+    link: tuple[int, int]
+    count: int
+    nbytes: int
+    width_bytes: int = 0
+
+
+class ProbeBuild:
+    """A schedule builder whose buffers are windows on memory areas, each made once."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        # The product is none of ours: a schedule has one.
+        self.build = ScheduleBuilder(num_ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+        self._windows: dict[tuple[int, int, int, int, int, DType], int] = {}
+
+    def window(self, where: int, offset: int, rows: int, cols: int, dtype: DType = DType.f64, ld: int = 0) -> RegionRef:
+        """Return a whole matrix at an offset (bytes) in the memory of a location; `ld` is at least its rows."""
+        key = (where, offset, rows, cols, max(ld, rows), dtype)
+        if key not in self._windows:
+            on_host = where == self.num_ranks
+            self._windows[key] = self.build.buffer(
+                owner=HOST if on_host else where,
+                rows=rows,
+                cols=cols,
+                dtype=dtype,
+                role=Role.USER if on_host else Role.PANEL,
+                space=Space.HOST if on_host else Space.DEVICE,
+                ld=max(ld, rows),
+                offset=0,
+            )
+        return RegionRef(self._windows[key], 0, 0, rows, cols)
+
+    def copy(self, lane: int, to: RegionRef, source: RegionRef, awaits: Sequence[int] = ()) -> int:
+        """Append a copy and return its task."""
+        return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
+
+    def probe(self) -> Probe:
+        """Return what was built."""
+        schedule = self.build.build(scheduler="calibration", grid=(1, self.num_ranks), tile=0)
+        return Probe(schedule, tuple((key[0], key[1]) for key in self._windows))
+
+
+def issuer(link: tuple[int, int], num_ranks: int) -> int:
+    """Return the rank that issues copies on a link: it pushes to devices and to the host, and pulls from the host."""
+    source, destination = link
+    return destination if source == num_ranks else source
+
+
+def transfers(areas: Areas, at_once: Sequence[Transfers]) -> Probe:
+    """Return transfers on several links at once, each link's one after another on a lane of its own."""
+    built = ProbeBuild(areas.num_ranks)
+    for turn in range(max(one.count for one in at_once)):
+        for one in at_once:
+            if turn >= one.count:
+                continue
+            source, destination = one.link
+            rank = issuer(one.link, areas.num_ranks)
+            lane = built.build.copy_lane(
+                rank, *(HOST if end == areas.num_ranks else end for end in (source, destination))
+            )
+            rows = (one.width_bytes or one.nbytes) // 8
+            cols = one.nbytes // (8 * rows)
+            far = 2 * rows if one.width_bytes else rows
+            start, end = areas.source(one.link, turn), areas.destination(one.link, turn)
+            built.copy(
+                lane, built.window(destination, end, rows, cols), built.window(source, start, rows, cols, ld=far)
+            )
+    return built.probe()
+
+
+def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
+    """
+    Return small copies of which each awaits the one before.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Hop i is issued by rank ``ranks[i % len(ranks)]`` and goes to the next one's device; with one rank the
+        hops change between two lanes of it, and stay on its device.
+    count : int
+        Hops.
+    """
+    built = ProbeBuild(areas.num_ranks)
+    rows = SMALL_BYTES // 8
+    last: list[int] = []
+    for hop in range(count):
+        here, there = ranks[hop % len(ranks)], ranks[(hop + 1) % len(ranks)]
+        if len(ranks) == 1:
+            # Lanes are told apart by their ends; where the bytes go is the region's business.
+            lane = built.build.copy_lane(here, here, here if hop % 2 else HOST)
+        else:
+            lane = built.build.copy_lane(here, here, there)
+        to = built.window(there, areas.destination((here, there), hop), rows, 1)
+        last = [built.copy(lane, to, built.window(here, 0, rows, 1), last)]
+    return built.probe()
+
+
+def signalled(areas: Areas, count: int) -> Probe:
+    """Return small copies from rank 0 to rank 1, each awaited by one that rank 1 makes on its device."""
+    built = ProbeBuild(areas.num_ranks)
+    rows = SMALL_BYTES // 8
+    for _ in range(count):
+        came = built.window(1, areas.destination((0, 1), 0), rows, 1)
+        sent = built.copy(built.build.copy_lane(0, 0, 1), came, built.window(0, 0, rows, 1))
+        kept = built.window(1, areas.destination((1, 1), 0), rows, 1)
+        built.copy(built.build.copy_lane(1, 1, 1), kept, came, [sent])
+    return built.probe()
+
+
+def products(num_ranks: int, shape: tuple[int, int, int], dtype: DType, count: int, result_offset: int) -> Probe:
+    """
+    Return products C' := A B on every device at once, one after another.
+
+    A and B lie over one another at offset 0 of each device's memory, C' at `result_offset`.
+    """
+    m, n, k = shape
+    built = ProbeBuild(num_ranks)
+    for _ in range(count):
+        for rank in range(num_ranks):
+            reads = [(built.window(rank, 0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
+            c = built.window(rank, result_offset, m, n, dtype.accumulator)
+            built.build.task(Kind.GEMM, built.build.compute_lane(rank), c, reads)
+    return built.probe()
+
+
+def combines(num_ranks: int, rows: int, cols: int, dtype: DType, count: int, result_offset: int) -> Probe:
+    """Return ``C := C' + C`` on every device at once: C' at offset 0, C at `result_offset`."""
+    built = ProbeBuild(num_ranks)
+    for _ in range(count):
+        for rank in range(num_ranks):
+            new = built.window(rank, 0, rows, cols, dtype.accumulator)
+            c = built.window(rank, result_offset, rows, cols, dtype)
+            reads = [(c, Factor.ONE, Op.N), (new, Factor.ONE, Op.N)]
+            built.build.task(Kind.COMBINE, built.build.compute_lane(rank), c, reads)
+    return built.probe()

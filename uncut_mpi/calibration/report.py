@@ -1,0 +1,113 @@
+"""What a calibration says: matrices as nvbandwidth prints them, then what was fitted. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
+from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.model.machine import Machine
+
+_MOST_PAIRS: Final = 12
+
+
+def machine_text(machine: Machine) -> str:
+    """Return the matrices of a machine, its rates and what it consumes."""
+    lines = [f"# {machine.name}, key {machine.key}", f"# {machine.provenance}", ""]
+    lines += _matrix("bandwidth of one transfer, GB/s (row to column)", machine.bandwidth_gb_per_s, "{:.1f}")
+    lines += _matrix("latency of one transfer, us (row to column)", machine.latency_s * 1e6, "{:.2f}")
+    lines.append("rate of a large product, TFLOP/s by rank")
+    lines += [f"  {name:>5} {_numbers(rate, '{:.3g}')}" for name, rate in machine.gemm_tflop_per_s.items()]
+    lines.append("")
+    if machine.ports:
+        lines.append("ports: what transfers share (capacity, links with a weight that is not 1 in brackets)")
+        for port in machine.ports:
+            links = zip(port.links, port.weights, strict=True)
+            text = ", ".join(
+                _link(link, machine.host) + ("" if weight == 1 else f" [{weight:.2f}]") for link, weight in links
+            )
+            lines.append(f"  {port.name}: {port.capacity_gb_per_s:.1f} GB/s: {text}")
+        lines.append("")
+    if machine.busy_watts.any():
+        lines.append(f"power at rest {_numbers(machine.idle_watts, '{:.0f}')} W, in a product "
+                     f"{_numbers(machine.busy_watts, '{:.0f}')} W")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def samples_text(samples: Samples, machine: Machine) -> str:
+    """Return what a whole calibration adds to `machine_text`."""
+    lines = []
+    for one in host_totals(samples):
+        lines.append(
+            f"host, {len(one.ranks)} active ({', '.join(map(str, one.ranks))}): "
+            f"in {one.inward:.1f}, out {one.outward:.1f}, both ways {one.both[0]:.1f} + {one.both[1]:.1f} GB/s"
+        )
+    for kind in ("egress", "ingress"):
+        for star in samples.of_kind(kind):
+            lines.append(f"device {star.links[0][kind == 'ingress']} {kind}: {star.total_gb_per_s:.1f} GB/s in all")
+    slow = sorted(slowdowns(samples, machine.bandwidth_gb_per_s, machine.latency_s).items(), key=lambda item: -item[1])
+    shown = [(pair, factor) for pair, factor in slow if factor > 1.1]
+    lines.append(
+        f"pairs of links: {len(slow)} measured well enough, {len(shown)} slow each other down by more than 10 %"
+    )
+    lines += [
+        f"  {_link(pair[0], machine.host)} with {_link(pair[1], machine.host)}: x {factor:.2f}"
+        for pair, factor in shown[:_MOST_PAIRS]
+    ]
+    if len(shown) > _MOST_PAIRS:
+        lines.append(f"  and {len(shown) - _MOST_PAIRS} more, see the file")
+    rows = machine.row_overhead
+    lines.append(
+        f"a row of a strided copy costs as much as {rows.device:.0f} bytes between devices, {rows.host_in:.0f} from "
+        f"and {rows.host_out:.0f} to the host"
+    )
+    _, shapes, errors = fit_products(samples)
+    for dtype, shape in shapes.items():
+        blocks = f"blocks of {shape.block_rows:g}×{shape.block_cols:g}" if shape.block_rows > 1 else "no waves"
+        lines.append(
+            f"{dtype} products: {blocks}, half rate at k = {shape.half_depth:.0f}, {shape.overhead_s * 1e6:.1f} us to "
+            f"start; the fit is off by {100 * errors[dtype]:.1f} %"
+        )
+    lines.append(f"COMBINE {_numbers(machine.combine_gb_per_s, '{:.0f}')} GB/s read and written, by rank")
+    costs = dataclasses.asdict(machine.costs)
+    lines.append("costs, us: " + ", ".join(f"{name[:-2]} {value * 1e6:.2f}" for name, value in costs.items()))
+    lines.append(_verdict(samples))
+    unsettled = sum(not one.settled for one in samples.summaries)
+    lines.append(
+        f"{len(samples.summaries)} probes, {unsettled} of them without a 95 % interval within 5 % of the mean"
+        + "".join(f"; left out for lack of time: {one}" for one in samples.left_out)
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(samples: Samples) -> str:
+    if not samples.litmus:
+        return "litmus of flags and copies: one rank has no peer"
+    wrong = samples.litmus["wrong_words"]
+    return (
+        f"litmus of flags and copies: {samples.litmus['rounds']} blocks, {wrong} wrong words: "
+        f"{'FAIL' if wrong else 'PASS'}"
+    )
+
+
+def _matrix(title: str, table: np.ndarray, form: str) -> list[str]:
+    names = [*map(str, range(len(table) - 1)), "host"]
+    cells = [[form.format(value) for value in row] for row in table.tolist()]
+    cells[-1][-1] = "-"  # from the host to the host nothing is sent
+    width = max(5, *(len(cell) for row in cells for cell in row)) + 2
+    lines = [title, " " * 6 + "".join(name.rjust(width) for name in names)]
+    lines += [
+        name.rjust(6) + "".join(cell.rjust(width) for cell in row) for name, row in zip(names, cells, strict=True)
+    ]
+    return [*lines, ""]
+
+
+def _link(link: tuple[int, int], host: int) -> str:
+    return " to ".join("host" if end == host else str(end) for end in link)
+
+
+def _numbers(values: np.ndarray, form: str) -> str:
+    return " ".join(form.format(value) for value in values.tolist())

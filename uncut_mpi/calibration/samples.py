@@ -1,0 +1,141 @@
+"""What a calibration has measured, before anything is fitted to it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from uncut_mpi.calibration.statistics import Summary
+
+Link = tuple[int, int]
+
+_TELLING_WIDTH: Final = 0.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransferSample:
+    """
+    Transfers at once.
+
+    Attributes
+    ----------
+    kind : str
+        ``"alone"``, ``"small"`` (few bytes), ``"both ways"``, ``"egress"``, ``"ingress"``, ``"host"``, ``"rows"``
+        or ``"pair"``.
+    links : tuple of (int, int)
+        (source, destination), the host being the number of ranks.
+    counts : tuple of int
+        Copies on each.
+    nbytes : tuple of int
+        Bytes on each, all its copies together.
+    width_bytes : int
+        Width of the rows; 0 for contiguous copies.
+    time : Summary
+        From the first one's start to the last one's end.
+    """
+
+    kind: str
+    links: tuple[Link, ...]
+    counts: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    width_bytes: int
+    time: Summary
+
+    @property
+    def seconds(self) -> float:
+        """The time that is believed: the median, since what disturbs a transfer only ever makes it longer."""
+        return self.time.median_s
+
+    @property
+    def telling(self) -> bool:
+        """Whether the mean is known well enough to say anything about what transfers share."""
+        return self.time.half_width_s <= _TELLING_WIDTH * self.time.mean_s
+
+    @property
+    def rates_gb_per_s(self) -> tuple[float, ...]:
+        """Bytes of each link by the time of all."""
+        return tuple(nbytes / self.seconds / 1e9 for nbytes in self.nbytes)
+
+    @property
+    def total_gb_per_s(self) -> float:
+        """All bytes by the time."""
+        return sum(self.rates_gb_per_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProductSample:
+    """
+    Products on all devices at once.
+
+    Attributes
+    ----------
+    dtype : str
+        Name of the type.
+    m, n, k : int
+        Extents (elements).
+    seconds : tuple of float
+        Median time of one product on each rank.
+    time : Summary
+        Of one product, from the first rank's start to the last one's end.
+    """
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    seconds: tuple[float, ...]
+    time: Summary
+
+
+@dataclasses.dataclass(slots=True)
+class Samples:
+    """
+    All of a calibration.
+
+    Attributes
+    ----------
+    num_ranks : int
+        Ranks, one device each.
+    multiprocessors : list of int
+        Of each device.
+    transfers : list of TransferSample
+        In the order of measurement.
+    products : list of ProductSample
+        Likewise.
+    combine_gb_per_s : list of float
+        Bytes read and written by COMBINE per second on each device (1e9).
+    costs : dict of str to float
+        Fields of `IssueCosts`.
+    watts : dict of str to list of float
+        ``"idle"`` and ``"busy"`` of each device; 0 where unknown.
+    litmus : dict of str to int
+        ``"rounds"`` of pushed blocks and ``"wrong_words"`` that a reader found after the flag; empty for one rank.
+    left_out : list of str
+        What the time limit left out.
+    """
+
+    num_ranks: int
+    multiprocessors: list[int]
+    transfers: list[TransferSample] = dataclasses.field(default_factory=list)
+    products: list[ProductSample] = dataclasses.field(default_factory=list)
+    combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
+    costs: dict[str, float] = dataclasses.field(default_factory=dict)
+    watts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    litmus: dict[str, int] = dataclasses.field(default_factory=dict)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+
+    def of_kind(self, *kinds: str, telling: bool = False) -> list[TransferSample]:
+        """Return the transfers of some kinds; only the `telling` ones if that is asked for."""
+        return [one for one in self.transfers if one.kind in kinds and (one.telling or not telling)]
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """Of all probes."""
+        return [one.time for one in self.transfers] + [one.time for one in self.products]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for a JSON file."""
+        fields = dataclasses.asdict(self)
+        for data, summary in zip((*fields["transfers"], *fields["products"]), self.summaries, strict=True):
+            data["time"] = summary.to_dict()
+        return fields

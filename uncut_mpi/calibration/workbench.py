@@ -1,0 +1,237 @@
+"""
+The ranks' devices with memory for probes, and the timing of probes on them.
+
+Methods are collective unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.calibration.probes import Areas, Probe
+from uncut_mpi.calibration.statistics import Summary
+from uncut_mpi.device.interface import MAX_LANES, Allocation, Backend, Executable, FlagTable, ProgressBoard
+from uncut_mpi.errors import UncutError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.segments import Segment
+from uncut_mpi.spmd import agreement, exchange
+from uncut_mpi.spmd.group import Group
+
+MAX_FLAGS: Final = 1 << 14
+_PATIENCE_S: Final = 20.0
+_MAX_SAMPLES: Final = 40
+_FEWEST_SAMPLES: Final = 3
+_FILL_BYTES: Final = 1 << 20
+_PAGE_BYTES: Final = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timed:
+    """
+    The samples of one probe, the same on all ranks.
+
+    Attributes
+    ----------
+    together : Summary
+        From the start of the first rank that has a part in it to the end of the last one.
+    by_rank_s : ndarray of float64, shape (num_ranks,)
+        Median time of each rank's own part.
+    issue_s : ndarray of float64, shape (num_ranks,)
+        Least host time each rank took to issue it.
+    """
+
+    together: Summary
+    by_rank_s: np.ndarray
+    issue_s: np.ndarray
+
+
+class Workbench:
+    """
+    Memory for probes on every device and on the host, and the clock. Collective.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+    backend : Backend
+        This rank's device.
+    area_bytes : int
+        Bytes of one area of `Areas`.
+    compute_bytes : int
+        Bytes that products need on each device, for their operands and again for their results.
+    deadline_s : float
+        Value of ``time.perf_counter()`` on rank 0 after which probes get few samples only.
+
+    Raises
+    ------
+    CapacityError
+        On all ranks, if one has too little memory.
+    """
+
+    def __init__(
+        self, group: Group, backend: Backend, *, area_bytes: int, compute_bytes: int, deadline_s: float
+    ) -> None:
+        self.group, self.backend = group, backend
+        self.areas = Areas(group.size, area_bytes)
+        self.result_offset = compute_bytes
+        self._deadline_s = deadline_s
+        self._epoch = 0
+        self._board = ProgressBoard(np.zeros((group.size, MAX_LANES), np.uint32), group.rank)
+        self._own: list[Allocation] = []
+        self._opened: list[int] = []
+        self._pinned = False
+        self._host: Segment = exchange.shared_segment(group, self.areas.host_bytes, "the transfers of a calibration")
+        try:
+            with agreement.collective(group, "preparing the host memory of a calibration"):
+                self._host.array(np.uint8)[::_PAGE_BYTES] = 1  # touched: no page fault is measured
+                self._pinned = backend.pin(self._host.address, self._host.nbytes)
+            self.device_bytes = max(self.areas.device_bytes, 2 * compute_bytes)
+            memory = self._share(self.device_bytes, "memory")
+            flags = self._share(4 * MAX_FLAGS, "flags")
+            with agreement.collective(group, "preparing the flags of a calibration"):
+                backend.fill_words(int(flags[group.rank]), MAX_FLAGS, 0)
+        except BaseException:
+            self.abandon()
+            raise
+        self._flags = FlagTable(int(flags[group.rank]), flags)
+        self._bases = np.append(memory, self._host.address)
+
+    def address(self, location: int, offset: int = 0) -> int:
+        """Return an address in the memory of a location, in this process. Not collective."""
+        return int(self._bases[location]) + offset
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed; asked of rank 0's clock."""
+        now = time.perf_counter()
+        return bool(self.group.allgather_bytes(np.array([now]), "looking at the clock")[0, 0] > self._deadline_s)
+
+    def fill(self, nbytes: int, dtype: DType) -> None:
+        """Fill the first bytes of this rank's memory with full-mantissa random values. Not collective."""
+        block = np.random.default_rng(self.group.rank).random(_FILL_BYTES // dtype.itemsize).astype(dtype.numpy)
+        base, filled = self.address(self.group.rank), min(nbytes, _FILL_BYTES)
+        self.backend.from_host(base, filled // dtype.itemsize, block[: filled // dtype.itemsize, None])
+        while filled < nbytes:
+            step = min(filled, nbytes - filled)
+            self.backend.copy_matrix(base + filled, base, step, 1, step)
+            filled += step
+
+    def time(self, probe: Probe, what: str, *, samples: int = 0) -> Timed:
+        """
+        Run a probe until its mean is known well enough, or so many times.
+
+        Parameters
+        ----------
+        probe : Probe
+            The same on all ranks.
+        what : str
+            What is measured, as an error calls it.
+        samples : int, optional
+            How many; by default as many as needed.
+
+        Raises
+        ------
+        UncutError
+            On all ranks, what went wrong on one.
+        """
+        executable = self.bind(probe, what)
+        active = np.unique(probe.schedule.tasks["rank"])  # the others only wait for the next barrier
+        own: list[tuple[float, ...]] = []
+        together: list[float] = []
+        self.run(executable, what)  # the first run is slower
+        while True:
+            records = self.run(executable, what)
+            own.append((*(records[:, 1] - records[:, 0]), *records[:, 2]))
+            together.append(float(records[active, 1].max() - records[active, 0].min()))
+            if samples:
+                if len(together) >= samples:
+                    break
+            elif self._enough(together, late=bool(records[0, 1] > self._deadline_s)):
+                break
+        with agreement.collective(self.group, what):
+            executable.close()
+        table = np.array(own)
+        size = self.group.size
+        return Timed(Summary.of(together), np.median(table[:, :size], axis=0), table[:, size:].min(axis=0))
+
+    def bind(self, probe: Probe, what: str) -> Executable:
+        """Return this rank's part of a probe, ready to run; close it."""
+        bound: Executable | None = None
+        with agreement.collective(self.group, f"preparing to measure {what}"):
+            program = lower(probe.schedule).rank_list(self.group.rank)
+            addresses = np.array([self.address(where, offset) for where, offset in probe.windows], np.int64)
+            bound = self.backend.executable(program, addresses, self._flags, self._board)
+        assert bound is not None  # else the block raised
+        return bound
+
+    def run(self, executable: Executable, what: str) -> np.ndarray:
+        """
+        Run a list on every rank once.
+
+        Returns
+        -------
+        ndarray of float64, shape (num_ranks, 3)
+            Start and end on the node's monotonic clock and time to issue, of each rank (seconds).
+        """
+        self._epoch += 1
+        self.group.barrier(f"measuring {what}")
+        started = time.perf_counter()
+        report = executable.run(alpha=1.0, beta=0.0, epoch=self._epoch, timeout_s=_PATIENCE_S)
+        ended = time.perf_counter()
+        facts = np.array([started, ended, report.issue_s, report.error is not None], np.float64)
+        records = self.group.allgather_bytes(facts, f"measuring {what}")
+        if records[:, 3].any():
+            agreement.collective_result(self.group, report.error, f"measuring {what}")
+        return records[:, :3]
+
+    def close(self) -> None:
+        """Give all the memory back."""
+        try:
+            with agreement.collective(self.group, "closing the peers' memory"):
+                while self._opened:
+                    self.backend.close_peer(self._opened.pop())
+            with agreement.collective(self.group, "freeing the memory of a calibration"):
+                if self._pinned:
+                    self._pinned = False
+                    self.backend.unpin(self._host.address)
+                while self._own:
+                    self.backend.free(self._own.pop())
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the host memory after a failure; the backend, closed then, frees the rest. Not collective."""
+        if self._pinned:
+            self._pinned = False
+            with contextlib.suppress(UncutError):
+                self.backend.unpin(self._host.address)
+        self._host.close()
+
+    def _enough(self, samples_s: Sequence[float], *, late: bool) -> bool:
+        if late:
+            return len(samples_s) >= _FEWEST_SAMPLES
+        return len(samples_s) >= _MAX_SAMPLES or Summary.of(samples_s).settled
+
+    def _share(self, nbytes: int, what: str) -> np.ndarray:
+        """Allocate on every device and return every rank's address here."""
+        handle = b""
+        with agreement.collective(self.group, f"allocating the {what} of a calibration"):
+            self._own.append(self.backend.allocate(nbytes))
+            handle = self._own[-1].handle
+        handles = exchange.exchange_handles(self.group, handle)
+        addresses = np.zeros(self.group.size, np.int64)
+        with agreement.collective(self.group, f"opening the peers' {what}"):
+            for rank, one in enumerate(handles):
+                if rank == self.group.rank:
+                    addresses[rank] = self._own[-1].address
+                else:
+                    addresses[rank] = self.backend.open(one)
+                    self._opened.append(int(addresses[rank]))
+        return addresses

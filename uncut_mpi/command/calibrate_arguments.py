@@ -1,0 +1,99 @@
+"""The command line of ``python -m uncut_mpi.calibrate``: one frozen value or one error; never prints or exits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from uncut_mpi.command.arguments import check_devices
+from uncut_mpi.command.flags import add_machine, base_parser, positive
+from uncut_mpi.errors import ParamError
+
+DEFAULT_TIME_LIMIT_S: Final = 45.0
+
+_EPILOG: Final = """\
+Every probe is repeated until the 95 % confidence interval of its mean is within 5 % of the mean, at least 10 times. The
+result is the machine that sessions on the same hardware plan with; it replaces the quick one that the first session
+measures. The exit status is 0 only if everything was measured and no word was wrong in the litmus.
+
+examples:
+  mpiexec -n 4 python -m uncut_mpi.calibrate
+  mpiexec -n 4 python -m uncut_mpi.calibrate --quick
+  mpiexec -n 4 python -m uncut_mpi.calibrate --output node7.json --json
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateArguments:
+    """
+    What one run of the calibrate command was asked to do.
+
+    Attributes
+    ----------
+    backend : str
+        ``"auto"``, ``"cuda"`` or ``"host"``.
+    devices : tuple of int or None
+        Device ordinal of each rank.
+    allow_shared_gpu : bool
+        Let ranks share a GPU.
+    quick : bool
+        Measure what the first session measures, and no more.
+    time_limit_s : float
+        When to stop being thorough (seconds).
+    output : str or None
+        File of the machine; None: the one that sessions read.
+    json : bool
+        Print the machine file instead of matrices.
+    """
+
+    backend: str
+    devices: tuple[int, ...] | None
+    allow_shared_gpu: bool
+    quick: bool
+    time_limit_s: float
+    output: str | None
+    json: bool
+
+
+def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
+    """
+    Return what the command line asks for.
+
+    Looks at no file and at no environment, so every rank gets the same value or the same error.
+
+    Raises
+    ------
+    ParamError
+        If an argument is unknown, malformed, or does not go with another one.
+    HelpRequested
+        If ``-h`` or ``--help`` is among them.
+    """
+    parser = base_parser(
+        "python -m uncut_mpi.calibrate", "Measures this machine, prints it and keeps it for later sessions.", _EPILOG
+    )
+    add_machine(parser.add_argument_group("ranks and devices"))
+    run = parser.add_argument_group("run and report")
+    run.add_argument("--quick", action="store_true", help="one transfer per link and one product per type, under 5 s")
+    run.add_argument(
+        "--time-limit",
+        type=positive,
+        metavar="S",
+        help="after so long probes are repeated 3 times only and pairs of links left out; default "
+        f"{DEFAULT_TIME_LIMIT_S:g}",
+    )
+    run.add_argument("--output", metavar="FILE", help="write the machine there instead of where sessions look for it")
+    run.add_argument("--json", action="store_true", help="print the machine file instead of matrices")
+    given = parser.parse_args(list(argv))
+    check_devices(given)
+    if given.quick and given.time_limit is not None:
+        raise ParamError(f"--time-limit {given.time_limit:g} was given with --quick, which has none: leave one out")
+    return CalibrateArguments(
+        backend=given.backend,
+        devices=given.devices,
+        allow_shared_gpu=given.allow_shared_gpu,
+        quick=given.quick,
+        time_limit_s=DEFAULT_TIME_LIMIT_S if given.time_limit is None else given.time_limit,
+        output=given.output,
+        json=given.json,
+    )

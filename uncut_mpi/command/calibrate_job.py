@@ -1,0 +1,155 @@
+"""The calibration: from a command line to a machine file on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import uncut_mpi
+from uncut_mpi.api.measure import cache_directory, machine_key, measure
+from uncut_mpi.api.start import Started, start_backend
+from uncut_mpi.calibration.assemble import assemble
+from uncut_mpi.calibration.measuring import EFFORTS, measure_all
+from uncut_mpi.calibration.report import machine_text, samples_text
+from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.calibrate_arguments import CalibrateArguments
+from uncut_mpi.command.progress import ProgressBar
+from uncut_mpi.errors import DataFileError, UncutError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.runtime import library_version
+
+
+def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[str]) -> bool:
+    """
+    Measure, print and keep a machine; return whether the litmus passed, the same on every rank. Collective.
+
+    Raises
+    ------
+    UncutError
+        The same on every rank.
+    """
+    group = Group(comm)
+    try:
+        agreement.agree(group, repr(list(words)).encode(), lambda: f"command line {list(words)!r}")
+        started = start_backend(
+            group,
+            backend=arguments.backend,
+            devices=arguments.devices,
+            allow_shared_gpu=arguments.allow_shared_gpu,
+        )
+        closed = False
+        try:
+            passed = _calibrate(group, started, arguments)
+            closed = True
+            started.backend.close()
+            return passed
+        finally:
+            if not closed:
+                with contextlib.suppress(UncutError):  # what went wrong is on its way already
+                    started.backend.close()
+    finally:
+        group.free()
+
+
+def _calibrate(group: Group, started: Started, arguments: CalibrateArguments) -> bool:
+    began = time.perf_counter()
+    key = machine_key(started.identities)
+    path = arguments.output
+    with agreement.collective(group, "checking the output"):
+        if group.rank == 0 and path is not None:
+            check_path("--output", path)
+    samples: Samples | None = None
+    if arguments.quick:
+        machine = measure(group, started.backend, started.identities, key)
+    else:
+        samples, machine = _thorough(group, started, key, arguments)
+    took_s = time.perf_counter() - began
+    passed = samples is None or not samples.litmus.get("wrong_words")
+    with agreement.collective(group, "keeping the machine"):
+        if group.rank == 0:
+            _publish(machine, samples, path, as_json=arguments.json, keep=passed, took_s=took_s)
+    return passed
+
+
+def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArguments) -> tuple[Samples, Machine]:
+    bar = ProgressBar(sys.stderr, "calibrating") if group.rank == 0 else None
+
+    def progress(done: int, total: int, what: str) -> None:
+        if bar is not None:
+            bar.show(done, total, what)
+
+    samples = measure_all(
+        group,
+        started.backend,
+        started.identities,
+        EFFORTS[started.backend.name],
+        time_limit_s=arguments.time_limit_s,
+        progress=progress,
+    )
+    identities = started.identities
+
+    def fit() -> bytes:
+        machine = assemble(
+            samples,
+            name=f"{group.size}×{identities[0].name}",
+            key=key,
+            memory_bytes=[one.memory_bytes for one in identities],
+            provenance=f"calibrated by uncut_mpi {uncut_mpi.__version__} on {platform.node()}, "
+            f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')}, {library_version()}",
+        )
+        return machine.to_json().encode()
+
+    return samples, Machine.from_json(agreement.from_root(group, fit).decode())
+
+
+def _publish(
+    machine: Machine, samples: Samples | None, path: str | None, *, as_json: bool, keep: bool, took_s: float
+) -> None:
+    """Print the machine and write its file; on one rank."""
+    content: dict[str, Any] = json.loads(machine.to_json())
+    if samples is not None:
+        content["samples"] = samples.to_dict()
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        sys.stdout.write(machine_text(machine))
+        if samples is not None:
+            sys.stdout.write(samples_text(samples, machine))
+    where = path or str(cache_directory() / f"{machine.key}.json")
+    lines = []
+    if keep:
+        _write(where, text, by_flag=path is not None)
+        lines.append(f"kept in {where}, measured in {took_s:.1f} s")
+    else:
+        lines.append(
+            "a reader saw other words than were pushed before the flag: this machine cannot run products, and nothing "
+            "was kept"
+        )
+    if samples is None:
+        lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
+    (sys.stderr if as_json else sys.stdout).write("".join(f"{line}\n" for line in lines))
+
+
+def _write(path: str, text: str, *, by_flag: bool) -> None:
+    if by_flag:
+        write_file("--output", path, text.encode())
+        return
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    except OSError as error:
+        raise DataFileError(
+            f"the machine cannot be kept in {os.path.dirname(path)}: {error.strerror}; set XDG_CACHE_HOME, or name a "
+            "file with --output"
+        ) from None
+    write_file("the machine file", path, text.encode())
