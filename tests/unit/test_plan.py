@@ -60,13 +60,14 @@ def asked(monkeypatch):
 
 
 def test_the_gemm_commands_flags_mean_the_same():
-    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --tile 64 --grid 2x1 --no-batch"
+    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --tile 64 --grid 2x1 --devices 2,0"
     given = parse(words.split())
+    assert parse(words.replace("--devices", "--compute-ranks").split()) == given
     problem = given.problem
     assert (problem.m, problem.n, problem.k, problem.dtype.name) == (100, 100, 7, "f32")
     assert (problem.trans_a, problem.trans_b, problem.reads_c, problem.scales_only) == ("T", "N", False, False)
     assert str(given.place) == "3,h,5"
-    assert given.options == ScheduleOptions(scheduler="auto", tile=64, grid=(2, 1), batch=False)
+    assert given.options == ScheduleOptions(scheduler="auto", tile=64, grid=(2, 1), devices=(2, 0))
 
 
 def test_nothing_given_plans_something_sensible():

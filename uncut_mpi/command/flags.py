@@ -108,7 +108,12 @@ def make_plan_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--ranks", type=_whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
     group.add_argument(
-        "--devices", type=_list, metavar="R0,R1,…", help="ranks that may compute; default: the search decides"
+        "--devices",
+        "--compute-ranks",
+        dest="compute_ranks",
+        type=_list,
+        metavar="R0,R1,…",
+        help="ranks that compute, as the gemm command's --compute-ranks; default: the search decides",
     )
     _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"), "auto")
     group = parser.add_argument_group("search and report")

@@ -93,10 +93,6 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     _check_written(given)
     m, n, k = (_EDGE if extent is None else extent for extent in extents_of(given))
     alpha, beta = scalars_of(given)
-    options = options_of(given)
-    if given.devices is not None:
-        fixed: dict[str, Any] = {"devices": given.devices}
-        options = dataclasses.replace(options, **fixed)
     return PlanArguments(
         problem=GemmProblem(
             m,
@@ -113,7 +109,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         place=given.place,
         machine=given.machine,
         ranks=given.ranks,
-        options=options,
+        options=options_of(given),
         metric=given.metric,
         budget_tasks=given.budget_tasks,
         issuing_threads=given.issuing_threads,
