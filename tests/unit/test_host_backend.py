@@ -164,6 +164,33 @@ def test_counts_equal_those_of_the_schedule():
                 assert report.allocations == 0
 
 
+@pytest.mark.parametrize("disorder", [None, Disorder(seed=3)])
+def test_a_traced_run_times_every_body_from_its_start_to_its_end_and_others_none(disorder):
+    pause_s = 0.01
+
+    def linger(task: int, code: Code, written: np.ndarray) -> None:
+        if code is Code.COMBINE:
+            time.sleep(pause_s)  # before the body ends
+
+    with Cluster(Pushed(ranks=1).build(), disorder=disorder, faults={0: linger}) as cluster:
+        cluster.load(Pushed(ranks=1))
+        (executable,) = cluster.executables
+        executable.prepare_trace()
+        before = time.monotonic()
+        report = executable.run(alpha=1.0, beta=1.0, epoch=cluster.epoch, timeout_s=20.0, traced=True)
+        after = time.monotonic()
+        times, tasks = report.times, cluster.schedule.tasks
+        assert times is not None
+        assert sorted(times.tasks) == np.flatnonzero(tasks["kind"] != Kind.JOIN).tolist()
+        assert before <= times.start_s.min() <= times.end_s.max() <= after
+        combines = tasks["kind"][times.tasks] == Kind.COMBINE
+        assert combines.any()
+        assert (times.end_s - times.start_s >= np.where(combines, pause_s, 0.0)).all()
+        again = executable.run(alpha=1.0, beta=1.0, epoch=cluster.epoch + 1, timeout_s=20.0)
+        assert again.error is None
+        assert again.times is None
+
+
 def test_progress_words_count_the_operations_of_each_lane_from_zero_in_every_call():
     case = Pushed(ranks=2)
     schedule = case.build()

@@ -316,7 +316,7 @@ class CallMachinery:
         try:
             check_scalars(alpha, beta)
             entry = find()
-            digest = _call_digest(entry, matrices, alpha, beta, traced=take_times is not None)
+            digest = _call_digest(entry, matrices, alpha, beta)
             binding = entry.bindings.get(self._binding_key(matrices))
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
@@ -460,9 +460,9 @@ def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     return (b, a, c) if problem.swapped else (a, b, c)
 
 
-def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float, *, traced: bool) -> np.ndarray:
+def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> np.ndarray:
     which = [matrix.info.number for matrix in matrices]
-    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd?", *which, alpha, beta, traced))
+    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta))
 
 
 def check_scalars(alpha: object, beta: object) -> None:

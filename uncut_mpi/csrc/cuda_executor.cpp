@@ -412,7 +412,6 @@ void Executor::read_times() {
              d.cuEventElapsedTime(&milliseconds, device_->timing_event(0), device_->timing_event(i)), false, nullptr);
         result_.times_s.push_back(1e-3 * static_cast<double>(milliseconds));
     }
-    if (!result_.error.empty() || result_.stalled) result_.times_s.clear();
 }
 
 void Executor::issue(const Step &step) {

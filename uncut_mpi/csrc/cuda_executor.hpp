@@ -101,7 +101,7 @@ struct RunResult {
     bool fatal = false;           // the context is unusable: no flag could be written any more
     bool stalled = false;
     std::vector<StuckLane> stuck;
-    // Of a traced run without an error; of others times_s is empty.
+    // Of a traced run; after an error or a stall incomplete, of other runs empty.
     double reference_s = 0.0;     // on the system's monotonic clock
     std::vector<double> times_s;  // start and end of each body, in list order, after the reference
 };
