@@ -97,7 +97,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         _PLAN_EPILOG,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, compute_ranks=None)
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False)
     _add_problem(parser.add_argument_group("problem"), "default 8192")
     group = parser.add_argument_group("machine")
     group.add_argument(

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
 from uncut_mpi.command.artifacts import check_path, write_file
