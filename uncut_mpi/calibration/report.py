@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
+from uncut_mpi.calibration.refine import Refinement
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.model.machine import Machine
 
@@ -81,6 +82,20 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         + "".join(f"; left out for lack of time: {one}" for one in samples.left_out)
     )
     return "\n".join(lines) + "\n"
+
+
+def refinement_text(refinement: Refinement) -> str:
+    """Return what whole products have changed and how well they are predicted."""
+    moved = []
+    for name, value in refinement.parameters.items():
+        if name.startswith("rate") or name.endswith("ports"):
+            moved.append(f"{name} x {value:.2f}")
+        else:
+            moved.append(f"{name} + {value * 1e6:.1f} us")
+    return (
+        f"rehearsal: {len(refinement.errors)} products, predicted within {refinement.median_error:.1%} in the median "
+        f"and {refinement.worst_error:.1%} at worst, with {', '.join(moved)}\n"
+    )
 
 
 def _verdict(samples: Samples) -> str:

@@ -14,14 +14,17 @@ from typing import Any
 
 import uncut_mpi
 from uncut_mpi.api.measure import cache_directory, machine_key, measure
+from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
 from uncut_mpi.calibration.assemble import assemble
 from uncut_mpi.calibration.measuring import EFFORTS, measure_all
-from uncut_mpi.calibration.report import machine_text, samples_text
+from uncut_mpi.calibration.refine import Refinement, refine
+from uncut_mpi.calibration.report import machine_text, refinement_text, samples_text
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.command.artifacts import check_path, write_file
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
 from uncut_mpi.command.progress import ProgressBar
+from uncut_mpi.command.rehearsal import rehearse
 from uncut_mpi.errors import DataFileError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
@@ -41,6 +44,10 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     group = Group(comm)
     try:
         agreement.agree(group, repr(list(words)).encode(), lambda: f"command line {list(words)!r}")
+        with agreement.collective(group, "checking the output"):
+            if group.rank == 0 and arguments.output is not None:
+                check_path("--output", arguments.output)
+        began = time.perf_counter()
         started = start_backend(
             group,
             backend=arguments.backend,
@@ -48,37 +55,55 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
             allow_shared_gpu=arguments.allow_shared_gpu,
         )
         closed = False
+        samples: Samples | None = None
         try:
-            passed = _calibrate(group, started, arguments)
+            key = machine_key(started.identities)
+            if arguments.quick:
+                machine = measure(group, started.backend, started.identities, key)
+            else:
+                samples, machine = _thorough(group, started, key, arguments)
             closed = True
             started.backend.close()
-            return passed
         finally:
             if not closed:
                 with contextlib.suppress(UncutError):  # what went wrong is on its way already
                     started.backend.close()
+        passed = samples is None or not samples.litmus.get("wrong_words")
+        refinement: Refinement | None = None
+        if samples is not None and passed:
+            machine, refinement = _rehearse(comm, group, machine, arguments)
+        took_s = time.perf_counter() - began
+        with agreement.collective(group, "keeping the machine"):
+            if group.rank == 0:
+                _publish(machine, samples, refinement, arguments, keep=passed, took_s=took_s)
+        return passed
     finally:
         group.free()
 
 
-def _calibrate(group: Group, started: Started, arguments: CalibrateArguments) -> bool:
-    began = time.perf_counter()
-    key = machine_key(started.identities)
-    path = arguments.output
-    with agreement.collective(group, "checking the output"):
-        if group.rank == 0 and path is not None:
-            check_path("--output", path)
-    samples: Samples | None = None
-    if arguments.quick:
-        machine = measure(group, started.backend, started.identities, key)
-    else:
-        samples, machine = _thorough(group, started, key, arguments)
-    took_s = time.perf_counter() - began
-    passed = samples is None or not samples.litmus.get("wrong_words")
-    with agreement.collective(group, "keeping the machine"):
-        if group.rank == 0:
-            _publish(machine, samples, path, as_json=arguments.json, keep=passed, took_s=took_s)
-    return passed
+def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArguments) -> tuple[Machine, Refinement]:
+    """Run whole products with the machine and fit it to their times. Collective."""
+    bar = ProgressBar(sys.stderr, "rehearsing") if group.rank == 0 else None
+
+    def progress(done: int, total: int, what: str) -> None:
+        if bar is not None:
+            bar.show(done, total, what)
+
+    with Session(
+        comm,
+        backend=arguments.backend,
+        devices=arguments.devices,
+        allow_shared_gpu=arguments.allow_shared_gpu,
+        machine=machine,
+    ) as session:
+        observations = rehearse(session, progress)
+
+    def fit() -> bytes:
+        fitted, found = refine(machine, observations)
+        return json.dumps([fitted.to_json(), dict(found.parameters), found.errors]).encode()
+
+    text, parameters, errors = json.loads(agreement.from_root(group, fit).decode())
+    return Machine.from_json(text), Refinement(parameters, tuple(errors))
 
 
 def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArguments) -> tuple[Samples, Machine]:
@@ -113,12 +138,21 @@ def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArgu
 
 
 def _publish(
-    machine: Machine, samples: Samples | None, path: str | None, *, as_json: bool, keep: bool, took_s: float
+    machine: Machine,
+    samples: Samples | None,
+    refinement: Refinement | None,
+    arguments: CalibrateArguments,
+    *,
+    keep: bool,
+    took_s: float,
 ) -> None:
     """Print the machine and write its file; on one rank."""
+    path, as_json = arguments.output, arguments.json
     content: dict[str, Any] = json.loads(machine.to_json())
     if samples is not None:
         content["samples"] = samples.to_dict()
+    if refinement is not None:
+        content["rehearsal"] = {"parameters": dict(refinement.parameters), "errors": list(refinement.errors)}
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
     if as_json:
         sys.stdout.write(text)
@@ -126,6 +160,8 @@ def _publish(
         sys.stdout.write(machine_text(machine))
         if samples is not None:
             sys.stdout.write(samples_text(samples, machine))
+        if refinement is not None:
+            sys.stdout.write(refinement_text(refinement))
     where = path or str(cache_directory() / f"{machine.key}.json")
     lines = []
     if keep:

@@ -2,6 +2,13 @@
 #include "uncut_state.hpp"
 
 namespace uncut {
+namespace {
+
+// Steps of k without any tile here that a scan without batching looks at: each tile of theirs may have
+// other holders, but the earliest are rarely far ahead, and k can have hundreds of steps.
+constexpr int most_blanks = 8;
+
+}  // namespace
 
 Subproblem Scheduler::next_fixed(Worker &w) const {
     const std::int64_t at = w.next++;
@@ -57,13 +64,18 @@ Subproblem Scheduler::select(Worker &w) {
 void Scheduler::scan_missing(Worker &w, Time compute_free, Choice &best) {
     const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
     std::array<bool, 2> blank_seen{false, false};
+    int blanks = 0;
     for (int p = 0; p < kt_; ++p) {
         if (a.known[p] == w.mt && b.known[p] == w.nt) continue;
-        if (in_.batch && !a.known[p] && !b.known[p]) {
-            // All like the first such p of this size, which wins by its index.
-            bool &seen = blank_seen[k_extent(p).size == in_.tile];
-            if (seen) continue;
-            seen = true;
+        if (!a.known[p] && !b.known[p]) {
+            if (in_.batch) {
+                // All like the first such p of this size, which wins by its index.
+                bool &seen = blank_seen[k_extent(p).size == in_.tile];
+                if (seen) continue;
+                seen = true;
+            } else if (++blanks > most_blanks) {
+                continue;
+            }
         }
         for (int j = 0; j < w.nt; ++j) {
             const Time b_eta = b.eta[tile_index(j, p)];

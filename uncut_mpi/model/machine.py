@@ -226,7 +226,7 @@ class Machine:
             ]
             if kept:
                 links, weights = zip(*kept, strict=True)
-                ports.append(Port(port.name, port.capacity_gb_per_s, links, weights))
+                ports.append(dataclasses.replace(port, links=links, weights=weights))
         both = np.ix_([*chosen, self.host], [*chosen, self.host])
         return dataclasses.replace(
             self,
@@ -289,6 +289,7 @@ class Machine:
                     {
                         "name": port.name,
                         "capacity_gb_per_s": float(port.capacity_gb_per_s),
+                        "typical_gb_per_s": float(port.typical_gb_per_s),
                         "links": [[*link, weight] for link, weight in zip(port.links, port.weights, strict=True)],
                     }
                     for port in self.ports
@@ -333,6 +334,7 @@ class Machine:
                         float(port["capacity_gb_per_s"]),
                         tuple((int(link[0]), int(link[1])) for link in port["links"]),
                         tuple(float(link[2]) for link in port["links"]),
+                        float(port["typical_gb_per_s"]),
                     )
                     for port in data["ports"]
                 ),

@@ -37,12 +37,16 @@ class Port:
         (source, destination) locations.
     weights : tuple of float
         One per link, all positive; what a unit of rate on the link takes of the capacity.
+    typical_gb_per_s : float
+        What to expect of the capacity beside products and other traffic, at most as much; 0: all of it. A bound
+        takes the capacity, a prediction what is to be expected.
     """
 
     name: str
     capacity_gb_per_s: float
     links: tuple[tuple[int, int], ...]
     weights: tuple[float, ...]
+    typical_gb_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.capacity_gb_per_s) and self.capacity_gb_per_s > 0):
@@ -55,6 +59,16 @@ class Port:
             raise ParamError(f"port {self.name} has a weight that is not positive")
         if len(set(self.links)) < len(self.links):
             raise ParamError(f"port {self.name} names a link twice")
+        if not 0 <= self.typical_gb_per_s <= self.capacity_gb_per_s:
+            raise ParamError(
+                f"port {self.name} has a typical {self.typical_gb_per_s} GB/s: it has to be 0 to "
+                f"{self.capacity_gb_per_s}, the capacity"
+            )
+
+    @property
+    def expected_gb_per_s(self) -> float:
+        """The capacity to plan with."""
+        return self.typical_gb_per_s or self.capacity_gb_per_s
 
     @classmethod
     def of(cls, name: str, capacity_gb_per_s: float, links: Iterable[tuple[int, int]], weight: float = 1.0) -> Port:
@@ -123,7 +137,7 @@ def duplex_ports(
 
 def fair_rates(links: Sequence[tuple[int, int]], limits_gb_per_s: Sequence[float], ports: Sequence[Port]) -> np.ndarray:
     """
-    Return the max-min fair rates of concurrent transfers.
+    Return the max-min fair rates to expect of concurrent transfers.
 
     Parameters
     ----------
@@ -147,7 +161,7 @@ def fair_rates(links: Sequence[tuple[int, int]], limits_gb_per_s: Sequence[float
         of = dict(zip(port.links, port.weights, strict=True))
         weights[row] = [of.get(link, 0.0) for link in links]
     limits = np.asarray(limits_gb_per_s, np.float64)
-    room = np.array([port.capacity_gb_per_s for port in ports], np.float64)
+    room = np.array([port.expected_gb_per_s for port in ports], np.float64)
     rates = np.zeros(count)
     growing = np.ones(count, bool)
     while growing.any():

@@ -4,16 +4,16 @@ The chooser: tries schedules by simulation and keeps the best.
 What the caller fixed stays fixed; the rest (process grid, ranks that compute, tile, batching and
 chunks, unequal shares) is searched. Candidates come in a written order: first the heuristics' own
 choice, then one dimension after the other around the best so far (coordinate descent), in rounds,
-until a round brings nothing or the budget is spent. The budget counts simulated tasks, never time,
-so that equal inputs give equal choices on any machine. A candidate whose bound is no better than
-the best found is not simulated.
+until a round brings nothing or the budget is spent; how finely copies are cut comes last. The budget
+counts simulated tasks, never time, so that equal inputs give equal choices on any machine. A
+candidate whose bound is no better than the best found is not simulated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +39,9 @@ _TILES: Final = 6
 _ROUNDS: Final = 3
 _SHARE_STEPS: Final = 3
 _SHARE_TOLERANCE: Final = 0.05
+
+
+_Dimension = Callable[[ScheduleOptions, "Candidate"], Iterator[dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -182,15 +185,25 @@ class _Explorer:
         assert best is not None  # it must be simulated, or has raised
         if not self._problem.has_product:
             return
+        # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
+        rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._rough_transfers(asked)]
+        best = min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
+        dimensions = (self._grids, self._tiles, self._ranks, self._rough, self._shares)
         for _ in range(_ROUNDS):
             before = best
-            for dimension in (self._ranks, self._grids, self._transfers, self._tiles, self._shares):
-                for changes in dimension(asked, best):
-                    found = self._try(dataclasses.replace(best.options, **changes))
-                    if found is not None and found.value < best.value:
-                        best = found
+            for dimension in dimensions:
+                best = self._improve(best, asked, dimension)
             if best is before or self.spent >= self._budget:
-                return
+                break
+        self._improve(min(self.tried, key=lambda one: one.value), asked, self._fine)
+
+    def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
+        """Return the best of a candidate and what one dimension makes of it."""
+        for changes in dimension(asked, best):
+            found = self._try(dataclasses.replace(best.options, **changes))
+            if found is not None and found.value < best.value:
+                best = found
+        return best
 
     # -- dimensions: what to change about the best so far ------------------------------------
 
@@ -210,13 +223,17 @@ class _Explorer:
                 changes = {"devices": ranks} if asked.devices is not None else self._placed(tuple(sorted(ranks)), grid)
                 yield {"tile": asked.tile, "row_shares": None, "col_shares": None, **changes, "grid": grid}
 
-    def _transfers(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+    def _rough_transfers(self, asked: ScheduleOptions) -> list[dict[str, Any]]:
         if not asked.batch or not asked.caching:
-            return
-        yield {"batch": False}
-        for chunks in (2, 4):
-            if chunks < asked.chunks:
-                yield {"batch": True, "chunks": chunks}
+            return []
+        return [{"batch": False}, {"batch": True, "chunks": min(2, asked.chunks)}]
+
+    def _rough(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        yield from self._rough_transfers(asked)
+
+    def _fine(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if best.options.batch and best.options.caching:
+            yield from ({"chunks": chunks} for chunks in (asked.chunks, 4) if chunks <= asked.chunks)
 
     def _tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.tile:

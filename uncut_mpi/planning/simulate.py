@@ -162,7 +162,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.num_ranks, native.issuing_threads = machine.num_ranks, issuing_threads
     native.bandwidth = (np.maximum(machine.bandwidth_gb_per_s, 1e-6) * 1e9).ravel().tolist()
     native.latency = machine.latency_s.ravel().tolist()
-    native.port_capacity = [port.capacity_gb_per_s * 1e9 for port in machine.ports]
+    native.port_capacity = [port.expected_gb_per_s * 1e9 for port in machine.ports]
     native.port_first = (
         np.concatenate(([0], np.cumsum([len(port.links) for port in machine.ports]))).astype(int).tolist()
     )

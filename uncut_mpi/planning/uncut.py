@@ -30,6 +30,8 @@ earliest ETA and the lowest p. If there is none, the smallest of
 3. the number of sub-problems that its one missing tile would make ready, the larger the better;
 4. (j, i, p).
 
+Without batching, of the steps p of which a rank has no tile yet only the first 8 are looked at.
+
 A second schedule puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are
 written back, one after the other; it is taken if the model expects it to be clearly faster (`FINISH_FIRST_GAIN`).
 
@@ -410,7 +412,7 @@ def _set_relays(
     given.slot_bytes = tuple(layout.slot_bytes(shape) for shape in shapes)
     given.first_cache = layout.num_buffers()
     given.cache_room = layout.free_bytes(machine)
-    given.port_ps_per_byte = [1000.0 / port.capacity_gb_per_s for port in machine.ports]
+    given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
     given.port_uses = [
         (number, *link, weight)
         for number, port in enumerate(machine.ports)
