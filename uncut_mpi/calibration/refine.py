@@ -1,0 +1,168 @@
+"""
+The last step of a calibration: what whole products say about sums of what was measured alone. Pure.
+
+Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small
+costs that no probe sees add up. A few numbers of the machine are therefore moved, by coordinate descent, until the
+simulated times of measured products fit best. Bounds are left as they are: what moves is what to expect (rates,
+`Port.typical_gb_per_s`, latencies), not what is possible (best rates, capacities, bandwidths).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.simulate import simulate
+
+_ROUNDS: Final = 3
+_SCALES: Final = (2.0, 1.0, 0.5, 0.25)
+_PROGRESS: Final = 1e-4
+_SQUARES_WEIGHT: Final = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """
+    A product that was measured.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        What ran.
+    seconds : float
+        Median over its calls of the slowest rank's time.
+    """
+
+    schedule: Schedule
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refinement:
+    """
+    What `refine` moved and how well the result fits.
+
+    Attributes
+    ----------
+    parameters : mapping of str to float
+        By name; those of `STEPS`, and ``rate TYPE`` for every type observed.
+    errors : tuple of float
+        (simulated - measured) / measured of every observation.
+    """
+
+    parameters: Mapping[str, float]
+    errors: tuple[float, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Median of the errors' sizes."""
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def worst_error(self) -> float:
+        """The largest size of an error."""
+        return float(np.max(np.abs(self.errors)))
+
+
+# Start, step, least and most of each number that moves. Seconds are added, factors multiply.
+STEPS: Final[Mapping[str, tuple[float, float, float, float]]] = {
+    "device latency": (0.0, 4e-6, 0.0, 1e-3),
+    "host latency": (0.0, 4e-6, 0.0, 1e-3),
+    "flag latency": (0.0, 4e-6, 0.0, 1e-3),
+    "event latency": (0.0, 2e-6, 0.0, 1e-3),
+    "kernel overhead": (0.0, 4e-6, 0.0, 1e-3),
+    "host ports": (1.0, 0.04, 0.3, 1.0),
+    "device ports": (1.0, 0.04, 0.3, 1.0),
+}
+_RATE: Final = (1.0, 0.04, 0.3, 1.0)
+
+
+def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machine, Refinement]:
+    """
+    Return the machine that explains measured products best, and what was moved.
+
+    Parameters
+    ----------
+    machine : Machine
+        As probes describe it, without typical capacities.
+    observations : sequence of Observation
+        At least one; of several sizes, types and placements, or what is not exercised stays.
+    """
+    dtypes = sorted({one.schedule.problem.dtype.name for one in observations if one.schedule.problem.has_product})
+    steps = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes}}
+    found = {name: start for name, (start, *_) in steps.items()}
+    best = _misfit(_log_errors(adjusted(machine, found), observations))
+    for scale in _SCALES:
+        for _ in range(_ROUNDS):
+            before = best
+            for name, (_, step, least, most) in steps.items():
+                for direction in (1.0, -1.0):
+                    while True:
+                        value = min(max(found[name] + direction * scale * step, least), most)
+                        if value == found[name]:
+                            break
+                        moved = {**found, name: value}
+                        misfit = _misfit(_log_errors(adjusted(machine, moved), observations))
+                        if misfit >= best - _PROGRESS * 0.01:
+                            break
+                        best, found = misfit, moved
+            if before - best < _PROGRESS:
+                break
+    result = adjusted(machine, found)
+    errors = np.exp(_log_errors(result, observations)) - 1.0
+    return result, Refinement(found, tuple(errors.tolist()))
+
+
+def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:
+    """Return a machine whose numbers to expect are moved as `Refinement.parameters` say."""
+    devices, host = machine.num_ranks, machine.host
+    latency = machine.latency_s.copy()
+    latency[:devices, :devices] += parameters["device latency"]
+    latency[host, :devices] += parameters["host latency"]
+    latency[:devices, host] += parameters["host latency"]
+    return dataclasses.replace(
+        machine,
+        latency_s=latency,
+        ports=tuple(
+            dataclasses.replace(
+                port,
+                typical_gb_per_s=port.capacity_gb_per_s
+                * parameters["host ports" if any(host in link for link in port.links) else "device ports"],
+            )
+            for port in machine.ports
+        ),
+        typical_gemm_tflop_per_s={
+            dtype: rate * _rate_of(parameters, dtype) for dtype, rate in machine.typical_gemm_tflop_per_s.items()
+        },
+        gemm_shape={
+            dtype: dataclasses.replace(shape, overhead_s=shape.overhead_s + parameters["kernel overhead"])
+            for dtype, shape in machine.gemm_shape.items()
+        },
+        costs=dataclasses.replace(
+            machine.costs,
+            flag_latency_s=machine.costs.flag_latency_s + parameters["flag latency"],
+            event_latency_s=machine.costs.event_latency_s + parameters["event latency"],
+        ),
+    )
+
+
+def _rate_of(parameters: Mapping[str, float], dtype: str) -> float:
+    """Return a type's factor; a half type that was not observed has that of the other."""
+    other = {"f16": "bf16", "bf16": "f16"}.get(dtype, dtype)
+    return parameters.get(f"rate {dtype}", parameters.get(f"rate {other}", 1.0))
+
+
+def _log_errors(machine: Machine, observations: Sequence[Observation]) -> np.ndarray:
+    ratios = [simulate(one.schedule, machine).seconds / one.seconds for one in observations]
+    errors: np.ndarray = np.log(ratios)
+    return errors
+
+
+def _misfit(errors: np.ndarray) -> float:
+    """Return the mean size of the errors and, so that no single one grows large, that of their squares."""
+    return float(np.mean(np.abs(errors)) + _SQUARES_WEIGHT * np.mean(errors**2))

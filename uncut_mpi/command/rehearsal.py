@@ -1,0 +1,107 @@
+"""The rehearsal of a calibration: whole products, measured with the machine that the probes describe."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.session import Session
+from uncut_mpi.calibration.refine import Observation
+from uncut_mpi.command.lines import lines_of
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.planning.options import ScheduleOptions
+
+_WARMUP: Final = 2
+_CALLS: Final = 7
+_ALPHA, _BETA = 1.2345, 1.1154
+_POOL: Final = 1 << 20
+
+# Edges of squares per type; thin products are made of the last two.
+_EDGES: Final = {
+    "cuda": {DType.f64: (2048, 4096, 6144, 8192), DType.f32: (4096, 8192), DType.f16: (4096, 8192)},
+    "host": {DType.f64: (256, 512, 768, 1024), DType.f32: (512, 1024), DType.f16: (256, 512)},
+}
+
+
+class Piece(NamedTuple):
+    """One product of the rehearsal: extents (elements), type, placement and what is fixed about its schedule."""
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    placement: str
+    options: ScheduleOptions
+
+
+def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
+    """Return the products of a rehearsal: squares, fat and thin ones, several placements, with and without batching."""
+    one, two = min(1, num_ranks - 1), min(2, num_ranks - 1)
+    usual, spread = ("h,h,h", "0,0,0"), (f"0,{one},{two}", "h,h,0")
+    default = ScheduleOptions()
+    pieces = []
+    for dtype, edges in _EDGES[backend].items():
+        for edge in edges:
+            placements = usual + (spread if dtype is DType.f64 and edge in edges[1::2] else ())
+            pieces += [Piece(edge, edge, edge, dtype, placement, default) for placement in placements]
+    _, small, _, large = _EDGES[backend][DType.f64]
+    for m, k in ((large, large // 8), (small // 2, 2 * large)):
+        pieces += [Piece(m, m, k, DType.f64, placement, default) for placement in usual]
+    pieces += [Piece(large, large, large, DType.f64, place, ScheduleOptions(batch=False)) for place in usual]
+    return pieces
+
+
+def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> list[Observation]:
+    """Measure the products; the same on every rank. Collective."""
+    observations = []
+    pieces = pieces_of(session.backend_name, session.size)
+    pools = {dtype: _pool(dtype) for dtype in _EDGES[session.backend_name]}
+    for done, piece in enumerate(pieces):
+        progress(done, len(pieces), f"{piece.dtype.name} {piece.m}×{piece.n}×{piece.k} at {piece.placement}")
+        place = Placement.parse(piece.placement)
+        shapes = ((piece.m, piece.k), (piece.k, piece.n), (piece.m, piece.n))
+        a, b, c = (
+            _operand(session, shape, location, piece.dtype, pools[piece.dtype])
+            for shape, location in zip(shapes, (place.a, place.b, place.c), strict=True)
+        )
+        with session.plan(a, b, c, reads_c=True, options=piece.options) as plan:
+            samples = []
+            for _ in range(_WARMUP + _CALLS):
+                session.barrier()
+                start = time.perf_counter()
+                plan.execute(_ALPHA, _BETA)
+                samples.append(time.perf_counter() - start)
+            slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples[_WARMUP:]), strict=True)]
+            observations.append(Observation(plan.schedule, statistics.median(slowest)))
+        for matrix in (a, b, c):
+            session.release(matrix)
+    progress(len(pieces), len(pieces), "done")
+    return observations
+
+
+def _pool(dtype: DType) -> np.ndarray:
+    """Return random values with every bit of the mantissa in use."""
+    return (np.random.default_rng(3).random(_POOL) - 0.5).astype(dtype.numpy)
+
+
+def _operand(session: Session, shape: tuple[int, int], location: Location, dtype: DType, pool: np.ndarray) -> Matrix:
+    """Return a matrix whose columns are pieces of the pool, in column-major order. Collective."""
+    host = session.empty_host(shape, dtype, order="F")
+    with session.together("filling a matrix"):
+        rows, columns = shape
+        share = lines_of(columns, session.rank, session.size)
+        for column in range(share.start, share.stop):
+            start = column * 7919 % (_POOL - rows)
+            host.array[:, column] = pool[start : start + rows]
+    if location.rank is None:
+        return host
+    matrix = session.empty_device(shape, dtype, rank=location.rank, order="F")
+    session.upload(host, matrix)
+    session.release(host)
+    return matrix
