@@ -8,7 +8,7 @@ import math
 from uncut_mpi.errors import ParamError
 
 ROUTINGS = ("origin", "bw", "eta")
-ORDERS = ("fixed", "eta")
+ORDERS = ("fixed", "eta", "finish")
 SCHEDULERS = ("uncut", "auto")
 MAX_HOPS = 2
 
@@ -61,7 +61,8 @@ class ScheduleOptions:
         Fetch C at the end where A or B shares its location (III-F); of no effect elsewhere.
     order : str
         How the next sub-problem of a rank is chosen (III-G1): ``"fixed"``, k innermost, then rows, then
-        columns; or ``"eta"``, the one that can start first.
+        columns; ``"eta"``, the one that can start first; ``"finish"``, the same, but of those that can
+        start at one time rather one whose C tile is begun.
     """
 
     scheduler: str = "uncut"

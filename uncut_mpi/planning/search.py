@@ -188,7 +188,7 @@ class _Explorer:
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
         rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._rough_transfers(asked)]
         best = min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
-        dimensions = (self._grids, self._tiles, self._ranks, self._rough, self._shares)
+        dimensions = (self._orders, self._grids, self._tiles, self._ranks, self._rough, self._shares)
         for _ in range(_ROUNDS):
             before = best
             for dimension in dimensions:
@@ -234,6 +234,10 @@ class _Explorer:
     def _fine(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if best.options.batch and best.options.caching:
             yield from ({"chunks": chunks} for chunks in (asked.chunks, 4) if chunks <= asked.chunks)
+
+    def _orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.order == "eta":
+            yield from ({"order": order} for order in ("finish", "eta"))
 
     def _tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.tile:

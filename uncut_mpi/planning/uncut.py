@@ -32,8 +32,8 @@ earliest ETA and the lowest p. If there is none, the smallest of
 
 Without batching, of the steps p of which a rank has no tile yet only the first 8 are looked at.
 
-A second schedule puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are
-written back, one after the other; it is taken if the model expects it to be clearly faster (`FINISH_FIRST_GAIN`).
+The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are
+written back, one after the other.
 
 Times are the model's, as integers in picoseconds, so that equal inputs give equal bytes anywhere.
 Without caching no copy is ever nearer than another, so the order is the fixed one.
@@ -80,9 +80,6 @@ MIN_CHUNK_BYTES: Final = 256 * 1024
 
 MAX_TASKS: Final = 20_000_000
 """Most tasks of a schedule; beyond, its tables alone would take gigabytes on every rank."""
-
-FINISH_FIRST_GAIN: Final = 0.02
-"""What finishing C tiles first has to gain by the model; the model's errors are larger than less."""
 
 RELAY_GAIN: Final = 1.5
 """
@@ -148,13 +145,7 @@ def schedule(
     layout = _Layout(num_ranks, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
     layout.check_capacity(machine)
     native = _native_input(problem, placement, machine, options, decomposition, workers, layout)
-    tables = _native.schedule_uncut(native)
-    if native.eta_order:
-        native.finish_first = True
-        other = _native.schedule_uncut(native)
-        if other[-1] < (1.0 - FINISH_FIRST_GAIN) * tables[-1]:
-            tables = other
-    tasks, operands, regions, awaits, lanes, caches, end_ps = tables
+    tasks, operands, regions, awaits, lanes, caches, end_ps = _native.schedule_uncut(native)
     for rank, matrix, slots in caches:
         layout.add_cache(rank, Matrix(matrix), slots, native.slot_shape[matrix])
     result = Schedule(
@@ -368,7 +359,8 @@ def _native_input(
     given.caching, given.overlap = options.caching, options.overlap
     given.batch = options.batch and options.caching
     given.lazy = _is_lazy(problem, placement, options)
-    given.eta_order = options.order == "eta"
+    given.eta_order = options.order != "fixed"
+    given.finish_first = options.order == "finish"
     given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
     given.chunks = options.chunks
     given.compute_lanes = options.compute_lanes if options.overlap else 1
