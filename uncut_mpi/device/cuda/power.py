@@ -43,8 +43,12 @@ class PowerMeter:
             return
         try:
             pynvml.nvmlInit()  # counted by NVML, and given back when the process ends
-            # Releases of the package differ in whether they take text or bytes.
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid.encode())
+            # By number and compared: asking by UUID is refused in some containers.
+            for number in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                found = pynvml.nvmlDeviceGetUUID(handle)
+                if (found.decode() if isinstance(found, bytes) else found) == self._uuid:
+                    self._handle, self._nvml = handle, pynvml
+                    return
         except pynvml.NVMLError:
             return
-        self._nvml = pynvml
