@@ -97,6 +97,9 @@ class SimulatedMachine:
     event_s: float
     event_latency: float
     flag_latency: float
+    wait_lane: float
+    signal_lane: float
+    call_s: float
     issuing_threads: int
     def __init__(self) -> None: ...
 

@@ -97,10 +97,17 @@ class FakeNvml(types.ModuleType):
     def nvmlInit(self):
         self._check("init")
 
-    def nvmlDeviceGetHandleByUUID(self, uuid):
+    def nvmlDeviceGetCount(self):
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index):
         self._check("handle")
-        self.opened.append(uuid)
-        return "handle of " + uuid.decode()
+        self.opened.append(index)
+        return f"handle of GPU-{index}"
+
+    def nvmlDeviceGetUUID(self, handle):
+        uuid = handle.removeprefix("handle of ")
+        return uuid.encode() if uuid == "GPU-0" else uuid  # releases of the package differ
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         self._check("energy")
@@ -113,7 +120,8 @@ def test_the_counter_is_told_in_joules_and_opened_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     meter = PowerMeter("GPU-1")
     assert [meter.energy_j(), meter.energy_j()] == [pytest.approx(123.456)] * 2
-    assert nvml.opened == [b"GPU-1"]
+    assert nvml.opened == [0, 1]
+    assert PowerMeter("GPU-7").energy_j() is None
 
 
 @pytest.mark.parametrize("fails", ["init", "handle", "energy"])

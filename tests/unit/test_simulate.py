@@ -227,3 +227,15 @@ def test_a_machine_without_a_rate_for_the_type_is_refused() -> None:
     machine = machine_of(1, gemm_tflop_per_s={"f32": np.ones(1)})
     with pytest.raises(TopologyError, match="no GEMM rate for f64"):
         simulate(make(64, 64, 64, "h,h,h", 1), machine)
+
+
+def test_lanes_pay_for_waits_and_signals_and_a_call_for_itself() -> None:
+    # Rank 1 forwards a tile to rank 0's product: one signal, one wait.
+    schedule = make(512, 512, 512, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
+    still = seconds_of(schedule, machine_of(2))
+    assert seconds_of(schedule, machine_of(2, costs=IssueCosts(call_s=1e-3))) - still == pytest.approx(1e-3)
+    assert seconds_of(schedule, machine_of(2, costs=IssueCosts(wait_lane_s=1e-3))) - still == pytest.approx(1e-3)
+    # Two tiles on one lane: the second starts after the first one's signal.
+    schedule = make(512, 512, 1024, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
+    more = seconds_of(schedule, machine_of(2, costs=IssueCosts(signal_lane_s=1e-3)))
+    assert more - seconds_of(schedule, machine_of(2)) >= 1e-3 * 0.99

@@ -22,6 +22,7 @@ from uncut_mpi.planning.simulate import simulate
 _ROUNDS: Final = 3
 _SCALES: Final = (2.0, 1.0, 0.5, 0.25)
 _PROGRESS: Final = 1e-4
+_LEAST_GAIN: Final = 1e-6
 _SQUARES_WEIGHT: Final = 2.0
 
 
@@ -76,6 +77,7 @@ STEPS: Final[Mapping[str, tuple[float, float, float, float]]] = {
     "flag latency": (0.0, 4e-6, 0.0, 1e-3),
     "event latency": (0.0, 2e-6, 0.0, 1e-3),
     "kernel overhead": (0.0, 4e-6, 0.0, 1e-3),
+    "call": (0.0, 2e-5, 0.0, 1e-2),
     "host ports": (1.0, 0.04, 0.3, 1.0),
     "device ports": (1.0, 0.04, 0.3, 1.0),
 }
@@ -108,7 +110,7 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
                             break
                         moved = {**found, name: value}
                         misfit = _misfit(_log_errors(adjusted(machine, moved), observations))
-                        if misfit >= best - _PROGRESS * 0.01:
+                        if misfit >= best - _LEAST_GAIN:
                             break
                         best, found = misfit, moved
             if before - best < _PROGRESS:
@@ -147,6 +149,7 @@ def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:
             machine.costs,
             flag_latency_s=machine.costs.flag_latency_s + parameters["flag latency"],
             event_latency_s=machine.costs.event_latency_s + parameters["event latency"],
+            call_s=machine.costs.call_s + parameters["call"],
         ),
     )
 

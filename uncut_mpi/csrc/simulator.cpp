@@ -321,6 +321,8 @@ class Simulator {
         std::vector<std::int32_t> reach(exact ? lanes * lanes : 0, -1);
         std::vector<double> extra(count, 0);  // records and signals that a task's waiters ask of it
         std::vector<double> own(count, 0);
+        before_.assign(count, 0);
+        behind_.assign(count, 0);
         // Whom a task tells of its end: bit 0 its own rank, others by rank (modulo 63 on larger machines).
         std::vector<std::uint64_t> told(count, 0);
         for (std::size_t i = 0; i < count; ++i) {
@@ -340,13 +342,16 @@ class Simulator {
                 }
                 const bool local = before.rank == task.rank;
                 own[i] += local ? m_.event_s : m_.wait_s;
+                if (!local) before_[i] = m_.wait_lane;
                 const std::uint64_t bit = std::uint64_t{1} << (local ? 0 : 1 + task.rank % 63);
-                if (!(told[awaited] & bit)) extra[awaited] += local ? m_.event_s : m_.signal_s;
+                if (told[awaited] & bit) continue;
                 told[awaited] |= bit;
+                extra[awaited] += local ? m_.event_s : m_.signal_s;
+                if (!local) behind_[awaited] += m_.signal_lane;
             }
         }
         const int threads = m_.issuing_threads > 0 ? m_.issuing_threads : m_.num_ranks;
-        std::vector<double> clock(threads, 0);
+        std::vector<double> clock(threads, m_.call_s);
         for (std::size_t i = 0; i < count; ++i) {
             double &now = clock[t_.tasks[i].rank % threads];
             const double at = now + own[i];
@@ -359,7 +364,7 @@ class Simulator {
 
     void satisfy(std::int32_t task, double time) {
         ready_[task] = std::max(ready_[task], time);
-        if (--pending_[task] == 0) starts_.push({ready_[task], task});
+        if (--pending_[task] == 0) starts_.push({ready_[task] + before_[task], task});
     }
 
     void touch(std::size_t domain, bool &changed) {
@@ -402,7 +407,7 @@ class Simulator {
     void end(std::int32_t task, double now) {
         result_.end[task] = now;
         ++finished_;
-        if (next_on_lane_[task] >= 0) satisfy(next_on_lane_[task], now);
+        if (next_on_lane_[task] >= 0) satisfy(next_on_lane_[task], now + behind_[task]);
         const std::int32_t rank = t_.tasks[task].rank;
         for (std::int64_t at = first_after_[task]; at < first_after_[task + 1]; ++at) {
             const std::int32_t waiter = after_[at];
@@ -559,6 +564,7 @@ class Simulator {
     std::vector<std::int32_t> pending_, next_on_lane_, after_;
     std::vector<std::int64_t> first_after_;
     std::vector<double> ready_;
+    std::vector<double> before_, behind_;  // time of the lane for a task's waits and signals
 
     std::priority_queue<Event, std::vector<Event>, std::greater<>> starts_;
     std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;

@@ -72,6 +72,9 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("event_s", &SimulatedMachine::event_s)
         .def_rw("event_latency", &SimulatedMachine::event_latency)
         .def_rw("flag_latency", &SimulatedMachine::flag_latency)
+        .def_rw("wait_lane", &SimulatedMachine::wait_lane)
+        .def_rw("signal_lane", &SimulatedMachine::signal_lane)
+        .def_rw("call_s", &SimulatedMachine::call_s)
         .def_rw("issuing_threads", &SimulatedMachine::issuing_threads);
     m.def("simulate", &simulate_tables, nb::arg("machine"), nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"),
           nb::arg("awaits"), nb::arg("buffers"), nb::arg("lanes"),

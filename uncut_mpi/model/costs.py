@@ -108,6 +108,10 @@ class IssueCosts(_NonNegative):
         From the end of a task to the start of one that awaits it on another lane of the same rank.
     flag_latency_s : float
         The same between ranks.
+    wait_lane_s, signal_lane_s : float
+        Time of a lane for a task's waits for flags, reached or not, and for each flag that it writes.
+    call_s : float
+        From the opening barrier of a call to its first operation, and from its last one to the end of the call.
     """
 
     copy_s: float = 0.0
@@ -118,3 +122,6 @@ class IssueCosts(_NonNegative):
     event_s: float = 0.0
     event_latency_s: float = 0.0
     flag_latency_s: float = 0.0
+    wait_lane_s: float = 0.0
+    signal_lane_s: float = 0.0
+    call_s: float = 0.0

@@ -5,9 +5,11 @@ What is modelled (the inner loop is native):
 
 * **Order.** Lanes are first in, first out; a task starts when the task before it on its lane and all it
   awaits have ended and it has been issued. What a task awaits on another lane is seen `event_latency_s`
-  after its end, on another rank `flag_latency_s` after.
-* **Issuing.** Each rank's operations are issued in the global order by one thread at `Machine.costs` (or by
-  `issuing_threads` threads for all ranks, as in libraries with one process). Nothing holds it up.
+  after its end, on another rank `flag_latency_s` after; waiting for flags and writing them takes time of the
+  lane itself (`wait_lane_s`, `signal_lane_s`).
+* **Issuing.** `call_s` after the start of a call, each rank's operations are issued in the global order by one
+  thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
+  Nothing holds it up.
 * **Copies.** After the link's latency a copy moves at its max-min fair rate among all that run
   (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_overhead`).
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
@@ -188,4 +190,5 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
     native.wait_s, native.signal_s, native.event_s = costs.wait_s, costs.signal_s, costs.event_s
     native.event_latency, native.flag_latency = costs.event_latency_s, costs.flag_latency_s
+    native.wait_lane, native.signal_lane, native.call_s = costs.wait_lane_s, costs.signal_lane_s, costs.call_s
     return native
