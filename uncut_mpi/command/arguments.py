@@ -235,6 +235,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "devices": given.compute_ranks,
         "max_hops": given.max_hops,
         "chunks": given.chunks,
+        "min_chunk_bytes": given.min_chunk,
         "compute_lanes": given.compute_lanes,
         "caching": given.caching,
         "overlap": given.overlap,

@@ -229,6 +229,9 @@ def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> Non
     )
     group.add_argument("--chunks", type=_whole(1), default=8, metavar="P", help="chunks of a batched fetch; default 8")
     group.add_argument(
+        "--min-chunk", type=_whole(1), metavar="BYTES", help="smallest chunk of a batched fetch; default 262144"
+    )
+    group.add_argument(
         "--compute-lanes", type=_whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
     )
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")

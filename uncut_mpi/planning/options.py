@@ -39,6 +39,9 @@ class ScheduleOptions:
         equal blocks. See `uncut_mpi.planning.shares`.
     chunks : int
         Chunks p of a batched fetch (section III-E).
+    min_chunk_bytes : int or None
+        Smallest chunk of a batched fetch; None: 256 KiB, below which a copy's fixed cost outweighs what it
+        moves. The authors' library cuts by columns alone, as 1 does.
     compute_lanes : int
         Compute lanes per rank (section III-B).
     caching : bool
@@ -73,6 +76,7 @@ class ScheduleOptions:
     row_shares: tuple[float, ...] | None = None
     col_shares: tuple[float, ...] | None = None
     chunks: int = 8
+    min_chunk_bytes: int | None = None
     compute_lanes: int = 8
     caching: bool = True
     overlap: bool = True
@@ -92,6 +96,8 @@ class ScheduleOptions:
         for name, least in (("tile", 0), ("tile_min", 1), ("chunks", 1), ("compute_lanes", 1)):
             if getattr(self, name) < least:
                 raise ParamError(f"{name} = {getattr(self, name)} is below {least}")
+        if self.min_chunk_bytes is not None and self.min_chunk_bytes < 1:
+            raise ParamError(f"min_chunk_bytes = {self.min_chunk_bytes} is below 1")
         if self.compute_lanes > 64:
             raise ParamError(f"compute_lanes = {self.compute_lanes} is above 64")
         if self.grid is not None and min(self.grid) < 1:

@@ -364,7 +364,8 @@ def _native_input(
     given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
     given.chunks = options.chunks
     given.compute_lanes = options.compute_lanes if options.overlap else 1
-    given.min_chunk_columns, given.min_chunk_bytes = MIN_CHUNK_COLUMNS, MIN_CHUNK_BYTES
+    given.min_chunk_columns = MIN_CHUNK_COLUMNS
+    given.min_chunk_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
 
     given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
     given.cell_rank = workers.ranks
