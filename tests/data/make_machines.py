@@ -281,11 +281,13 @@ def vulcan() -> Machine:
 def vulcan_uneven() -> Machine:
     even = vulcan()
     name = f"{even.name}-uneven"
+    rates = np.array([3.5, 3.5, 5.0, 5.0, 3.5, 7.0, 3.5, 7.0])
     return dataclasses.replace(
         even,
         name=name,
         key=f"shipped:{name}",
-        gemm_tflop_per_s={"f64": np.array([3.5, 3.5, 5.0, 5.0, 3.5, 7.0, 3.5, 7.0])},
+        gemm_tflop_per_s={"f64": rates},
+        typical_gemm_tflop_per_s={"f64": rates},
         gemm_shape={"f64": V100_SHAPE["f64"]},
         provenance=f"{even.name} with GPUs that other processes slow down, for f64 to 3.5 (0, 1, 4, 6), 5 (2, 3) and "
         f"7 TFLOP/s (5, 7): PARALiA, section 4.4; {even.provenance}",

@@ -39,7 +39,9 @@ def test_compute_is_shared_by_all_ranks():
 
 
 def test_unequal_rates_add_up():
-    uneven = dataclasses.replace(machine(2, link=1e9), gemm_tflop_per_s={"f64": np.array([1.0, 3.0])})
+    uneven = dataclasses.replace(
+        machine(2, link=1e9), gemm_tflop_per_s={"f64": np.array([1.0, 3.0])}, typical_gemm_tflop_per_s={}
+    )
     assert bound(CUBE, place("0,0,0"), uneven).seconds == pytest.approx(2e9 / 4e12)
 
 

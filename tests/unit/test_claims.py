@@ -347,7 +347,9 @@ def test_paralia_4_dataset() -> None:
 
 def test_paralia_6_unequal_devices_reach_38_tflop_per_s_together() -> None:
     problem, rates = problem_of(16384, 16384, 16384), np.array([3.5] * 4 + [5.0] * 2 + [7.0] * 2)
-    machine = dataclasses.replace(uniform(8, host=1e6, link=1e6), gemm_tflop_per_s={"f64": rates})
+    machine = dataclasses.replace(
+        uniform(8, host=1e6, link=1e6), gemm_tflop_per_s={"f64": rates}, typical_gemm_tflop_per_s={}
+    )
 
     def tflop_per_s(machine: Machine, **options: object) -> float:
         return problem.flops / predict(problem, HHH, machine, range(8), **options).seconds / 1e12

@@ -217,7 +217,9 @@ def test_a_split_of_k_adds_partial_results() -> None:
 
 
 def test_equal_shares_wait_for_the_slowest_rank() -> None:
-    uneven = dataclasses.replace(uniform(2), gemm_tflop_per_s={"f64": np.array([1.0, 3.0])})
+    uneven = dataclasses.replace(
+        uniform(2), gemm_tflop_per_s={"f64": np.array([1.0, 3.0])}, typical_gemm_tflop_per_s={}
+    )
     assert terms(uneven, "h,h,h", (1, 2, 1))["compute"] == pytest.approx(1e9 / 1e12)
     assert terms(uneven, "h,h,h", (1, 1, 1), devices=[1])["compute"] == pytest.approx(2e9 / 3e12)
 

@@ -30,7 +30,7 @@ HHH = Placement.parse("h,h,h")
 def machine(ranks: int, **changes: object) -> Machine:
     """Links of 100 GB/s, host links of 10, 1 TFLOP/s, no latency."""
     made = Machine.uniform(ranks, link_gb_per_s=100.0, host_gb_per_s=10.0, latency_s=0.0, gemm_tflop_per_s={"f64": 1.0})
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(made, **{"typical_gemm_tflop_per_s": {}, **changes})
 
 
 def cube(extent: int, **changes: object) -> GemmProblem:

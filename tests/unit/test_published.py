@@ -94,3 +94,23 @@ def test_strong_scaling_is_that_of_the_data(n: int) -> None:
     for count in (4, 8):
         measured = rows[1].seconds / rows[count].seconds
         assert one / simulated(*rows[count][:5], rows[count].tile) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("n", [8192, 12288, 16384])
+def test_where_matrices_live_matters_as_measured_on_unequal_gpus(n: int) -> None:
+    # PARALiA: all GPUs of Vulcan, of which four compute at half and two at 5/7 of the rate: ten placements, from
+    # all on one GPU, the fastest, to all on the host, the slowest. Equal shares, as theirs in these runs.
+    machine = load_machine("vulcan-8xv100-uneven")
+    measured, found = [], []
+    with (DATA / "vulcan_hetero_paralia.csv").open() as file:
+        for one in csv.DictReader(file):
+            if one["system"] == "PARALiA-allGPUs" and one["m"] == one["n"] == one["k"] == str(n):
+                problem = GemmProblem(n, n, n, DType.f64, "N", "N")
+                place = Placement.parse(f"{one['loc_a']},{one['loc_b']},{one['loc_c']}")
+                schedule = plan(problem, place, 8, machine).schedule
+                found.append(simulate(schedule, machine, issuing_threads=1).seconds)
+                measured.append(float(one["median_s"]))
+    assert len(found) == 10
+    ranks = [np.argsort(np.argsort(times)) for times in (found, measured)]
+    assert np.corrcoef(*ranks)[0, 1] >= 0.75
+    assert np.median(np.abs(np.array(found) / measured - 1)) <= 0.2

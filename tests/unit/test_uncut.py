@@ -225,7 +225,7 @@ def test_any_problem_on_any_machine_gives_the_product(case: tuple[GemmProblem, s
         bandwidth_gb_per_s=rng.uniform(10, 400, (locations, locations)),
         latency_s=rng.uniform(0, 1e-5, (locations, locations)),
         gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
-        typical_gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
+        typical_gemm_tflop_per_s={dtype.name: rng.uniform(1e-6, 1e-5, ranks) for dtype in DType},
         memory_bytes=np.full(ranks, 10**9),
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -668,6 +668,7 @@ CHANGES = {
     "col_shares": (1.0, 1.0, 2.0, 1.0),
     "max_hops": 0,
     "chunks": 4,
+    "min_chunk_bytes": 8 << 20,
     "compute_lanes": 1,
     "caching": False,
     "overlap": False,

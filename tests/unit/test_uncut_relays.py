@@ -287,7 +287,7 @@ NVLINKS = {
 def vulcan() -> Machine:
     links = {pair: float(rate) for way in (1, -1) for ends, rate in NVLINKS.items() for pair in (ends[::way],)}
     links |= {(8, rank): 12.0 for rank in range(8)} | {(rank, 8): 12.0 for rank in range(8)}
-    return machine_of(links, 8, 5.5, gemm_tflop_per_s={"f64": np.full(8, 7.0)})
+    return machine_of(links, 8, 5.5, gemm_tflop_per_s={"f64": np.full(8, 7.0)}, typical_gemm_tflop_per_s={})
 
 
 def slow_pairs(schedule: Schedule) -> int:

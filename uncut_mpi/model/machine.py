@@ -112,6 +112,13 @@ class Machine:
                 if rate.shape != (self.num_ranks,) or not (rate > 0).all():
                     raise ParamError(f"{name}[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates")
 
+        for dtype, rate in self.typical_gemm_tflop_per_s.items():
+            best = self.gemm_tflop_per_s.get(dtype, rate)
+            if not (rate <= best * (1 + 1e-9)).all():
+                raise ParamError(
+                    f"typical_gemm_tflop_per_s[{dtype}] of machine {self.name} is above gemm_tflop_per_s, the best "
+                    "rate: give both, or leave the typical rates out ({})"
+                )
         for name, default in _PER_RANK.items():
             values = getattr(self, name)
             if not values.size:
