@@ -28,6 +28,7 @@ class UncutInput:
     eta_order: bool
     finish_first: bool
     chunks: int
+    chunks_per_hop: int
     compute_lanes: int
     min_chunk_columns: int
     min_chunk_bytes: int

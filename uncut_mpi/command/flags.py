@@ -227,7 +227,9 @@ def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> Non
     group.add_argument(
         "--grid", type=_grid, metavar="RxC", help="process grid; default: all ranks, as square as can be, R <= C"
     )
-    group.add_argument("--chunks", type=_whole(1), default=8, metavar="P", help="chunks of a batched fetch; default 8")
+    group.add_argument(
+        "--chunks", type=_whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"
+    )
     group.add_argument(
         "--min-chunk", type=_whole(1), metavar="BYTES", help="smallest chunk of a batched fetch; default 262144"
     )

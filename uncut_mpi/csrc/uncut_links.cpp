@@ -64,7 +64,7 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
     std::array<Link, most_relays + 1> direct{link_of(matrix, source, destination, destination)};
     share_ports(direct, 1);
     const auto limit = static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(r, 1))) * in_.relay_gain);
-    const int chunks = chunks_of(r, 2);
+    const int chunks = relay_chunks_of(r);
     const std::int64_t bytes = chunk_bytes_of(r, chunks);
     Time best = limit + 1;
     Detour found;

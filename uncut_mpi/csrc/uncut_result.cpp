@@ -14,7 +14,7 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, bool inward, Tim
     for (int x = 0; x < d->relays; ++x)
         if (!has_slot(d->relay[x], matrix_c)) return way;
     const Rectangle r{0, 0, row_extent(w, i).size, col_extent(w, j).size};
-    const int chunks = chunks_of(r, 2);
+    const int chunks = relay_chunks_of(r);
     const std::int64_t bytes = chunk_bytes_of(r, chunks);
     Arrival seen{not_before, not_before}, real = seen;
     for (int l = 0; l <= d->relays; ++l) {
@@ -41,7 +41,7 @@ Time Scheduler::copy_c(Worker &w, int i, int j, bool inward, CPlace place, std::
 Time Scheduler::relay_c(Worker &w, int i, int j, bool inward, CPlace place, const Detour &d, std::int32_t awaited,
                         Time not_before, std::int32_t &task) {
     const Rectangle r{0, 0, row_extent(w, i).size, col_extent(w, j).size};
-    const int chunks = chunks_of(r, 2), group = next_group_++;
+    const int chunks = relay_chunks_of(r), group = next_group_++;
     const std::int64_t bytes = chunk_bytes_of(r, chunks);
     const std::int32_t local = c_region(w, i, j, place, chunks), user = c_region(w, i, j, CPlace::user, chunks);
     std::array<std::int32_t, most_relays + 2> places{inward ? user : local};

@@ -32,6 +32,7 @@ struct Input {
     bool finish_first = false;  // with eta_order: opening a C tile counts against a sub-problem
     Routing routing = Routing::eta;
     int chunks = 1, compute_lanes = 1;
+    int chunks_per_hop = 0;  // of a chain, the first hop apart; 0: `chunks`, however long it is
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
 
     std::vector<std::int64_t> row_starts, col_starts;                // rows + 1, cols + 1 element bounds of blocks

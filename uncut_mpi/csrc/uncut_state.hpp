@@ -235,9 +235,14 @@ class Scheduler {
     void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
     int chunks_of(const Rectangle &r, std::size_t destinations) const {
         if (destinations < 2) return 1;
+        return chunks_of(r, in_.chunks_per_hop > 0 ? in_.chunks_per_hop * (static_cast<std::int64_t>(destinations) - 1)
+                                                   : in_.chunks);
+    }
+    // Over relays, whose links are slow: what a chunk costs besides is nothing there.
+    int relay_chunks_of(const Rectangle &r) const { return chunks_of(r, static_cast<std::int64_t>(in_.chunks)); }
+    int chunks_of(const Rectangle &r, std::int64_t most) const {
         const std::int64_t bytes = r.rows * r.cols * in_.itemsize;
-        const std::int64_t most = std::min(
-            {static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
+        most = std::min({most, static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
         return static_cast<int>(std::max<std::int64_t>(1, most));
     }
     std::int64_t chunk_bytes_of(const Rectangle &r, int chunks) const {

@@ -247,7 +247,7 @@ def candidate_tiles(
     most = max(1, *extents)
     if options.tile:
         return [min(options.tile, most)]
-    copies = options.chunks if options.batch and options.caching and grid.size > 1 else 1
+    copies = options.most_chunks if options.batch and options.caching and grid.size > 1 else 1
     own = choose_tile(
         problem, grid, tile_min=options.tile_min, bound_s=bound_s, copies_per_tile=copies, block=(m_r, n_c)
     )

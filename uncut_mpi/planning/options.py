@@ -11,6 +11,7 @@ ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
 SCHEDULERS = ("uncut", "auto")
 MAX_HOPS = 2
+MOST_CHUNKS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,8 +38,10 @@ class ScheduleOptions:
     row_shares, col_shares : tuple of float or None
         What each grid row and grid column gets of m and of n, as positive numbers of any sum; None:
         equal blocks. See `uncut_mpi.planning.shares`.
-    chunks : int
-        Chunks p of a batched fetch (section III-E).
+    chunks : int or None
+        Chunks p of a batched fetch (section III-E; 8 in the paper). None: two for each destination but the first,
+        at most 8. A chain of d hops takes 1 + (d - 1)/p times one, so that no more than half a hop is lost, and each
+        chunk has a flag and a wait of its own.
     min_chunk_bytes : int or None
         Smallest chunk of a batched fetch; None: 256 KiB, below which a copy's fixed cost outweighs what it
         moves. The authors' library cuts by columns alone, as 1 does.
@@ -75,7 +78,7 @@ class ScheduleOptions:
     devices: tuple[int, ...] | None = None
     row_shares: tuple[float, ...] | None = None
     col_shares: tuple[float, ...] | None = None
-    chunks: int = 8
+    chunks: int | None = None
     min_chunk_bytes: int | None = None
     compute_lanes: int = 8
     caching: bool = True
@@ -86,6 +89,11 @@ class ScheduleOptions:
     wr_lazy: bool = True
     order: str = "eta"
 
+    @property
+    def most_chunks(self) -> int:
+        """Chunks of a fetch at most."""
+        return MOST_CHUNKS if self.chunks is None else self.chunks
+
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
             raise ParamError(f"scheduler {self.scheduler!r} does not exist: use one of {', '.join(SCHEDULERS)}")
@@ -93,9 +101,11 @@ class ScheduleOptions:
             raise ParamError(f"routing {self.routing!r} does not exist: use one of {', '.join(ROUTINGS)}")
         if self.order not in ORDERS:
             raise ParamError(f"order {self.order!r} does not exist: use one of {', '.join(ORDERS)}")
-        for name, least in (("tile", 0), ("tile_min", 1), ("chunks", 1), ("compute_lanes", 1)):
+        for name, least in (("tile", 0), ("tile_min", 1), ("compute_lanes", 1)):
             if getattr(self, name) < least:
                 raise ParamError(f"{name} = {getattr(self, name)} is below {least}")
+        if self.chunks is not None and self.chunks < 1:
+            raise ParamError(f"chunks = {self.chunks} is below 1")
         if self.min_chunk_bytes is not None and self.min_chunk_bytes < 1:
             raise ParamError(f"min_chunk_bytes = {self.min_chunk_bytes} is below 1")
         if self.compute_lanes > 64:

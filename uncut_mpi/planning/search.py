@@ -226,14 +226,14 @@ class _Explorer:
     def _rough_transfers(self, asked: ScheduleOptions) -> list[dict[str, Any]]:
         if not asked.batch or not asked.caching:
             return []
-        return [{"batch": False}, {"batch": True, "chunks": min(2, asked.chunks)}]
+        return [{"batch": False}, {"batch": True, "chunks": min(2, asked.most_chunks)}]
 
     def _rough(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         yield from self._rough_transfers(asked)
 
     def _fine(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if best.options.batch and best.options.caching:
-            yield from ({"chunks": chunks} for chunks in (asked.chunks, 4) if chunks <= asked.chunks)
+            yield from ({"chunks": chunks} for chunks in (asked.most_chunks, 4) if chunks <= asked.most_chunks)
 
     def _orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.order == "eta":

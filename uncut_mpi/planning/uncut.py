@@ -78,6 +78,9 @@ MIN_CHUNK_COLUMNS: Final = 100
 MIN_CHUNK_BYTES: Final = 256 * 1024
 """Smallest chunk: below it a copy's fixed cost (some 2.5 µs) outweighs what it moves at 400 GB/s."""
 
+CHUNKS_PER_HOP: Final = 2
+"""Chunks for each hop of a chain but the first, where the options leave their number open."""
+
 MAX_TASKS: Final = 20_000_000
 """Most tasks of a schedule; beyond, its tables alone would take gigabytes on every rank."""
 
@@ -362,7 +365,8 @@ def _native_input(
     given.eta_order = options.order != "fixed"
     given.finish_first = options.order == "finish"
     given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
-    given.chunks = options.chunks
+    given.chunks = options.most_chunks
+    given.chunks_per_hop = CHUNKS_PER_HOP if options.chunks is None else 0
     given.compute_lanes = options.compute_lanes if options.overlap else 1
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.min_chunk_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
