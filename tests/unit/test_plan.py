@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import subprocess
@@ -20,7 +21,7 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.simulate import simulate
 
 SMALL = "-m 3000 -n 2600 -k 2000 --place 0,h,h --trans-b T --metric pdp --budget-tasks 5000"
@@ -201,3 +202,36 @@ def test_help_runs_as_a_module_without_mpi():
     assert done.returncode == 0, done.stderr
     for flag in ("--machine", "--ranks", "--devices", "--metric", "--budget-tasks", "--timeline", "--tile", "--place"):
         assert flag in done.stdout
+
+
+def test_the_papers_steps_and_paralias_prediction_stand_beside_the_plan(capsys, tmp_path):
+    path = tmp_path / "facts.json"
+    words = [
+        "-m",
+        "16384",
+        "--tile",
+        "2048",
+        "--machine",
+        "karolina-8xa100",
+        "--budget-tasks",
+        "1",
+        "--ablation",
+        "--json",
+    ]
+    assert main([*words, str(path)]) == 0
+    out = capsys.readouterr().out
+    facts = json.loads(path.read_text())
+    steps = facts["ablation"]
+    assert [one["name"] for one in steps] == [name for name, _ in ablation_options()]
+    times = [one["predicted_s"] for one in steps]
+    gains = [before / after for before, after in itertools.pairwise(times)]
+    # Fig. 8 at (h,h,h): about 2, 1.33 to 1.49, 1.18 to 1.31 and 1.1 (claims, Uncut-GEMMs 9).
+    assert [1.8 < gains[0] < 3, 1.2 < gains[1] < 1.6, 1.1 < gains[2] < 1.5, 1.0 < gains[3] < 1.25] == [True] * 4
+    idle = [np.mean(one["idle_share"]) for one in steps]
+    assert idle == sorted(idle, reverse=True)
+    assert all(f"{name:<28}" in out for name, _ in ablation_options())
+    limit = facts["bound_s"]
+    assert 0.5 * limit < facts["paralia_s"] < 2 * limit
+    assert "by its equations 1 to 5" in out
+    assert main(["-m", "64", "--alpha", "0"]) == 0
+    assert "PARALiA" not in capsys.readouterr().out

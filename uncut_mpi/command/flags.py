@@ -129,6 +129,12 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--budget-tasks", type=_whole(1), metavar="N", help="tasks to simulate at most; default: what 50 ms allow"
     )
     group.add_argument(
+        "--ablation",
+        dest="steps",
+        action="store_true",
+        help="the paper's Fig. 8 as well: what each optimisation brings, and how long devices wait",
+    )
+    group.add_argument(
         "--timeline",
         type=_picture,
         metavar="FILE",

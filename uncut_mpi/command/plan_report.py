@@ -54,6 +54,10 @@ class PlanFacts:
         What the best schedule moves per kind of link.
     timeline : Timeline
         Of the simulation.
+    paralia_s : float
+        What PARALiA's closed-form predictor says of the same ranks; 0 where there is no product.
+    ablation : sequence of (str, Simulation)
+        The steps of the paper's Fig. 8 with their names, if they were asked for.
     """
 
     machine: Machine
@@ -68,6 +72,8 @@ class PlanFacts:
     bound: Bound
     traffic: Sequence[Traffic]
     timeline: Timeline
+    paralia_s: float = 0.0
+    ablation: Sequence[tuple[str, Simulation]] = ()
 
     @property
     def memory_bytes(self) -> np.ndarray:
@@ -96,10 +102,12 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.metric}"),
         _line("plan", _plan(best)),
         _line("predicted", _predicted(facts)),
+        *_labelled("PARALiA", _paralia(facts.paralia_s)),
         _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
         *_labelled("runners-up", _runners_up(facts)),
         *_labelled("bytes", [_traffic(one) for one in facts.traffic]),
         *_labelled("memory", _memory(facts)),
+        *_labelled("ablation", _ablation(facts.ablation)),
         "",
     ]
     return "\n".join(lines) + "\n" + timeline_text([facts.timeline], width)
@@ -126,6 +134,7 @@ def to_json(facts: PlanFacts) -> str:
         **_candidate(best),
         "bound_s": facts.bound.seconds,
         "limited_by": facts.bound.limited_by,
+        "paralia_s": facts.paralia_s,
         "bound_formula": facts.bound.formula,
         "bound_terms": dict(facts.bound.terms),
         "digest": best.schedule.digest(),
@@ -138,6 +147,10 @@ def to_json(facts: PlanFacts) -> str:
         "tasks_simulated": facts.result.tasks_simulated,
         "search_s": facts.search_s,
         "candidates": [_candidate(one) for one in facts.result.candidates],
+        "ablation": [
+            {"name": name, "predicted_s": one.seconds, "idle_share": one.idle_share.tolist()}
+            for name, one in facts.ablation
+        ],
     }
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
@@ -195,6 +208,25 @@ def _predicted(facts: PlanFacts) -> str:
     if best.energy_j > 0:
         parts.append(f"{best.energy_j:.4g} J")
     return ", ".join(parts)
+
+
+def _paralia(seconds: float) -> list[str]:
+    return [f"{time_text(seconds)} by its equations 1 to 5, on the same ranks"] if seconds > 0 else []
+
+
+def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:
+    """Return a line per step: its time, what it gains over the one before, and how long devices wait."""
+    lines = []
+    before = 0.0
+    for name, one in steps:
+        gain = f"{before / one.seconds:6.2f}×" if before and one.seconds else " " * 7
+        idle = one.idle_share
+        lines.append(
+            f"{name:<28} {time_text(one.seconds):>10} {gain}   idle {idle.mean():6.1%} (ranks {idle.min():.1%} to "
+            f"{idle.max():.1%})"
+        )
+        before = one.seconds
+    return lines
 
 
 def _runners_up(facts: PlanFacts) -> list[str]:

@@ -19,11 +19,13 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.paralia import predict
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS, search
-from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.heatmap import draw_transfers
 from uncut_mpi.view.render import check_drawable, render
@@ -59,6 +61,8 @@ class PlanArguments:
         Tasks it may simulate; None for its default.
     issuing_threads : int
         Host threads that issue for all ranks together; 0: one per rank.
+    ablation : bool
+        Whether the paper's steps are simulated too.
     timeline_path, transfers_path, json_path : str or None
         Where the timeline, the figure of transfers and the facts go.
     """
@@ -73,6 +77,7 @@ class PlanArguments:
     metric: str
     budget_tasks: int | None
     issuing_threads: int
+    ablation: bool
     timeline_path: str | None
     transfers_path: str | None
     json_path: str | None
@@ -113,6 +118,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         metric=given.metric,
         budget_tasks=given.budget_tasks,
         issuing_threads=given.issuing_threads,
+        ablation=given.steps,
         timeline_path=given.timeline,
         transfers_path=given.transfers,
         json_path=given.json,
@@ -161,6 +167,8 @@ def run(arguments: PlanArguments) -> None:
         bound=bound(arguments.problem, arguments.place, machine),
         traffic=traffic(schedule),
         timeline=timeline,
+        paralia_s=_paralia_s(arguments, machine, result.best.options),
+        ablation=_ablation(arguments, machine) if arguments.ablation else (),
     )
     sys.stdout.write(to_text(facts, shutil.get_terminal_size().columns))
     if arguments.timeline_path is not None:
@@ -169,6 +177,23 @@ def run(arguments: PlanArguments) -> None:
         write_file("--transfers", arguments.transfers_path, draw_transfers(simulation.transfers(), machine))
     if arguments.json_path is not None:
         write_file("--json", arguments.json_path, to_json(facts).encode())
+
+
+def _paralia_s(arguments: PlanArguments, machine: Machine, chosen: ScheduleOptions) -> float:
+    if not arguments.problem.has_product:
+        return 0.0
+    ranks = chosen.devices or tuple(range(machine.num_ranks))
+    return predict(arguments.problem, arguments.place, machine, ranks).seconds
+
+
+def _ablation(arguments: PlanArguments, machine: Machine) -> list[tuple[str, Simulation]]:
+    """Simulate the paper's steps with what is fixed about the schedule."""
+    base = dataclasses.replace(arguments.options, scheduler="uncut")
+    steps = []
+    for name, options in ablation_options(base):
+        schedule = plan(arguments.problem, arguments.place, machine.num_ranks, machine, options).schedule
+        steps.append((name, simulate(schedule, machine, issuing_threads=arguments.issuing_threads)))
+    return steps
 
 
 def find_machine(name: str, ranks: int | None) -> Machine:
