@@ -372,3 +372,32 @@ def test_an_output_that_is_an_input_is_refused(comm, job, folder):
     status, _, err = job(words)
     kept = np.load(folder / "A.npy").shape == (60, 40)
     collective_assert(comm, status == 2 and "file of A" in err and kept, err)
+
+
+def test_a_report_replaces_no_input(comm, job, folder):
+    before = (folder / "A.npy").read_bytes() if comm.rank == 0 else None
+    words = [folder / "A.npy", folder / "B.npy", "-o", folder / "KEPT.npy", "--json", folder / "A.npy"]
+    status, out, err = job(words)
+    good = status == 2 and "which is read" in err and not out
+    kept = comm.rank != 0 or (folder / "A.npy").read_bytes() == before
+    collective_assert(comm, good and kept and not (folder / "KEPT.npy").exists(), f"status {status} {out}{err}")
+
+
+def test_a_searched_plan_is_called_so(comm, job, mpi_tmp_path):
+    path = mpi_tmp_path / "auto.json"
+    status, out, err = job(["-m", "96", "--warmup", "0", "--repeat", "1", "--scheduler", "auto", "--json", path])
+    facts = json.loads(path.read_text())
+    good = status == 0 and "auto (uncut)" in out and "by simulation" in out and facts["scheduler"] == "auto (uncut)"
+    collective_assert(comm, good, f"status {status} {out}{err}")
+    status, _, err = job(["-m", "96", "--scheduler", "auto", "--ablation"])
+    collective_assert(comm, status == 2 and "--scheduler auto was given with --ablation" in err, err)
+    status, _, err = job(["-m", "96", "--scheduler", "auto", "--compute-ranks", "0,99"])
+    collective_assert(comm, status == 2 and "99" in err and "Traceback" not in err, err)
+
+
+def test_a_result_that_is_only_scaled_is_planned_and_bounded_as_such(comm, job, mpi_tmp_path):
+    path = mpi_tmp_path / "scaled.json"
+    status, out, err = job([*SMALL, "--alpha", "0", "--json", path])
+    facts = json.loads(path.read_text())
+    good = status == 0 and "operations" not in facts["bound_formula"] and "A 0" not in facts["bound_formula"]
+    collective_assert(comm, good and facts["passed"] is True, f"status {status} {out}{err}")

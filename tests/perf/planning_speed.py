@@ -1,12 +1,13 @@
 """
-Prints how long planning and lowering take: ``python tests/perf/planning_speed.py``.
+Prints how long planning, lowering and simulating take: ``python tests/perf/planning_speed.py``.
 
 The best of five runs each, on one core; "plan" makes the schedule, "lower" every rank's operation
-list, "digest" encodes and hashes it.
+list, "digest" encodes and hashes it; "simulate" runs it on a machine with ports, with millions of tasks per second.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import device_ports, duplex_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Lowering, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.simulate import simulate
 
 CASES = (
     # extent, tile, ranks, placement, limit of plan + lower (s), or 0
@@ -53,10 +56,17 @@ def lower_all(schedule: Schedule, ranks: int) -> Lowering:
 
 def main() -> None:
     """Print the table."""
-    print(f"{'problem':28} {'options':10} {'tasks':>8} {'plan_s':>8} {'lower_s':>8} {'digest_s':>8}  limit_s")
+    print(
+        f"{'problem':28} {'options':10} {'tasks':>8} {'plan_s':>8} {'lower_s':>8} {'digest_s':>8} {'simulate_s':>10} "
+        f"{'Mtasks/s':>8}  limit_s"
+    )
     for extent, tile, ranks, place, limit in CASES:
         problem = GemmProblem(extent, extent, extent, DType.f64)
         machine = Machine.uniform(ranks, memory_bytes=10**12)
+        host = [(ranks, rank) for rank in range(ranks)], [(rank, ranks) for rank in range(ranks)]
+        ports = device_ports(range(ranks), 400, 400)
+        ports += duplex_ports("host", *host, in_gb_per_s=185, out_gb_per_s=147, both_gb_per_s=(95, 95))
+        shared = dataclasses.replace(machine, ports=tuple(ports))
         for name, batch in (("default", True), ("no batch", False)):
             options = ScheduleOptions(tile=tile, batch=batch)
             arguments = (problem, Placement.parse(place), ranks, machine, options)
@@ -64,10 +74,12 @@ def main() -> None:
             schedule = planned.schedule
             lower_s, _ = best(lambda: lower_all(schedule, ranks))  # noqa: B023
             digest_s, _ = best(schedule.digest)
+            simulate_s, _ = best(lambda: simulate(schedule, shared))  # noqa: B023
             verdict = "" if not limit else f"{limit:g} {'met' if plan_s + lower_s < limit else 'MISSED'}"
             title = f"{extent}^3 T={schedule.tile} {place} on {ranks}"
             print(
-                f"{title:28} {name:10} {len(schedule.tasks):8} {plan_s:8.4f} {lower_s:8.4f} {digest_s:8.4f}  {verdict}"
+                f"{title:28} {name:10} {len(schedule.tasks):8} {plan_s:8.4f} {lower_s:8.4f} {digest_s:8.4f} "
+                f"{simulate_s:10.4f} {len(schedule.tasks) / simulate_s / 1e6:8.2f}  {verdict}"
             )
 
 

@@ -19,6 +19,7 @@ from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
@@ -235,3 +236,12 @@ def test_the_papers_steps_and_paralias_prediction_stand_beside_the_plan(capsys, 
     assert "by its equations 1 to 5" in out
     assert main(["-m", "64", "--alpha", "0"]) == 0
     assert "PARALiA" not in capsys.readouterr().out
+
+
+def test_nothing_that_is_read_is_replaced(capsys, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(load_machine("h200-4x").to_json())
+    before = path.read_bytes()
+    assert main(["-m", "256", "--machine", str(path), "--json", str(path)]) == 2
+    assert "which is read" in capsys.readouterr().err
+    assert path.read_bytes() == before

@@ -196,3 +196,8 @@ def test_a_metric_that_needs_watts_says_so() -> None:
         metric_of("joy", watts_known=True)
     with pytest.raises(ParamError, match="budget_tasks = 0"):
         find(cube(100), "h,h,h", Machine.uniform(1), budget_tasks=0)
+
+
+def test_ranks_that_do_not_exist_are_named() -> None:
+    with pytest.raises(ParamError, match="9"):
+        find(cube(100), "h,h,h", Machine.uniform(2), options=ScheduleOptions(devices=(0, 9)))

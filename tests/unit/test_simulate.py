@@ -239,3 +239,12 @@ def test_lanes_pay_for_waits_and_signals_and_a_call_for_itself() -> None:
     schedule = make(512, 512, 1024, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
     more = seconds_of(schedule, machine_of(2, costs=IssueCosts(signal_lane_s=1e-3)))
     assert more - seconds_of(schedule, machine_of(2)) >= 1e-3 * 0.99
+
+
+def test_lanes_on_one_link_share_it() -> None:
+    # Private host memory of rank 1 goes to every rank over the one link of rank 1.
+    for place in ("h1,h1,h1", "h1,2,h", "h,h,h1"):
+        schedule = make(2048, 2048, 2048, place, 4, reads_c=True, tile=512)
+        machine = machine_of(4, gemm_tflop_per_s={"f64": np.full(4, 100.0)})
+        least = bound(schedule.problem, Placement.parse(place), machine).seconds
+        assert simulate(schedule, machine).seconds >= least * (1 - 1e-9)

@@ -151,8 +151,12 @@ class CallMachinery:
             places[0], places[1] = places[1], places[0]
         return PlanKey(problem, Placement(*places), options or ScheduleOptions())
 
-    def check_execution(self, entry: PlanEntry, planned: Operands, matrices: Operands, beta: float) -> None:
-        """Check that matrices and beta fit a plan. Local."""
+    def check_execution(
+        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float
+    ) -> None:
+        """Check that matrices and scalars fit a plan. Local."""
+        if alpha != 0 and entry.key.problem.scales_only:
+            raise ParamError(f"alpha = {alpha}, but the plan was made with scales_only=True: plan without it")
         if beta != 0 and not entry.key.problem.reads_c:
             raise ParamError(f"beta = {beta}, but the plan was made with reads_c=False: plan with reads_c=True")
         for name, old, new in zip("ABC", planned, matrices, strict=True):
@@ -225,7 +229,7 @@ class CallMachinery:
         about = json.dumps(
             dataclasses.asdict(
                 PlanSummary(
-                    scheduler=schedule.scheduler,
+                    scheduler=_scheduler_text(key.options, schedule),
                     grid=schedule.grid,
                     tile=schedule.tile,
                     tasks=len(schedule.tasks),
@@ -453,6 +457,10 @@ class CallMachinery:
     def _forget_matrix(self, number: int) -> None:
         for entry in self._entries:
             entry.forget_matrix(number)
+
+
+def _scheduler_text(options: ScheduleOptions, schedule: Schedule) -> str:
+    return f"auto ({schedule.scheduler})" if options.scheduler == "auto" else schedule.scheduler
 
 
 def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:

@@ -50,7 +50,7 @@ class PlanSummary:
     Attributes
     ----------
     scheduler : str
-        Name of the scheduler.
+        Name of the scheduler; ``"auto (uncut)"`` if a search chose its options.
     grid : tuple of int
         Process grid (rows, cols).
     tile : int

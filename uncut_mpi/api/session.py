@@ -393,6 +393,7 @@ class Session:
         reads_c: bool = True,
         trans_a: str = "N",
         trans_b: str = "N",
+        scales_only: bool = False,
         options: ScheduleOptions | None = None,
     ) -> GemmPlan:
         """
@@ -405,6 +406,8 @@ class Session:
             may be given to `GemmPlan.execute`.
         reads_c : bool, default True
             False promises beta = 0 in every execution, and saves reading C.
+        scales_only : bool, default False
+            True promises alpha = 0 in every execution, and saves A and B: C is only scaled.
 
         Raises
         ------
@@ -412,7 +415,7 @@ class Session:
             On all ranks.
         """
         with self._gate.exclusive():
-            entry = self._calls.plan(lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, False, options))
+            entry = self._calls.plan(lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, scales_only, options))
             self._calls.prepare(entry, (a, b, c))
         plan = GemmPlan(self._execute_plan, self._trace_plan, self._discard, entry, (a, b, c))
         self._own_plans.add(plan)
@@ -501,7 +504,7 @@ class Session:
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
     ) -> CallResult:
         def same() -> PlanEntry:
-            self._calls.check_execution(entry, planned, matrices, beta)
+            self._calls.check_execution(entry, planned, matrices, alpha, beta)
             return entry
 
         with self._gate.exclusive():
@@ -512,7 +515,7 @@ class Session:
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
     ) -> Trace:
         def same() -> PlanEntry:
-            self._calls.check_execution(entry, planned, matrices, beta)
+            self._calls.check_execution(entry, planned, matrices, alpha, beta)
             return entry
 
         with self._gate.exclusive():

@@ -251,6 +251,8 @@ def _check_ablation(given: argparse.Namespace) -> None:
     by_hand = [flag for name, flag in _ABLATION_FLAGS.items() if getattr(given, name) not in (True, None)]
     if by_hand:
         raise ParamError(f"{' '.join(by_hand)} was given with --ablation, which sets it itself: leave one of them out")
+    if given.scheduler == "auto":
+        raise ParamError("--scheduler auto was given with --ablation, which takes the paper's: leave one of them out")
     if given.trace is not None:
         raise ParamError("--trace was given with --ablation, which runs several plans: leave one of them out")
     if given.a is not None:

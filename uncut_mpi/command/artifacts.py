@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Sequence
 
 from uncut_mpi.errors import DataFileError
 
 
-def check_path(flag: str, path: str) -> None:
+def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
     """
     Check, before any work, that a file could be written there.
 
@@ -19,14 +20,19 @@ def check_path(flag: str, path: str) -> None:
         That asked for it, for the message.
     path : str
         Its name.
+    inputs : sequence of str or None
+        Files that the command reads, and must not replace.
 
     Raises
     ------
     DataFileError
-        If the path is a directory or its directory is missing or cannot be written.
+        If the path is an input or a directory, or its directory is missing or cannot be written.
     """
     final = os.path.realpath(path)
     parent = os.path.dirname(final)
+    for name in inputs:
+        if name is not None and os.path.realpath(name) == final:
+            raise DataFileError(f"{flag} {path} would replace {name}, which is read: name another file")
     if os.path.isdir(final):
         raise DataFileError(f"{flag} {path} is a directory: name a file in it")
     if not os.path.isdir(parent):

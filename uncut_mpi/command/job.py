@@ -83,10 +83,11 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
         with session.together("checking the placement"):
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):
+            read = (arguments.a_path, arguments.b_path, arguments.c_path)
             if session.rank == 0 and arguments.json_path is not None:
-                artifacts.check_path("--json", arguments.json_path)
+                artifacts.check_path("--json", arguments.json_path, (*read, arguments.out_path, arguments.trace_path))
             if session.rank == 0 and arguments.trace_path is not None:
-                artifacts.check_path("--trace", arguments.trace_path)
+                artifacts.check_path("--trace", arguments.trace_path, (*read, arguments.out_path))
                 check_drawable(arguments.trace_path)
         product = _make(session, arguments)
         about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
@@ -201,6 +202,7 @@ def _plan(session: Session, arguments: GemmArguments, product: Product, options:
         reads_c=arguments.beta != 0,
         trans_a=arguments.trans_a,
         trans_b=arguments.trans_b,
+        scales_only=arguments.alpha == 0,
         options=options,
     )
 

@@ -235,7 +235,7 @@ def _check_results(arguments: PlanArguments) -> None:
         ("--json", arguments.json_path),
     ):
         if path is not None:
-            check_path(flag, path)
+            check_path(flag, path, [arguments.machine])
     if arguments.timeline_path is not None:
         check_drawable(arguments.timeline_path)
     if arguments.transfers_path is not None:

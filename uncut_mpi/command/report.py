@@ -195,6 +195,10 @@ class Facts:
         return {True: "PASS", False: "FAIL", None: "UNCHECKED"}[self.passed]
 
 
+def _basis(facts: Facts) -> str:
+    return "by simulation" if facts.scheduler.startswith("auto") else "by arrival times and compute"
+
+
 def text(facts: Facts) -> str:
     """Return the report of one run, ending in a newline."""
     lines = [
@@ -205,7 +209,7 @@ def text(facts: Facts) -> str:
         _line("first call", time_text(facts.first_call_s)),
         _line("calls", _calls(facts)),
         _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
-        _line("predicted", _against(facts.predicted_s, facts.median_s, "by arrival times and compute")),
+        _line("predicted", _against(facts.predicted_s, facts.median_s, _basis(facts))),
         _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
         *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),

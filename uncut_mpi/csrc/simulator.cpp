@@ -17,6 +17,7 @@ constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 4> element_bytes = {8, 4, 2, 2};
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
+constexpr std::size_t most_known = 1 << 16;
 
 // A fixed well-mixed number per class of transfers (splitmix64); their sum names a set of transfers.
 std::uint64_t mixed(std::uint64_t x) {
@@ -28,30 +29,29 @@ std::uint64_t mixed(std::uint64_t x) {
 
 // Transfers on one link with one limit get one rate whenever they run together.
 struct Class {
-    std::size_t link = 0;
     double limit = 0;  // bytes per second
-    std::size_t network = 0;
     std::uint64_t mark = 0;
-    std::vector<std::pair<std::size_t, double>> ports;  // (port of the network, weight)
-    double rate = 0;  // now
-    int running = 0;
+    std::vector<std::pair<std::size_t, double>> ports;  // (port, weight)
+    std::vector<std::int32_t> flows;                    // that run
+    double rate = 0;                                    // of each of them, now
+    bool changed = false, gathered = false;
 };
 
-// Links that share ports, directly or through others: rates change within a network only.
-struct Network {
-    struct Flow {
-        std::int32_t task;
-        std::size_t of;  // class
-        double left;     // bytes
-        double finish;
-    };
-    std::vector<double> capacity;
-    std::vector<Flow> flows;
-    std::vector<std::size_t> present;  // classes that run
-    std::uint64_t mark = 0;            // of the set of flows
-    std::unordered_map<std::uint64_t, std::vector<std::pair<std::size_t, double>>> known;
-    double now = 0;
-    bool changed = false;
+struct PortState {
+    double capacity = 0;
+    double demand = 0;                  // what its transfers would take at their limits
+    std::vector<std::size_t> present;   // classes with transfers that run
+    bool was_full = false;              // demand was above the capacity before what has changed
+    bool gathered = false;
+    double room = 0, use = 0;           // while rates are shared
+    bool full = false;
+};
+
+// A copy that moves bytes. Its rate was set at `since`.
+struct Flow {
+    std::int32_t task = -1;
+    std::size_t of = 0;  // class
+    double left = 0, since = 0, rate = 0;
 };
 
 // A device's kernels, first come, first served: a later one gets what the earlier ones leave free.
@@ -84,7 +84,7 @@ struct Event {
 
 struct Due {
     double time;
-    std::size_t domain;  // networks, then devices
+    std::size_t domain;  // devices, then flows
     std::uint64_t version;
     bool operator>(const Due &other) const {
         return time != other.time ? time > other.time : domain > other.domain;
@@ -95,7 +95,7 @@ class Simulator {
   public:
     Simulator(const SimulatedTables &tables, const SimulatedMachine &machine)
         : t_(tables), m_(machine), locations_(machine.num_ranks + 1), host_(machine.num_ranks) {
-        join_links();
+        make_ports();
         make_bodies();
         link_tasks();
     }
@@ -104,7 +104,7 @@ class Simulator {
         const std::size_t count = t_.tasks.size();
         result_.start.assign(count, 0);
         result_.end.assign(count, 0);
-        versions_.assign(networks_.size() + devices_.size(), 0);
+        versions_.assign(devices_.size(), 0);
         issue();
         while (finished_ < count) {
             const double start_time = starts_.empty() ? infinity : starts_.top().time;
@@ -116,8 +116,17 @@ class Simulator {
             while (!due_.empty() && due_.top().time <= now) {
                 const Due due = due_.top();
                 due_.pop();
-                if (versions_[due.domain] == due.version) finish_in(due.domain, now);
+                if (versions_[due.domain] != due.version) continue;
+                if (due.domain < devices_.size()) {
+                    finish_kernels(due.domain, now);
+                } else {
+                    finish_flow(static_cast<std::int32_t>(due.domain - devices_.size()), now);
+                }
             }
+            std::sort(done_.begin(), done_.end());
+            for (const std::int32_t task : done_)
+                end(task, now);
+            done_.clear();
             while (!starts_.empty() && starts_.top().time <= now) {
                 const Event event = starts_.top();
                 starts_.pop();
@@ -127,9 +136,10 @@ class Simulator {
                     begin(event.task, now);
                 }
             }
-            for (const std::size_t domain : touched_)
-                settle(domain);
+            for (const std::size_t device : touched_)
+                settle(devices_[device], device);
             touched_.clear();
+            if (!changed_.empty()) share(now);
         }
         return std::move(result_);
     }
@@ -147,52 +157,40 @@ class Simulator {
         return t_.operands[task.first_operand + which];
     }
 
-    void join_links() {
-        const std::size_t links = static_cast<std::size_t>(locations_) * locations_;
-        root_.resize(links);
-        for (std::size_t l = 0; l < links; ++l)
-            root_[l] = l;
-        ports_of_.resize(links);
-        for (std::size_t p = 0; p < m_.port_capacity.size(); ++p)
-            for (std::int64_t at = m_.port_first[p]; at < m_.port_first[p + 1]; ++at) {
-                const auto link = static_cast<std::size_t>(m_.port_links[at]);
-                ports_of_[link].emplace_back(p, m_.port_weights[at]);
-                root_[find(link)] = find(static_cast<std::size_t>(m_.port_links[m_.port_first[p]]));
-            }
-        network_of_root_.assign(links, -1);
-        port_index_.assign(m_.port_capacity.size(), -1);
-    }
-
-    std::size_t find(std::size_t link) {
-        while (root_[link] != link)
-            link = root_[link] = root_[root_[link]];
-        return link;
+    void make_ports() {
+        ports_of_.resize(static_cast<std::size_t>(locations_) * locations_);
+        lane_of_link_.assign(ports_of_.size(), -1);
+        ports_.resize(m_.port_capacity.size());
+        for (std::size_t p = 0; p < ports_.size(); ++p) {
+            ports_[p].capacity = m_.port_capacity[p];
+            for (std::int64_t at = m_.port_first[p]; at < m_.port_first[p + 1]; ++at)
+                ports_of_[static_cast<std::size_t>(m_.port_links[at])].emplace_back(p, m_.port_weights[at]);
+        }
     }
 
     std::int32_t class_of(std::size_t link, double limit) {
         for (const std::int32_t c : classes_of_link_[link])
             if (classes_[c].limit == limit) return c;
         Class made;
-        made.link = link;
         made.limit = limit;
-        std::int32_t &network = network_of_root_[find(link)];
-        if (network < 0) {
-            network = static_cast<std::int32_t>(networks_.size());
-            networks_.emplace_back();
-        }
-        made.network = static_cast<std::size_t>(network);
-        for (const auto &[port, weight] : ports_of_[link]) {
-            std::int32_t &index = port_index_[port];
-            if (index < 0) {
-                index = static_cast<std::int32_t>(networks_[made.network].capacity.size());
-                networks_[made.network].capacity.push_back(m_.port_capacity[port]);
-            }
-            made.ports.emplace_back(static_cast<std::size_t>(index), weight);
-        }
+        made.ports = ports_of_[link];
         made.mark = mixed(classes_.size() + 1);
         classes_.push_back(std::move(made));
         classes_of_link_[link].push_back(static_cast<std::int32_t>(classes_.size()) - 1);
         return classes_of_link_[link].back();
+    }
+
+    // Several lanes on one link, as from private host memory to other ranks' devices, share its bandwidth too.
+    void share_link(std::size_t link, std::int32_t lane, std::size_t of) {
+        std::int32_t &first = lane_of_link_[link];
+        if (first == -1) first = lane;
+        if (first == lane || first == -2) return;
+        first = -2;
+        ports_of_[link].emplace_back(ports_.size(), 1.0);
+        ports_.emplace_back().capacity = m_.bandwidth[link];
+        for (const std::int32_t c : classes_of_link_[link])
+            classes_[c].ports = ports_of_[link];
+        classes_[of].ports = ports_of_[link];
     }
 
     void make_bodies() {
@@ -237,6 +235,7 @@ class Simulator {
         }
         body.latency = m_.latency[link];
         body.of = class_of(link, limit);
+        share_link(link, task.lane, static_cast<std::size_t>(body.of));
         return body;
     }
 
@@ -367,10 +366,10 @@ class Simulator {
         if (--pending_[task] == 0) starts_.push({ready_[task] + before_[task], task});
     }
 
-    void touch(std::size_t domain, bool &changed) {
-        if (changed) return;
-        changed = true;
-        touched_.push_back(domain);
+    void touch(std::size_t device) {
+        if (devices_[device].changed) return;
+        devices_[device].changed = true;
+        touched_.push_back(device);
     }
 
     void begin(std::int32_t task, double now) {
@@ -389,19 +388,45 @@ class Simulator {
             Device &device = devices_[rank];
             advance(device, now);
             device.kernels.push_back({task, body.amount, body.demand, 0, infinity});
-            touch(networks_.size() + rank, device.changed);
+            touch(static_cast<std::size_t>(rank));
         }
     }
 
     void move(std::int32_t task, double now) {
-        const Body &body = bodies_[task];
-        Class &of = classes_[body.of];
-        Network &network = networks_[of.network];
-        advance(network, now);
-        network.flows.push_back({task, static_cast<std::size_t>(body.of), body.amount, infinity});
-        network.mark += of.mark;
-        if (of.running++ == 0) network.present.push_back(static_cast<std::size_t>(body.of));
-        touch(of.network, network.changed);
+        std::int32_t id;
+        if (free_flows_.empty()) {
+            id = static_cast<std::int32_t>(flows_.size());
+            flows_.emplace_back();
+            versions_.push_back(0);
+        } else {
+            id = free_flows_.back();
+            free_flows_.pop_back();
+        }
+        const auto of = static_cast<std::size_t>(bodies_[task].of);
+        flows_[id] = {task, of, bodies_[task].amount, now, 0};
+        count(of, id, true);
+    }
+
+    // Notes that a flow of a class begins or ends.
+    void count(std::size_t of, std::int32_t id, bool begins) {
+        Class &c = classes_[of];
+        if (!c.changed) {
+            c.changed = true;
+            changed_.push_back(of);
+        }
+        if (begins) {
+            c.flows.push_back(id);
+        } else {
+            std::erase(c.flows, id);
+        }
+        for (const auto &[number, weight] : c.ports) {
+            PortState &port = ports_[number];
+            port.was_full = port.was_full || port.demand > port.capacity;
+            port.demand += (begins ? weight : -weight) * c.limit;
+            if (begins && c.flows.size() == 1) port.present.push_back(of);
+            if (!begins && c.flows.empty()) std::erase(port.present, of);
+            if (port.present.empty()) port.demand = 0;  // what rounding has left
+        }
     }
 
     void end(std::int32_t task, double now) {
@@ -415,14 +440,6 @@ class Simulator {
         }
     }
 
-    void advance(Network &network, double now) {
-        const double passed = now - network.now;
-        network.now = now;
-        if (passed <= 0) return;
-        for (Network::Flow &flow : network.flows)
-            flow.left -= classes_[flow.of].rate * passed;
-    }
-
     static void advance(Device &device, double now) {
         const double passed = now - device.now;
         device.now = now;
@@ -431,133 +448,167 @@ class Simulator {
             kernel.left -= kernel.rate * passed;
     }
 
-    void finish_in(std::size_t domain, double now) {
-        if (domain < networks_.size()) {
-            Network &network = networks_[domain];
-            advance(network, now);
-            for (std::size_t f = 0; f < network.flows.size();) {
-                const Network::Flow flow = network.flows[f];
-                if (flow.finish > now) {
-                    ++f;
-                    continue;
-                }
-                network.flows[f] = network.flows.back();
-                network.flows.pop_back();
-                Class &of = classes_[flow.of];
-                network.mark -= of.mark;
-                if (--of.running == 0) std::erase(network.present, flow.of);
-                done_.push_back(flow.task);
-            }
-            touch(domain, network.changed);
-        } else {
-            Device &device = devices_[domain - networks_.size()];
-            advance(device, now);
-            std::erase_if(device.kernels, [&](const Device::Kernel &kernel) {
-                if (kernel.finish > now) return false;
-                done_.push_back(kernel.task);
-                return true;
-            });
-            touch(domain, device.changed);
-        }
-        std::sort(done_.begin(), done_.end());
-        for (const std::int32_t task : done_)
-            end(task, now);
-        done_.clear();
+    void finish_flow(std::int32_t id, double) {
+        ++versions_[devices_.size() + id];
+        done_.push_back(flows_[id].task);
+        count(flows_[id].of, id, false);
+        free_flows_.push_back(id);
     }
 
-    // New rates after a change, and when the next task of the domain ends.
-    void settle(std::size_t domain) {
-        double next = infinity;
-        if (domain < networks_.size()) {
-            Network &network = networks_[domain];
-            network.changed = false;
-            share(network);
-            for (Network::Flow &flow : network.flows) {
-                flow.finish = network.now + std::max(0.0, flow.left) / classes_[flow.of].rate;
-                next = std::min(next, flow.finish);
-            }
-        } else {
-            Device &device = devices_[domain - networks_.size()];
-            device.changed = false;
-            double room = 1;
-            for (Device::Kernel &kernel : device.kernels) {
-                const double part = std::min(room, kernel.demand);
-                kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
-                room -= part;
-                kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
-                next = std::min(next, kernel.finish);
-            }
-        }
-        const std::uint64_t version = ++versions_[domain];
-        if (next < infinity) due_.push({next, domain, version});
+    void finish_kernels(std::size_t number, double now) {
+        Device &device = devices_[number];
+        advance(device, now);
+        std::erase_if(device.kernels, [&](const Device::Kernel &kernel) {
+            if (kernel.finish > now) return false;
+            done_.push_back(kernel.task);
+            return true;
+        });
+        touch(number);
     }
 
-    // Max-min fair rates (model/ports.py), remembered per set of flows.
-    void share(Network &network) {
-        if (network.present.empty()) return;
-        if (network.capacity.empty()) {
-            for (const std::size_t c : network.present)
-                classes_[c].rate = classes_[c].limit;
+    // New rates of a device's kernels after a change, and when the next of them ends.
+    void settle(Device &device, std::size_t number) {
+        device.changed = false;
+        double room = 1, next = infinity;
+        for (Device::Kernel &kernel : device.kernels) {
+            const double part = std::min(room, kernel.demand);
+            kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
+            room -= part;
+            kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
+            next = std::min(next, kernel.finish);
+        }
+        const std::uint64_t version = ++versions_[number];
+        if (next < infinity) due_.push({next, number, version});
+    }
+
+    // Max-min fair rates (model/ports.py) of the flows that a change can reach: through ports that
+    // are asked for more than they have, now or before. All others keep theirs.
+    void share(double now) {
+        for (const std::size_t c : changed_) {
+            gather(c);
+            for (const auto &[number, weight] : classes_[c].ports)
+                if (ports_[number].was_full) gather_port(number);
+        }
+        for (std::size_t at = 0; at < reached_.size(); ++at)
+            for (const auto &[number, weight] : classes_[reached_[at]].ports)
+                if (ports_[number].demand > ports_[number].capacity) gather_port(number);
+        std::sort(reached_.begin(), reached_.end());
+        solve();
+        for (std::size_t at = 0; at < reached_.size(); ++at) {
+            Class &c = classes_[reached_[at]];
+            const double rate = rates_[at];
+            if (rate != c.rate || c.changed)
+                for (const std::int32_t id : c.flows)
+                    set_rate(id, rate, now);
+            c.rate = rate;
+            c.gathered = false;
+        }
+        for (const std::size_t c : changed_) {
+            classes_[c].changed = classes_[c].gathered = false;
+            for (const auto &[number, weight] : classes_[c].ports)
+                ports_[number].was_full = false;
+        }
+        for (const std::size_t number : reached_ports_)
+            ports_[number].gathered = false;
+        changed_.clear();
+        reached_.clear();
+        reached_ports_.clear();
+    }
+
+    void gather(std::size_t c) {
+        if (classes_[c].gathered || classes_[c].flows.empty()) return;
+        classes_[c].gathered = true;
+        reached_.push_back(c);
+    }
+
+    void gather_port(std::size_t number) {
+        PortState &port = ports_[number];
+        if (port.gathered) return;
+        port.gathered = true;
+        reached_ports_.push_back(number);
+        for (const std::size_t c : port.present)
+            gather(c);
+    }
+
+    void set_rate(std::int32_t id, double rate, double now) {
+        Flow &flow = flows_[id];
+        flow.left = std::max(0.0, flow.left - flow.rate * (now - flow.since));
+        flow.since = now;
+        flow.rate = rate;
+        const std::size_t domain = devices_.size() + static_cast<std::size_t>(id);
+        due_.push({now + flow.left / rate, domain, ++versions_[domain]});
+    }
+
+    // Fills rates_ for the classes in reached_; sets that come again are remembered.
+    void solve() {
+        rates_.assign(reached_.size(), 0);
+        std::uint64_t mark = 0;
+        for (const std::size_t c : reached_)
+            mark += classes_[c].mark * classes_[c].flows.size();
+        const auto known = known_.find(mark);
+        if (known != known_.end() && known->second.size() == rates_.size()) {
+            rates_ = known->second;
             return;
         }
-        const auto known = network.known.find(network.mark);
-        if (known != network.known.end()) {
-            for (const auto &[c, rate] : known->second)
-                classes_[c].rate = rate;
-            return;
-        }
-        room_ = network.capacity;
-        use_.assign(room_.size(), 0);
-        growing_ = network.present;
-        std::sort(growing_.begin(), growing_.end());
-        for (const std::size_t c : growing_) {
-            classes_[c].rate = 0;
-            for (const auto &[port, weight] : classes_[c].ports)
-                use_[port] += weight * classes_[c].running;
+        growing_.clear();
+        for (const std::size_t number : reached_ports_)
+            ports_[number].use = 0;
+        for (std::size_t at = 0; at < reached_.size(); ++at) {
+            const Class &c = classes_[reached_[at]];
+            bool free = true;
+            for (const auto &[number, weight] : c.ports) {
+                PortState &port = ports_[number];
+                if (port.demand <= port.capacity) continue;
+                port.room = port.capacity;
+                port.use += weight * static_cast<double>(c.flows.size());
+                free = false;
+            }
+            if (free) {
+                rates_[at] = c.limit;
+            } else {
+                growing_.push_back(at);
+            }
         }
         while (!growing_.empty()) {
             double step = infinity;
-            for (const std::size_t c : growing_)
-                step = std::min(step, classes_[c].limit - classes_[c].rate);
-            for (std::size_t p = 0; p < room_.size(); ++p)
-                if (use_[p] > 0) step = std::min(step, room_[p] / use_[p]);
-            full_.assign(room_.size(), false);
-            for (std::size_t p = 0; p < room_.size(); ++p) {
-                if (use_[p] <= 0) continue;
-                full_[p] = room_[p] / use_[p] <= step * (1 + 1e-12);
-                room_[p] -= step * use_[p];
+            for (const std::size_t at : growing_)
+                step = std::min(step, classes_[reached_[at]].limit - rates_[at]);
+            for (const std::size_t number : reached_ports_)
+                if (ports_[number].use > 0) step = std::min(step, ports_[number].room / ports_[number].use);
+            for (const std::size_t number : reached_ports_) {
+                PortState &port = ports_[number];
+                port.full = port.use > 0 && port.room / port.use <= step * (1 + 1e-12);
+                port.room -= step * port.use;
             }
-            std::erase_if(growing_, [&](std::size_t c) {
-                Class &of = classes_[c];
-                of.rate += step;
-                bool stays = of.limit - of.rate <= 1e-12 * of.limit;
-                for (const auto &[port, weight] : of.ports)
-                    stays = stays || full_[port];
+            std::erase_if(growing_, [&](std::size_t at) {
+                const Class &c = classes_[reached_[at]];
+                rates_[at] += step;
+                bool stays = c.limit - rates_[at] <= 1e-12 * c.limit;
+                for (const auto &[number, weight] : c.ports)
+                    stays = stays || (ports_[number].demand > ports_[number].capacity && ports_[number].full);
                 if (stays)
-                    for (const auto &[port, weight] : of.ports)
-                        use_[port] -= weight * of.running;
+                    for (const auto &[number, weight] : c.ports)
+                        ports_[number].use -= weight * static_cast<double>(c.flows.size());
                 return stays;
             });
-            for (double &u : use_)
-                if (u < 1e-9) u = 0;
+            for (const std::size_t number : reached_ports_)
+                if (ports_[number].use < 1e-9) ports_[number].use = 0;
         }
-        std::vector<std::pair<std::size_t, double>> rates;
-        rates.reserve(network.present.size());
-        for (const std::size_t c : network.present)
-            rates.emplace_back(c, classes_[c].rate);
-        network.known.emplace(network.mark, std::move(rates));
+        if (known_.size() < most_known) known_.emplace(mark, rates_);
     }
 
     const SimulatedTables &t_;
     const SimulatedMachine &m_;
     const int locations_, host_;
 
-    std::vector<std::size_t> root_;
     std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
-    std::vector<std::int32_t> network_of_root_, port_index_;
+    std::vector<std::int32_t> lane_of_link_;  // -1: none, -2: several
     std::vector<std::vector<std::int32_t>> classes_of_link_;
     std::vector<Class> classes_;
-    std::vector<Network> networks_;
+    std::vector<PortState> ports_;
+    std::vector<Flow> flows_;
+    std::vector<std::int32_t> free_flows_;
+    std::unordered_map<std::uint64_t, std::vector<double>> known_;
     std::vector<Device> devices_;
 
     std::vector<Body> bodies_;
@@ -574,10 +625,9 @@ class Simulator {
     std::size_t finished_ = 0;
     Simulated result_;
 
-    // Scratch of sharing.
-    std::vector<double> room_, use_;
-    std::vector<std::size_t> growing_;
-    std::vector<bool> full_;
+    // What a change reaches.
+    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_;
+    std::vector<double> rates_;
 };
 
 }  // namespace

@@ -170,7 +170,9 @@ class Machine:
     def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
         rate = rates.get(dtype.name)
         if rate is None:
-            raise TopologyError(f"machine {self.name} has no GEMM rate for {dtype.name}: measure it again")
+            raise TopologyError(
+                f"machine {self.name} has no GEMM rate for {dtype.name}: take another type, or measure it"
+            )
         flops: np.ndarray = rate * 1e12
         return flops
 

@@ -35,7 +35,7 @@ def metric_of(name: str, *, watts_known: bool) -> Metric:
         raise ParamError(f"metric {name!r} does not exist: use one of {', '.join(METRICS)}")
     if name != "time" and not watts_known:
         raise ParamError(
-            f"metric {name} needs the devices' power, which this machine file lacks: "
+            f"metric {name} needs the devices' power, which is not known of this machine: "
             "calibrate where NVML gives it (python -m uncut_mpi.calibrate)"
         )
     return METRICS[name]

@@ -305,9 +305,9 @@ class _Explorer:
         if options in self._seen:
             return None
         self._seen.add(options)
-        lower = self._bound(options)
         best = min((one.value for one in self.tried), default=np.inf)
         if not must:
+            lower = self._bound(options)
             hopeless = self._metric_name == "time" and lower >= best
             if hopeless or self.spent >= self._budget or self._too_large(options):
                 self.discarded += 1
@@ -327,6 +327,7 @@ class _Explorer:
         if not must and self.spent + len(schedule.tasks) > self._budget:
             self.discarded += 1
             return None
+        lower = self._bound(options)
         simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
         self.spent += len(schedule.tasks)
         joules = energy_j(simulation) if self._watts_known else 0.0
