@@ -69,9 +69,13 @@ def test_beta_without_c(session, comm, operands):
 def test_beta_in_a_plan_that_promised_none(session, comm, operands):
     with session.plan(operands.a, operands.b, operands.c, reads_c=False) as plan:
         expect(comm, um.ParamError, ["beta = 0.5", "reads_c"], lambda: plan.execute(1.0, 0.5))
+        plan.execute(1.0, 0.0)
+
+
+def test_alpha_in_a_plan_that_promised_none(session, comm, operands):
     with session.plan(operands.a, operands.b, operands.c, scales_only=True) as plan:
         expect(comm, um.ParamError, ["alpha = 2.0", "scales_only"], lambda: plan.execute(2.0, 0.5))
-        plan.execute(1.0, 0.0)
+        plan.execute(0.0, 0.5)
 
 
 def test_matrices_that_do_not_fit_the_plan(session, comm, operands):
