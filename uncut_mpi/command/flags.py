@@ -33,6 +33,9 @@ _ROUTING: Final = (
 )
 
 _PLAN_EPILOG: Final = """\
+What is not given of the schedule is searched by simulation, whatever its default elsewhere; --scheduler uncut takes the
+defaults, without a search.
+
 examples:
   python -m uncut_mpi.plan -m 16384 --ranks 4
   python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png

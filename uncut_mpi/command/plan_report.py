@@ -147,11 +147,12 @@ def to_json(facts: PlanFacts) -> str:
         "tasks_simulated": facts.result.tasks_simulated,
         "search_s": facts.search_s,
         "candidates": [_candidate(one) for one in facts.result.candidates],
-        "ablation": [
+    }
+    if facts.ablation:
+        value["ablation"] = [
             {"name": name, "predicted_s": one.seconds, "idle_share": one.idle_share.tolist()}
             for name, one in facts.ablation
-        ],
-    }
+        ]
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
@@ -211,7 +212,7 @@ def _predicted(facts: PlanFacts) -> str:
 
 
 def _paralia(seconds: float) -> list[str]:
-    return [f"{time_text(seconds)} by its equations 1 to 5, on the same ranks"] if seconds > 0 else []
+    return [f"{time_text(seconds)} by its equations 1 to 5 (no ports), on the same ranks"] if seconds > 0 else []
 
 
 def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:
@@ -262,8 +263,11 @@ def _value_text(name: str, value: Any) -> str:
 
 
 def _traffic(one: Traffic) -> str:
+    moved = f"{one.link.replace('_', ' ')}: {bytes_text(one.nbytes)}"
+    if one.nbytes < one.least_bytes:
+        return f"{moved}; {bytes_text(one.least_bytes)} if every byte left the host once"
     times = f", {one.nbytes / one.least_bytes:.2f}×" if one.least_bytes else ""
-    return f"{one.link.replace('_', ' ')}: {bytes_text(one.nbytes)}, at least {bytes_text(one.least_bytes)}{times}"
+    return f"{moved}, at least {bytes_text(one.least_bytes)}{times}"
 
 
 def _memory(facts: PlanFacts) -> list[str]:

@@ -179,7 +179,7 @@ def _devices(num_ranks: int, options: ScheduleOptions) -> tuple[int, ...]:
         return tuple(range(num_ranks))
     if max(options.devices) >= num_ranks:
         raise ParamError(
-            f"rank {max(options.devices)} shall compute (devices), but there are {num_ranks} ranks "
+            f"rank {max(options.devices)} shall compute (devices, --compute-ranks), but there are {num_ranks} ranks "
             f"(0 to {num_ranks - 1}): start more ranks or leave it out"
         )
     return options.devices

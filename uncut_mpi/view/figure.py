@@ -38,7 +38,7 @@ def import_figure() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ParamError(
-            f"a PNG needs matplotlib, which cannot be imported ({error}): pip install 'uncut-mpi[plot]', "
+            f"a PNG needs matplotlib, which cannot be imported ({error}): pip install matplotlib, "
             "or write text (.txt) or a trace (.json)"
         ) from None
     return Figure

@@ -24,7 +24,8 @@ class Traffic:
         What the schedule copies.
     least_bytes : int
         What any schedule copies that computes each product where this one does: what lies in host memory enters
-        the devices once and C leaves them once; what a rank multiplies and does not have comes once.
+        the devices once and C leaves them once; what a rank multiplies and does not have comes once. A schedule that
+        reads the host's bytes several times has less to move between devices.
     """
 
     link: str

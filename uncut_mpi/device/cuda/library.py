@@ -14,7 +14,7 @@ from uncut_mpi.errors import CapacityError, DeviceError
 
 OUT_OF_MEMORY = 2
 
-_INSTALL = "install it with: python -m pip install 'uncut-mpi[cuda12]' (CUDA 12) or 'uncut-mpi[cuda13]' (CUDA 13)"
+_INSTALL = "install it with: python -m pip install cupy-cuda12x (CUDA 12) or cupy-cuda13x (CUDA 13)"
 
 
 @functools.cache
