@@ -139,7 +139,7 @@ def blame(folder: Path) -> list[str]:
 
     If a rank reported a failure of its own, the end of that rank's output (the lowest rank's, without
     rank 0, whose output was seen already). Else, if the ranks hang, where each of them stood. Else the end of
-    the first output that holds an error.
+    the first output that holds an error, else the last lines of every rank.
     """
     logs = {int(path.stem[4:]): _text(path) for path in folder.glob("rank*.log")}
     # pytest marks the lines of an error raised here with E; a rank that only heard of it has none.
@@ -168,7 +168,12 @@ def blame(folder: Path) -> list[str]:
     for rank, text in sorted(logs.items()):
         if re.search(r"^Traceback|Error\b", text, re.MULTILINE):
             return [f"--- rank {rank} of {folder.name} ---", *text.splitlines()[-80:]]
-    return [f"no rank of {folder.name} said why"]
+    lines = [f"no rank of {folder.name} said why; the end of what each printed:"]
+    for rank, text in sorted(logs.items()):
+        end = text.splitlines()[-3:] or ["(nothing)"]
+        reported = "" if (folder / f"rank{rank}.xml").exists() else ", which wrote no report"
+        lines += [f"--- rank {rank}{reported} ---", *end]
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> int:

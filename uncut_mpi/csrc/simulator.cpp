@@ -35,6 +35,8 @@ struct Class {
     std::vector<std::int32_t> flows;                    // that run
     double rate = 0;                                    // of each of them, now
     bool changed = false, gathered = false;
+    bool grows = false;     // while rates are shared
+    std::size_t place = 0;  // in what the change reaches
 };
 
 struct PortState {
@@ -43,8 +45,11 @@ struct PortState {
     std::vector<std::size_t> present;   // classes with transfers that run
     bool was_full = false;              // demand was above the capacity before what has changed
     bool gathered = false;
-    double room = 0, use = 0;           // while rates are shared
-    bool full = false;
+    // While rates are shared: what its frozen transfers leave, what the others take per unit of their
+    // common rate, how many classes of these there are, and the rate at which nothing is left.
+    double room = 0, use = 0;
+    int growing = 0;
+    double full_at = 0;
 };
 
 // A copy that moves bytes. Its rate was set at `since`.
@@ -82,13 +87,73 @@ struct Event {
     bool operator>(const Event &other) const { return time != other.time ? time > other.time : task > other.task; }
 };
 
-struct Due {
-    double time;
-    std::size_t domain;  // devices, then flows
-    std::uint64_t version;
-    bool operator>(const Due &other) const {
-        return time != other.time ? time > other.time : domain > other.domain;
+// When each domain (a device, or a flow) next ends something: a heap in which a domain is once, and
+// moves when its time does, since a change of rates moves many.
+class Timetable {
+  public:
+    bool empty() const { return heap_.empty(); }
+    double first_time() const { return heap_.front().time; }
+
+    std::size_t take_first() {
+        const std::size_t domain = heap_.front().domain;
+        drop(domain);
+        return domain;
     }
+
+    void set(std::size_t domain, double time) {
+        if (domain >= place_.size()) place_.resize(domain + 1, absent);
+        if (place_[domain] == absent) {
+            place_[domain] = heap_.size();
+            heap_.push_back({time, domain});
+        } else {
+            heap_[place_[domain]].time = time;
+        }
+        settle(place_[domain]);
+    }
+
+    void drop(std::size_t domain) {
+        if (domain >= place_.size() || place_[domain] == absent) return;
+        const std::size_t at = place_[domain];
+        place_[domain] = absent;
+        const Entry last = heap_.back();
+        heap_.pop_back();
+        if (at == heap_.size()) return;
+        heap_[at] = last;
+        place_[last.domain] = at;
+        settle(at);
+    }
+
+  private:
+    static constexpr std::size_t absent = std::numeric_limits<std::size_t>::max();
+
+    struct Entry {
+        double time;
+        std::size_t domain;
+        bool operator<(const Entry &other) const {
+            return time != other.time ? time < other.time : domain < other.domain;
+        }
+    };
+
+    void put(std::size_t at, const Entry &entry) {
+        heap_[at] = entry;
+        place_[entry.domain] = at;
+    }
+
+    void settle(std::size_t at) {
+        const Entry entry = heap_[at];
+        for (; at > 0 && entry < heap_[(at - 1) / 2]; at = (at - 1) / 2)
+            put(at, heap_[(at - 1) / 2]);
+        for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
+            if (child + 1 < heap_.size() && heap_[child + 1] < heap_[child]) ++child;
+            if (!(heap_[child] < entry)) break;
+            put(at, heap_[child]);
+            at = child;
+        }
+        put(at, entry);
+    }
+
+    std::vector<Entry> heap_;
+    std::vector<std::size_t> place_;
 };
 
 class Simulator {
@@ -104,23 +169,18 @@ class Simulator {
         const std::size_t count = t_.tasks.size();
         result_.start.assign(count, 0);
         result_.end.assign(count, 0);
-        versions_.assign(devices_.size(), 0);
         issue();
         while (finished_ < count) {
             const double start_time = starts_.empty() ? infinity : starts_.top().time;
-            while (!due_.empty() && versions_[due_.top().domain] != due_.top().version)
-                due_.pop();
-            const double due_time = due_.empty() ? infinity : due_.top().time;
+            const double due_time = due_.empty() ? infinity : due_.first_time();
             const double now = std::min(start_time, due_time);
             if (now == infinity) throw std::invalid_argument("the schedule's tasks await each other in a circle");
-            while (!due_.empty() && due_.top().time <= now) {
-                const Due due = due_.top();
-                due_.pop();
-                if (versions_[due.domain] != due.version) continue;
-                if (due.domain < devices_.size()) {
-                    finish_kernels(due.domain, now);
+            while (!due_.empty() && due_.first_time() <= now) {
+                const std::size_t domain = due_.take_first();
+                if (domain < devices_.size()) {
+                    finish_kernels(domain, now);
                 } else {
-                    finish_flow(static_cast<std::int32_t>(due.domain - devices_.size()), now);
+                    finish_flow(static_cast<std::int32_t>(domain - devices_.size()));
                 }
             }
             std::sort(done_.begin(), done_.end());
@@ -397,7 +457,6 @@ class Simulator {
         if (free_flows_.empty()) {
             id = static_cast<std::int32_t>(flows_.size());
             flows_.emplace_back();
-            versions_.push_back(0);
         } else {
             id = free_flows_.back();
             free_flows_.pop_back();
@@ -448,8 +507,7 @@ class Simulator {
             kernel.left -= kernel.rate * passed;
     }
 
-    void finish_flow(std::int32_t id, double) {
-        ++versions_[devices_.size() + id];
+    void finish_flow(std::int32_t id) {
         done_.push_back(flows_[id].task);
         count(flows_[id].of, id, false);
         free_flows_.push_back(id);
@@ -477,8 +535,11 @@ class Simulator {
             kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
             next = std::min(next, kernel.finish);
         }
-        const std::uint64_t version = ++versions_[number];
-        if (next < infinity) due_.push({next, number, version});
+        if (next < infinity) {
+            due_.set(number, next);
+        } else {
+            due_.drop(number);
+        }
     }
 
     // Max-min fair rates (model/ports.py) of the flows that a change can reach: through ports that
@@ -535,8 +596,7 @@ class Simulator {
         flow.left = std::max(0.0, flow.left - flow.rate * (now - flow.since));
         flow.since = now;
         flow.rate = rate;
-        const std::size_t domain = devices_.size() + static_cast<std::size_t>(id);
-        due_.push({now + flow.left / rate, domain, ++versions_[domain]});
+        due_.set(devices_.size() + static_cast<std::size_t>(id), now + flow.left / rate);
     }
 
     // Fills rates_ for the classes in reached_; sets that come again are remembered.
@@ -550,51 +610,78 @@ class Simulator {
             rates_ = known->second;
             return;
         }
+        fill();
+        if (known_.size() < most_known) known_.emplace(mark, rates_);
+    }
+
+    // Progressive filling. All that still grow have one rate, so a port is full at what its frozen
+    // transfers leave, divided among the others; only the ports of what freezes need new sums.
+    void fill() {
+        for (const std::size_t number : reached_ports_) {
+            PortState &port = ports_[number];
+            port.room = port.capacity;
+            port.use = 0;
+            port.growing = 0;
+        }
         growing_.clear();
-        for (const std::size_t number : reached_ports_)
-            ports_[number].use = 0;
         for (std::size_t at = 0; at < reached_.size(); ++at) {
-            const Class &c = classes_[reached_[at]];
-            bool free = true;
+            Class &c = classes_[reached_[at]];
+            c.grows = false;
             for (const auto &[number, weight] : c.ports) {
                 PortState &port = ports_[number];
                 if (port.demand <= port.capacity) continue;
-                port.room = port.capacity;
                 port.use += weight * static_cast<double>(c.flows.size());
-                free = false;
+                ++port.growing;
+                c.grows = true;
             }
-            if (free) {
-                rates_[at] = c.limit;
+            c.place = at;
+            if (c.grows) {
+                growing_.push_back(reached_[at]);
             } else {
-                growing_.push_back(at);
+                rates_[at] = c.limit;
             }
         }
-        while (!growing_.empty()) {
-            double step = infinity;
-            for (const std::size_t at : growing_)
-                step = std::min(step, classes_[reached_[at]].limit - rates_[at]);
-            for (const std::size_t number : reached_ports_)
-                if (ports_[number].use > 0) step = std::min(step, ports_[number].room / ports_[number].use);
-            for (const std::size_t number : reached_ports_) {
+        std::stable_sort(growing_.begin(), growing_.end(), [&](std::size_t one, std::size_t other) {
+            return classes_[one].limit < classes_[other].limit;
+        });
+        open_.clear();
+        for (const std::size_t number : reached_ports_)
+            if (ports_[number].growing > 0) open_.push_back(number);
+        constexpr double near = 1 + 1e-12;
+        double rate = 0;
+        for (std::size_t next = 0;;) {
+            while (next < growing_.size() && !classes_[growing_[next]].grows)
+                ++next;
+            if (next == growing_.size()) return;
+            double least = classes_[growing_[next]].limit;
+            for (const std::size_t number : open_) {
                 PortState &port = ports_[number];
-                port.full = port.use > 0 && port.room / port.use <= step * (1 + 1e-12);
-                port.room -= step * port.use;
+                port.full_at = port.room / port.use;
+                least = std::min(least, port.full_at);
             }
-            std::erase_if(growing_, [&](std::size_t at) {
-                const Class &c = classes_[reached_[at]];
-                rates_[at] += step;
-                bool stays = c.limit - rates_[at] <= 1e-12 * c.limit;
-                for (const auto &[number, weight] : c.ports)
-                    stays = stays || (ports_[number].demand > ports_[number].capacity && ports_[number].full);
-                if (stays)
-                    for (const auto &[number, weight] : c.ports)
-                        ports_[number].use -= weight * static_cast<double>(c.flows.size());
-                return stays;
-            });
-            for (const std::size_t number : reached_ports_)
-                if (ports_[number].use < 1e-9) ports_[number].use = 0;
+            rate = std::max(rate, least);  // rounding may leave a port less than it has given
+            for (std::size_t at = next; at < growing_.size() && classes_[growing_[at]].limit <= rate * near; ++at)
+                freeze(classes_[growing_[at]], classes_[growing_[at]].limit);
+            for (const std::size_t number : open_)
+                if (ports_[number].full_at <= rate * near)
+                    for (const std::size_t c : ports_[number].present)
+                        freeze(classes_[c], rate);
+            std::erase_if(open_, [&](std::size_t number) { return ports_[number].growing == 0; });
         }
-        if (known_.size() < most_known) known_.emplace(mark, rates_);
+    }
+
+    void freeze(Class &c, double rate) {
+        if (!c.grows) return;
+        c.grows = false;
+        rates_[c.place] = rate;
+        const auto flows = static_cast<double>(c.flows.size());
+        for (const auto &[number, weight] : c.ports) {
+            PortState &port = ports_[number];
+            if (port.demand <= port.capacity) continue;
+            port.room -= weight * flows * rate;
+            port.use -= weight * flows;
+            --port.growing;
+        }
     }
 
     const SimulatedTables &t_;
@@ -618,15 +705,14 @@ class Simulator {
     std::vector<double> before_, behind_;  // time of the lane for a task's waits and signals
 
     std::priority_queue<Event, std::vector<Event>, std::greater<>> starts_;
-    std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
-    std::vector<std::uint64_t> versions_;
+    Timetable due_;  // of devices, then of flows
     std::vector<std::size_t> touched_;
     std::vector<std::int32_t> done_;
     std::size_t finished_ = 0;
     Simulated result_;
 
     // What a change reaches.
-    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_;
+    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_;
     std::vector<double> rates_;
 };
 
