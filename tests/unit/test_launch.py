@@ -148,6 +148,20 @@ class TestBlame:
         (tmp_path / "rank1.log").write_text("")
         assert "  not heard of: rank 1" in summarise.blame(tmp_path)
 
+    def test_where_no_rank_says_why_the_end_of_each_is_quoted(self, tmp_path):
+        (tmp_path / "rank0.log").write_text("one\ntwo\nthree\n.... [100%]")
+        (tmp_path / "rank0.xml").write_text("<testsuites/>")
+        (tmp_path / "rank1.log").write_text("")
+        lines = summarise.blame(tmp_path)
+        assert lines[1:] == [
+            "--- rank 0 ---",
+            "two",
+            "three",
+            ".... [100%]",
+            "--- rank 1, which wrote no report ---",
+            "(nothing)",
+        ]
+
 
 def executable(path, text):
     path.write_text("#!/bin/bash\n" + text)

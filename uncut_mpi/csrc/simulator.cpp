@@ -41,9 +41,9 @@ struct Class {
 
 struct PortState {
     double capacity = 0;
-    double demand = 0;                  // what its transfers would take at their limits
-    std::vector<std::size_t> present;   // classes with transfers that run
-    bool was_full = false;              // demand was above the capacity before what has changed
+    double demand = 0;                 // what its transfers would take at their limits
+    std::vector<std::size_t> present;  // classes with transfers that run
+    bool was_full = false;             // demand was above the capacity before what has changed
     bool gathered = false;
     // While rates are shared: what its frozen transfers leave, what the others take per unit of their
     // common rate, how many classes of these there are, and the rate at which nothing is left.
@@ -689,7 +689,7 @@ class Simulator {
     const int locations_, host_;
 
     std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
-    std::vector<std::int32_t> lane_of_link_;  // -1: none, -2: several
+    std::vector<std::int32_t> lane_of_link_;                             // -1: none, -2: several
     std::vector<std::vector<std::int32_t>> classes_of_link_;
     std::vector<Class> classes_;
     std::vector<PortState> ports_;
