@@ -166,7 +166,7 @@ def blame(folder: Path) -> list[str]:
             lines.append(f"  not heard of: rank {', '.join(map(str, silent))}")
         return lines
     for rank, text in sorted(logs.items()):
-        if re.search(r"^Traceback|Error\b", text, re.MULTILINE):
+        if re.search(r"Traceback \(most recent|Error\b", text):
             return [f"--- rank {rank} of {folder.name} ---", *text.splitlines()[-80:]]
     lines = [f"no rank of {folder.name} said why; the end of what each printed:"]
     for rank, text in sorted(logs.items()):
