@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
-from tests.dev.fake import FakeCluster, FakeCuda, build_fake
+from tests.dev.fake import FakeCluster
 from uncut_mpi.calibration import probes
 from uncut_mpi.calibration.litmus import Exchange
 from uncut_mpi.calibration.probes import Areas, Transfers
@@ -15,21 +13,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
 
 AREAS = Areas(3, 1 << 16)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    return FakeCuda(build_fake(compiler, tmp_path_factory.mktemp("fake")))
-
-
-@pytest.fixture
-def fake(library):
-    library.reset()
-    yield library
-    library.reset()
 
 
 PROBES = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from tests.dev.fake import FakeCluster, FakeCuda, bind, build_fake
+from tests.dev.fake import FakeCluster, bind
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
@@ -25,21 +24,6 @@ from uncut_mpi.planning.lower import Code
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
 
 F, N = Factor, Op.N
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    return FakeCuda(build_fake(compiler, tmp_path_factory.mktemp("fake")))
-
-
-@pytest.fixture
-def fake(library):
-    library.reset()
-    yield library
-    library.reset()
 
 
 def load(case, cluster, seed=0):

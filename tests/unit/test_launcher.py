@@ -108,17 +108,26 @@ def test_the_number_of_a_process_is_its_launcher_s(environment, rank):
     assert launcher.rank_of_process(environment) == rank
 
 
-@pytest.mark.parametrize(("flag", "part"), [("--help", "--place"), ("--version", "uncut_mpi ")])
-def test_help_and_version_need_no_mpi_and_are_said_once(flag, part):
+@pytest.mark.parametrize(
+    ("command", "flag", "part"),
+    [
+        ("gemm", "--help", "--place"),
+        ("gemm", "--version", "uncut_mpi "),
+        ("calibrate", "--help", "--quick"),
+        ("calibrate", "--version", "uncut_mpi "),
+    ],
+)
+def test_help_and_version_need_no_mpi_and_are_said_once(command, flag, part):
     without = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
-    done = process("-m", "uncut_mpi.gemm", flag, **without)
+    done = process("-m", f"uncut_mpi.{command}", flag, **without)
     assert (done.returncode, done.stderr) == (0, "")
     assert part in done.stdout
-    assert process("-m", "uncut_mpi.gemm", flag, PMI_RANK="1", **without).stdout == ""
+    assert process("-m", f"uncut_mpi.{command}", flag, PMI_RANK="1", **without).stdout == ""
 
 
-def test_a_job_without_a_loadable_mpi_says_what_to_install():
-    done = process("-m", "uncut_mpi.gemm", "-m", "8", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+@pytest.mark.parametrize("words", [("gemm", "-m", "8"), ("calibrate", "--quick")], ids=["gemm", "calibrate"])
+def test_a_job_without_a_loadable_mpi_says_what_to_install(words):
+    done = process("-m", f"uncut_mpi.{words[0]}", *words[1:], MPI4PY_LIBMPI="/nowhere/libmpi.so")
     if "cannot be loaded" not in done.stderr:
         pytest.skip("this mpi4py is built for one MPI and does not look for it")
     assert done.returncode == 2

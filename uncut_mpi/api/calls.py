@@ -151,10 +151,8 @@ class CallMachinery:
             places[0], places[1] = places[1], places[0]
         return PlanKey(problem, Placement(*places), options or ScheduleOptions())
 
-    def check_execution(
-        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float
-    ) -> None:
-        """Check that matrices and scalars fit a plan. Local."""
+    def checked(self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float) -> PlanEntry:
+        """Return a plan, once matrices and scalars are found to fit it. Local."""
         if alpha != 0 and entry.key.problem.scales_only:
             raise ParamError(f"alpha = {alpha}, but the plan was made with scales_only=True: plan without it")
         if beta != 0 and not entry.key.problem.reads_c:
@@ -175,6 +173,7 @@ class CallMachinery:
         for name, matrix in (("A", matrices[0]), ("B", matrices[1])):
             if overlap(matrix.info, matrices[2].info):
                 raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
+        return entry
 
     def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float, asked: str) -> Matrix:
         """Return a new host matrix for op(A) op(B). Collective."""

@@ -7,6 +7,7 @@ with the same arguments; where ranks differ in either, all of them raise the sam
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections import OrderedDict
@@ -503,23 +504,18 @@ class Session:
     def _execute_plan(
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
     ) -> CallResult:
-        def same() -> PlanEntry:
-            self._calls.check_execution(entry, planned, matrices, alpha, beta)
-            return entry
-
         with self._gate.exclusive():
             asked = _text("execute", *matrices, alpha, beta)
+            same = functools.partial(self._calls.checked, entry, planned, matrices, alpha, beta)
             return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
 
     def _trace_plan(
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
     ) -> Trace:
-        def same() -> PlanEntry:
-            self._calls.check_execution(entry, planned, matrices, alpha, beta)
-            return entry
-
         with self._gate.exclusive():
-            return self._calls.trace(same, matrices, alpha, beta, stream, _text("trace", *matrices, alpha, beta))
+            asked = _text("trace", *matrices, alpha, beta)
+            same = functools.partial(self._calls.checked, entry, planned, matrices, alpha, beta)
+            return self._calls.trace(same, matrices, alpha, beta, stream, asked)
 
     def _discard(self, entry: PlanEntry) -> None:
         if not self._gate.closed and not self.broken:

@@ -13,23 +13,23 @@ namespace uncut {
 // source * (num_ranks + 1) + destination. Bytes and seconds throughout.
 struct SimulatedMachine {
     int num_ranks = 0;
-    std::vector<double> bandwidth, latency;    // per link
-    std::vector<double> port_capacity;         // bytes per second
-    std::vector<std::int64_t> port_first;      // ports + 1 indices into the next two
+    std::vector<double> bandwidth, latency;  // per link
+    std::vector<double> port_capacity;       // bytes per second
+    std::vector<std::int64_t> port_first;    // ports + 1 indices into the next two
     std::vector<std::int64_t> port_links;
     std::vector<double> port_weights;
 
-    std::vector<double> gemm_rate;             // flop/s [dtype * num_ranks + rank], 0 where unknown
+    std::vector<double> gemm_rate;  // flop/s [dtype * num_ranks + rank], 0 where unknown
     std::vector<double> block_rows, block_cols, half_depth, gemm_overhead;  // per dtype
-    std::vector<std::int64_t> multiprocessors; // per rank
-    std::vector<double> combine_rate;          // bytes per second, per rank
-    double row_device = 0, row_in = 0, row_out = 0;  // bytes
+    std::vector<std::int64_t> multiprocessors;                              // per rank
+    std::vector<double> combine_rate;                                       // bytes per second, per rank
+    double row_device = 0, row_in = 0, row_out = 0;                         // bytes
 
     double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
     double event_latency = 0, flag_latency = 0;
     double wait_lane = 0, signal_lane = 0;  // time of a lane for its waits for flags, and for each signal
     double call_s = 0;                      // before anything is issued
-    int issuing_threads = 0;  // 0: one per rank
+    int issuing_threads = 0;                // 0: one per rank
 };
 
 struct SimulatedTables {

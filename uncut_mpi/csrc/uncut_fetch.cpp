@@ -80,8 +80,7 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
 // The best first hop into each destination.
 void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r) {
     const std::size_t n = destinations_.size();
-    const int group = group_of(w, side), chunks = chunks_of(r, n),
-              relayed_chunks = n < 2 ? relay_chunks_of(r) : chunks;
+    const int group = group_of(w, side), chunks = chunks_of(r, n), relayed_chunks = n < 2 ? relay_chunks_of(r) : chunks;
     const std::int64_t chunk_bytes = chunk_bytes_of(r, chunks), relayed_bytes = chunk_bytes_of(r, relayed_chunks);
     for (std::size_t to = 0; to < n; ++to) {
         const int destination = destinations_[to];

@@ -242,7 +242,8 @@ class Scheduler {
     int relay_chunks_of(const Rectangle &r) const { return chunks_of(r, static_cast<std::int64_t>(in_.chunks)); }
     int chunks_of(const Rectangle &r, std::int64_t most) const {
         const std::int64_t bytes = r.rows * r.cols * in_.itemsize;
-        most = std::min({most, static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
+        most = std::min(
+            {most, static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
         return static_cast<int>(std::max<std::int64_t>(1, most));
     }
     std::int64_t chunk_bytes_of(const Rectangle &r, int chunks) const {
