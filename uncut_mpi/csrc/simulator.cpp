@@ -1,5 +1,8 @@
 #include "simulator.hpp"
 
+#include "shared_rates.hpp"
+#include "timetable.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -7,7 +10,6 @@
 #include <queue>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 
 namespace uncut {
 namespace {
@@ -17,45 +19,11 @@ constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 4> element_bytes = {8, 4, 2, 2};
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
-constexpr std::size_t most_known = 1 << 16;
-
-// A fixed well-mixed number per class of transfers (splitmix64); their sum names a set of transfers.
-std::uint64_t mixed(std::uint64_t x) {
-    x += 0x9e3779b97f4a7c15ULL;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31);
-}
-
-// Transfers on one link with one limit get one rate whenever they run together.
-struct Class {
-    double limit = 0;  // bytes per second
-    std::uint64_t mark = 0;
-    std::vector<std::pair<std::size_t, double>> ports;  // (port, weight)
-    std::vector<std::int32_t> flows;                    // that run
-    double rate = 0;                                    // of each of them, now
-    bool changed = false, gathered = false;
-    bool grows = false;     // while rates are shared
-    std::size_t place = 0;  // in what the change reaches
-};
-
-struct PortState {
-    double capacity = 0;
-    double demand = 0;                 // what its transfers would take at their limits
-    std::vector<std::size_t> present;  // classes with transfers that run
-    bool was_full = false;             // demand was above the capacity before what has changed
-    bool gathered = false;
-    // While rates are shared: what its frozen transfers leave, what the others take per unit of their
-    // common rate, how many classes of these there are, and the rate at which nothing is left.
-    double room = 0, use = 0;
-    int growing = 0;
-    double full_at = 0;
-};
 
 // A copy that moves bytes. Its rate was set at `since`.
 struct Flow {
     std::int32_t task = -1;
-    std::size_t of = 0;  // class
+    std::int32_t of = 0;  // class of shared rates
     double left = 0, since = 0, rate = 0;
 };
 
@@ -77,7 +45,7 @@ struct Body {
     double amount = 0;   // copy: bytes; kernel: seconds alone
     double latency = 0;  // before a copy moves its first byte
     double demand = 1;
-    std::int32_t of = -1;  // copy: class
+    std::int32_t of = -1;  // copy: class of shared rates
 };
 
 struct Event {
@@ -87,80 +55,10 @@ struct Event {
     bool operator>(const Event &other) const { return time != other.time ? time > other.time : task > other.task; }
 };
 
-// When each domain (a device, or a flow) next ends something: a heap in which a domain is once, and
-// moves when its time does, since a change of rates moves many.
-class Timetable {
-  public:
-    bool empty() const { return heap_.empty(); }
-    double first_time() const { return heap_.front().time; }
-
-    std::size_t take_first() {
-        const std::size_t domain = heap_.front().domain;
-        drop(domain);
-        return domain;
-    }
-
-    void set(std::size_t domain, double time) {
-        if (domain >= place_.size()) place_.resize(domain + 1, absent);
-        if (place_[domain] == absent) {
-            place_[domain] = heap_.size();
-            heap_.push_back({time, domain});
-        } else {
-            heap_[place_[domain]].time = time;
-        }
-        settle(place_[domain]);
-    }
-
-    void drop(std::size_t domain) {
-        if (domain >= place_.size() || place_[domain] == absent) return;
-        const std::size_t at = place_[domain];
-        place_[domain] = absent;
-        const Entry last = heap_.back();
-        heap_.pop_back();
-        if (at == heap_.size()) return;
-        heap_[at] = last;
-        place_[last.domain] = at;
-        settle(at);
-    }
-
-  private:
-    static constexpr std::size_t absent = std::numeric_limits<std::size_t>::max();
-
-    struct Entry {
-        double time;
-        std::size_t domain;
-        bool operator<(const Entry &other) const {
-            return time != other.time ? time < other.time : domain < other.domain;
-        }
-    };
-
-    void put(std::size_t at, const Entry &entry) {
-        heap_[at] = entry;
-        place_[entry.domain] = at;
-    }
-
-    void settle(std::size_t at) {
-        const Entry entry = heap_[at];
-        for (; at > 0 && entry < heap_[(at - 1) / 2]; at = (at - 1) / 2)
-            put(at, heap_[(at - 1) / 2]);
-        for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
-            if (child + 1 < heap_.size() && heap_[child + 1] < heap_[child]) ++child;
-            if (!(heap_[child] < entry)) break;
-            put(at, heap_[child]);
-            at = child;
-        }
-        put(at, entry);
-    }
-
-    std::vector<Entry> heap_;
-    std::vector<std::size_t> place_;
-};
-
 class Simulator {
   public:
     Simulator(const SimulatedTables &tables, const SimulatedMachine &machine)
-        : t_(tables), m_(machine), locations_(machine.num_ranks + 1), host_(machine.num_ranks) {
-        make_ports();
+        : t_(tables), m_(machine), rates_(machine), locations_(machine.num_ranks + 1), host_(machine.num_ranks) {
         make_bodies();
         link_tasks();
     }
@@ -199,7 +97,9 @@ class Simulator {
             for (const std::size_t device : touched_)
                 settle(devices_[device], device);
             touched_.clear();
-            if (!changed_.empty()) share(now);
+            if (rates_.stale())
+                for (const auto &[flow, rate] : rates_.update())
+                    set_rate(flow, rate, now);
         }
         return std::move(result_);
     }
@@ -217,44 +117,7 @@ class Simulator {
         return t_.operands[task.first_operand + which];
     }
 
-    void make_ports() {
-        ports_of_.resize(static_cast<std::size_t>(locations_) * locations_);
-        lane_of_link_.assign(ports_of_.size(), -1);
-        ports_.resize(m_.port_capacity.size());
-        for (std::size_t p = 0; p < ports_.size(); ++p) {
-            ports_[p].capacity = m_.port_capacity[p];
-            for (std::int64_t at = m_.port_first[p]; at < m_.port_first[p + 1]; ++at)
-                ports_of_[static_cast<std::size_t>(m_.port_links[at])].emplace_back(p, m_.port_weights[at]);
-        }
-    }
-
-    std::int32_t class_of(std::size_t link, double limit) {
-        for (const std::int32_t c : classes_of_link_[link])
-            if (classes_[c].limit == limit) return c;
-        Class made;
-        made.limit = limit;
-        made.ports = ports_of_[link];
-        made.mark = mixed(classes_.size() + 1);
-        classes_.push_back(std::move(made));
-        classes_of_link_[link].push_back(static_cast<std::int32_t>(classes_.size()) - 1);
-        return classes_of_link_[link].back();
-    }
-
-    // Several lanes on one link, as from private host memory to other ranks' devices, share its bandwidth too.
-    void share_link(std::size_t link, std::int32_t lane, std::size_t of) {
-        std::int32_t &first = lane_of_link_[link];
-        if (first == -1) first = lane;
-        if (first == lane || first == -2) return;
-        first = -2;
-        ports_of_[link].emplace_back(ports_.size(), 1.0);
-        ports_.emplace_back().capacity = m_.bandwidth[link];
-        for (const std::int32_t c : classes_of_link_[link])
-            classes_[c].ports = ports_of_[link];
-        classes_[of].ports = ports_of_[link];
-    }
-
     void make_bodies() {
-        classes_of_link_.resize(static_cast<std::size_t>(locations_) * locations_);
         bodies_.resize(t_.tasks.size());
         devices_.resize(m_.num_ranks);
         for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
@@ -294,8 +157,8 @@ class Simulator {
             limit *= width / (width + overhead);
         }
         body.latency = m_.latency[link];
-        body.of = class_of(link, limit);
-        share_link(link, task.lane, static_cast<std::size_t>(body.of));
+        body.of = rates_.class_of(link, limit);
+        rates_.share_link(link, task.lane, body.of);
         return body;
     }
 
@@ -461,31 +324,8 @@ class Simulator {
             id = free_flows_.back();
             free_flows_.pop_back();
         }
-        const auto of = static_cast<std::size_t>(bodies_[task].of);
-        flows_[id] = {task, of, bodies_[task].amount, now, 0};
-        count(of, id, true);
-    }
-
-    // Notes that a flow of a class begins or ends.
-    void count(std::size_t of, std::int32_t id, bool begins) {
-        Class &c = classes_[of];
-        if (!c.changed) {
-            c.changed = true;
-            changed_.push_back(of);
-        }
-        if (begins) {
-            c.flows.push_back(id);
-        } else {
-            std::erase(c.flows, id);
-        }
-        for (const auto &[number, weight] : c.ports) {
-            PortState &port = ports_[number];
-            port.was_full = port.was_full || port.demand > port.capacity;
-            port.demand += (begins ? weight : -weight) * c.limit;
-            if (begins && c.flows.size() == 1) port.present.push_back(of);
-            if (!begins && c.flows.empty()) std::erase(port.present, of);
-            if (port.present.empty()) port.demand = 0;  // what rounding has left
-        }
+        flows_[id] = {task, bodies_[task].of, bodies_[task].amount, now, 0};
+        rates_.begin(id, bodies_[task].of);
     }
 
     void end(std::int32_t task, double now) {
@@ -509,7 +349,7 @@ class Simulator {
 
     void finish_flow(std::int32_t id) {
         done_.push_back(flows_[id].task);
-        count(flows_[id].of, id, false);
+        rates_.end(id, flows_[id].of);
         free_flows_.push_back(id);
     }
 
@@ -542,55 +382,6 @@ class Simulator {
         }
     }
 
-    // Max-min fair rates (model/ports.py) of the flows that a change can reach: through ports that
-    // are asked for more than they have, now or before. All others keep theirs.
-    void share(double now) {
-        for (const std::size_t c : changed_) {
-            gather(c);
-            for (const auto &[number, weight] : classes_[c].ports)
-                if (ports_[number].was_full) gather_port(number);
-        }
-        for (std::size_t at = 0; at < reached_.size(); ++at)
-            for (const auto &[number, weight] : classes_[reached_[at]].ports)
-                if (ports_[number].demand > ports_[number].capacity) gather_port(number);
-        std::sort(reached_.begin(), reached_.end());
-        solve();
-        for (std::size_t at = 0; at < reached_.size(); ++at) {
-            Class &c = classes_[reached_[at]];
-            const double rate = rates_[at];
-            if (rate != c.rate || c.changed)
-                for (const std::int32_t id : c.flows)
-                    set_rate(id, rate, now);
-            c.rate = rate;
-            c.gathered = false;
-        }
-        for (const std::size_t c : changed_) {
-            classes_[c].changed = classes_[c].gathered = false;
-            for (const auto &[number, weight] : classes_[c].ports)
-                ports_[number].was_full = false;
-        }
-        for (const std::size_t number : reached_ports_)
-            ports_[number].gathered = false;
-        changed_.clear();
-        reached_.clear();
-        reached_ports_.clear();
-    }
-
-    void gather(std::size_t c) {
-        if (classes_[c].gathered || classes_[c].flows.empty()) return;
-        classes_[c].gathered = true;
-        reached_.push_back(c);
-    }
-
-    void gather_port(std::size_t number) {
-        PortState &port = ports_[number];
-        if (port.gathered) return;
-        port.gathered = true;
-        reached_ports_.push_back(number);
-        for (const std::size_t c : port.present)
-            gather(c);
-    }
-
     void set_rate(std::int32_t id, double rate, double now) {
         Flow &flow = flows_[id];
         flow.left = std::max(0.0, flow.left - flow.rate * (now - flow.since));
@@ -599,103 +390,13 @@ class Simulator {
         due_.set(devices_.size() + static_cast<std::size_t>(id), now + flow.left / rate);
     }
 
-    // Fills rates_ for the classes in reached_; sets that come again are remembered.
-    void solve() {
-        rates_.assign(reached_.size(), 0);
-        std::uint64_t mark = 0;
-        for (const std::size_t c : reached_)
-            mark += classes_[c].mark * classes_[c].flows.size();
-        const auto known = known_.find(mark);
-        if (known != known_.end() && known->second.size() == rates_.size()) {
-            rates_ = known->second;
-            return;
-        }
-        fill();
-        if (known_.size() < most_known) known_.emplace(mark, rates_);
-    }
-
-    // Progressive filling. All that still grow have one rate, so a port is full at what its frozen
-    // transfers leave, divided among the others; only the ports of what freezes need new sums.
-    void fill() {
-        for (const std::size_t number : reached_ports_) {
-            PortState &port = ports_[number];
-            port.room = port.capacity;
-            port.use = 0;
-            port.growing = 0;
-        }
-        growing_.clear();
-        for (std::size_t at = 0; at < reached_.size(); ++at) {
-            Class &c = classes_[reached_[at]];
-            c.grows = false;
-            for (const auto &[number, weight] : c.ports) {
-                PortState &port = ports_[number];
-                if (port.demand <= port.capacity) continue;
-                port.use += weight * static_cast<double>(c.flows.size());
-                ++port.growing;
-                c.grows = true;
-            }
-            c.place = at;
-            if (c.grows) {
-                growing_.push_back(reached_[at]);
-            } else {
-                rates_[at] = c.limit;
-            }
-        }
-        std::stable_sort(growing_.begin(), growing_.end(), [&](std::size_t one, std::size_t other) {
-            return classes_[one].limit < classes_[other].limit;
-        });
-        open_.clear();
-        for (const std::size_t number : reached_ports_)
-            if (ports_[number].growing > 0) open_.push_back(number);
-        constexpr double near = 1 + 1e-12;
-        double rate = 0;
-        for (std::size_t next = 0;;) {
-            while (next < growing_.size() && !classes_[growing_[next]].grows)
-                ++next;
-            if (next == growing_.size()) return;
-            double least = classes_[growing_[next]].limit;
-            for (const std::size_t number : open_) {
-                PortState &port = ports_[number];
-                port.full_at = port.room / port.use;
-                least = std::min(least, port.full_at);
-            }
-            rate = std::max(rate, least);  // rounding may leave a port less than it has given
-            for (std::size_t at = next; at < growing_.size() && classes_[growing_[at]].limit <= rate * near; ++at)
-                freeze(classes_[growing_[at]], classes_[growing_[at]].limit);
-            for (const std::size_t number : open_)
-                if (ports_[number].full_at <= rate * near)
-                    for (const std::size_t c : ports_[number].present)
-                        freeze(classes_[c], rate);
-            std::erase_if(open_, [&](std::size_t number) { return ports_[number].growing == 0; });
-        }
-    }
-
-    void freeze(Class &c, double rate) {
-        if (!c.grows) return;
-        c.grows = false;
-        rates_[c.place] = rate;
-        const auto flows = static_cast<double>(c.flows.size());
-        for (const auto &[number, weight] : c.ports) {
-            PortState &port = ports_[number];
-            if (port.demand <= port.capacity) continue;
-            port.room -= weight * flows * rate;
-            port.use -= weight * flows;
-            --port.growing;
-        }
-    }
-
     const SimulatedTables &t_;
     const SimulatedMachine &m_;
+    SharedRates rates_;
     const int locations_, host_;
 
-    std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
-    std::vector<std::int32_t> lane_of_link_;                             // -1: none, -2: several
-    std::vector<std::vector<std::int32_t>> classes_of_link_;
-    std::vector<Class> classes_;
-    std::vector<PortState> ports_;
     std::vector<Flow> flows_;
     std::vector<std::int32_t> free_flows_;
-    std::unordered_map<std::uint64_t, std::vector<double>> known_;
     std::vector<Device> devices_;
 
     std::vector<Body> bodies_;
@@ -710,10 +411,6 @@ class Simulator {
     std::vector<std::int32_t> done_;
     std::size_t finished_ = 0;
     Simulated result_;
-
-    // What a change reaches.
-    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_;
-    std::vector<double> rates_;
 };
 
 }  // namespace

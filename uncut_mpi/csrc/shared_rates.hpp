@@ -1,0 +1,83 @@
+// Which rates concurrent copies get: max-min fair shares of the ports that they cross (model/ports.py).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "simulator.hpp"
+
+namespace uncut {
+
+class SharedRates {
+  public:
+    struct Change {
+        std::int32_t flow;
+        double rate;  // bytes per second, from now on
+    };
+
+    explicit SharedRates(const SimulatedMachine &machine);
+
+    // The class of the transfers on a link that move at most `limit` bytes per second.
+    std::int32_t class_of(std::size_t link, double limit);
+    // Several lanes on one link, as from private host memory to other ranks' devices, share its bandwidth too.
+    void share_link(std::size_t link, std::int32_t lane, std::int32_t of);
+
+    void begin(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, true); }
+    void end(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, false); }
+
+    bool stale() const { return !changed_.empty(); }
+    // New rates of the flows that what began and ended since the last call can reach: through ports that
+    // are asked for more than they have, now or before. All others keep theirs.
+    const std::vector<Change> &update();
+
+  private:
+    // Transfers on one link with one limit get one rate whenever they run together.
+    struct Class {
+        double limit = 0;  // bytes per second
+        std::uint64_t mark = 0;
+        std::vector<std::pair<std::size_t, double>> ports;  // (port, weight)
+        std::vector<std::int32_t> flows;                    // that run
+        double rate = 0;                                    // of each of them, now
+        bool changed = false, gathered = false;
+        bool grows = false;     // while rates are shared
+        std::size_t place = 0;  // in what the change reaches
+    };
+
+    struct Port {
+        double capacity = 0;
+        double demand = 0;                 // what its transfers would take at their limits
+        std::vector<std::size_t> present;  // classes with transfers that run
+        bool was_full = false;             // demand was above the capacity before what has changed
+        bool gathered = false;
+        // While rates are shared: what its frozen transfers leave, what the others take per unit of their
+        // common rate, how many classes of these there are, and the rate at which nothing is left.
+        double room = 0, use = 0;
+        int growing = 0;
+        double full_at = 0;
+    };
+
+    void count(std::size_t of, std::int32_t flow, bool begins);
+    void gather(std::size_t of);
+    void gather_port(std::size_t number);
+    void solve();
+    void fill();
+    void freeze(Class &c, double rate);
+
+    const SimulatedMachine &m_;
+    std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
+    std::vector<std::int32_t> lane_of_link_;                             // none_yet, a lane, or several
+    std::vector<std::vector<std::int32_t>> classes_of_link_;
+    std::vector<Class> classes_;
+    std::vector<Port> ports_;
+    std::unordered_map<std::uint64_t, std::vector<double>> known_;
+
+    // What a change reaches.
+    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_;
+    std::vector<double> rates_;
+    std::vector<Change> news_;
+};
+
+}  // namespace uncut
