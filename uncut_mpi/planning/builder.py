@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ from uncut_mpi.planning.schedule import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegionRef:
+class RegionRef(NamedTuple):
     """A rectangle of a buffer while a schedule is being built: buffer index, first row and column, extent."""
 
     buffer: int
@@ -52,6 +50,7 @@ class ScheduleBuilder:
         self._about = (num_ranks, problem, placement)
         self._buffers: list[tuple[Any, ...]] = []
         self._lanes: dict[tuple[int, int, int, int], int] = {}
+        self._rank_of_lane: list[int] = []
         self._regions: dict[RegionRef, int] = {}
         self._tasks: list[tuple[Any, ...]] = []
         self._operands: list[tuple[int, int, int, int]] = []
@@ -78,11 +77,11 @@ class ScheduleBuilder:
 
     def compute_lane(self, rank: int, number: int = 0) -> int:
         """Return the index of compute lane `number` of `rank`, added at first use."""
-        return self._lanes.setdefault((rank, LaneKind.COMPUTE, -2, number), len(self._lanes))
+        return self._lane((rank, LaneKind.COMPUTE, -2, number))
 
     def copy_lane(self, rank: int, source: int, destination: int) -> int:
         """Return the index of the lane on which `rank` issues copies source → destination."""
-        return self._lanes.setdefault((rank, LaneKind.COPY, source, destination), len(self._lanes))
+        return self._lane((rank, LaneKind.COPY, source, destination))
 
     def task(
         self,
@@ -101,7 +100,7 @@ class ScheduleBuilder:
         for region, factor, op in reads:
             self._operands.append((self._region(region), factor, op, 0))
         self._awaits += awaited
-        rank = list(self._lanes)[lane][0]
+        rank = self._rank_of_lane[lane]
         self._tasks.append(
             (kind, 0, len(self._operands) - first_operand, rank, lane, group, first_operand, first_await, len(awaited))
         )
@@ -127,6 +126,12 @@ class ScheduleBuilder:
         )
         schedule.check()
         return schedule
+
+    def _lane(self, key: tuple[int, int, int, int]) -> int:
+        if key not in self._lanes:
+            self._lanes[key] = len(self._rank_of_lane)
+            self._rank_of_lane.append(key[0])
+        return self._lanes[key]
 
     def _region(self, ref: RegionRef) -> int:
         return self._regions.setdefault(ref, len(self._regions))

@@ -48,19 +48,17 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.layout import Layout, aligned_ld
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
-    BUFFER_DTYPE,
-    HOST,
     LANE_DTYPE,
     OPERAND_DTYPE,
     REGION_DTYPE,
@@ -68,8 +66,6 @@ from uncut_mpi.planning.schedule import (
     Matrix,
     Role,
     Schedule,
-    Space,
-    buffer_bytes,
 )
 
 MIN_CHUNK_COLUMNS: Final = 100
@@ -91,8 +87,6 @@ How many times as fast as a link a chain over relays has to be: it occupies two 
 Links that differ by less, as by the distance to a host's memory or by how they were measured, stay in use.
 """
 
-_BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
-_COLUMN_ALIGNMENT: Final = 64  # bytes
 _PRIVATE_NONE: Final = -1
 _PS_PER_S: Final = 1e12
 
@@ -145,12 +139,15 @@ def schedule(
     _check_size(decomposition, options)
 
     workers = _workers(problem, placement, decomposition, devices)
-    layout = _Layout(num_ranks, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
+    layout = Layout(num_ranks, problem, placement)
+    panels = _Panels(layout, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
     layout.check_capacity(machine)
-    native = _native_input(problem, placement, machine, options, decomposition, workers, layout)
+    native = _native_input(problem, placement, machine, options, decomposition, workers, panels)
+    _set_relays(native, problem, machine, options, layout)
     tasks, operands, regions, awaits, lanes, caches, end_ps = _native.schedule_uncut(native)
     for rank, matrix, slots in caches:
-        layout.add_cache(rank, Matrix(matrix), slots, native.slot_shape[matrix])
+        rows, cols = native.slot_shape[matrix]
+        layout.add(rank, (rows, slots * cols), problem.dtype, Matrix(matrix), Role.CACHE)
     result = Schedule(
         num_ranks=num_ranks,
         problem=problem,
@@ -248,97 +245,36 @@ def _workers(
     return _Workers(grid, list(devices[: grid.size]), list(decomposition.row_starts), list(decomposition.col_starts))
 
 
-class _Layout:
-    """The buffers of a schedule: the caller's A, B, C (0, 1, 2), then each rank's panels, packed into its SoftBuf."""
+class _Panels:
+    """Each working rank's buffers, by rank; −1 for those that it does without."""
 
     def __init__(
-        self, num_ranks: int, problem: GemmProblem, placement: Placement, workers: _Workers, *, lazy: bool
+        self, layout: Layout, problem: GemmProblem, placement: Placement, workers: _Workers, *, lazy: bool
     ) -> None:
-        self.softbuf_bytes = [0] * num_ranks
+        num_ranks = len(layout.softbuf_bytes)
         self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
-        self._placement = placement
-        self._dtype = problem.dtype
-        self._records: list[tuple[int, ...]] = []
-        for matrix, location, shape, ld in (
-            (Matrix.A, placement.a, problem.a_shape, problem.lda),
-            (Matrix.B, placement.b, problem.b_shape, problem.ldb),
-            (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
-        ):
-            space = Space.HOST if location.space == "host" else Space.DEVICE
-            owner = HOST if location.rank is None else location.rank
-            self._records.append((owner, space, Role.USER, matrix, problem.dtype, *shape, ld, -1))
+        self._layout = layout
         for worker in workers.working():
             self._add_worker(worker, problem, placement, lazy)
 
     def _add_worker(self, worker: _Worker, problem: GemmProblem, placement: Placement, lazy: bool) -> None:
-        rank, dtype, k = worker.rank, problem.dtype, problem.k
+        rank, dtype, k, add = worker.rank, problem.dtype, problem.k, self._layout.add
         home = {name: getattr(placement, name) == Location.device(rank) for name in "abc"}
         block = (worker.rows, worker.cols)
         if not problem.has_product:
             if not home["c"]:
-                self.c_staging[rank] = self._add(rank, block, dtype, Matrix.C, Role.STAGING)
+                self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
             return
         if not home["a"]:
             shape = (worker.rows, k) if problem.trans_a == "N" else (k, worker.rows)
-            self.a_panel[rank] = self._add(rank, shape, dtype, Matrix.A, Role.PANEL)
+            self.a_panel[rank] = add(rank, shape, dtype, Matrix.A, Role.PANEL)
         if not home["b"]:
             shape = (k, worker.cols) if problem.trans_b == "N" else (worker.cols, k)
-            self.b_panel[rank] = self._add(rank, shape, dtype, Matrix.B, Role.PANEL)
+            self.b_panel[rank] = add(rank, shape, dtype, Matrix.B, Role.PANEL)
         if dtype.is_half or not home["c"]:
-            self.c_panel[rank] = self._add(rank, block, dtype.accumulator, Matrix.C, Role.PANEL)
+            self.c_panel[rank] = add(rank, block, dtype.accumulator, Matrix.C, Role.PANEL)
         if not home["c"] and (dtype.is_half or lazy):
-            self.c_staging[rank] = self._add(rank, block, dtype, Matrix.C, Role.STAGING)
-
-    def _add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
-        rows, cols = shape
-        step = _COLUMN_ALIGNMENT // dtype.itemsize
-        ld = -(-rows // step) * step
-        offset = self.softbuf_bytes[rank]
-        self._records.append((rank, Space.DEVICE, role, matrix, dtype, rows, cols, ld, offset))
-        self.softbuf_bytes[rank] = offset + -(-ld * cols * dtype.itemsize // _BUFFER_ALIGNMENT) * _BUFFER_ALIGNMENT
-        return len(self._records) - 1
-
-    def add_cache(self, rank: int, matrix: Matrix, slots: int, shape: tuple[int, int]) -> None:
-        """Add the buffer in which a relay keeps tiles of a matrix, in slots of `shape` side by side."""
-        self._add(rank, (shape[0], slots * shape[1]), self._dtype, matrix, Role.CACHE)
-
-    def slot_bytes(self, shape: tuple[int, int]) -> int:
-        """Return what one slot of a relay's cache takes."""
-        step = _COLUMN_ALIGNMENT // self._dtype.itemsize
-        return -(-shape[0] // step) * step * shape[1] * self._dtype.itemsize
-
-    def num_buffers(self) -> int:
-        """Return how many buffers there are so far."""
-        return len(self._records)
-
-    def table(self) -> np.ndarray:
-        """Return the buffers as records."""
-        return np.array(self._records, BUFFER_DTYPE)
-
-    def check_capacity(self, machine: Machine) -> None:
-        """Raise `CapacityError` for the first rank whose panels do not fit."""
-        for rank, (needed, resident) in enumerate(zip(self.softbuf_bytes, self._resident_bytes(machine), strict=True)):
-            total = int(machine.memory_bytes[rank])
-            if needed > total - resident:
-                raise CapacityError(
-                    f"rank {rank} needs {needed} bytes for its panels of A, B and C, but its device has {total} bytes, "
-                    f"of which the matrices placed there take {resident}: use more ranks, place the matrices on other "
-                    "devices or in host memory, or split the product (the tile size makes no difference)"
-                )
-
-    def free_bytes(self, machine: Machine) -> list[int]:
-        """Return what each rank's memory has left for caches, beside one more buffer's alignment per matrix."""
-        taken = zip(machine.memory_bytes.tolist(), self.softbuf_bytes, self._resident_bytes(machine), strict=True)
-        return [total - needed - resident - 3 * _BUFFER_ALIGNMENT for total, needed, resident in taken]
-
-    def _resident_bytes(self, machine: Machine) -> list[int]:
-        """Return what the caller's matrices take of each rank's device memory."""
-        user = buffer_bytes(self.table()[:3]).tolist()
-        locations = (self._placement.a, self._placement.b, self._placement.c)
-        return [
-            sum(size for size, at in zip(user, locations, strict=True) if at == Location.device(rank))
-            for rank in range(machine.num_ranks)
-        ]
+            self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
 
 
 def _native_input(
@@ -348,7 +284,7 @@ def _native_input(
     options: ScheduleOptions,
     decomposition: Decomposition,
     workers: _Workers,
-    layout: _Layout,
+    panels: _Panels,
 ) -> _native.UncutInput:
     given = _native.UncutInput()
     given.m, given.n, given.k, given.tile = problem.m, problem.n, problem.k, decomposition.tile
@@ -373,10 +309,8 @@ def _native_input(
 
     given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
     given.cell_rank = workers.ranks
-    given.a_panel, given.b_panel = layout.a_panel, layout.b_panel
-    given.c_panel, given.c_staging = layout.c_panel, layout.c_staging
-
-    _set_relays(given, problem, machine, options, layout)
+    given.a_panel, given.b_panel = panels.a_panel, panels.b_panel
+    given.c_panel, given.c_staging = panels.c_panel, panels.c_staging
 
     host_shared = Location.host() in (placement.a, placement.b, placement.c)
     bandwidth = machine.links(sharing=[worker.rank for worker in workers.working()] if host_shared else [])
@@ -389,7 +323,7 @@ def _native_input(
 
 
 def _set_relays(
-    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, layout: _Layout
+    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, layout: Layout
 ) -> None:
     """Say how tiles may be relayed; needs the blocks and the tile."""
     if options.caching and options.routing != "origin":
@@ -406,7 +340,7 @@ def _set_relays(
         (rows, cols),
     )
     given.slot_shape = shapes
-    given.slot_bytes = tuple(layout.slot_bytes(shape) for shape in shapes)
+    given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
     given.first_cache = layout.num_buffers()
     given.cache_room = layout.free_bytes(machine)
     given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
