@@ -42,6 +42,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import describe
 from uncut_mpi.planning.planner import plan as plan_schedule
 from uncut_mpi.planning.schedule import Role, Schedule
 from uncut_mpi.planning.verify import verify
@@ -230,7 +231,9 @@ class CallMachinery:
                 PlanSummary(
                     scheduler=_scheduler_text(key.options, schedule),
                     grid=schedule.grid,
+                    splits=schedule.splits,
                     tile=schedule.tile,
+                    how=describe(schedule, planned.options),
                     tasks=len(schedule.tasks),
                     bytes_by_link=schedule.bytes_by_link(),
                     predicted_s=planned.predicted_s,

@@ -53,8 +53,12 @@ class PlanSummary:
         Name of the scheduler; ``"auto (uncut)"`` if a search chose its options.
     grid : tuple of int
         Process grid (rows, cols).
+    splits : int
+        Over how many such grids k is split.
     tile : int
-        Tile edge (elements).
+        Tile edge (elements); 0 where the scheduler has none.
+    how : str
+        How the problem is divided, in words.
     tasks : int
         Tasks of all ranks.
     bytes_by_link : dict
@@ -71,7 +75,9 @@ class PlanSummary:
 
     scheduler: str
     grid: tuple[int, int]
+    splits: int
     tile: int
+    how: str
     tasks: int
     bytes_by_link: dict[str, int]
     predicted_s: float

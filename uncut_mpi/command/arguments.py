@@ -12,7 +12,7 @@ from uncut_mpi.command.flags import HelpRequested, join_negative_values, make_pa
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 __all__ = ["GemmArguments", "HelpRequested", "parse"]
 
@@ -243,6 +243,14 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "batch": given.batch,
         "wr_lazy": given.wr_lazy,
         "order": given.order or "eta",
+        "blocking": Blocking(
+            splits=given.splits,
+            first=given.k_first,
+            block=given.k_block,
+            columns=given.column_blocks,
+            order=given.block_order or "",
+            combine=given.combine or "",
+        ),
     }
     return ScheduleOptions(**chosen)
 
@@ -251,8 +259,10 @@ def _check_ablation(given: argparse.Namespace) -> None:
     by_hand = [flag for name, flag in _ABLATION_FLAGS.items() if getattr(given, name) not in (True, None)]
     if by_hand:
         raise ParamError(f"{' '.join(by_hand)} was given with --ablation, which sets it itself: leave one of them out")
-    if given.scheduler == "auto":
-        raise ParamError("--scheduler auto was given with --ablation, which takes the paper's: leave one of them out")
+    if given.scheduler != "uncut":
+        raise ParamError(
+            f"--scheduler {given.scheduler} was given with --ablation, which takes the paper's: leave one of them out"
+        )
     if given.trace is not None:
         raise ParamError("--trace was given with --ablation, which runs several plans: leave one of them out")
     if given.a is not None:

@@ -11,7 +11,7 @@ import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.options import ORDERS, ROUTINGS, SCHEDULERS
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, ORDERS, ROUTINGS, SCHEDULERS
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
@@ -88,6 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_machine(machine)
     _add_compute_ranks(machine)
     _add_schedule(parser.add_argument_group("schedule"), "uncut")
+    _add_blocking(parser.add_argument_group("schedule of kblocks"))
     _add_run(parser.add_argument_group("run and report"))
     return parser
 
@@ -119,6 +120,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         help="ranks that compute, as the gemm command's --compute-ranks; default: the search decides",
     )
     _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"), "auto")
+    _add_blocking(parser.add_argument_group("schedule of kblocks"))
     group = parser.add_argument_group("search and report")
     group.add_argument(
         "--issuing-threads",
@@ -224,8 +226,8 @@ def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> Non
         type=_one_of(*SCHEDULERS),
         default=default_scheduler,
         metavar="|".join(SCHEDULERS),
-        help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; auto: what is not given is chosen by "
-        f"simulation; default {default_scheduler}",
+        help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
+        f"auto: what is not given is chosen by simulation; default {default_scheduler}",
     )
     group.add_argument(
         "--tile", type=_whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
@@ -259,6 +261,38 @@ def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> Non
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(
         "--order", type=_one_of(*ORDERS), metavar="|".join(ORDERS), help="order of sub-problems; default eta"
+    )
+
+
+def _add_blocking(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--splits",
+        type=_whole(1),
+        default=0,
+        metavar="S",
+        help="ranks that share k, R x C x S compute; default: 1, or all ranks where k is 8 times m and n",
+    )
+    group.add_argument(
+        "--k-first", type=_whole(1), default=0, metavar="K", help="elements of the first k-block; default 256"
+    )
+    group.add_argument(
+        "--k-block", type=_whole(1), default=0, metavar="K", help="elements of the largest k-block; default 2048"
+    )
+    group.add_argument(
+        "--column-blocks", type=_whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
+    )
+    group.add_argument(
+        "--block-order",
+        type=_one_of(*BLOCK_ORDERS),
+        metavar="|".join(BLOCK_ORDERS),
+        help="k: k-blocks over all columns; columns: one column block after the other; default k, for a C in host "
+        "memory columns",
+    )
+    group.add_argument(
+        "--combine",
+        type=_one_of(*COMBINES),
+        metavar="|".join(COMBINES),
+        help="where a C on a device meets the products; default owner",
     )
 
 

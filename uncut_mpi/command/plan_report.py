@@ -15,6 +15,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import describe
 from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
@@ -161,6 +162,8 @@ def _candidate(candidate: Any) -> dict[str, Any]:
     return {
         "scheduler": schedule.scheduler,
         "grid": f"{schedule.grid[0]}x{schedule.grid[1]}",
+        "splits": schedule.splits,
+        "how": describe(schedule, candidate.options),
         "tile": schedule.tile,
         "tasks": len(schedule.tasks),
         "predicted_s": candidate.predicted_s,
@@ -192,9 +195,9 @@ def _problem(facts: PlanFacts) -> str:
 
 def _plan(candidate: Any) -> str:
     schedule = candidate.schedule
-    fixed = _differences(ScheduleOptions(), candidate.options, without=("tile", "grid"))
+    fixed = _differences(ScheduleOptions(), candidate.options, without=("scheduler", "tile", "grid", "blocking"))
     return (
-        f"{schedule.scheduler}, grid {schedule.grid[0]}x{schedule.grid[1]}, tile {schedule.tile}, "
+        f"{schedule.scheduler}, {describe(schedule, candidate.options)}, "
         f"{len(schedule.tasks)} tasks{''.join(f', {text}' for text in fixed)}"
     )
 

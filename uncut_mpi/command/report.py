@@ -124,6 +124,10 @@ class Facts:
         Which scheduler, and the digest of its schedule.
     grid : tuple of int
         Process grid (rows, cols).
+    splits : int
+        Over how many such grids k is split.
+    how : str
+        How the schedule divides the problem, in words.
     tile, tasks : int
         Tile edge (elements), tasks of all ranks.
     bytes_by_link : mapping of str to int
@@ -152,7 +156,9 @@ class Facts:
     scheduler: str
     digest: str
     grid: tuple[int, int]
+    splits: int
     tile: int
+    how: str
     tasks: int
     bytes_by_link: Mapping[str, int]
     plan_s: float
@@ -353,7 +359,7 @@ def _plan(facts: Facts) -> str:
         f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in facts.bytes_by_link.items() if size
     )
     return (
-        f"{facts.scheduler}, grid {facts.grid[0]}x{facts.grid[1]}, tile {facts.tile}, {facts.tasks} tasks, "
+        f"{facts.scheduler}, {facts.how}, {facts.tasks} tasks, "
         f"{moved or 'no bytes'} moved, planned in {time_text(facts.plan_s)}, digest {facts.digest[:16]}"
     )
 
@@ -416,6 +422,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
+    value["splits"], value["how"] = facts.splits, facts.how
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
     value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi

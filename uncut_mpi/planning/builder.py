@@ -106,8 +106,16 @@ class ScheduleBuilder:
         )
         return len(self._tasks) - 1
 
-    def build(self, *, scheduler: str, grid: tuple[int, int], tile: int) -> Schedule:
-        """Return the checked schedule."""
+    def build(
+        self,
+        *,
+        scheduler: str,
+        grid: tuple[int, int],
+        tile: int,
+        splits: int = 1,
+        buffers: np.ndarray | None = None,
+    ) -> Schedule:
+        """Return the checked schedule; `buffers`, records of BUFFER_DTYPE, replaces those that were added."""
         num_ranks, problem, placement = self._about
         regions = [(ref.buffer, 0, ref.row, ref.col, ref.rows, ref.cols) for ref in self._regions]
         schedule = Schedule(
@@ -116,12 +124,13 @@ class ScheduleBuilder:
             placement=placement,
             scheduler=scheduler,
             grid=grid,
+            splits=splits,
             tile=tile,
             tasks=np.array(self._tasks, TASK_DTYPE),
             operands=np.array(self._operands, OPERAND_DTYPE),
             regions=np.array(regions, REGION_DTYPE),
             awaits=np.array(self._awaits, AWAIT_DTYPE),
-            buffers=np.array(self._buffers, BUFFER_DTYPE),
+            buffers=np.array(self._buffers, BUFFER_DTYPE) if buffers is None else buffers,
             lanes=np.array(list(self._lanes), LANE_DTYPE),
         )
         schedule.check()

@@ -9,9 +9,50 @@ from uncut_mpi.errors import ParamError
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
-SCHEDULERS = ("uncut", "auto")
+SCHEDULERS = ("uncut", "kblocks", "auto")
+BLOCK_ORDERS = ("k", "columns")
+COMBINES = ("owner", "worker")
 MAX_HOPS = 2
 MOST_CHUNKS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Blocking:
+    """
+    Options of the scheduler `kblocks` (`uncut_mpi.planning.kblocks`); 0 and "" leave the choice open.
+
+    Attributes
+    ----------
+    splits : int
+        Ranks that share k, besides the process grid: grid rows × grid columns × splits compute.
+    first : int
+        Elements of the first k-block.
+    block : int
+        Elements of the largest k-block.
+    columns : int
+        Equal column blocks in which a rank hands its C on.
+    order : str
+        ``"k"``: k-blocks over all columns, the last quarter of k by column blocks. ``"columns"``: one column
+        block after the other.
+    combine : str
+        Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
+    """
+
+    splits: int = 0
+    first: int = 0
+    block: int = 0
+    columns: int = 0
+    order: str = ""
+    combine: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("splits", "first", "block", "columns"):
+            if getattr(self, name) < 0:
+                raise ParamError(f"{name} = {getattr(self, name)} is below 0")
+        for name, known in (("order", BLOCK_ORDERS), ("combine", COMBINES)):
+            value = getattr(self, name)
+            if value and value not in known:
+                raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,8 +63,9 @@ class ScheduleOptions:
     Attributes
     ----------
     scheduler : str
-        ``"uncut"``, the schedule of the Uncut-GEMMs paper with its heuristics; ``"auto"`` lets a search by
-        simulation choose what is not fixed below (`uncut_mpi.planning.search`).
+        ``"uncut"``, the schedule of the Uncut-GEMMs paper with its heuristics; ``"kblocks"``, few large
+        products per rank; ``"auto"`` lets a search by simulation choose what is not fixed below
+        (`uncut_mpi.planning.search`).
     tile : int
         Tile edge T in elements, cut to the largest extent of a block; 0 lets the heuristic of section
         III-A choose.
@@ -69,6 +111,8 @@ class ScheduleOptions:
         How the next sub-problem of a rank is chosen (III-G1): ``"fixed"``, k innermost, then rows, then
         columns; ``"eta"``, the one that can start first; ``"finish"``, the same, but of those that can
         start at one time rather one whose C tile is begun.
+    blocking : Blocking
+        What `kblocks` alone takes. Of the others it takes `grid`, `devices` and shares.
     """
 
     scheduler: str = "uncut"
@@ -88,6 +132,7 @@ class ScheduleOptions:
     max_hops: int = 1
     wr_lazy: bool = True
     order: str = "eta"
+    blocking: Blocking = Blocking()
 
     @property
     def most_chunks(self) -> int:

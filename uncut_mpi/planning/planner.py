@@ -7,10 +7,11 @@ import dataclasses
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
+from uncut_mpi.planning import kblocks, uncut
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.search import search
+from uncut_mpi.planning.simulate import simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +72,32 @@ def plan(
     if options.scheduler == "auto":
         best = search(problem, placement, num_ranks, machine, options).best
         return Planned(best.schedule, best.predicted_s, best.options)
+    if options.scheduler == "kblocks" and problem.has_product:
+        schedule = kblocks.schedule(problem, placement, num_ranks, machine, options)
+        workers = num_ranks if options.devices is None else len(options.devices)
+        chosen = dataclasses.replace(options, blocking=kblocks.choose(problem, placement, workers, options))
+        return Planned(schedule, simulate(schedule, machine).seconds, chosen)
     made = uncut.schedule(problem, placement, num_ranks, machine, options)
     return Planned(made.schedule, made.predicted_s, options)
+
+
+def describe(schedule: Schedule, options: ScheduleOptions) -> str:
+    """Return how a schedule divides its problem, in words; `options` as `Planned` has them."""
+    grid = grid_text(schedule)
+    if schedule.scheduler == "uncut":
+        return f"grid {grid}, tile {schedule.tile}"
+    blocking = options.blocking
+    where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
+    return (
+        f"grid {grid}, k-blocks of {blocking.first} to {blocking.block}, {blocking.columns} column blocks, "
+        f"order {blocking.order}{where}"
+    )
+
+
+def grid_text(schedule: Schedule) -> str:
+    """Return a schedule's process grid as ``RxC``, or ``RxCxS`` where k is split."""
+    rows, cols = schedule.grid
+    return f"{rows}x{cols}" + (f"x{schedule.splits}" if schedule.splits > 1 else "")
 
 
 def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, ScheduleOptions]]:

@@ -149,7 +149,7 @@ _TABLES: Final = (
     ("lanes", LANE_DTYPE),
 )
 _MAGIC: Final = b"UNCUTSCH"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _HEADER: Final = struct.Struct("<8sIIQ6Q")
 
 
@@ -170,6 +170,8 @@ class Schedule:
         Name of the scheduler that made it.
     grid : tuple of int
         Process grid (rows, cols) of the ranks that compute.
+    splits : int
+        Over how many such grids k is split.
     tile : int
         Tile edge in elements; 0 where the scheduler has none.
     tasks, operands, regions, awaits, buffers, lanes : ndarray
@@ -181,6 +183,7 @@ class Schedule:
     placement: Placement
     scheduler: str
     grid: tuple[int, int]
+    splits: int
     tile: int
     tasks: np.ndarray
     operands: np.ndarray
@@ -225,6 +228,7 @@ class Schedule:
                 "placement": str(self.placement),
                 "scheduler": self.scheduler,
                 "grid": list(self.grid),
+                "splits": self.splits,
                 "tile": self.tile,
             },
             sort_keys=True,
@@ -281,6 +285,7 @@ class Schedule:
                 placement=Placement.parse(about["placement"]),
                 scheduler=about["scheduler"],
                 grid=(about["grid"][0], about["grid"][1]),
+                splits=about["splits"],
                 tile=about["tile"],
                 **tables,
             )

@@ -154,6 +154,7 @@ def schedule(
         placement=placement,
         scheduler="uncut",
         grid=(grid.rows, grid.cols),
+        splits=1,
         tile=decomposition.tile,
         tasks=tasks.view(TASK_DTYPE),
         operands=operands.view(OPERAND_DTYPE),

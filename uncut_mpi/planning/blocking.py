@@ -1,0 +1,189 @@
+"""
+The order in which `kblocks` fetches and multiplies: k-blocks, column blocks, and what waits for what.
+
+A rank's part of a product, C += op(A) op(B) with k elements to sum and a block of columns of C, is cut
+into k-blocks that grow from a small first one (compute starts early, and runs at full rate later) and
+into column blocks (C leaves block by block). Two orders:
+
+``"k"``
+    Each k-block updates all columns. The last quarter of k is done column block by column block, so
+    that results leave while others are computed.
+``"columns"``
+    The first column block is done k-block by k-block, as A arrives; then each other block at once,
+    as its columns of B arrive; the last of them is halved a few times, and again cut along k, so that little
+    is left to do when the last bytes are there. C enters and leaves throughout: for host memory, which
+    is shared by both directions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+from typing import Final
+
+from uncut_mpi.planning.grid import block_starts
+
+TAIL_PARTS: Final = 4
+"""The last 1/TAIL_PARTS of k is done column block by column block in the order ``"k"``."""
+
+HALVINGS: Final = 2
+"""How often the last column block is halved in the order ``"columns"``."""
+
+LOOKAHEAD: Final = 2
+"""Products for which fetches are issued before a product is: issuing one takes as long as six copies."""
+
+
+class Step(enum.IntEnum):
+    """What a step of a blocking does."""
+
+    FETCH_A = 0
+    FETCH_B = 1
+    FETCH_C = 2
+    MULTIPLY = 3
+    FINISH = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """
+    One step, on the same blocks in every rank.
+
+    Attributes
+    ----------
+    step : Step
+        What to do: fetch a piece of op(A), of op(B), of C; multiply; hand finished columns on.
+    k_start, k_stop : int
+        Which part of the rank's k (elements); of no meaning for C and FINISH.
+    first, last : int
+        Column blocks from `first` up to, not including, `last`.
+    """
+
+    step: Step
+    k_start: int
+    k_stop: int
+    first: int
+    last: int
+
+
+def k_blocks(extent: int, first: int, most: int) -> list[tuple[int, int]]:
+    """
+    Return blocks of k: the first twice, then each twice as long as the one before it, up to `most`.
+
+    A last block shorter than half its predecessor is joined to that.
+
+    Parameters
+    ----------
+    extent : int
+        Elements of k.
+    first, most : int
+        Elements of the first block and of the largest; at least 1.
+    """
+    most = max(1, min(most, extent))
+    size = min(first, most)
+    stops = [0]
+    while stops[-1] < extent:
+        stops.append(min(extent, stops[-1] + size))
+        size = min(most, stops[-1])
+    if len(stops) > 2 and 2 * (stops[-1] - stops[-2]) < stops[-2] - stops[-3]:
+        del stops[-2]
+    return list(itertools.pairwise(stops))
+
+
+def column_starts(extent: int, blocks: int, order: str, step: int) -> list[int]:
+    """
+    Return where column blocks start, and `extent` at the end.
+
+    Parameters
+    ----------
+    extent : int
+        Columns.
+    blocks : int
+        How many equal blocks there are; the last is halved `HALVINGS` times in the order ``"columns"``.
+    order : str
+        ``"k"`` or ``"columns"``.
+    step : int
+        Blocks start at multiples of it where that leaves none empty.
+    """
+    units = extent // step
+    if units < num_column_blocks(blocks, order):
+        step, units = 1, extent
+    starts = block_starts(units, blocks)
+    if order == "columns" and blocks > 1:
+        for _ in range(HALVINGS):
+            starts.insert(-1, starts[-2] + (starts[-1] - starts[-2] + 1) // 2)
+    return [*(step * start for start in starts[:-1]), extent]
+
+
+def num_column_blocks(blocks: int, order: str) -> int:
+    """Return how many blocks `column_starts` makes of `blocks`."""
+    return blocks + HALVINGS if order == "columns" and blocks > 1 else blocks
+
+
+def moves(extent: int, *, first: int, most: int, blocks: int, order: str) -> list[Move]:
+    """
+    Return the steps of one rank in the order in which they are issued.
+
+    Ranks that share pieces take the same steps, on blocks of their own rows and columns.
+
+    Parameters
+    ----------
+    extent : int
+        Elements of k that the rank sums.
+    first, most : int
+        As for `k_blocks`.
+    blocks : int
+        Equal column blocks, at least 1.
+    order : str
+        ``"k"`` or ``"columns"``.
+    """
+    ramp = k_blocks(extent, first, most)
+    fetches, work = (_by_k if order == "k" else _by_columns)(ramp, extent, most, blocks)
+    merged: list[Move] = []
+    issued = 0
+    for at, (need, move) in enumerate(work):
+        ahead = max([need, *(later for later, _ in work[at : at + LOOKAHEAD + 1])])
+        merged += fetches[issued:ahead]
+        issued = max(issued, ahead)
+        merged.append(move)
+    return merged
+
+
+_Work = list[tuple[int, Move]]  # how many fetches a step needs, and the step
+
+
+def _by_k(ramp: list[tuple[int, int]], extent: int, most: int, blocks: int) -> tuple[list[Move], _Work]:
+    fetches: list[Move] = []
+    work: _Work = []
+    tail = len(ramp)
+    while blocks > 1 and tail > 0 and (extent - ramp[tail - 1][0]) * TAIL_PARTS <= extent:
+        tail -= 1
+    if blocks > 1 and tail == len(ramp):
+        tail -= 1
+    for start, stop in ramp:
+        fetches += [Move(Step.FETCH_A, start, stop, 0, blocks), Move(Step.FETCH_B, start, stop, 0, blocks)]
+    fetches += [Move(Step.FETCH_C, 0, extent, at, at + 1) for at in range(blocks)]
+    for at, (start, stop) in enumerate(ramp[:tail]):
+        work.append((2 * at + 2, Move(Step.MULTIPLY, start, stop, 0, blocks)))
+    for at in range(blocks):
+        if tail < len(ramp):
+            work.append((2 * len(ramp), Move(Step.MULTIPLY, ramp[tail][0], extent, at, at + 1)))
+        work.append((2 * len(ramp) + at + 1, Move(Step.FINISH, 0, extent, at, at + 1)))
+    return fetches, work
+
+
+def _by_columns(ramp: list[tuple[int, int]], extent: int, most: int, blocks: int) -> tuple[list[Move], _Work]:
+    fetches: list[Move] = []
+    work: _Work = []
+    for start, stop in ramp:
+        fetches += [Move(Step.FETCH_A, start, stop, 0, 0), Move(Step.FETCH_B, start, stop, 0, 1)]
+        work.append((len(fetches), Move(Step.MULTIPLY, start, stop, 0, 1)))
+    fetches.append(Move(Step.FETCH_C, 0, extent, 0, 1))
+    work.append((len(fetches), Move(Step.FINISH, 0, extent, 0, 1)))
+    for at in range(1, num_column_blocks(blocks, "columns")):
+        fetches.append(Move(Step.FETCH_C, 0, extent, at, at + 1))
+        for start, stop in k_blocks(extent, most, most) if at >= blocks else [(0, extent)]:
+            fetches.append(Move(Step.FETCH_B, start, stop, at, at + 1))
+            work.append((len(fetches), Move(Step.MULTIPLY, start, stop, at, at + 1)))
+        work.append((len(fetches), Move(Step.FINISH, 0, extent, at, at + 1)))
+    return fetches, work

@@ -1,0 +1,89 @@
+"""The buffers of a schedule: the caller's matrices, and panels packed into each rank's SoftBuf."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, HOST, Matrix, Role, Space, buffer_bytes
+
+BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
+_COLUMN_ALIGNMENT: Final = 64  # bytes
+
+
+class Layout:
+    """
+    Collects the buffers of a schedule: A, B and C of the caller are 0, 1 and 2, each rank's own follow.
+
+    Attributes
+    ----------
+    softbuf_bytes : list of int
+        What each rank's buffers take so far.
+    """
+
+    def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
+        self.softbuf_bytes = [0] * num_ranks
+        self._placement = placement
+        self._records: list[tuple[int, ...]] = []
+        for matrix, location, shape, ld in (
+            (Matrix.A, placement.a, problem.a_shape, problem.lda),
+            (Matrix.B, placement.b, problem.b_shape, problem.ldb),
+            (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
+        ):
+            space = Space.HOST if location.space == "host" else Space.DEVICE
+            owner = HOST if location.rank is None else location.rank
+            self._records.append((owner, space, Role.USER, matrix, problem.dtype, *shape, ld, -1))
+
+    def add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
+        """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
+        rows, cols = shape
+        offset = self.softbuf_bytes[rank]
+        self._records.append((rank, Space.DEVICE, role, matrix, dtype, rows, cols, aligned_ld(rows, dtype), offset))
+        size = aligned_ld(rows, dtype) * cols * dtype.itemsize
+        self.softbuf_bytes[rank] = offset + -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
+        return len(self._records) - 1
+
+    def num_buffers(self) -> int:
+        """Return how many buffers there are so far."""
+        return len(self._records)
+
+    def table(self) -> np.ndarray:
+        """Return the buffers as records."""
+        return np.array(self._records, BUFFER_DTYPE)
+
+    def check_capacity(self, machine: Machine) -> None:
+        """Raise `CapacityError` for the first rank whose panels do not fit."""
+        for rank, (needed, resident) in enumerate(zip(self.softbuf_bytes, self._resident_bytes(machine), strict=True)):
+            total = int(machine.memory_bytes[rank])
+            if needed > total - resident:
+                raise CapacityError(
+                    f"rank {rank} needs {needed} bytes for its panels of A, B and C, but its device has {total} bytes, "
+                    f"of which the matrices placed there take {resident}: use more ranks, place the matrices on other "
+                    "devices or in host memory, or split the product (the tile size makes no difference)"
+                )
+
+    def free_bytes(self, machine: Machine) -> list[int]:
+        """Return what each rank's memory has left for caches, beside one more buffer's alignment per matrix."""
+        taken = zip(machine.memory_bytes.tolist(), self.softbuf_bytes, self._resident_bytes(machine), strict=True)
+        return [total - needed - resident - 3 * BUFFER_ALIGNMENT for total, needed, resident in taken]
+
+    def _resident_bytes(self, machine: Machine) -> list[int]:
+        """Return what the caller's matrices take of each rank's device memory."""
+        user = buffer_bytes(self.table()[:3]).tolist()
+        locations = (self._placement.a, self._placement.b, self._placement.c)
+        return [
+            sum(size for size, at in zip(user, locations, strict=True) if at == Location.device(rank))
+            for rank in range(machine.num_ranks)
+        ]
+
+
+def aligned_ld(rows: int, dtype: DType) -> int:
+    """Return the leading dimension of a panel of so many rows, in elements."""
+    step = _COLUMN_ALIGNMENT // dtype.itemsize
+    return -(-rows // step) * step
