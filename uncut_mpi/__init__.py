@@ -28,7 +28,7 @@ from uncut_mpi.errors import (
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Location, Placement
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
     from uncut_mpi.api.entries import CallResult, PlanSummary
@@ -50,6 +50,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Blocking",
     "CallResult",
     "CapacityError",
     "DataFileError",

@@ -12,7 +12,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.planning import uncut
+from uncut_mpi.planning import kblocks, uncut
 from uncut_mpi.planning.schedule import Role
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -152,6 +152,62 @@ def test_blocks_of_unequal_shares(session, comm):
         )
         for dtype in ("f64", "bf16"):
             run(session, comm, Case(70, 166, 50, place=("h", "0", "h"), dtype=dtype), options)
+
+
+def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions:
+    """Return options of kblocks that go through its orders, splits and ways with C as `number` counts."""
+    blocking = um.Blocking(
+        splits=1 + number % min(3, session.size),
+        first=5,
+        block=24,
+        columns=1 + number % 4,
+        order=("k", "columns")[number // 2 % 2],
+        combine=("owner", "worker")[number // 3 % 2],
+    )
+    return um.ScheduleOptions(scheduler="kblocks", blocking=dataclasses.replace(blocking, **changes))
+
+
+@pytest.fixture
+def any_slice(monkeypatch):
+    """Let fetches of the small matrices used here be shared by ranks too."""
+    monkeypatch.setattr(kblocks, "MIN_SLICE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("any_slice")
+def test_large_products_with_every_placement(session, comm):
+    for number, place in enumerate(places(session.size)):
+        run(session, comm, Case(65, 43, 57, place=place, seed=number), k_options(session, number))
+
+
+@pytest.mark.usefixtures("any_slice")
+def test_large_products_with_every_transpose_type_and_order(session, comm):
+    last = str(session.size - 1)
+    for number, (trans_a, trans_b, orders, dtype) in enumerate(
+        itertools.product("NT", "NT", ("FFF", "CFC", "FCF"), ("f64", "f32", "f16", "bf16"))
+    ):
+        case = Case(
+            37,
+            51,
+            129,
+            place=[("h", "h", "h"), ("0", last, "h"), ("h", "0", last), ("0", "0", "0")][number % 4],
+            dtype=dtype,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            orders=orders,
+            pad=(3, 5, 1),
+            beta=(0.0, 1.1154)[number % 3 > 0],
+            seed=number,
+        )
+        run(session, comm, case, k_options(session, number))
+
+
+@pytest.mark.usefixtures("any_slice")
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 40, 7), (40, 1, 7), (3, 2, 300), (129, 2, 1), (0, 5, 3), (5, 4, 0)])
+def test_large_products_at_edges_of_size(session, comm, shape):
+    last = str(session.size - 1)
+    for number, place in enumerate((("h", "h", "h"), ("0", last, "0"), ("h", f"h{last}", last))):
+        run(session, comm, Case(*shape, place=place), k_options(session, number))
+        run(session, comm, Case(*shape, place=place, beta=0.0), k_options(session, number, splits=session.size))
 
 
 @pytest.fixture

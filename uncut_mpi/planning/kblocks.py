@@ -88,14 +88,15 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     Return `options.blocking` with everything set: what it leaves open follows simple rules.
 
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
-    grid); a C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
+    grid or shares); a C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
     """
     asked = options.blocking
     on_host = placement.c.space == "host"
     splits = asked.splits
     if not splits:
         thin = problem.k >= 8 * max(problem.m, problem.n)
-        splits = num_workers if thin and options.grid is None else 1
+        free = options.grid is None and options.row_shares is None and options.col_shares is None
+        splits = num_workers if thin and free else 1
     return Blocking(
         splits=splits,
         first=asked.first or 256,

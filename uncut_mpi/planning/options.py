@@ -12,6 +12,20 @@ ORDERS = ("fixed", "eta", "finish")
 SCHEDULERS = ("uncut", "kblocks", "auto")
 BLOCK_ORDERS = ("k", "columns")
 COMBINES = ("owner", "worker")
+_OF_UNCUT = (
+    "tile",
+    "tile_min",
+    "chunks",
+    "min_chunk_bytes",
+    "compute_lanes",
+    "caching",
+    "overlap",
+    "routing",
+    "batch",
+    "max_hops",
+    "wr_lazy",
+    "order",
+)
 MAX_HOPS = 2
 MOST_CHUNKS = 8
 
@@ -112,7 +126,7 @@ class ScheduleOptions:
         columns; ``"eta"``, the one that can start first; ``"finish"``, the same, but of those that can
         start at one time rather one whose C tile is begun.
     blocking : Blocking
-        What `kblocks` alone takes. Of the others it takes `grid`, `devices` and shares.
+        What `kblocks` alone takes; of the others it takes `grid`, `devices` and shares. `uncut` takes all but this.
     """
 
     scheduler: str = "uncut"
@@ -138,6 +152,35 @@ class ScheduleOptions:
     def most_chunks(self) -> int:
         """Chunks of a fetch at most."""
         return MOST_CHUNKS if self.chunks is None else self.chunks
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """
+        The schedulers that these options leave to choose from.
+
+        ``"auto"`` leaves out one of which another's own options were given.
+
+        Raises
+        ------
+        ParamError
+            If what was given belongs to no one scheduler.
+        """
+        given = {"uncut": self._given_of_uncut(), "kblocks": self._given_of_kblocks()}
+        asked = [self.scheduler] if self.scheduler != "auto" else list(given)
+        left = tuple(one for one in asked if not any(given[other] for other in given if other != one))
+        if not left:
+            words = "; ".join(f"{', '.join(names)} of {one}" for one, names in given.items() if names)
+            raise ParamError(
+                f"scheduler {self.scheduler} was asked for with options of another ({words}): leave them out"
+            )
+        return left
+
+    def _given_of_uncut(self) -> list[str]:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [name for name in _OF_UNCUT if getattr(self, name) != defaults[name]]
+
+    def _given_of_kblocks(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(Blocking) if getattr(self.blocking, field.name)]
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:

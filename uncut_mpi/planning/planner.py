@@ -69,10 +69,11 @@ def plan(
         If a rank has too little device memory.
     """
     options = options or ScheduleOptions()
+    allowed = options.schedulers
     if options.scheduler == "auto":
         best = search(problem, placement, num_ranks, machine, options).best
         return Planned(best.schedule, best.predicted_s, best.options)
-    if options.scheduler == "kblocks" and problem.has_product:
+    if "kblocks" in allowed and problem.has_product:
         schedule = kblocks.schedule(problem, placement, num_ranks, machine, options)
         workers = num_ranks if options.devices is None else len(options.devices)
         chosen = dataclasses.replace(options, blocking=kblocks.choose(problem, placement, workers, options))

@@ -13,21 +13,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
+from uncut_mpi.planning import kblocks, uncut
 from uncut_mpi.planning.decomposition import candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import energy_j, metric_of
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.shares import arrange, fit_shares
 from uncut_mpi.planning.simulate import Simulation, simulate
@@ -37,6 +39,12 @@ DEFAULT_BUDGET_TASKS: Final = 40_000
 
 _TILES: Final = 6
 _ROUNDS: Final = 3
+_COLUMN_BLOCKS: Final = (1, 2, 4, 8)
+_K_BLOCKS: Final = (1024, 2048, 4096)
+_FIRST_BLOCKS: Final = (128, 256, 512, 1024)
+_HOPELESS: Final = 1.1
+"""A scheduler whose first tries take so many times as long as the best so far is not looked at further."""
+
 _SHARE_STEPS: Final = 3
 _SHARE_TOLERANCE: Final = 0.05
 
@@ -122,7 +130,8 @@ def search(
     problem, placement, num_ranks, machine
         As for `uncut_mpi.planning.planner.plan`.
     options : ScheduleOptions, optional
-        What the caller fixes: a tile, a grid, devices, shares; chunks and batching are tried up to what it allows.
+        What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks; chunks and
+        batching are tried up to what it allows.
     metric : str, default "time"
         ``"time"``, ``"pdp"`` (energy) or ``"edp"`` (energy times time).
     budget_tasks : int
@@ -140,7 +149,7 @@ def search(
     if budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     explorer = _Explorer(problem, placement, num_ranks, machine, metric, budget_tasks, issuing_threads)
-    explorer.explore(dataclasses.replace(options or ScheduleOptions(), scheduler="uncut"))
+    explorer.explore(options or ScheduleOptions(scheduler="auto"))
     order = sorted(range(len(explorer.tried)), key=lambda i: (explorer.tried[i].value, i))
     return SearchResult(
         [explorer.tried[i] for i in order],
@@ -177,25 +186,60 @@ class _Explorer:
         self.spent = 0
 
     def explore(self, asked: ScheduleOptions) -> None:
-        """Try the heuristics' choice, then improve it dimension by dimension."""
-        first = asked
-        if asked.devices is None and asked.row_shares is None and asked.col_shares is None:
-            first = dataclasses.replace(asked, **self._placed(tuple(range(self._num_ranks)), asked.grid))
-        best = self._try(first, must=True)
-        assert best is not None  # it must be simulated, or has raised
-        if not self._problem.has_product:
+        """Try the heuristics' choice of each scheduler, then improve it dimension by dimension."""
+        schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
+        explorers = {"uncut": self._explore_uncut, "kblocks": self._explore_kblocks}
+        refused = None
+        for one in sorted(schedulers):  # few large products first: they take the least of the budget
+            try:
+                explorers[one](dataclasses.replace(asked, scheduler=one))
+            except (PlanError, CapacityError) as error:  # the other may fit
+                refused = error
+        if refused is not None and not self.tried:
+            raise refused
+
+    def _explore_uncut(self, asked: ScheduleOptions) -> None:
+        rival = min((one.value for one in self.tried), default=np.inf)
+        first = self._first(asked)
+        best = self._try(first, must=not self.tried)
+        if best is None or not self._problem.has_product:
             return
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
         rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._rough_transfers(asked)]
         best = min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
-        dimensions = (self._orders, self._grids, self._tiles, self._ranks, self._rough, self._shares)
+        if best.value > _HOPELESS * rival:
+            return
+        best = self._descend(
+            best, asked, (self._orders, self._grids, self._tiles, self._ranks, self._rough, self._shares)
+        )
+        own = [one for one in self.tried if one.options.scheduler == "uncut"]
+        self._improve(min(own, key=lambda one: one.value), asked, self._fine)
+
+    def _explore_kblocks(self, asked: ScheduleOptions) -> None:
+        best = self._try(self._first(asked), must=not self.tried)
+        if best is not None:
+            self._descend(
+                best,
+                asked,
+                (self._splits, self._columns, self._ramps, self._combines, self._fewer_ranks, self._shares),
+            )
+
+    def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
+        if asked.devices is not None or asked.row_shares is not None or asked.col_shares is not None:
+            return asked
+        if asked.blocking.splits > 1:
+            return asked
+        return dataclasses.replace(asked, **self._placed(tuple(range(self._num_ranks)), asked.grid))
+
+    def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[_Dimension]) -> Candidate:
+        """Return what a few rounds of coordinate descent make of a candidate."""
         for _ in range(_ROUNDS):
             before = best
             for dimension in dimensions:
                 best = self._improve(best, asked, dimension)
             if best is before or self.spent >= self._budget:
                 break
-        self._improve(min(self.tried, key=lambda one: one.value), asked, self._fine)
+        return best
 
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
         """Return the best of a candidate and what one dimension makes of it."""
@@ -263,6 +307,47 @@ class _Explorer:
                 return
             current = found[0]
 
+    # -- dimensions of kblocks -------------------------------------------------------------
+
+    def _splits(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.grid is not None:
+            return
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        for rows, cols, splits in grids(len(ranks)):
+            if asked.blocking.splits in (0, splits):
+                changes = {"devices": ranks} if asked.devices is not None else self._placed(ranks, (rows, cols))
+                yield {
+                    "row_shares": None,
+                    "col_shares": None,
+                    **changes,
+                    "grid": (rows, cols),
+                    **_blocked(best, splits=splits),
+                }
+
+    def _columns(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        orders = (asked.blocking.order,) if asked.blocking.order else BLOCK_ORDERS
+        counts = (asked.blocking.columns,) if asked.blocking.columns else _COLUMN_BLOCKS
+        for order, count in itertools.product(orders, counts):
+            yield _blocked(best, order=order, columns=count)
+
+    def _ramps(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        blocking, inner = asked.blocking, -(-self._problem.k // best.options.blocking.splits)
+        for block in (blocking.block,) if blocking.block else (*_K_BLOCKS, inner):
+            for first in (blocking.first,) if blocking.first else _FIRST_BLOCKS:
+                if first <= block <= inner:
+                    yield _blocked(best, first=first, block=block)
+
+    def _combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if self._placement.c.space == "device" and not asked.blocking.combine:
+            yield from (_blocked(best, combine=combine) for combine in COMBINES)
+
+    def _fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if asked.devices is not None or asked.grid is not None or asked.blocking.splits > 1:
+            return
+        for count in range(self._num_ranks, 0, -1):
+            ranks = tuple(sorted(self._order_of_ranks[:count]))
+            yield {"grid": None, **self._placed(ranks, None), **_blocked(best, splits=1)}
+
     # -- what the dimensions need ------------------------------------------------------------
 
     @functools.cached_property
@@ -284,14 +369,22 @@ class _Explorer:
         return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols}
 
     def _speeds(self, candidate: Candidate) -> np.ndarray | None:
-        """Return each grid place's share of C per second of its last task's end, or None where a rank has none."""
+        """
+        Return each grid place's share of C per second of its last task's end, or None where a rank has none.
+
+        Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
+        """
         simulation = self._simulations[candidate.options]
         schedule = candidate.schedule
+        if schedule.splits > 1:
+            return None
         rows, cols = schedule.grid
         ranks = candidate.options.devices or tuple(range(rows * cols))
         speeds = np.zeros((rows, cols))
         for place in range(rows * cols):
             own = schedule.tasks["rank"] == ranks[place]
+            if schedule.scheduler == "kblocks":
+                own &= schedule.tasks["kind"] == Kind.GEMM
             end = float(simulation.end_s[own].max(initial=0.0))
             flops = _flops_of(schedule, ranks[place])
             if end <= 0 or flops <= 0:
@@ -313,13 +406,12 @@ class _Explorer:
                 self.discarded += 1
                 return None
         try:
-            schedule = uncut.schedule(self._problem, self._placement, self._num_ranks, self._machine, options).schedule
+            schedule, named = self._plan(options)
         except (PlanError, CapacityError):
             if must:
                 raise
             self.discarded += 1
             return None
-        named = dataclasses.replace(options, tile=schedule.tile, grid=schedule.grid)
         if named != options:
             if named in self._seen:
                 return None  # the heuristics have chosen what was tried by name
@@ -337,9 +429,20 @@ class _Explorer:
         self._simulations[named] = simulation
         return candidate
 
+    def _plan(self, options: ScheduleOptions) -> tuple[Schedule, ScheduleOptions]:
+        """Return a schedule, and the options with what its scheduler has chosen."""
+        about = (self._problem, self._placement, self._num_ranks, self._machine)
+        if options.scheduler == "uncut":
+            schedule = uncut.schedule(*about, options).schedule
+            return schedule, dataclasses.replace(options, tile=schedule.tile, grid=schedule.grid)
+        workers = len(options.devices or range(self._num_ranks))
+        chosen = kblocks.choose(self._problem, self._placement, workers, options)
+        schedule = kblocks.schedule(*about, options)
+        return schedule, dataclasses.replace(options, grid=schedule.grid, blocking=chosen)
+
     def _too_large(self, options: ScheduleOptions) -> bool:
         """Whether a schedule surely has more tasks than the budget left: not worth planning."""
-        if not options.tile:
+        if options.scheduler != "uncut" or not options.tile:
             return False
         problem, tile = self._problem, options.tile
         products = -(-problem.m // tile) * -(-problem.n // tile) * -(-problem.k // tile)
@@ -353,6 +456,10 @@ class _Explorer:
             rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
             self._bounds[ranks] = max(whole, self._problem.flops / rate)
         return self._bounds[ranks]
+
+
+def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
+    return {"blocking": dataclasses.replace(best.options.blocking, **changes)}
 
 
 def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -> list[int]:
