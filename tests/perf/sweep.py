@@ -84,7 +84,8 @@ def run_case(session, extents, place, dtype, texts):
                     f"{size} {place} {dtype} {text:60s} median {row['median_s'] * 1e3:8.3f} ms "
                     f"min {min(timing.samples_s) * 1e3:8.3f} "
                     f"spread {statistics.pstdev(timing.samples_s) * 1e3:6.3f} "
-                    f"predicted {row['predicted_s'] * 1e3:8.3f} issue {issue * 1e3:6.3f}",
+                    f"predicted {row['predicted_s'] * 1e3:8.3f} issue {issue * 1e3:6.3f} "
+                    f"planned {row['plan_s'] * 1e3:4.0f} {row['how'] if 'auto' in text else ''}",
                     flush=True,
                 )
     held = (product.a, product.b, product.c, product.host_a, product.host_b, product.first_c)

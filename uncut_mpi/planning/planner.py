@@ -85,6 +85,9 @@ def plan(
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     """Return how a schedule divides its problem, in words; `options` as `Planned` has them."""
     grid = grid_text(schedule)
+    for what, shares in (("rows", options.row_shares), ("columns", options.col_shares)):
+        if shares is not None and len(set(shares)) > 1:
+            grid += f", {what} {':'.join(f'{share / sum(shares):.3f}' for share in shares)}"
     if schedule.scheduler == "uncut":
         return f"grid {grid}, tile {schedule.tile}"
     blocking = options.blocking
