@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import uncut_mpi as um
 
-TOTAL = 128 << 20
+COPY = 8 << 20
 SPAN = 3 << 30
 
 
@@ -34,56 +34,45 @@ def main():
         stream = cupy.cuda.Stream(non_blocking=True)
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
 
-        def measure(width, host_pitch, device_pitch, inward, everyone):
-            count = min(TOTAL // width, (SPAN // comm.size - 65536) // max(host_pitch, device_pitch))
-            start = base + comm.rank * (SPAN // comm.size) // 4096 * 4096
+        def measure(width, pitch, inward, everyone, cold):
+            """Return GB/s of the slowest rank; cold: every copy touches rows that none has touched for long."""
+            room = SPAN // comm.size // 4096 * 4096
+            count = min(COPY // width, room // pitch)
+            span = -(-count * pitch // 4096) * 4096
+            places = range(0, room - span + 1, span) if cold else [0] * 4
             times = []
-            for _ in range(4):
-                comm.Barrier()
-                if not everyone and comm.rank:
-                    continue
-                begin.record(stream)
-                if inward:
-                    runtime.memcpy2DAsync(device, device_pitch, start, host_pitch, width, count, 1, stream.ptr)
-                else:
-                    runtime.memcpy2DAsync(start, host_pitch, device, device_pitch, width, count, 2, stream.ptr)
-                end.record(stream)
-                end.synchronize()
-                times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
             comm.Barrier()
-            mine = width * count / statistics.median(times[1:]) / 1e9 if times else 1e9
+            if everyone or not comm.rank:
+                for place in places:
+                    start = base + comm.rank * room + place
+                    begin.record(stream)
+                    if inward:
+                        runtime.memcpy2DAsync(device, width, start, pitch, width, count, 1, stream.ptr)
+                    else:
+                        runtime.memcpy2DAsync(start, pitch, device, width, width, count, 2, stream.ptr)
+                    end.record(stream)
+                    end.synchronize()
+                    times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+            comm.Barrier()
+            mine = width * count / statistics.median(times if cold else times[1:]) / 1e9 if times else 1e9
             return min(comm.allgather(mine))
 
-        for inward in (True, False):
-            for everyone in (False, True):
-                for kb in (1, 2, 4, 8, 16, 32, 64):
-                    width = kb * 1024
-                    row = {"inward": inward, "all": everyone, "width": width}
-                    for name, host_pitch, device_pitch in (
-                        ("contiguous", width, width),
-                        ("2x apart", 2 * width, width),
-                        ("64K apart", max(65536, width), width),
-                        ("64K both", max(65536, width), max(65536, width)),
-                        ("64K+512 both", max(65536, width) + 512, max(65536, width) + 512),
-                        ("64K+4K both", max(65536, width) + 4096, max(65536, width) + 4096),
-                        ("128K both", 131072, 131072),
-                        ("128K host", 131072, width),
-                        ("64K device", width, max(65536, width)),
-                    ):
-                        if count_fits(host_pitch, comm.size):
-                            row[name] = round(measure(width, host_pitch, device_pitch, inward, everyone), 1)
-                    rows.append(row)
-                    if comm.rank == 0:
-                        print(json.dumps(row), flush=True)
+        for inward, everyone in ((True, False), (False, False), (True, True), (False, True)):
+            for width in (1024 * kb for kb in (1, 2, 4, 8, 16, 32, 64, 128)):
+                row = {"inward": inward, "all": everyone, "width": width}
+                for pitch in (2 * width, 32768, 65536, 65536 + 512, 131072, 262144):
+                    if pitch > width:
+                        for cold in (False, True):
+                            name = f"{pitch}{' cold' if cold else ''}"
+                            row[name] = round(measure(width, pitch, inward, everyone, cold), 1)
+                row["contiguous cold"] = round(measure(width, width, inward, everyone, True), 1)
+                rows.append(row)
+                if comm.rank == 0:
+                    print(json.dumps(row), flush=True)
         runtime.free(device)
     if comm.rank == 0:
         with open(sys.argv[1], "w", encoding="utf-8") as file:
             json.dump({"date": time.strftime("%Y-%m-%d"), "ranks": comm.size, "rows": rows}, file, indent=1)
-
-
-def count_fits(pitch, ranks):
-    """Whether there are enough rows for a rate."""
-    return SPAN // ranks // pitch > 64
 
 
 if __name__ == "__main__":
