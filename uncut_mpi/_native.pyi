@@ -87,9 +87,9 @@ class SimulatedMachine:
     gemm_overhead: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]
-    row_device: float
-    row_in: float
-    row_out: float
+    row_device: list[tuple[float, float]]
+    row_in: list[tuple[float, float]]
+    row_out: list[tuple[float, float]]
     copy_s: float
     gemm_s: float
     combine_s: float

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports
 
@@ -90,7 +90,7 @@ def machine(
     ports: Sequence[Port],
     gemm_shape: Mapping[str, GemmShape],
     costs: IssueCosts,
-    row_overhead: RowOverhead | None = None,
+    row_rates: RowRates | None = None,
     busy_watts: float = 0.0,
 ) -> Machine:
     ranks = len(bandwidth) - 1
@@ -105,7 +105,7 @@ def machine(
         ports=tuple(ports),
         gemm_shape=gemm_shape,
         multiprocessors=np.full(ranks, multiprocessors, np.int64),
-        row_overhead=row_overhead or RowOverhead(),
+        row_rates=row_rates or RowRates(),
         combine_gb_per_s=np.full(ranks, combine_gb_per_s),
         costs=costs,
         busy_watts=np.full(ranks, busy_watts),

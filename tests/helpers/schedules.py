@@ -379,12 +379,12 @@ class _Summa:
 
 def columns(region: RegionRef, start: int, stop: int) -> RegionRef:
     """Return columns [start, stop) of a region."""
-    return dataclasses.replace(region, col=region.col + start, cols=stop - start)
+    return region._replace(col=region.col + start, cols=stop - start)
 
 
 def rows_of(region: RegionRef, start: int, stop: int) -> RegionRef:
     """Return rows [start, stop) of a region."""
-    return dataclasses.replace(region, row=region.row + start, rows=stop - start)
+    return region._replace(row=region.row + start, rows=stop - start)
 
 
 def overlap(left: RegionRef, right: RegionRef) -> bool:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from uncut_mpi.calibration.assemble import assemble, fit_products
-from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_overhead, nonnegative_least_squares
+from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_shares, nonnegative_least_squares
 from uncut_mpi.calibration.measuring import EFFORTS
 from uncut_mpi.calibration.ports import HostTotals, host_ports, pair_ports, predicted_slowdown, star_ports
 from uncut_mpi.calibration.report import machine_text, samples_text
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary, student_t
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.costs import GemmShape, RowOverhead
+from uncut_mpi.model.costs import GemmShape, RowRates
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 
@@ -114,17 +114,18 @@ class TestProducts:
             assert abs(gradient @ found) < 1e-9
 
 
-def test_row_widths_give_back_what_a_row_costs():
-    widths = [256, 512, 1024, 4096, 65536, 1 << 25]
-    times = [(1 + 300.0 / width) / 390e9 for width in widths]
-    assert fit_row_overhead(widths, times) == pytest.approx(300.0, rel=1e-6)
-    random = np.random.default_rng(2)
-    noisy = [time * (1 + 0.02 * random.standard_normal()) for time in times]
-    assert fit_row_overhead(widths, noisy) == pytest.approx(300.0, rel=0.1)
+def test_row_widths_give_back_their_share_of_the_rate():
+    assert fit_row_shares([4096, 0, 512], [2e-11, 1e-11, 5e-11]) == ((512.0, pytest.approx(0.2)), (4096.0, 0.5))
 
 
-def test_rows_that_cost_nothing_are_no_negative_cost():
-    assert fit_row_overhead([256, 1024, 4096], [0.9e-11, 1e-11, 1.1e-11]) == 0.0
+def test_rows_faster_than_a_whole_copy_have_its_rate():
+    assert fit_row_shares([0, 512], [1e-11, 0.9e-11]) == ((512.0, 1.0),)
+
+
+@pytest.mark.parametrize("table", [((512, 0.5), (256, 0.6)), ((512, 0.0),), ((512, 1.5),), ((0, 1.0),)])
+def test_shares_by_row_width_are_checked(table):
+    with pytest.raises(ParamError, match=r"host_in = .* rising widths"):
+        RowRates(host_in=table)
 
 
 def four_gpus(host_total=200.0, both=(100.0, 100.0), pairs=((0, 1), (2, 3))):
@@ -258,9 +259,8 @@ def synthetic_samples(machine, shape, noise):
     def add(kind, links, width=0):
         nbytes = [target * machine.bandwidth_gb_per_s[link] * 1e9 for link in links]
         speed = rates(links, machine.bandwidth_gb_per_s, machine.ports)
-        ways = {"device": machine.row_overhead.device, "in": machine.row_overhead.host_in}
-        way = "in" if links[0][0] == host else "device"
-        slow = 1 + (ways[way] / width if width else 0.0)
+        shares = dict(machine.row_rates.host_in if links[0][0] == host else machine.row_rates.device)
+        slow = 1 / shares[width] if width else 1.0
         seconds = max(
             b / (s * 1e9) * slow + machine.latency_s[link] for b, s, link in zip(nbytes, speed, links, strict=True)
         )
@@ -284,7 +284,7 @@ def synthetic_samples(machine, shape, noise):
         inward, outward = [(host, rank) for rank in ranks], [(rank, host) for rank in ranks]
         for together in (inward, outward, inward + outward):
             add("host", together)
-    for width in (256, 1024, 8192, 1 << 25):
+    for width in (0, 256, 8192):
         add("rows", [(0, 1)], width)
         add("rows", [(host, 0)], width)
     for extents in SHAPES:
@@ -303,7 +303,7 @@ def known(request):
     bandwidth, ports = four_gpus()
     np.fill_diagonal(bandwidth, 2000.0)
     latency = np.random.default_rng(4).uniform(2e-6, 5e-6, (5, 5))
-    rows = RowOverhead(device=260.0, host_in=900.0)
+    rows = RowRates(device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)))
     shape = GemmShape(128.0, 256.0, 150.0, 5e-6)
     machine = Machine.uniform(4)
     fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
@@ -313,7 +313,7 @@ def known(request):
         latency_s=latency,
         ports=tuple(ports),
         multiprocessors=np.full(4, 132),
-        row_overhead=rows,
+        row_rates=rows,
     )
     samples = synthetic_samples(true, shape, request.param)
     found = assemble(
@@ -340,8 +340,10 @@ class TestAssembling:
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
         assert found.gemm_shape["f64"].block_rows == 128.0
-        assert found.row_overhead.device == pytest.approx(260.0, rel=max(0.01, 10 * tolerance))
-        assert found.row_overhead.host_in == pytest.approx(900.0, rel=max(0.01, 10 * tolerance))
+        for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("host_out", ())):
+            table = getattr(found.row_rates, way)
+            assert [width for width, _ in table] == [256, 8192][: len(shares)]
+            assert [share for _, share in table] == pytest.approx(shares, rel=max(0.01, 2 * tolerance))
         assert found.costs.copy_s == 1.3e-6
         assert (found.idle_watts[0], found.busy_watts[3]) == (75.0, 690.0)
         assert fit_products(samples)[2]["f64"] < 1e-6

@@ -48,7 +48,7 @@ def test_transfers_at_once_move_their_bytes_on_lanes_of_their_own():
 @pytest.mark.parametrize("link", [(0, 1), (2, 2), (4, 3), (3, 4)])
 @pytest.mark.parametrize("width", [0, 512])
 def test_transfers_stay_within_the_areas(link, width):
-    nbytes = AREAS.nbytes // 2 if width else AREAS.nbytes
+    nbytes = AREAS.nbytes // probes.row_distance(width) * width if width else AREAS.nbytes
     for where, first, last, _, _ in spans(probes.transfers(AREAS, [Transfers(link, 3, nbytes, width)]), 4):
         assert 0 <= first < last <= (AREAS.host_bytes if where == 4 else AREAS.device_bytes)
 
@@ -62,12 +62,23 @@ def test_transfers_of_all_links_at_once_write_nothing_twice_and_nothing_that_is_
                 assert last <= other_first or other_last <= first
 
 
-def test_rows_of_strided_copies_lie_apart_at_the_source():
-    probe = probes.transfers(AREAS, [Transfers((0, 1), 1, 1 << 19, 512)])
-    program = lower(probe.schedule).rank_list(0)
-    to, source = program.operands
-    assert (int(to["rows"]), int(to["cols"]), int(to["ld"])) == (64, 1024, 64)
-    assert int(source["ld"]) == 128
+@pytest.mark.parametrize(("link", "strided"), [((0, 1), 1), ((AREAS.num_ranks, 0), 1), ((0, AREAS.num_ranks), 0)])
+def test_rows_of_strided_copies_lie_far_apart_in_the_host_or_at_the_source(link, strided):
+    probe = probes.transfers(AREAS, [Transfers(link, 1, 16 * 512, 512)])
+    ends = lower(probe.schedule).rank_list(0).operands
+    assert [(int(end["rows"]), int(end["cols"])) for end in ends] == [(64, 16)] * 2
+    assert [int(end["ld"]) for end in ends] == [8192 if at == strided else 64 for at in (0, 1)]
+    assert probes.row_distance(1 << 17) == 1 << 18
+
+
+def test_a_load_multiplies_on_the_devices_of_the_link_only():
+    host = AREAS.num_ranks
+    for link, ranks in (((0, 1), [0, 1]), ((host, 1), [1]), ((1, host), [1])):
+        load = probes.Load((64, 48, 32), 3, 1 << 20)
+        tasks = probes.transfers(AREAS, [Transfers(link, 2, 1 << 12)], load).schedule.tasks
+        products = tasks[tasks["kind"] == Kind.GEMM]
+        assert products["rank"].tolist() == [rank for rank in ranks for _ in range(3)]
+        assert (tasks["kind"] == Kind.COPY).sum() == 2
 
 
 def test_hops_await_one_another():

@@ -89,7 +89,7 @@ def test_bytes_too_many_are_refused() -> None:
 def test_another_format_version_is_refused_with_both_versions() -> None:
     data = bytearray(small().encode())
     struct.pack_into("<I", data, 8, 77)
-    with pytest.raises(ScheduleError, match="format 77 was found, this version reads 1"):
+    with pytest.raises(ScheduleError, match="format 77 was found, this version reads 2"):
         Schedule.decode(bytes(data))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -75,9 +75,10 @@ def test_fetch_compute_and_write_back_follow_one_another() -> None:
 
 
 def test_narrow_rows_slow_a_copy() -> None:
-    machine = machine_of(1, row_overhead=RowOverhead(host_in=512, host_out=1024))
+    # Rows of 512 bytes: between two widths, and below the first.
+    machine = machine_of(1, row_rates=RowRates(host_in=((256, 0.4), (1024, 0.6)), host_out=((1024, 0.5), (4096, 1))))
     schedule = make(1024, 64, 64, "h,h,h", 1, tile=64)
-    fetch, write = ((64 * 64 * 8) * (1 + over / 512) / 10e9 for over in (512, 1024))
+    fetch, write = ((64 * 64 * 8) / share / 10e9 for share in (0.5, 0.25))
     whole = 64 * 64 * 8 / 10e9  # B is one tile and contiguous
     times = simulate(schedule, machine)
     copies = schedule.copies()
@@ -158,7 +159,7 @@ def test_every_run_keeps_the_order_and_never_beats_the_bound(seed: int) -> None:
                 in_gb_per_s=25, out_gb_per_s=20, both_gb_per_s=(14, 13),
             ),
         ),
-        row_overhead=RowOverhead(200, 500, 900),
+        row_rates=RowRates(((256, 0.5), (4096, 0.9)), ((512, 0.5),), ((512, 0.3), (1 << 17, 1))),
         costs=IssueCosts(1e-6, 8e-6, 3e-6, 6e-7, 6e-7, 2e-7, 2e-6, 5e-6),
     )  # fmt: skip
     run = simulate(schedule, machine)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_overhead
+from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_shares
 from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports, star_ports
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 
@@ -44,7 +44,7 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
         ports=fit_ports(samples, bandwidth, latency),
         gemm_shape=shapes,
         multiprocessors=np.array(samples.multiprocessors, np.int64),
-        row_overhead=fit_rows(samples, latency),
+        row_rates=fit_rows(samples, latency),
         combine_gb_per_s=np.array(samples.combine_gb_per_s, np.float64),
         costs=IssueCosts(**samples.costs),
         idle_watts=np.array(samples.watts.get("idle", ()), np.float64),
@@ -92,16 +92,16 @@ def best_rates(samples: Samples) -> dict[str, np.ndarray]:
     return best
 
 
-def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowOverhead:
-    """Return what narrow rows cost a copy; a way that was not measured costs nothing."""
+def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowRates:
+    """Return what narrow rows leave of a copy's rate; a way that was not measured costs nothing."""
     host = samples.num_ranks
     found: dict[str, list[tuple[int, float]]] = {way: [] for way in ROW_WAYS}
     for one in samples.of_kind("rows"):
         source, destination = one.links[0]
         way = "host_in" if source == host else "host_out" if destination == host else "device"
         found[way].append((one.width_bytes, _moving_s(one, latency_s) / one.nbytes[0]))
-    fits = {way: fit_row_overhead(*zip(*rows, strict=True)) for way, rows in found.items() if len(rows) > 1}
-    return RowOverhead(**fits)
+    fits = {way: fit_row_shares(*zip(*rows, strict=True)) for way, rows in found.items() if len(rows) > 1}
+    return RowRates(**fits)
 
 
 def fit_ports(samples: Samples, bandwidth: np.ndarray, latency_s: np.ndarray) -> tuple[Port, ...]:

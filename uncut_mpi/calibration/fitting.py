@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.costs import GemmShape
+from uncut_mpi.model.costs import GemmShape, RowTable
 
 # Edges of the blocks that products are cut into on GPUs.
 _BLOCK_EDGES: Final = (64, 96, 128, 192, 256)
@@ -102,20 +102,17 @@ def fit_gemm_shape(
     return found[1], found[2], found[0] / len(times) ** 0.5
 
 
-def fit_row_overhead(widths_bytes: Sequence[int], seconds_per_byte: Sequence[float]) -> float:
+def fit_row_shares(widths_bytes: Sequence[int], seconds_per_byte: Sequence[float]) -> RowTable:
     """
-    Return what a row costs a copy, in bytes: time per byte is ``(1 + overhead/width)/bandwidth``.
+    Return what rows of some widths get of the bandwidth of a contiguous copy, as a table of `RowRates`.
 
     Parameters
     ----------
     widths_bytes : sequence of int
-        Width of the rows; at least two different ones.
+        Width of the rows, each once; 0 for the contiguous copy, which has to be there.
     seconds_per_byte : sequence of float
-        For each; errors count relative to it.
+        For each.
     """
-    times = np.asarray(seconds_per_byte, np.float64)
-    matrix = np.stack([np.ones(len(times)), 1.0 / np.asarray(widths_bytes, np.float64)], axis=1) / times[:, None]
-    scale = np.linalg.norm(matrix, axis=0)
-    (inverse, extra), _ = nonnegative_least_squares(matrix / scale, np.ones(len(times)))
-    inverse, extra = inverse / scale[0], extra / scale[1]
-    return float(extra / inverse) if inverse > 0 else 0.0
+    times = dict(zip(widths_bytes, seconds_per_byte, strict=True))
+    whole = times.pop(0)
+    return tuple((float(width), min(1.0, whole / times[width])) for width in sorted(times))

@@ -21,6 +21,7 @@ SMALL_BYTES: Final = 4096
 """Bytes of a transfer that counts as one of few bytes."""
 
 _READ: Final = (Factor.ONE, Op.N)
+_ROW_DISTANCE: Final = 64 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,13 +97,34 @@ class Transfers:
     nbytes : int
         Of each; a multiple of 8.
     width_bytes : int
-        Width of the rows, which lie twice as far apart at the source; 0 for a contiguous copy.
+        Width of the rows; 0 for a contiguous copy. They lie far apart (`row_distance`) in the host's memory, or at
+        the source between devices.
     """
 
     link: tuple[int, int]
     count: int
     nbytes: int
     width_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """
+    Products that keep a device busy.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        m, n, k, in f64.
+    count : int
+        Products.
+    result_offset : int
+        As for `products`.
+    """
+
+    shape: tuple[int, int, int]
+    count: int
+    result_offset: int
 
 
 class ProbeBuild:
@@ -135,6 +157,13 @@ class ProbeBuild:
         """Append a copy and return its task."""
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
+    def multiply(self, rank: int, shape: tuple[int, int, int], dtype: DType, result_offset: int) -> None:
+        """Append a product C' := A B on a device: A and B over one another at offset 0, C' at `result_offset`."""
+        m, n, k = shape
+        reads = [(self.window(rank, 0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
+        c = self.window(rank, result_offset, m, n, dtype.accumulator)
+        self.build.task(Kind.GEMM, self.build.compute_lane(rank), c, reads)
+
     def probe(self) -> Probe:
         """Return what was built."""
         schedule = self.build.build(scheduler="calibration", grid=(1, self.num_ranks), tile=0)
@@ -147,8 +176,12 @@ def issuer(link: tuple[int, int], num_ranks: int) -> int:
     return destination if source == num_ranks else source
 
 
-def transfers(areas: Areas, at_once: Sequence[Transfers]) -> Probe:
-    """Return transfers on several links at once, each link's one after another on a lane of its own."""
+def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = None) -> Probe:
+    """
+    Return transfers on several links at once, each link's one after another on a lane of its own.
+
+    With a load the devices of the first link multiply meanwhile.
+    """
     built = ProbeBuild(areas.num_ranks)
     for turn in range(max(one.count for one in at_once)):
         for one in at_once:
@@ -161,12 +194,20 @@ def transfers(areas: Areas, at_once: Sequence[Transfers]) -> Probe:
             )
             rows = (one.width_bytes or one.nbytes) // 8
             cols = one.nbytes // (8 * rows)
-            far = 2 * rows if one.width_bytes else rows
-            start, end = areas.source(one.link, turn), areas.destination(one.link, turn)
-            built.copy(
-                lane, built.window(destination, end, rows, cols), built.window(source, start, rows, cols, ld=far)
-            )
+            far = row_distance(one.width_bytes) // 8 if one.width_bytes else rows
+            there, here = (far, rows) if destination == areas.num_ranks else (rows, far)
+            to = built.window(destination, areas.destination(one.link, turn), rows, cols, ld=there)
+            built.copy(lane, to, built.window(source, areas.source(one.link, turn), rows, cols, ld=here))
+    if load is not None:
+        for rank in (end for end in at_once[0].link if end != areas.num_ranks):
+            for _ in range(load.count):
+                built.multiply(rank, load.shape, DType.f64, load.result_offset)
     return built.probe()
+
+
+def row_distance(width_bytes: int) -> int:
+    """Return how far apart rows of some width lie: as in matrices, whose rows seldom share a page of memory."""
+    return max(2 * width_bytes, _ROW_DISTANCE)
 
 
 def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
@@ -214,13 +255,10 @@ def products(num_ranks: int, shape: tuple[int, int, int], dtype: DType, count: i
 
     A and B lie over one another at offset 0 of each device's memory, C' at `result_offset`.
     """
-    m, n, k = shape
     built = ProbeBuild(num_ranks)
     for _ in range(count):
         for rank in range(num_ranks):
-            reads = [(built.window(rank, 0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
-            c = built.window(rank, result_offset, m, n, dtype.accumulator)
-            built.build.task(Kind.GEMM, built.build.compute_lane(rank), c, reads)
+            built.multiply(rank, shape, dtype, result_offset)
     return built.probe()
 
 

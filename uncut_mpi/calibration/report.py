@@ -60,11 +60,14 @@ def samples_text(samples: Samples, machine: Machine) -> str:
     ]
     if len(shown) > _MOST_PAIRS:
         lines.append(f"  and {len(shown) - _MOST_PAIRS} more, see the file")
-    rows = machine.row_overhead
-    lines.append(
-        f"a row of a strided copy costs as much as {rows.device:.0f} bytes between devices, {rows.host_in:.0f} from "
-        f"and {rows.host_out:.0f} to the host"
-    )
+    for way, table in (
+        ("between devices", machine.row_rates.device),
+        ("from the host", machine.row_rates.host_in),
+        ("to the host", machine.row_rates.host_out),
+    ):
+        if table:
+            shares = ", ".join(f"{width / 1024:g}: {100 * share:.0f}" for width, share in table)
+            lines.append(f"copies {way} in rows of so many KiB get, % of the rate of contiguous ones: {shares}")
     _, shapes, errors = fit_products(samples)
     for dtype, shape in shapes.items():
         blocks = f"blocks of {shape.block_rows:g}×{shape.block_cols:g}" if shape.block_rows > 1 else "no waves"

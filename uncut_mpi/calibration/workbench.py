@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -16,10 +17,11 @@ import numpy as np
 
 from uncut_mpi.calibration.probes import Areas, Probe
 from uncut_mpi.calibration.statistics import Summary
-from uncut_mpi.device.interface import MAX_LANES, Allocation, Backend, Executable, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import MAX_LANES, Allocation, Backend, Executable, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import UncutError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -161,6 +163,32 @@ class Workbench:
         size = self.group.size
         return Timed(Summary.of(together), np.median(table[:, :size], axis=0), table[:, size:].min(axis=0))
 
+    def time_copies(self, probe: Probe, what: str) -> Summary:
+        """
+        Return the time of a probe's copies, from the first one's start to the last one's end on the rank that has them.
+
+        As `time`, but what the probe does besides does not count.
+
+        Raises
+        ------
+        UncutError
+            On all ranks, what went wrong on one.
+        """
+        executable = self.bind(probe, what)
+        with agreement.collective(self.group, what):
+            executable.prepare_trace()
+        copies = np.flatnonzero(probe.schedule.tasks["kind"] == Kind.COPY)
+        times: list[float] = []
+        for number in itertools.count():
+            records = self.run(executable, what, timed=copies)
+            if number:  # the first run is slower
+                times.append(float(records[:, 3].max()))
+            if times and self._enough(times, late=bool(records[0, 1] > self._deadline_s)):
+                break
+        with agreement.collective(self.group, what):
+            executable.close()
+        return Summary.of(times)
+
     def bind(self, probe: Probe, what: str) -> Executable:
         """Return this rank's part of a probe, ready to run; close it."""
         bound: Executable | None = None
@@ -171,25 +199,32 @@ class Workbench:
         assert bound is not None  # else the block raised
         return bound
 
-    def run(self, executable: Executable, what: str) -> np.ndarray:
+    def run(self, executable: Executable, what: str, *, timed: np.ndarray | None = None) -> np.ndarray:
         """
         Run a list on every rank once.
 
+        Parameters
+        ----------
+        timed : ndarray of int, optional
+            Tasks to take the time of; `Executable.prepare_trace` comes first.
+
         Returns
         -------
-        ndarray of float64, shape (num_ranks, 3)
-            Start and end on the node's monotonic clock and time to issue, of each rank (seconds).
+        ndarray of float64, shape (num_ranks, 4)
+            Of each rank: start and end on the node's monotonic clock, time to issue, and time from the start of the
+            first of its timed tasks to the end of the last, 0 if it has none (seconds).
         """
         self._epoch += 1
         self.group.barrier(f"measuring {what}")
         started = time.perf_counter()
-        report = executable.run(alpha=1.0, beta=0.0, epoch=self._epoch, timeout_s=_PATIENCE_S)
+        report = executable.run(alpha=1.0, beta=0.0, epoch=self._epoch, timeout_s=_PATIENCE_S, traced=timed is not None)
         ended = time.perf_counter()
-        facts = np.array([started, ended, report.issue_s, report.error is not None], np.float64)
+        spent = _spent_s(report.times, timed) if timed is not None else 0.0
+        facts = np.array([started, ended, report.issue_s, spent, report.error is not None], np.float64)
         records = self.group.allgather_bytes(facts, f"measuring {what}")
-        if records[:, 3].any():
+        if records[:, 4].any():
             agreement.collective_result(self.group, report.error, f"measuring {what}")
-        return records[:, :3]
+        return records[:, :4]
 
     def close(self) -> None:
         """Give all the memory back."""
@@ -235,3 +270,11 @@ class Workbench:
                     addresses[rank] = self.backend.open(one)
                     self._opened.append(int(addresses[rank]))
         return addresses
+
+
+def _spent_s(times: TaskTimes | None, tasks: np.ndarray) -> float:
+    """Return the time from the start of the first of some tasks to the end of the last, as far as they ran here."""
+    if times is None:
+        return 0.0
+    mine = np.isin(times.tasks, tasks)
+    return float(times.end_s[mine].max() - times.start_s[mine].min()) if mine.any() else 0.0

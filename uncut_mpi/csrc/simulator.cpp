@@ -55,6 +55,18 @@ struct Event {
     bool operator>(const Event &other) const { return time != other.time ? time > other.time : task > other.task; }
 };
 
+// What a copy of rows so many bytes wide gets of the bandwidth: RowRates of model/costs.py.
+double row_share(const std::vector<std::pair<double, double>> &table, double width) {
+    if (table.empty()) return 1;
+    if (width <= table.front().first) return table.front().second * width / table.front().first;
+    for (std::size_t i = 1; i < table.size(); ++i) {
+        const auto &[below, low] = table[i - 1];
+        const auto &[above, high] = table[i];
+        if (width <= above) return low + (high - low) * std::log(width / below) / std::log(above / below);
+    }
+    return table.back().second;
+}
+
 class Simulator {
   public:
     Simulator(const SimulatedTables &tables, const SimulatedMachine &machine)
@@ -138,24 +150,21 @@ class Simulator {
         body.amount = static_cast<double>(to.rows * to.cols * item);
         int from_at = location(source), to_at = location(target);
         double limit = infinity;
-        double overhead = m_.row_device;
+        const auto *rows = &m_.row_device;
         if (from_at == host_ && to_at != host_) {
-            overhead = m_.row_in;
+            rows = &m_.row_in;
             // Private host memory is behind its rank's link, and goes on from there.
             if (task.rank != to_at) limit = m_.bandwidth[link_of(task.rank, to_at)];
             to_at = task.rank;
         } else if (to_at == host_ && from_at != host_) {
-            overhead = m_.row_out;
+            rows = &m_.row_out;
             if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
             from_at = task.rank;
         }
         const std::size_t link = link_of(from_at, to_at);
         limit = std::min(limit, m_.bandwidth[link]);
         const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
-        if (!contiguous && to.rows > 0) {
-            const double width = static_cast<double>(to.rows * item);
-            limit *= width / (width + overhead);
-        }
+        if (!contiguous && to.rows > 0) limit *= row_share(*rows, static_cast<double>(to.rows * item));
         body.latency = m_.latency[link];
         body.of = rates_.class_of(link, limit);
         rates_.share_link(link, task.lane, body.of);

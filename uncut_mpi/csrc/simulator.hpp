@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "records.hpp"
@@ -23,7 +24,8 @@ struct SimulatedMachine {
     std::vector<double> block_rows, block_cols, half_depth, gemm_overhead;  // per dtype
     std::vector<std::int64_t> multiprocessors;                              // per rank
     std::vector<double> combine_rate;                                       // bytes per second, per rank
-    double row_device = 0, row_in = 0, row_out = 0;                         // bytes
+    // (row width in bytes, share of the bandwidth): model/costs.py
+    std::vector<std::pair<double, double>> row_device, row_in, row_out;
 
     double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
     double event_latency = 0, flag_latency = 0;

@@ -1,6 +1,7 @@
 // Python's view of the simulator: one call on a schedule's tables.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from uncut_mpi.errors import ParamError
@@ -75,22 +76,37 @@ class GemmShape(_NonNegative):
         return operations, blocks / slots
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RowOverhead(_NonNegative):
-    """
-    What each row of a two-dimensional copy costs, as bytes that could have moved meanwhile.
+RowTable = tuple[tuple[float, float], ...]
+"""(width in bytes, share of the bandwidth) by rising width."""
 
-    A copy whose contiguous rows are w bytes wide runs at w / (w + overhead) of the link's bandwidth.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowRates:
+    """
+    What two-dimensional copies get of a link's bandwidth, by the width of their contiguous rows.
+
+    Between the widths of a table the share is linear in the logarithm of the width; below the first one it falls
+    with the width, as rows per second stay the same; beyond the last one it stays. An empty table means that
+    rows cost nothing.
 
     Attributes
     ----------
-    device, host_in, host_out : float
-        Bytes: between devices, from host memory, to host memory.
+    device, host_in, host_out : tuple of (float, float)
+        (width in bytes, share in (0, 1]) by rising width: between devices, from host memory, to host memory.
     """
 
-    device: float = 0.0
-    host_in: float = 0.0
-    host_out: float = 0.0
+    device: RowTable = ()
+    host_in: RowTable = ()
+    host_out: RowTable = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            table = tuple((float(width), float(share)) for width, share in getattr(self, field.name))
+            object.__setattr__(self, field.name, table)
+            widths = [width for width, _ in table]
+            good = all(0 < share <= 1 for _, share in table) and all(0 < width < math.inf for width in widths)
+            if not good or any(one >= other for one, other in itertools.pairwise(widths)):
+                raise ParamError(f"{field.name} = {table} of RowRates: name rising widths with shares above 0, up to 1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError, TopologyError
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowOverhead
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 
 _PER_RANK: Final = {"multiprocessors": 1, "combine_gb_per_s": 0.0, "idle_watts": 0.0, "busy_watts": 0.0}
 
@@ -57,7 +57,7 @@ class Machine:
         How the rate depends on the shape, per dtype name; a missing type runs at its rate always.
     multiprocessors : ndarray of int64, shape (num_ranks,)
         Blocks of a product that a device runs at once.
-    row_overhead : RowOverhead
+    row_rates : RowRates
         What narrow rows cost a copy.
     combine_gb_per_s : ndarray of float64, shape (num_ranks,)
         Rate at which COMBINE reads and writes device memory; 0: half the bandwidth from the device to itself.
@@ -85,7 +85,7 @@ class Machine:
     ports: tuple[Port, ...] = ()
     gemm_shape: Mapping[str, GemmShape] = dataclasses.field(default_factory=dict)
     multiprocessors: np.ndarray = dataclasses.field(default_factory=_unknown)
-    row_overhead: RowOverhead = dataclasses.field(default_factory=RowOverhead)
+    row_rates: RowRates = dataclasses.field(default_factory=RowRates)
     combine_gb_per_s: np.ndarray = dataclasses.field(default_factory=_unknown)
     costs: IssueCosts = dataclasses.field(default_factory=IssueCosts)
     idle_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
@@ -304,7 +304,7 @@ class Machine:
                     for port in self.ports
                 ],
                 "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
-                "row_overhead": dataclasses.asdict(self.row_overhead),
+                "row_rates": dataclasses.asdict(self.row_rates),
                 "costs": dataclasses.asdict(self.costs),
                 **{name: getattr(self, name).tolist() for name in _PER_RANK},
             },
@@ -348,7 +348,7 @@ class Machine:
                     for port in data["ports"]
                 ),
                 gemm_shape={name: GemmShape(**shape) for name, shape in data["gemm_shape"].items()},
-                row_overhead=RowOverhead(**data["row_overhead"]),
+                row_rates=RowRates(**data["row_rates"]),
                 costs=IssueCosts(**data["costs"]),
                 multiprocessors=np.array(data["multiprocessors"], np.int64),
                 combine_gb_per_s=np.array(data["combine_gb_per_s"], np.float64),

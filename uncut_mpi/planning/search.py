@@ -386,7 +386,7 @@ class _Explorer:
             if schedule.scheduler == "kblocks":
                 own &= schedule.tasks["kind"] == Kind.GEMM
             end = float(simulation.end_s[own].max(initial=0.0))
-            flops = _flops_of(schedule, ranks[place])
+            flops = product_flops(schedule, ranks[place])
             if end <= 0 or flops <= 0:
                 return None
             speeds[divmod(place, cols)] = flops / end
@@ -499,8 +499,8 @@ def _total_gb_per_s(location: Location, machine: Machine, ranks: list[int], *, i
     return float(links.sum())
 
 
-def _flops_of(schedule: Schedule, rank: int) -> float:
-    """Return the elements of C that a rank computes times k, twice."""
+def product_flops(schedule: Schedule, rank: int) -> float:
+    """Return the operations of a rank's products: the elements of C times the steps of k, twice."""
     gemms = schedule.tasks[(schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == rank)]
     first = gemms["first_operand"]
     c, a = (schedule.regions[schedule.operands["region"][first + which]] for which in (0, 1))

@@ -11,7 +11,7 @@ What is modelled (the inner loop is native):
   thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
   Nothing holds it up.
 * **Copies.** After the link's latency a copy moves at its max-min fair rate among all that run
-  (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_overhead`).
+  (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_rates`).
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
   served; a later one gets the part that the earlier leave idle (their last wave).
 * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, and the whole device meanwhile.
@@ -183,8 +183,8 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]
     combine = np.where(machine.combine_gb_per_s > 0, machine.combine_gb_per_s, 0.5 * within)
     native.combine_rate = (np.maximum(combine, 1e-6) * 1e9).tolist()
-    native.row_device, native.row_in = machine.row_overhead.device, machine.row_overhead.host_in
-    native.row_out = machine.row_overhead.host_out
+    rows = machine.row_rates
+    native.row_device, native.row_in, native.row_out = list(rows.device), list(rows.host_in), list(rows.host_out)
 
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
