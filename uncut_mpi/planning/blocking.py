@@ -10,9 +10,9 @@ into column blocks (C leaves block by block). Two orders:
     that results leave while others are computed.
 ``"columns"``
     The first column block is done k-block by k-block, as A arrives; then each other block at once,
-    as its columns of B arrive; the last of them is halved a few times, and again cut along k, so that little
-    is left to do when the last bytes are there. C enters and leaves throughout: for host memory, which
-    is shared by both directions.
+    as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the
+    last bytes are there. C enters and leaves throughout: for host memory, which is shared by both directions. Where
+    k-blocks of B are rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def num_column_blocks(blocks: int, order: str) -> int:
     return blocks + HALVINGS if order == "columns" and blocks > 1 else blocks
 
 
-def moves(extent: int, *, first: int, most: int, blocks: int, order: str) -> list[Move]:
+def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool) -> list[Move]:
     """
     Return the steps of one rank in the order in which they are issued.
 
@@ -136,9 +136,11 @@ def moves(extent: int, *, first: int, most: int, blocks: int, order: str) -> lis
         Equal column blocks, at least 1.
     order : str
         ``"k"`` or ``"columns"``.
+    whole : bool
+        Whether the order ``"columns"`` fetches all k of B's columns at once.
     """
     ramp = k_blocks(extent, first, most)
-    fetches, work = (_by_k if order == "k" else _by_columns)(ramp, extent, most, blocks)
+    fetches, work = _by_k(ramp, extent, blocks) if order == "k" else _by_columns(ramp, extent, most, blocks, whole)
     merged: list[Move] = []
     issued = 0
     for at, (need, move) in enumerate(work):
@@ -152,7 +154,7 @@ def moves(extent: int, *, first: int, most: int, blocks: int, order: str) -> lis
 _Work = list[tuple[int, Move]]  # how many fetches a step needs, and the step
 
 
-def _by_k(ramp: list[tuple[int, int]], extent: int, most: int, blocks: int) -> tuple[list[Move], _Work]:
+def _by_k(ramp: list[tuple[int, int]], extent: int, blocks: int) -> tuple[list[Move], _Work]:
     fetches: list[Move] = []
     work: _Work = []
     tail = len(ramp)
@@ -172,17 +174,23 @@ def _by_k(ramp: list[tuple[int, int]], extent: int, most: int, blocks: int) -> t
     return fetches, work
 
 
-def _by_columns(ramp: list[tuple[int, int]], extent: int, most: int, blocks: int) -> tuple[list[Move], _Work]:
+def _by_columns(
+    ramp: list[tuple[int, int]], extent: int, most: int, blocks: int, whole: bool
+) -> tuple[list[Move], _Work]:
     fetches: list[Move] = []
     work: _Work = []
+    if whole:
+        fetches.append(Move(Step.FETCH_B, 0, extent, 0, 1))
     for start, stop in ramp:
-        fetches += [Move(Step.FETCH_A, start, stop, 0, 0), Move(Step.FETCH_B, start, stop, 0, 1)]
+        fetches.append(Move(Step.FETCH_A, start, stop, 0, 0))
+        if not whole:
+            fetches.append(Move(Step.FETCH_B, start, stop, 0, 1))
         work.append((len(fetches), Move(Step.MULTIPLY, start, stop, 0, 1)))
     fetches.append(Move(Step.FETCH_C, 0, extent, 0, 1))
     work.append((len(fetches), Move(Step.FINISH, 0, extent, 0, 1)))
     for at in range(1, num_column_blocks(blocks, "columns")):
         fetches.append(Move(Step.FETCH_C, 0, extent, at, at + 1))
-        for start, stop in k_blocks(extent, most, most) if at >= blocks else [(0, extent)]:
+        for start, stop in [(0, extent)] if whole or at < blocks else k_blocks(extent, most, most):
             fetches.append(Move(Step.FETCH_B, start, stop, at, at + 1))
             work.append((len(fetches), Move(Step.MULTIPLY, start, stop, at, at + 1)))
         work.append((len(fetches), Move(Step.FINISH, 0, extent, at, at + 1)))

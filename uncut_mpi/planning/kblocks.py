@@ -107,6 +107,18 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     )
 
 
+def choose_grid(placement: Placement, num_places: int, asked: tuple[int, int] | None) -> ProcessGrid:
+    """
+    Return the process grid asked for; else one row of ranks if all is in host memory, else the most square one.
+
+    With one grid row every copy from and to the host is of whole columns, which move faster than rows far apart.
+    """
+    on_host = all(location.space == "host" for location in (placement.a, placement.b, placement.c))
+    if asked is None and on_host:
+        return ProcessGrid(1, num_places)
+    return ProcessGrid.choose(num_places, asked)
+
+
 @dataclasses.dataclass(slots=True)
 class _Worker:
     """A rank that computes, what it holds, and what it has yet to wait for."""
@@ -158,7 +170,7 @@ class _KBlocks:
         self._problem, self._placement, self._how = problem, placement, how
         self._wide = problem.dtype.accumulator
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
-        self._grid = ProcessGrid.choose(len(devices) // how.splits, options.grid)
+        self._grid = choose_grid(placement, len(devices) // how.splits, options.grid)
         self._builder = ScheduleBuilder(num_ranks, problem, placement)
         self._layout = Layout(num_ranks, problem, placement)
         self._row_starts, self._col_starts = block_bounds(problem, self._grid, options.row_shares, options.col_shares)
@@ -186,8 +198,10 @@ class _KBlocks:
     def build(self) -> Schedule:
         """Return the schedule."""
         how = self._how
+        # Stored transposed, the rows of k-blocks are whole columns.
+        whole = self._placement.b.space == "host" and self._problem.trans_b == "N"
         steps = [
-            moves(len(inner), first=how.first, most=how.block, blocks=how.columns, order=how.order)
+            moves(len(inner), first=how.first, most=how.block, blocks=how.columns, order=how.order, whole=whole)
             for inner in self._inner
         ]
         for together in itertools.zip_longest(*steps):
