@@ -1,8 +1,8 @@
-"""Inner loops of uncut_mpi: the scheduler, the simulator and the CUDA executor."""
+"""Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor."""
 
 import numpy as np
 
-# -- the scheduler -----------------------------------------------------------------------------
+# -- the schedulers ----------------------------------------------------------------------------
 
 class UncutInput:
     """What the scheduler of the Uncut-GEMMs paper works on; planning/uncut.py fills it."""
@@ -67,6 +67,50 @@ def uncut_best_chain(
     eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int
 ) -> tuple[int, list[int], list[int]]:
     """As planning.routing.best_chain, times as integers."""
+
+class KBlocksInput:
+    """What the scheduler of few large products works on; planning/kblocks.py fills it."""
+
+    rows: int
+    cols: int
+    block_of: list[int]
+    trans_a: bool
+    trans_b: bool
+    reads_c: bool
+    half: bool
+    combines: bool
+    first_early: int
+    itemsize: int
+    min_slice_bytes: int
+    first_block: int
+    most_summands: int
+    def __init__(self) -> None: ...
+    def set_origin(self, matrix: int, on_host: bool, rank: int, /) -> None: ...
+    def add_block(self) -> None: ...
+    def add_worker(
+        self,
+        rank: int,
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        inner: tuple[int, int],
+        starts: list[int],
+        panels: tuple[int, int, int],
+        /,
+    ) -> None: ...
+    def add_adder(
+        self,
+        rank: int,
+        firsts: list[int],
+        lasts: list[int],
+        places: list[int],
+        partial: list[int],
+        staging: int,
+        /,
+    ) -> None: ...
+    def add_move(self, step: int, split: int, first_k: int, last_k: int, first: int, last: int, /) -> None: ...
+
+def schedule_kblocks(input: KBlocksInput) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (tasks, operands, regions, awaits, lanes) as uint8 arrays."""
 
 # -- the simulator -----------------------------------------------------------------------------
 

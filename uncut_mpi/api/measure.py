@@ -31,6 +31,7 @@ from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
+from uncut_mpi.model.usual import usual_figures
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
@@ -194,6 +195,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         for rate in (inward, outward, *rates.values())
     )
     steady = spread <= _STEADY_SPREAD
+    usual = usual_figures(backend.name, bandwidth)
     return Machine(
         name=f"{size}×{identities[0].name}",
         key=key,
@@ -202,11 +204,13 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         gemm_tflop_per_s={name: rate.max(axis=0) for name, rate in rates.items()},
         typical_gemm_tflop_per_s={name: np.median(rate, axis=0) for name, rate in rates.items()},
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
-        ports=_host_ports(inward, outward),
+        ports=(*usual.pop("ports"), *_host_ports(inward, outward)),
+        multiprocessors=np.array([one.multiprocessors for one in identities], np.int64),
+        **usual,
         provenance=f"quick form, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
         f"copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
-        f"medians are up to {spread:.0%} below the best"
+        f"medians are up to {spread:.0%} below the best; costs, shapes and what devices share are usual ones"
         + ("" if steady else "; the machine was busy, and the next session measures again"),
         steady=steady,
     )

@@ -5,13 +5,15 @@ namespace nb = nanobind;
 
 namespace uncut {
 void bind_uncut_scheduler(nb::module_ &m);
+void bind_kblocks_scheduler(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
 }  // namespace uncut
 
 NB_MODULE(_native, m) {
-    m.doc() = "Inner loops of uncut_mpi: the scheduler, the simulator and the CUDA executor.";
+    m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor.";
     uncut::bind_uncut_scheduler(m);
+    uncut::bind_kblocks_scheduler(m);
     uncut::bind_simulator(m);
     uncut::bind_cuda(m);
 }

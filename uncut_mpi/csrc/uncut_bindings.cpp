@@ -6,26 +6,16 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <stdexcept>
 #include <tuple>
 
+#include "table_bytes.hpp"
 #include "uncut_scheduler.hpp"
 
 namespace nb = nanobind;
 
 namespace uncut {
 namespace {
-
-// The records as bytes of a numpy array that owns the vector.
-template <typename Record>
-nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> as_bytes(std::vector<Record> &&records) {
-    auto owned = std::make_unique<std::vector<Record>>(std::move(records));
-    auto *bytes = reinterpret_cast<std::uint8_t *>(owned->data());
-    const std::size_t count = owned->size() * sizeof(Record);
-    nb::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<Record> *>(p); });
-    return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(bytes, {count}, owner);
-}
 
 nb::tuple schedule_tables(const Input &input) {
     Tables tables;

@@ -1,0 +1,383 @@
+#include "kblocks_scheduler.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+
+namespace uncut {
+namespace {
+
+enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
+enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1 };
+constexpr int host_owner = -1;
+constexpr int no_source = -2;
+constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
+constexpr int product_lane = 0, sum_lane = 1;  // compute lanes of a rank
+
+struct Extent {
+    std::int64_t first = 0, last = 0;
+    std::int64_t size() const { return last - first; }
+    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
+};
+
+struct Region {
+    int buffer = 0;
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
+    auto key() const { return std::tie(buffer, row, col, rows, cols); }
+    bool operator==(const Region &other) const { return key() == other.key(); }
+    Region columns(std::int64_t first, std::int64_t last) const {
+        return {buffer, row, col + first, rows, last - first};
+    }
+};
+
+struct RegionHash {
+    std::size_t operator()(const Region &r) const {
+        std::uint64_t h = static_cast<std::uint64_t>(r.buffer);
+        for (const std::int64_t part : {r.row, r.col, r.rows, r.cols})
+            h = (h ^ static_cast<std::uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (h >> 29);
+        return static_cast<std::size_t>(h);
+    }
+};
+
+struct Operand {
+    Region region;
+    std::uint8_t factor = one;
+    bool transposed = false;
+};
+
+// A copy that no product has awaited yet.
+struct Piece {
+    KMove move;
+    std::int32_t task;
+};
+
+struct WorkerState {
+    std::vector<bool> begun;            // column blocks with a product
+    std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per column block
+    std::vector<Piece> arriving;
+    std::int32_t product = -1;  // the last one
+};
+
+struct Summand {
+    Region region;
+    std::int32_t task;
+};
+
+// Whether a product reads a fetched piece.
+bool meet(const KMove &piece, const KMove &product) {
+    if (piece.first_k >= product.last_k || product.first_k >= piece.last_k) return false;
+    return piece.step == fetch_a || (piece.first < product.last && product.first < piece.last);
+}
+
+// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
+Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
+    const std::int64_t size = extent / parts, more = extent % parts;
+    const std::int64_t first = number * size + std::min(number, more);
+    return {first, first + size + (number < more ? 1 : 0)};
+}
+
+class Scheduler {
+  public:
+    explicit Scheduler(const KInput &in) : in_(in) {
+        for (const KBlock &block : in_.blocks) {
+            states_.emplace_back(block.members.size());
+            c_in_.emplace_back(block.adders.size());
+            const std::size_t columns = block.members.front().starts.size() - 1;
+            for (WorkerState &state : states_.back()) {
+                state.begun.assign(columns, false);
+                state.c_there.assign(columns, -1);
+            }
+            for (auto &tasks : c_in_.back())
+                tasks.assign(columns, -1);
+            finished_.emplace_back(columns, 0);
+        }
+    }
+
+    KTables run() {
+        for (const KMove &move : in_.moves) {
+            if (move.step == fetch_a) {
+                for (int row = 0; row < in_.rows; ++row)
+                    fetch(matrix_a, blocks_of_row(row), move);
+            } else if (move.step == fetch_b) {
+                for (int col = 0; col < in_.cols; ++col)
+                    fetch(matrix_b, blocks_of_col(col), move);
+            } else {
+                for (std::size_t block = 0; block < in_.blocks.size(); ++block)
+                    take(block, move);
+            }
+        }
+        return std::move(out_);
+    }
+
+  private:
+    // -- who ---------------------------------------------------------------------------------
+
+    std::vector<std::size_t> blocks_of_row(int row) const {
+        std::vector<std::size_t> found;
+        for (int col = 0; col < in_.cols; ++col)
+            add_block(found, row, col);
+        return found;
+    }
+    std::vector<std::size_t> blocks_of_col(int col) const {
+        std::vector<std::size_t> found;
+        for (int row = 0; row < in_.rows; ++row)
+            add_block(found, row, col);
+        return found;
+    }
+    void add_block(std::vector<std::size_t> &found, int row, int col) const {
+        const int block = in_.block_of[static_cast<std::size_t>(row) * in_.cols + col];
+        if (block >= 0) found.push_back(static_cast<std::size_t>(block));
+    }
+    bool at_home(int matrix, int rank) const { return !in_.origin[matrix].on_host && in_.origin[matrix].rank == rank; }
+    bool transposed(int matrix) const {
+        return matrix == matrix_a ? in_.trans_a : matrix == matrix_b ? in_.trans_b : false;
+    }
+    static Extent columns_of(const KWorker &w, int first, int last) {
+        return {w.first_col + w.starts[first], w.first_col + w.starts[last]};
+    }
+
+    // -- where -------------------------------------------------------------------------------
+
+    static Region stored(int buffer, Extent rows, Extent cols, bool turned) {
+        if (turned) std::swap(rows, cols);
+        return {buffer, rows.first, cols.first, rows.size(), cols.size()};
+    }
+    // A rectangle of op(A), op(B) or C in the caller's matrix, which is the buffer of its number.
+    Region user(int matrix, Extent rows, Extent cols) const { return stored(matrix, rows, cols, transposed(matrix)); }
+    // Where a worker has it.
+    Region held(const KWorker &w, int matrix, Extent rows, Extent cols) const {
+        if (w.panel[matrix] < 0) return user(matrix, rows, cols);
+        const std::int64_t top = matrix == matrix_b ? w.first_k : w.first_row;
+        const std::int64_t left = matrix == matrix_a ? w.first_k : w.first_col;
+        return stored(w.panel[matrix], rows.shifted(-top), cols.shifted(-left), transposed(matrix));
+    }
+
+    // -- records -----------------------------------------------------------------------------
+
+    std::int32_t region(const Region &r) {
+        const auto [found, fresh] = regions_.try_emplace(r, static_cast<std::int32_t>(out_.regions.size()));
+        if (fresh) out_.regions.push_back({r.buffer, 0, r.row, r.col, r.rows, r.cols});
+        return found->second;
+    }
+    std::int32_t lane(int rank, LaneKind kind, int source, int destination) {
+        const auto [found, fresh] =
+            lanes_.try_emplace(std::make_tuple(rank, static_cast<int>(kind), source, destination),
+                               static_cast<std::int32_t>(out_.lanes.size()));
+        if (fresh) out_.lanes.push_back({rank, kind, source, destination});
+        return found->second;
+    }
+    std::int32_t compute(int rank, int number) { return lane(rank, compute_lane, no_source, number); }
+
+    std::int32_t task(Kind kind, std::int32_t on, const Region &write, const std::vector<Operand> &reads,
+                      std::vector<std::int32_t> awaits) {
+        TaskRecord record;
+        record.kind = kind;
+        record.rank = out_.lanes[on].rank;
+        record.lane = on;
+        record.num_operands = static_cast<std::uint16_t>(1 + reads.size());
+        record.first_operand = static_cast<std::int32_t>(out_.operands.size());
+        record.first_await = static_cast<std::int32_t>(out_.awaits.size());
+        out_.operands.push_back({region(write), one, 0, 0});
+        for (const Operand &read : reads)
+            out_.operands.push_back({region(read.region), read.factor, static_cast<std::uint8_t>(read.transposed), 0});
+        std::sort(awaits.begin(), awaits.end());
+        awaits.erase(std::unique(awaits.begin(), awaits.end()), awaits.end());
+        for (const std::int32_t awaited : awaits)
+            if (awaited >= 0 && out_.tasks[awaited].lane != on) out_.awaits.push_back(awaited);
+        record.num_awaits = static_cast<std::int32_t>(out_.awaits.size()) - record.first_await;
+        out_.tasks.push_back(record);
+        return static_cast<std::int32_t>(out_.tasks.size()) - 1;
+    }
+
+    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, std::int32_t awaited) {
+        return task(copy_task, on, there, {{source}}, {awaited});
+    }
+    std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
+        return copy(lane(rank, copy_lane, rank, to), there, source, awaited);
+    }
+    std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
+        if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
+        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, -1);
+    }
+    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, std::int32_t awaited) {
+        if (!goal.on_host) {
+            push(rank, goal.rank, there, source, awaited);
+        } else {
+            copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_owner), there, source, awaited);
+        }
+    }
+
+    // -- A and B -----------------------------------------------------------------------------
+
+    // Brings one piece of A or B to all that need it: a slice to each, and from each to the others.
+    void fetch(int matrix, const std::vector<std::size_t> &blocks, const KMove &move) {
+        takers_.clear();
+        for (const std::size_t block : blocks)
+            if (in_.blocks[block].members[move.split].panel[matrix] >= 0) takers_.push_back(block);
+        if (takers_.empty()) return;
+        auto worker = [&](std::size_t block) -> const KWorker & { return in_.blocks[block].members[move.split]; };
+        auto place = [&](const KWorker &w, bool here) {
+            const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
+            const Extent rows = matrix == matrix_a ? Extent{w.first_row, w.last_row} : inner;
+            const Extent cols = matrix == matrix_a ? inner : columns_of(w, move.first, move.last);
+            return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
+        };
+        const Region source = place(worker(takers_.front()), false);
+        if (source.rows == 0 || source.cols == 0) return;
+        const auto count = static_cast<std::int64_t>(takers_.size());
+        const std::int64_t size = source.rows * source.cols * in_.itemsize;
+        const std::int64_t parts =
+            std::max<std::int64_t>(1, std::min({count, source.cols, size / in_.min_slice_bytes}));
+        const std::int64_t turn = move.first_k / in_.first_block;
+        for (std::int64_t part = 0; part < parts; ++part) {
+            const Extent slice = part_of(source.cols, parts, part);
+            const std::size_t first = takers_[static_cast<std::size_t>((part + turn) % count)];
+            const Region here = place(worker(first), true).columns(slice.first, slice.last);
+            const std::int32_t came =
+                copy_in(in_.origin[matrix], worker(first).rank, here, source.columns(slice.first, slice.last));
+            states_[first][move.split].arriving.push_back({move, came});
+            for (const std::size_t other : takers_) {
+                if (other == first) continue;
+                const Region there = place(worker(other), true).columns(slice.first, slice.last);
+                const std::int32_t passed = push(worker(first).rank, worker(other).rank, there, here, came);
+                states_[other][move.split].arriving.push_back({move, passed});
+            }
+        }
+    }
+
+    // -- C -----------------------------------------------------------------------------------
+
+    void take(std::size_t block, const KMove &move) {
+        const KBlock &of = in_.blocks[block];
+        const KWorker &w = of.members[move.split];
+        if (columns_of(w, move.first, move.last).size() == 0) return;
+        if (move.step == multiply) {
+            multiply_block(w, states_[block][move.split], move);
+        } else if (move.step == fetch_c) {
+            fetch_columns(block, w, states_[block][move.split], move.first);
+        } else if (++finished_[block][move.first] == static_cast<int>(of.members.size())) {
+            finish_columns(block, move.first);
+        }
+    }
+
+    void fetch_columns(std::size_t block, const KWorker &w, WorkerState &state, int column) {
+        if (!in_.reads_c || at_home(matrix_c, w.rank)) return;
+        const Extent rows{w.first_row, w.last_row};
+        const std::vector<KAdder> &adders = in_.blocks[block].adders;
+        for (std::size_t a = 0; a < adders.size(); ++a) {
+            const Extent cols{adders[a].firsts[column], adders[a].lasts[column]};
+            if (adders[a].rank != w.rank || cols.size() == 0) continue;
+            const Region source = user(matrix_c, rows, cols);
+            if (column >= in_.first_early) {
+                state.c_there[column] = copy_in(in_.origin[matrix_c], w.rank, held(w, matrix_c, rows, cols), source);
+            } else {
+                const Region beside{adders[a].staging, 0, adders[a].places[column], source.rows, source.cols};
+                c_in_[block][a][column] = copy_in(in_.origin[matrix_c], w.rank, beside, source);
+            }
+        }
+    }
+
+    void multiply_block(const KWorker &w, WorkerState &state, const KMove &move) {
+        const Extent rows{w.first_row, w.last_row}, cols = columns_of(w, move.first, move.last);
+        const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
+        const Region target = held(w, matrix_c, rows, cols);
+        std::vector<Operand> reads = {{held(w, matrix_a, rows, inner), alpha, in_.trans_a},
+                                      {held(w, matrix_b, inner, cols), one, in_.trans_b}};
+        std::vector<std::int32_t> awaits;
+        if (state.begun[move.first]) {
+            reads.push_back({target, one});
+        } else if (w.panel[matrix_c] < 0 && in_.reads_c) {
+            reads.push_back({target, beta});
+        } else if (state.c_there[move.first] >= 0) {
+            reads.push_back({target, beta});
+            awaits.push_back(state.c_there[move.first]);
+        }
+        for (int column = move.first; column < move.last; ++column)
+            state.begun[column] = true;
+        // The lane is in order: what one product awaits the next ones need not.
+        std::erase_if(state.arriving, [&](const Piece &piece) {
+            if (!meet(piece.move, move)) return false;
+            awaits.push_back(piece.task);
+            return true;
+        });
+        state.product = task(gemm_task, compute(w.rank, product_lane), target, reads, std::move(awaits));
+    }
+
+    // Adds up what the members have of a column block, and hands it on.
+    void finish_columns(std::size_t block, int column) {
+        const KBlock &of = in_.blocks[block];
+        if (of.members.front().panel[matrix_c] < 0) return;  // formed in the caller's C
+        const Extent rows{of.members.front().first_row, of.members.front().last_row};
+        for (std::size_t a = 0; a < of.adders.size(); ++a) {
+            const KAdder &adder = of.adders[a];
+            const Extent cols{adder.firsts[column], adder.lasts[column]};
+            if (cols.size() == 0) continue;
+            const Region target = user(matrix_c, rows, cols);
+            std::vector<Summand> summands;
+            for (std::size_t m = 0; m < of.members.size(); ++m) {
+                const KWorker &member = of.members[m];
+                const Region own = held(member, matrix_c, rows, cols);
+                const std::int32_t product = states_[block][m].product;
+                if (member.rank == adder.rank) {
+                    summands.push_back({own, product});
+                    continue;
+                }
+                const Region there =
+                    in_.combines ? Region{adder.partial[m], 0, adder.places[column], own.rows, own.cols} : target;
+                summands.push_back({there, push(member.rank, adder.rank, there, own, product)});
+            }
+            Summand out = summands.front();
+            if (in_.combines && column < in_.first_early) out = combine(block, a, column, summands, target);
+            if (!at_home(matrix_c, adder.rank))
+                copy_out(adder.rank, in_.origin[matrix_c], target, out.region, out.task);
+        }
+    }
+
+    Summand combine(std::size_t block, std::size_t a, int column, std::vector<Summand> &summands,
+                    const Region &target) {
+        const KAdder &adder = in_.blocks[block].adders[a];
+        const std::int32_t on = compute(adder.rank, sum_lane);
+        const auto most = static_cast<std::size_t>(in_.most_summands), room = most - (in_.reads_c ? 1 : 0);
+        auto sum_up = [&](std::size_t count, const Region &into, bool with_c, const Region &c, std::int32_t c_task) {
+            std::vector<Operand> reads;
+            std::vector<std::int32_t> awaits;
+            for (std::size_t s = 0; s < count; ++s) {
+                reads.push_back({summands[s].region});
+                awaits.push_back(summands[s].task);
+            }
+            if (with_c) {
+                reads.push_back({c, beta});
+                awaits.push_back(c_task);
+            }
+            return task(combine_task, on, into, reads, std::move(awaits));
+        };
+        while (summands.size() > room) {
+            const Region into = summands.front().region;
+            const std::size_t count = std::min(most, summands.size());
+            const std::int32_t sum = sum_up(count, into, false, into, -1);
+            summands.erase(summands.begin() + 1, summands.begin() + static_cast<std::ptrdiff_t>(count));
+            summands.front() = {into, sum};
+        }
+        const bool home = at_home(matrix_c, adder.rank);
+        const Region beside{adder.staging, 0, adder.places[column], target.rows, target.cols};
+        const Region out = home ? target : in_.half ? beside : summands.front().region;
+        return {out, sum_up(summands.size(), out, in_.reads_c, home ? target : beside, c_in_[block][a][column])};
+    }
+
+    const KInput &in_;
+    KTables out_;
+    std::unordered_map<Region, std::int32_t, RegionHash> regions_;
+    std::map<std::tuple<int, int, int, int>, std::int32_t> lanes_;
+    std::vector<std::vector<WorkerState>> states_;              // per block, per member
+    std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per column block
+    std::vector<std::vector<int>> finished_;                    // per block, per column block: members that have
+    std::vector<std::size_t> takers_;
+};
+
+}  // namespace
+
+KTables schedule_kblocks(const KInput &input) { return Scheduler(input).run(); }
+
+}  // namespace uncut

@@ -1,0 +1,70 @@
+// The tasks of planning/kblocks.py, which says what they do; who computes what and in which steps comes from there.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "records.hpp"
+
+namespace uncut {
+
+struct KWorker {
+    int rank = 0;
+    std::int64_t first_row = 0, last_row = 0, first_col = 0, last_col = 0;
+    std::int64_t first_k = 0, last_k = 0;
+    std::vector<std::int64_t> starts;  // of its column blocks, from its first column, and their end
+    std::array<int, 3> panel{};        // of A, B, C; -1: it uses the caller's matrix
+};
+
+struct KAdder {
+    int rank = 0;
+    std::vector<std::int64_t> firsts, lasts;  // columns of C, per column block
+    std::vector<std::int64_t> places;         // where they begin in its buffers, per column block
+    std::vector<int> partial;                 // buffer for what each member brings, -1 for itself
+    int staging = -1;                         // buffer for C itself
+};
+
+// A block of C: who multiplies for it, one rank per part of k, and who adds up.
+struct KBlock {
+    std::vector<KWorker> members;
+    std::vector<KAdder> adders;
+};
+
+enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
+
+struct KMove {
+    int step = 0, split = 0;
+    std::int64_t first_k = 0, last_k = 0;  // from the first of the rank's part of k
+    int first = 0, last = 0;               // column blocks
+};
+
+struct KOrigin {
+    bool on_host = false;
+    int rank = -1;  // -1: host memory of all ranks
+};
+
+struct KInput {
+    int rows = 0, cols = 0;     // process grid
+    std::vector<int> block_of;  // row * cols + col -> index into blocks, -1 for an empty one
+    std::vector<KBlock> blocks;
+    std::vector<KMove> moves;
+    std::array<KOrigin, 3> origin;
+    bool trans_a = false, trans_b = false, reads_c = false, half = false;
+    bool combines = false;  // whether sums are formed apart from products
+    int first_early = 0;    // first column block whose C is fetched before its products
+    std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
+    int most_summands = 8;
+};
+
+struct KTables {
+    std::vector<TaskRecord> tasks;
+    std::vector<OperandRecord> operands;
+    std::vector<RegionRecord> regions;
+    std::vector<std::int32_t> awaits;
+    std::vector<LaneRecord> lanes;
+};
+
+KTables schedule_kblocks(const KInput &input);
+
+}  // namespace uncut

@@ -1,0 +1,72 @@
+"""
+Usual figures of a backend, where a first measurement is too short to find them.
+
+A session's first measurement takes links and rates. What else planning needs (what it costs to issue, how the rate
+of a product depends on its shape, what narrow rows and devices share) stands here as measured once by
+``python -m uncut_mpi.calibrate``: for ``cuda`` on a node with 2 H200 (CUDA 13, driver 580), for ``host`` on a
+machine with 2 cores. A calibration replaces all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.ports import device_ports
+
+_CUDA_COSTS: Final = IssueCosts(
+    copy_s=3.0e-6,
+    gemm_s=7.0e-6,
+    combine_s=2.6e-6,
+    wait_s=0.9e-6,
+    event_s=0.2e-6,
+    event_latency_s=0.5e-6,
+    flag_latency_s=8.0e-6,
+)
+_HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
+
+_CUDA_SHAPES: Final = {
+    "f64": GemmShape(half_depth=40, overhead_s=5e-6),
+    "f32": GemmShape(half_depth=35, overhead_s=4e-6),
+    "f16": GemmShape(half_depth=390, overhead_s=5e-6),
+    "bf16": GemmShape(half_depth=420, overhead_s=4e-6),
+}
+_HOST_SHAPES: Final = {
+    "f64": GemmShape(half_depth=3, overhead_s=1e-5),
+    "f32": GemmShape(half_depth=2, overhead_s=1.5e-5),
+    "f16": GemmShape(overhead_s=3e-5),
+    "bf16": GemmShape(overhead_s=2e-5),
+}
+
+# Rows 64 KiB apart, the device multiplying meanwhile.
+_CUDA_ROWS: Final = RowRates(
+    device=((512, 0.71), (2048, 0.93), (8192, 0.98)),
+    host_in=((512, 0.26), (2048, 0.35), (4096, 0.36), (8192, 0.58), (16384, 0.58), (32768, 0.85), (65536, 1.0)),
+    host_out=((512, 0.24), (2048, 0.34), (4096, 0.35), (8192, 0.58), (16384, 0.58), (32768, 0.78), (65536, 0.99)),
+)
+
+
+def usual_figures(backend: str, bandwidth_gb_per_s: np.ndarray) -> dict[str, Any]:
+    """
+    Return fields of a `Machine` that a first measurement leaves open, ports of devices among them.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cuda"`` or ``"host"``.
+    bandwidth_gb_per_s : ndarray of float64, shape (num_ranks + 1, num_ranks + 1)
+        Of every link alone. Devices are expected to send, and to receive, as much in all as over the best of their
+        links, as behind a switch; for bounds all of their links count.
+    """
+    if backend != "cuda":
+        return {"costs": _HOST_COSTS, "gemm_shape": _HOST_SHAPES, "ports": ()}
+    ranks = range(len(bandwidth_gb_per_s) - 1)
+    links = bandwidth_gb_per_s[:-1, :-1][~np.eye(len(ranks), dtype=bool)]
+    ports = []
+    if len(links):
+        most, best = (len(ranks) - 1) * float(links.max()), float(links.max())
+        ports = [dataclasses.replace(port, typical_gb_per_s=best) for port in device_ports(ranks, most, most)]
+    return {"costs": _CUDA_COSTS, "gemm_shape": _CUDA_SHAPES, "row_rates": _CUDA_ROWS, "ports": ports}
