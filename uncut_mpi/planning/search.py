@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -42,8 +41,26 @@ _ROUNDS: Final = 3
 _COLUMN_BLOCKS: Final = (1, 2, 4, 8)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
-_HOPELESS: Final = 1.1
-"""A scheduler whose first tries take so many times as long as the best so far is not looked at further."""
+_HOPELESS: Final = 1.25
+"""A scheduler whose first tries take so many times as long as another's is not looked at further."""
+
+_FIRST_PART: Final = 0.5
+"""What the more promising scheduler gets of the budget, at least."""
+
+_DIMENSIONS: Final = {
+    "uncut": ("_orders", "_grids", "_tiles", "_ranks", "_rough", "_shares"),
+    "kblocks": (
+        "_splits",
+        "_block_orders",
+        "_columns",
+        "_largest_blocks",
+        "_first_blocks",
+        "_combines",
+        "_fewer_ranks",
+        "_shares",
+    ),
+}
+"""What is varied, in this order."""
 
 _SHARE_STEPS: Final = 3
 _SHARE_TOLERANCE: Final = 0.05
@@ -178,6 +195,7 @@ class _Explorer:
         self._metric = metric_of(metric, watts_known=watts_known)
         self._watts_known = watts_known
         self._budget, self._threads = budget, threads
+        self._limit = budget
         self._seen: set[ScheduleOptions] = set()
         self._simulations: dict[ScheduleOptions, Simulation] = {}
         self._bounds: dict[tuple[int, ...], float] = {}
@@ -186,43 +204,57 @@ class _Explorer:
         self.spent = 0
 
     def explore(self, asked: ScheduleOptions) -> None:
-        """Try the heuristics' choice of each scheduler, then improve it dimension by dimension."""
+        """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
-        explorers = {"uncut": self._explore_uncut, "kblocks": self._explore_kblocks}
+        best: dict[str, Candidate] = {}
         refused = None
-        for one in sorted(schedulers):  # few large products first: they take the least of the budget
+        for one in schedulers:
             try:
-                explorers[one](dataclasses.replace(asked, scheduler=one))
+                found = self._sketch(dataclasses.replace(asked, scheduler=one))
             except (PlanError, CapacityError) as error:  # the other may fit
                 refused = error
-        if refused is not None and not self.tried:
+            else:
+                if found is not None:
+                    best[one] = found
+        if not best:
+            assert refused is not None  # the first candidate is simulated or refused
             raise refused
+        if not self._problem.has_product:
+            return
+        order = sorted(best, key=lambda one: best[one].value)
+        promising = [one for one in order if best[one].value <= _HOPELESS * best[order[0]].value]
+        for number, one in enumerate(promising):
+            if number < len(promising) - 1:  # some of the budget is for the next one
+                self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
+            self._explore(best[one], dataclasses.replace(asked, scheduler=one))
+            self._limit = self._budget
 
-    def _explore_uncut(self, asked: ScheduleOptions) -> None:
-        rival = min((one.value for one in self.tried), default=np.inf)
+    def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
+        """Return the best of a scheduler's first few candidates."""
         first = self._first(asked)
         best = self._try(first, must=not self.tried)
         if best is None or not self._problem.has_product:
-            return
+            return best
+        if asked.scheduler == "kblocks":
+            for dimension in (self._corners, self._block_orders):
+                best = self._improve(best, asked, dimension)
+            return best
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
         rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._rough_transfers(asked)]
-        best = min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
-        if best.value > _HOPELESS * rival:
-            return
-        best = self._descend(
-            best, asked, (self._orders, self._grids, self._tiles, self._ranks, self._rough, self._shares)
-        )
-        own = [one for one in self.tried if one.options.scheduler == "uncut"]
-        self._improve(min(own, key=lambda one: one.value), asked, self._fine)
+        return min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
 
-    def _explore_kblocks(self, asked: ScheduleOptions) -> None:
-        best = self._try(self._first(asked), must=not self.tried)
-        if best is not None:
-            self._descend(
-                best,
-                asked,
-                (self._splits, self._columns, self._ramps, self._combines, self._fewer_ranks, self._shares),
-            )
+    def _explore(self, best: Candidate, asked: ScheduleOptions) -> None:
+        """Return what a few rounds of coordinate descent make of a candidate."""
+        dimensions = _DIMENSIONS[asked.scheduler]
+        for _ in range(_ROUNDS):
+            before = best
+            for name in dimensions:
+                best = self._improve(best, asked, getattr(self, name))
+            if best is before or self.spent >= self._limit:
+                break
+        if asked.scheduler == "uncut":
+            own = [one for one in self.tried if one.options.scheduler == "uncut"]
+            self._improve(min(own, key=lambda one: one.value), asked, self._fine)
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if asked.devices is not None or asked.row_shares is not None or asked.col_shares is not None:
@@ -230,16 +262,6 @@ class _Explorer:
         if asked.blocking.splits > 1:
             return asked
         return dataclasses.replace(asked, **self._placed(tuple(range(self._num_ranks)), asked.grid))
-
-    def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[_Dimension]) -> Candidate:
-        """Return what a few rounds of coordinate descent make of a candidate."""
-        for _ in range(_ROUNDS):
-            before = best
-            for dimension in dimensions:
-                best = self._improve(best, asked, dimension)
-            if best is before or self.spent >= self._budget:
-                break
-        return best
 
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
         """Return the best of a candidate and what one dimension makes of it."""
@@ -309,33 +331,44 @@ class _Explorer:
 
     # -- dimensions of kblocks -------------------------------------------------------------
 
+    def _corners(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """One row of ranks, one column of them, and all ranks sharing k."""
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        yield from self._on_grids(asked, best, [(1, len(ranks), 1), (len(ranks), 1, 1), (1, 1, len(ranks))])
+
     def _splits(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        yield from self._on_grids(asked, best, grids(len(ranks)))
+
+    def _on_grids(
+        self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
+    ) -> Iterator[dict[str, Any]]:
         if asked.grid is not None:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
-        for rows, cols, splits in grids(len(ranks)):
+        for rows, cols, splits in chosen:
             if asked.blocking.splits in (0, splits):
                 changes = {"devices": ranks} if asked.devices is not None else self._placed(ranks, (rows, cols))
-                yield {
-                    "row_shares": None,
-                    "col_shares": None,
-                    **changes,
-                    "grid": (rows, cols),
-                    **_blocked(best, splits=splits),
-                }
+                shares = {"row_shares": None, "col_shares": None, **changes}
+                yield {**shares, "grid": (rows, cols), **_blocked(best, splits=splits)}
+
+    def _block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if not asked.blocking.order:
+            yield from (_blocked(best, order=order) for order in BLOCK_ORDERS)
 
     def _columns(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        orders = (asked.blocking.order,) if asked.blocking.order else BLOCK_ORDERS
-        counts = (asked.blocking.columns,) if asked.blocking.columns else _COLUMN_BLOCKS
-        for order, count in itertools.product(orders, counts):
-            yield _blocked(best, order=order, columns=count)
+        if not asked.blocking.columns:
+            yield from (_blocked(best, columns=count) for count in _COLUMN_BLOCKS)
 
-    def _ramps(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        blocking, inner = asked.blocking, -(-self._problem.k // best.options.blocking.splits)
-        for block in (blocking.block,) if blocking.block else (*_K_BLOCKS, inner):
-            for first in (blocking.first,) if blocking.first else _FIRST_BLOCKS:
-                if first <= block <= inner:
-                    yield _blocked(best, first=first, block=block)
+    def _largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        inner = -(-self._problem.k // best.options.blocking.splits)
+        if not asked.blocking.block:
+            yield from (_blocked(best, block=block) for block in (*_K_BLOCKS, inner) if block <= inner)
+
+    def _first_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if not asked.blocking.first:
+            most = best.options.blocking.block
+            yield from (_blocked(best, first=first) for first in _FIRST_BLOCKS if first <= most)
 
     def _combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if self._placement.c.space == "device" and not asked.blocking.combine:
@@ -402,7 +435,7 @@ class _Explorer:
         if not must:
             lower = self._bound(options)
             hopeless = self._metric_name == "time" and lower >= best
-            if hopeless or self.spent >= self._budget or self._too_large(options):
+            if hopeless or self.spent >= self._limit or self._too_large(options):
                 self.discarded += 1
                 return None
         try:
@@ -416,7 +449,7 @@ class _Explorer:
             if named in self._seen:
                 return None  # the heuristics have chosen what was tried by name
             self._seen.add(named)
-        if not must and self.spent + len(schedule.tasks) > self._budget:
+        if not must and self.spent + len(schedule.tasks) > self._limit:
             self.discarded += 1
             return None
         lower = self._bound(options)
@@ -446,7 +479,7 @@ class _Explorer:
             return False
         problem, tile = self._problem, options.tile
         products = -(-problem.m // tile) * -(-problem.n // tile) * -(-problem.k // tile)
-        return products > self._budget - self.spent
+        return products > self._limit - self.spent
 
     def _bound(self, options: ScheduleOptions) -> float:
         ranks = options.devices or tuple(range(self._num_ranks))
