@@ -17,7 +17,7 @@ from uncut_mpi.planning.schedule import HOST, Kind
 problem = GemmProblem(m=8192, n=8192, k=8192, dtype=DType.f64)
 placement = Placement.parse("0,0,h")  # A and B on the device of rank 0, C in host memory
 machine = Machine.uniform(8)  # equal links and devices, assumed rather than measured
-planned = plan(problem, placement, 8, machine, ScheduleOptions(tile=2048))
+planned = plan(problem, placement, 8, machine, ScheduleOptions(scheduler="uncut", tile=2048))
 schedule = planned.schedule
 
 kinds = Counter(Kind(kind).name for kind in schedule.tasks["kind"])

@@ -11,7 +11,7 @@ from tests.helpers.products import Case, make_operands, mismatch, release, set_m
 from uncut_mpi.device.host import Disorder, HostBackend
 
 pytestmark = pytest.mark.mpi(min_size=1)
-OPTIONS = um.ScheduleOptions(tile=16)
+OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 BOUNDARIES = {"2^30": 1 << 30, "2^31": 1 << 31, "3*2^30": 3 << 30, "2^32": 1 << 32}
 
 

@@ -25,7 +25,7 @@ def test_flags_look_unreached_after_a_failed_growth(comm, monkeypatch):
             return super().allocate(nbytes)
 
     machine = um.Machine.uniform(comm.size)
-    options = um.ScheduleOptions(tile=16)
+    options = um.ScheduleOptions(scheduler="uncut", tile=16)
     with um.Session(comm, backend=Limited, machine=machine, timeout_s=20) as session:
         case = Case(160, 160, 160, place=("0", "1", "0"))
         operands = make_operands(session, case)

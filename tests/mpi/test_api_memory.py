@@ -201,7 +201,7 @@ def open_session(comm, backend="host"):
     return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=20)
 
 
-OPTIONS = um.ScheduleOptions(tile=16)
+OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 CASE = Case(40, 30, 20, place=("0", "h", "0"))
 
 
@@ -244,7 +244,7 @@ def test_a_product_too_large_for_one_rank_fails_on_all_and_smaller_ones_go_on(co
             plan.execute(1.2345, 1.1154)
             wrong = mismatch(Case(40, 30, 20), small)
             kind, message = failure(
-                lambda: session.gemm(large.a, large.b, large.c, options=um.ScheduleOptions(tile=256))
+                lambda: session.gemm(large.a, large.b, large.c, options=um.ScheduleOptions(scheduler="uncut", tile=256))
             )
             collective_assert(comm, kind == "CapacityError" and "rank 1" in message, f"{kind}: {message}")
             if session.rank == 0:
@@ -254,7 +254,14 @@ def test_a_product_too_large_for_one_rank_fails_on_all_and_smaller_ones_go_on(co
             wrong += mismatch(Case(40, 30, 20), small)
         made[0].limit_bytes = 1 << 62
         case = Case(800, 700, 600)
-        session.gemm(large.a, large.b, large.c, alpha=case.alpha, beta=case.beta, options=um.ScheduleOptions(tile=256))
+        session.gemm(
+            large.a,
+            large.b,
+            large.c,
+            alpha=case.alpha,
+            beta=case.beta,
+            options=um.ScheduleOptions(scheduler="uncut", tile=256),
+        )
         wrong += mismatch(case, large)
         release(session, large)
     collective_assert(comm, not wrong, wrong)

@@ -21,7 +21,7 @@ CLOCKS_S = {"host": (0.0, 0.0), "cuda": (1e-6, 1e-4)}
 
 def traced(session, case):
     operands = make_operands(session, case)
-    options = um.ScheduleOptions(tile=32)
+    options = um.ScheduleOptions(scheduler="uncut", tile=32)
     with session.plan(operands.a, operands.b, operands.c, reads_c=case.beta != 0, options=options) as plan:
         session.poison_softbuf()
         trace = plan.trace(case.alpha, case.beta)

@@ -43,7 +43,7 @@ def places(size: int) -> list[tuple[str, str, str]]:
 
 def test_every_placement_on_host_first_and_last_rank(session, comm):
     for number, place in enumerate(places(session.size)):
-        run(session, comm, Case(65, 43, 57, place=place, seed=number), um.ScheduleOptions(tile=16))
+        run(session, comm, Case(65, 43, 57, place=place, seed=number), um.ScheduleOptions(scheduler="uncut", tile=16))
 
 
 def test_every_transpose_and_order_with_leading_dimensions(session, comm):
@@ -63,7 +63,7 @@ def test_every_transpose_and_order_with_leading_dimensions(session, comm):
             pad=(3, 5, 1),
             seed=number,
         )
-        run(session, comm, case, um.ScheduleOptions(tile=13))
+        run(session, comm, case, um.ScheduleOptions(scheduler="uncut", tile=13))
 
 
 def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
@@ -72,7 +72,12 @@ def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
         ("f64", "f32", "f16", "bf16"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))
     ):
         for beta in (0.0, 1.1154):
-            run(session, comm, Case(48, 40, 96, place=place, dtype=dtype, beta=beta), um.ScheduleOptions(tile=16))
+            run(
+                session,
+                comm,
+                Case(48, 40, 96, place=place, dtype=dtype, beta=beta),
+                um.ScheduleOptions(scheduler="uncut", tile=16),
+            )
 
 
 @pytest.mark.parametrize(
@@ -104,14 +109,14 @@ def test_scalars_and_what_they_leave_unread(session, comm, alpha, beta):
             session,
             comm,
             Case(33, 35, 20, place=place, dtype=dtype, alpha=alpha, beta=beta),
-            um.ScheduleOptions(tile=16),
+            um.ScheduleOptions(scheduler="uncut", tile=16),
         )
 
 
 def test_private_host_memory_of_a_rank(session, comm):
     last = f"h{session.size - 1}"
     for place in ((last, "h", "h"), ("h0", "0", last), (last, last, last), ("0", "h0", "0")):
-        run(session, comm, Case(40, 44, 36, place=place), um.ScheduleOptions(tile=16))
+        run(session, comm, Case(40, 44, 36, place=place), um.ScheduleOptions(scheduler="uncut", tile=16))
 
 
 @pytest.mark.parametrize(
@@ -133,14 +138,24 @@ def test_private_host_memory_of_a_rank(session, comm):
 def test_every_option_gives_the_right_product(session, comm, options):
     last = str(session.size - 1)
     for place in (("h", "h", "h"), ("0", "0", "0"), ("h", last, "0")):
-        run(session, comm, Case(70, 66, 50, place=place), um.ScheduleOptions(**{"tile": 16, **options}))
+        run(
+            session,
+            comm,
+            Case(70, 66, 50, place=place),
+            um.ScheduleOptions(scheduler="uncut", **{"tile": 16, **options}),
+        )
 
 
 def test_ranks_that_do_not_compute_hold_matrices(session, comm):
     last, size = str(session.size - 1), session.size
     for devices in ((0,), tuple(range(size))[::-1], tuple(range(size))[: -(-size // 2)], (size - 1,)):
         for place in (("h", "h", "h"), ("0", "0", "0"), (last, "0", last), ("h0", last, "h0")):
-            run(session, comm, Case(70, 66, 50, place=place), um.ScheduleOptions(tile=16, devices=devices))
+            run(
+                session,
+                comm,
+                Case(70, 66, 50, place=place),
+                um.ScheduleOptions(scheduler="uncut", tile=16, devices=devices),
+            )
 
 
 def test_blocks_of_unequal_shares(session, comm):
@@ -148,7 +163,12 @@ def test_blocks_of_unequal_shares(session, comm):
     for rows, cols in ((1, size), (size, 1)):
         shares = tuple(1.0 + rank % 3 for rank in range(size))
         options = um.ScheduleOptions(
-            tile=16, grid=(rows, cols), row_shares=shares[:rows], col_shares=shares[::-1][:cols], order="eta"
+            scheduler="uncut",
+            tile=16,
+            grid=(rows, cols),
+            row_shares=shares[:rows],
+            col_shares=shares[::-1][:cols],
+            order="eta",
         )
         for dtype in ("f64", "bf16"):
             run(session, comm, Case(70, 166, 50, place=("h", "0", "h"), dtype=dtype), options)
@@ -231,7 +251,9 @@ def test_tiles_and_results_go_round_slow_links(slow_links, comm, max_hops, batch
     computing = tuple(rank for rank in range(slow_links.size) if rank != max(0, last - 1)) or (0,)
     for number, devices in enumerate((None, computing)):
         for routing, place in itertools.product(("bw", "eta"), ((str(last), "0", "0"), ("h", str(last), "h"))):
-            options = um.ScheduleOptions(tile=16, devices=devices, max_hops=max_hops, batch=batch, routing=routing)
+            options = um.ScheduleOptions(
+                scheduler="uncut", tile=16, devices=devices, max_hops=max_hops, batch=batch, routing=routing
+            )
             for dtype in ("f64", "f16"):
                 run(slow_links, comm, Case(70, 66, 50, place=place, dtype=dtype, seed=number), options)
             operands = make_operands(slow_links, Case(70, 66, 50, place=place))
@@ -242,8 +264,8 @@ def test_tiles_and_results_go_round_slow_links(slow_links, comm, max_hops, batch
 
 
 def test_more_ranks_than_tiles_leave_ranks_without_work(session, comm):
-    run(session, comm, Case(8, 8, 8), um.ScheduleOptions(tile=128))
-    run(session, comm, Case(8, 8, 8, place=("0", "0", "0")), um.ScheduleOptions(grid=(1, 1)))
+    run(session, comm, Case(8, 8, 8), um.ScheduleOptions(scheduler="uncut", tile=128))
+    run(session, comm, Case(8, 8, 8, place=("0", "0", "0")), um.ScheduleOptions(scheduler="uncut", grid=(1, 1)))
 
 
 def test_the_same_matrix_may_be_a_and_b(session, comm):
@@ -269,7 +291,9 @@ def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
     case = Case(50, 40, 60, place=("h", "0", "h"))
     operands = make_operands(session, case)
     others = make_operands(session, Case(50, 40, 60, place=("h", "0", "h"), seed=9))
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(tile=16)) as plan:
+    with session.plan(
+        operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(scheduler="uncut", tile=16)
+    ) as plan:
         for alpha, beta, given in (
             (1.0, 0.5, operands),
             (-0.25, 2.0, operands),
@@ -310,7 +334,7 @@ def test_repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing(session,
 def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, monkeypatch, planned):
     case = Case(64, 60, 56, place=("0", "h", str(session.size - 1)))
     operands = make_operands(session, case)
-    options = um.ScheduleOptions(tile=16)
+    options = um.ScheduleOptions(scheduler="uncut", tile=16)
     matrices = (operands.a, operands.b, operands.c)
     with session.plan(*matrices, options=options) as plan:
 
@@ -341,7 +365,9 @@ def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, m
 def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):
     case = Case(90, 80, 70, place=("h", "0", "0"))
     operands = make_operands(session, case)
-    with session.plan(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=16)) as plan:
+    with session.plan(
+        operands.a, operands.b, operands.c, options=um.ScheduleOptions(scheduler="uncut", tile=16)
+    ) as plan:
         result = plan.execute(1.0, 1.0)
         totals = comm.allgather((result.tasks, result.copy_bytes))
         schedule = plan.schedule
@@ -357,7 +383,7 @@ def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):
 def test_more_than_5000_operations_on_one_lane(session, comm):
     edge = 28 if session.size > 2 else 24
     case = Case(8 * edge, 8 * edge, 8 * edge, place=("0", "h", "0"))
-    options = um.ScheduleOptions(tile=8, compute_lanes=1, grid=(1, min(session.size, 4)), chunks=1)
+    options = um.ScheduleOptions(scheduler="uncut", tile=8, compute_lanes=1, grid=(1, min(session.size, 4)), chunks=1)
     operands = make_operands(session, case)
     with session.plan(operands.a, operands.b, operands.c, options=options) as plan:
         session.poison_softbuf()

@@ -16,7 +16,7 @@ from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.planning.lower import Code
 
 pytestmark = pytest.mark.mpi(min_size=1)
-OPTIONS = um.ScheduleOptions(tile=16)
+OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 
 def product(session: um.Session, case: Case, options: um.ScheduleOptions = OPTIONS) -> str:
@@ -111,7 +111,7 @@ def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm, open_s
             plan.execute(1.2345, 1.1154)
             wrong = mismatch(Case(20, 20, 20), small)
             sizes = session._calls._softbuf.sizes.copy()
-            wrong += product(session, Case(700, 650, 600), um.ScheduleOptions(tile=256))
+            wrong += product(session, Case(700, 650, 600), um.ScheduleOptions(scheduler="uncut", tile=256))
             grown = bool((session._calls._softbuf.sizes > sizes).any())
             if session.rank == 0:
                 small.c.array[...] = small.c_MN
@@ -141,8 +141,8 @@ def test_random_order_of_ready_tasks_gives_the_right_product(comm, open_session,
             for place, dtype in ((("h", "h", "h"), "f64"), (("0", "0", "0"), "f32"), (("0", last, "h"), "bf16"))
             for options in (
                 OPTIONS,
-                um.ScheduleOptions(tile=16, caching=False),
-                um.ScheduleOptions(tile=16, overlap=False),
+                um.ScheduleOptions(scheduler="uncut", tile=16, caching=False),
+                um.ScheduleOptions(scheduler="uncut", tile=16, overlap=False),
             )
         ]
     collective_assert(comm, not any(wrong), str(wrong))
@@ -196,7 +196,9 @@ def test_a_rank_that_hangs_is_named_on_every_rank(comm, open_session):
     session = open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=hang), timeout_s=1.0)
     operands = make_operands(session, Case(64, 64, 64, place=("1", "1", "0")))
     try:
-        session.gemm(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=64, grid=(1, 1)))
+        session.gemm(
+            operands.a, operands.b, operands.c, options=um.ScheduleOptions(scheduler="uncut", tile=64, grid=(1, 1))
+        )
         found = "nothing was raised"
     except um.StallError as error:
         found = str(error)

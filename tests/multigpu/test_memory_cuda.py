@@ -13,7 +13,7 @@ from tests.helpers.products import Case, Operands, make_operands, mismatch, rand
 from uncut_mpi.model.dtypes import DType
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
-OPTIONS = um.ScheduleOptions(tile=16)
+OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 
 @pytest.fixture
@@ -191,7 +191,9 @@ def test_python_runs_as_often_for_many_tasks_as_for_few(session, comm):
             calls[-1] += 1
 
     for tile in (48, 8):
-        with session.plan(operands.a, operands.b, operands.c, options=um.ScheduleOptions(tile=tile)) as plan:
+        with session.plan(
+            operands.a, operands.b, operands.c, options=um.ScheduleOptions(scheduler="uncut", tile=tile)
+        ) as plan:
             plan.execute(1.2345, 0.5)
             calls.append(0)
             sys.setprofile(count)

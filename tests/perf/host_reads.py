@@ -28,7 +28,9 @@ def main():
     runtime = cupy.cuda.runtime
     with um.Session(comm, backend="cuda", timeout_s=20) as session:
         product = make_product(session, arguments, (n, n, n), DType.f64, generated_sources(arguments, n, n, n), "F")
-        with session.plan(product.a, product.b, product.c, options=um.ScheduleOptions(tile=tile)) as plan:
+        with session.plan(
+            product.a, product.b, product.c, options=um.ScheduleOptions(scheduler="uncut", tile=tile)
+        ) as plan:
             plan.execute(1.0, 1.0)
             a, b = product.a.address, product.b.address
             softbuf = int(session._calls._softbuf.addresses[session.rank])

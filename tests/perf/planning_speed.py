@@ -68,7 +68,7 @@ def main() -> None:
         ports += duplex_ports("host", *host, in_gb_per_s=185, out_gb_per_s=147, both_gb_per_s=(95, 95))
         shared = dataclasses.replace(machine, ports=tuple(ports))
         for name, batch in (("default", True), ("no batch", False)):
-            options = ScheduleOptions(tile=tile, batch=batch)
+            options = ScheduleOptions(scheduler="uncut", tile=tile, batch=batch)
             arguments = (problem, Placement.parse(place), ranks, machine, options)
             plan_s, planned = best(lambda: plan(*arguments))  # noqa: B023
             schedule = planned.schedule

@@ -23,6 +23,7 @@ def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
     assert (args.m, args.n, args.k, args.has_files, args.check) == (None, None, None, False, True)
     assert (args.alpha, args.beta) == (1.2345, 1.1154)
     assert args.options == ScheduleOptions()
+    assert args.options.scheduler == "auto"
     assert args.place == Placement.parse("h,h,h")
 
 
@@ -32,6 +33,7 @@ def test_every_flag_reaches_its_field():
     assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "cuda")
     assert (args.devices, args.allow_shared_gpu) == ((3, 1), True)
     assert args.options == ScheduleOptions(
+        scheduler="uncut",
         tile=128, tile_min=64, grid=(2, 1), devices=(5, 0), max_hops=2, chunks=3, compute_lanes=2, caching=False,
         overlap=False, routing="bw", batch=False, wr_lazy=False, order="fixed",
     )  # fmt: skip

@@ -43,7 +43,9 @@ def uniform(ranks: int, *, host: float = 10.0, link: float = 100.0, rate: float 
 
 
 def made(problem: GemmProblem, place: str, machine: Machine, **options: object) -> uncut.UncutResult:
-    return uncut.schedule(problem, Placement.parse(place), machine.num_ranks, machine, ScheduleOptions(**options))
+    return uncut.schedule(
+        problem, Placement.parse(place), machine.num_ranks, machine, ScheduleOptions(scheduler="uncut", **options)
+    )
 
 
 def copied_bytes(schedule: Schedule, matrix: Matrix, *, from_host: bool, to_host: bool) -> int:

@@ -167,7 +167,11 @@ def test_extreme_shapes_get_a_tile_that_makes_few_tasks(shape: tuple[int, int, i
 def test_candidates_are_distinct_aligned_and_start_with_the_heuristics_own(
     m: int, n: int, k: int, ranks: int, count: int, dtype: DType
 ) -> None:
-    problem, grid, options = GemmProblem(m, n, k, dtype), ProcessGrid.most_square(ranks), ScheduleOptions()
+    problem, grid, options = (
+        GemmProblem(m, n, k, dtype),
+        ProcessGrid.most_square(ranks),
+        ScheduleOptions(scheduler="uncut"),
+    )
     tiles = candidate_tiles(problem, grid, options, count)
     assert tiles[0] == choose_tile(problem, grid, tile_min=2048, bound_s=LONG)
     assert 1 <= len(tiles) <= count
@@ -183,7 +187,7 @@ def test_candidates_are_distinct_aligned_and_start_with_the_heuristics_own(
 
 
 def test_candidates_cut_the_extents_evenly_or_are_powers_of_two() -> None:
-    tiles = candidate_tiles(square(12_000), ProcessGrid(2, 4), ScheduleOptions(), 100)
+    tiles = candidate_tiles(square(12_000), ProcessGrid(2, 4), ScheduleOptions(scheduler="uncut"), 100)
     for parts in (1, 2, 3, 4, 6, 8):
         assert any(abs(tile - 6000 / parts) <= 0.1 * tile for tile in tiles), parts
     for power in (256, 512, 1024, 2048):
@@ -193,22 +197,26 @@ def test_candidates_cut_the_extents_evenly_or_are_powers_of_two() -> None:
 
 
 def test_candidates_follow_the_largest_block() -> None:
-    options = ScheduleOptions(row_shares=(1, 3))
+    options = ScheduleOptions(scheduler="uncut", row_shares=(1, 3))
     tiles = candidate_tiles(GemmProblem(8000, 8000, 8000, DType.f64), ProcessGrid(2, 1), options, 100)
     assert max(tiles) == 8000
     wide = GemmProblem(400, 8000, 8000, DType.f64)  # blocks of 100 and 300 rows
-    assert candidate_tiles(wide, ProcessGrid(2, 1), ScheduleOptions(row_shares=(1, 3), tile_min=20_000), 1) == [300]
+    assert candidate_tiles(
+        wide, ProcessGrid(2, 1), ScheduleOptions(scheduler="uncut", row_shares=(1, 3), tile_min=20_000), 1
+    ) == [300]
     assert any(abs(tile - 6000) <= 300 for tile in tiles)
 
 
 def test_candidates_leave_out_what_takes_half_the_bound_to_issue() -> None:
     problem, grid = square(8192), ProcessGrid(2, 2)
-    free, bounded = (candidate_tiles(problem, grid, ScheduleOptions(), 100, bound_s=b) for b in (LONG, 5e-3))
+    free, bounded = (
+        candidate_tiles(problem, grid, ScheduleOptions(scheduler="uncut"), 100, bound_s=b) for b in (LONG, 5e-3)
+    )
     assert min(free) < min(bounded)
     assert set(bounded[1:]) <= set(free)
 
 
 def test_a_tile_asked_for_is_the_only_candidate() -> None:
     grid = ProcessGrid(2, 2)
-    assert candidate_tiles(square(1000), grid, ScheduleOptions(tile=300), 5) == [300]
-    assert candidate_tiles(square(1000), grid, ScheduleOptions(tile=3000), 5) == [1000]
+    assert candidate_tiles(square(1000), grid, ScheduleOptions(scheduler="uncut", tile=300), 5) == [300]
+    assert candidate_tiles(square(1000), grid, ScheduleOptions(scheduler="uncut", tile=3000), 5) == [1000]

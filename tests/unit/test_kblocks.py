@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 
 import numpy as np
@@ -9,17 +11,20 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.faults import FAULTS, Fault
-from uncut_mpi.errors import ScheduleError
+from uncut_mpi.errors import CapacityError, ParamError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.blocking import Step, column_starts, k_blocks, moves, num_column_blocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.schedule import HOST, Kind, Schedule
 from uncut_mpi.planning.verify import verify
+
+CHANGES = {"splits": 2, "first": 512, "block": 1024, "columns": 3, "order": "columns", "combine": "worker"}
 
 CASES = {1: 150, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40, 64: 20}
 """How many random cases with at most so many ranks."""
@@ -123,3 +128,154 @@ def test_its_schedules_compute_the_product() -> None:
         rng = random.Random(seed)
         schedule, _ = random_schedule(rng, rng.randint(1, 8), most=30)
         assert oracle.is_wrong(schedule) == "", seed
+
+
+# -- the order of blocks ---------------------------------------------------------------------------
+
+
+def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
+    assert k_blocks(8192, 256, 2048) == [
+        (0, 256),
+        (256, 512),
+        (512, 1024),
+        (1024, 2048),
+        (2048, 4096),
+        (4096, 6144),
+        (6144, 8192),
+    ]
+    assert k_blocks(100, 256, 2048) == [(0, 100)]
+    assert k_blocks(5000, 2048, 2048) == [(0, 2048), (2048, 5000)]  # what is left is less than half a block
+    assert k_blocks(0, 256, 2048) == []
+
+
+@pytest.mark.parametrize(
+    ("extent", "blocks", "order"), list(itertools.product((1, 2, 7, 100, 4096), (1, 2, 3, 8), BLOCK_ORDERS))
+)
+def test_column_blocks_are_all_columns_one_after_the_other(extent: int, blocks: int, order: str) -> None:
+    starts = column_starts(extent, blocks, order, 2)
+    assert len(starts) == num_column_blocks(blocks, order) + 1
+    assert (starts[0], starts[-1]) == (0, extent)
+    assert starts == sorted(starts)
+    assert extent < 100 or all(start % 2 == 0 for start in starts)
+
+
+def test_the_last_column_block_is_halved_twice() -> None:
+    assert column_starts(4096, 4, "columns", 2) == [0, 1024, 2048, 3072, 3584, 3840, 4096]
+    assert column_starts(4096, 4, "k", 2) == [0, 1024, 2048, 3072, 4096]
+
+
+@pytest.mark.parametrize(
+    ("order", "whole", "blocks", "extent"),
+    list(itertools.product(BLOCK_ORDERS, (False, True), (1, 2, 5), (1, 40, 1000))),
+)
+def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
+    order: str, whole: bool, blocks: int, extent: int
+) -> None:
+    columns = num_column_blocks(blocks, order)
+    a = np.zeros(extent, bool)
+    b, done = np.zeros((2, extent, columns), int)
+    c, finished = np.zeros((2, columns), int)
+    for move in moves(extent, first=16, most=128, blocks=blocks, order=order, whole=whole):
+        inner, part = slice(move.k_start, move.k_stop), slice(move.first, move.last)
+        if move.step == Step.FETCH_A:
+            assert not a[inner].any()
+            a[inner] = True
+        elif move.step == Step.FETCH_B:
+            b[inner, part] += 1
+        elif move.step == Step.FETCH_C:
+            c[part] += 1
+        elif move.step == Step.MULTIPLY:
+            assert a[inner].all()
+            assert b[inner, part].all()
+            assert not finished[part].any()
+            done[inner, part] += 1
+        else:
+            assert done[:, part].all()
+            assert c[part].all()
+            finished[part] += 1
+    for counts in (b, done, c, finished):
+        assert (counts == 1).all()
+
+
+def test_fetches_run_ahead_of_products() -> None:
+    steps = [move.step for move in moves(8192, first=256, most=2048, blocks=1, order="k", whole=False)]
+    assert steps[:7] == [Step.FETCH_A, Step.FETCH_B] * 3 + [Step.MULTIPLY]
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+
+def cube(n: int, place: str, ranks: int = 4, **options: object) -> Schedule:
+    blocking = Blocking(**{"first": 256, "block": 2048, "columns": 4, "order": "k", "combine": "owner", **options})
+    asked = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    problem = GemmProblem(n, n, n, DType.f64)
+    return plan(problem, Placement.parse(place), ranks, Machine.uniform(ranks), asked).schedule
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_option_changes_the_schedule(name: str) -> None:
+    assert {*CHANGES} == {field.name for field in dataclasses.fields(Blocking)}
+    assert cube(8192, "0,0,0", **{name: CHANGES[name]}).digest() != cube(8192, "0,0,0").digest()
+
+
+def test_every_byte_leaves_the_owner_once() -> None:
+    copies = cube(8192, "0,0,0").copies()
+    matrix = 8192**2 * 8
+    out = copies[copies[:, 1] == 0]
+    # On a 2x2 grid rank 0 keeps its own halves for itself, and passes them on to one other.
+    assert out[:, 3].sum() == 2 * matrix
+    # Results only travel, C does not.
+    assert copies[copies[:, 2] == 0, 3].sum() == 3 * matrix // 4
+
+
+def test_every_byte_crosses_the_host_links_once() -> None:
+    schedule = cube(8192, "h,h,h", order="columns")
+    copies = schedule.copies()
+    matrix = 8192**2 * 8
+    assert copies[copies[:, 1] == HOST, 3].sum() == 3 * matrix
+    assert copies[copies[:, 2] == HOST, 3].sum() == matrix
+    # One grid row: whole columns only.
+    assert schedule.grid == (1, 4)
+    for task, source, destination, _ in copies.tolist():
+        for operand, end in zip(schedule.operands_of(task), (destination, source), strict=True):
+            if end == HOST:
+                region = schedule.regions[operand["region"]]
+                assert region["rows"] == schedule.buffers[region["buffer"]]["rows"]
+
+
+def test_few_products_where_tiles_would_be_many() -> None:
+    kinds = cube(16384, "0,0,0").tasks["kind"]
+    assert (kinds == Kind.GEMM).sum() == 4 * (9 + 4)
+
+
+def test_ranks_that_share_k_add_up_slices() -> None:
+    problem = GemmProblem(512, 512, 1 << 16, DType.f64)
+    schedule = plan(
+        problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), ScheduleOptions(scheduler="kblocks")
+    ).schedule
+    assert (schedule.grid, schedule.splits) == ((1, 1), 4)
+    sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
+    assert set(sums["rank"].tolist()) == {0, 1, 2, 3}
+    assert set(sums["num_operands"].tolist()) == {6}  # the result, four partial sums and C
+
+
+def test_many_partial_sums_are_added_in_turns() -> None:
+    problem = GemmProblem(64, 64, 4096, DType.f16)
+    options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(splits=20))
+    schedule = plan(problem, Placement.parse("3,3,3"), 20, Machine.uniform(20), options).schedule
+    verify(schedule, lower(schedule))
+    assert schedule.tasks["num_operands"].max() == 1 + kblocks.MOST_SUMMANDS
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    machine = Machine.uniform(4, memory_bytes=10**8)
+    place, problem = Placement.parse("h,h,h"), GemmProblem(8192, 8192, 8192, DType.f64)
+    with pytest.raises(CapacityError, match="rank 0 needs"):
+        plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks"))
+    for options, words in (
+        ({"blocking": Blocking(splits=5)}, "k shall be split 5 times, but 4 ranks compute"),
+        ({"devices": (4,)}, "rank 4 shall compute"),
+        ({"grid": (2, 3)}, "grid 2x3 has 6 places"),
+    ):
+        with pytest.raises(ParamError, match=words):
+            plan(problem, place, 4, Machine.uniform(4), ScheduleOptions(scheduler="kblocks", **options))

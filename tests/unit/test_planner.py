@@ -13,8 +13,9 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
+from uncut_mpi.planning.search import search
 
 PROBLEM = GemmProblem(16384, 16384, 16384, DType.f64)
 HOST = Placement.parse("h,h,h")
@@ -26,7 +27,7 @@ def karolina_like(ranks: int = 8) -> Machine:
 
 
 def test_a_plan_is_the_schedulers_result() -> None:
-    options = ScheduleOptions(tile=2048)
+    options = ScheduleOptions(scheduler="uncut", tile=2048)
     planned = plan(PROBLEM, HOST, 8, karolina_like(), options)
     made = uncut.schedule(PROBLEM, HOST, 8, karolina_like(), options)
     assert planned.schedule.digest() == made.schedule.digest()
@@ -34,17 +35,68 @@ def test_a_plan_is_the_schedulers_result() -> None:
     assert planned.schedule.scheduler == planned.options.scheduler == "uncut"
 
 
-def test_options_default_to_everything_on() -> None:
-    assert plan(PROBLEM, HOST, 8, karolina_like()).options == ScheduleOptions()
+def test_a_plan_of_uncut_has_the_options_it_was_asked_for() -> None:
+    options = ScheduleOptions(scheduler="uncut")
+    assert plan(PROBLEM, HOST, 8, karolina_like(), options).options == options
+
+
+def test_a_plan_without_options_is_searched() -> None:
+    planned = plan(PROBLEM, HOST, 8, karolina_like())
+    assert planned.schedule.digest() == search(PROBLEM, HOST, 8, karolina_like()).best.schedule.digest()
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({}, ("uncut", "kblocks")),
+        ({"grid": (2, 2), "devices": (3, 1, 2, 0)}, ("uncut", "kblocks")),
+        ({"tile": 512}, ("uncut",)),
+        ({"wr_lazy": False}, ("uncut",)),
+        ({"blocking": Blocking(columns=2)}, ("kblocks",)),
+        ({"scheduler": "uncut", "chunks": 3}, ("uncut",)),
+        ({"scheduler": "kblocks", "blocking": Blocking(order="k")}, ("kblocks",)),
+    ],
+)
+def test_options_of_one_scheduler_leave_the_others_out(options: dict, left: tuple[str, ...]) -> None:
+    assert ScheduleOptions(**options).schedulers == left
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": "uncut", "blocking": Blocking(splits=2)},
+        {"scheduler": "kblocks", "tile": 512},
+        {"tile": 512, "blocking": Blocking(splits=2)},
+    ],
+)
+def test_options_of_another_scheduler_are_refused(options: dict) -> None:
+    with pytest.raises(ParamError, match=r"options of another .* leave them out"):
+        plan(PROBLEM, HOST, 8, karolina_like(), ScheduleOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"splits": -1}, "splits = -1 is below 0"),
+        ({"columns": -2}, "columns = -2 is below 0"),
+        ({"order": "rows"}, "order 'rows' of kblocks does not exist: use one of k, columns"),
+        ({"combine": "host"}, "combine 'host' of kblocks does not exist"),
+    ],
+)
+def test_k_blocks_that_make_no_sense_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        Blocking(**change)
 
 
 def test_a_grid_larger_than_the_ranks_is_refused() -> None:
     with pytest.raises(ParamError, match="grid 3x3 has 9 places, but there are 8 ranks"):
-        plan(PROBLEM, HOST, 8, karolina_like(), ScheduleOptions(grid=(3, 3)))
+        plan(PROBLEM, HOST, 8, karolina_like(), ScheduleOptions(scheduler="uncut", grid=(3, 3)))
 
 
 def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
-    planned = plan(GemmProblem(100, 90, 80, DType.f64), HOST, 4, karolina_like(4), ScheduleOptions(tile=10_000))
+    planned = plan(
+        GemmProblem(100, 90, 80, DType.f64), HOST, 4, karolina_like(4), ScheduleOptions(scheduler="uncut", tile=10_000)
+    )
     assert planned.schedule.tile == 80
 
 
@@ -73,7 +125,7 @@ def test_options_that_make_no_sense_are_refused(change: dict, message: str) -> N
 
 
 def test_the_ablation_adds_one_optimisation_after_the_other() -> None:
-    steps = ablation_options(ScheduleOptions(tile=1024, chunks=4, grid=(4, 2)))
+    steps = ablation_options(ScheduleOptions(scheduler="uncut", tile=1024, chunks=4, grid=(4, 2)))
     assert [name for name, _ in steps] == [
         "baseline",
         "+ caching and overlap",
@@ -91,7 +143,7 @@ def test_the_ablation_adds_one_optimisation_after_the_other() -> None:
         for (_, before), (_, after) in itertools.pairwise(steps)
     ]
     assert changed == [{"caching", "overlap"}, {"routing"}, {"routing", "batch"}, {"wr_lazy", "order"}]
-    assert steps[-1][1] == ScheduleOptions(tile=1024, chunks=4, grid=(4, 2))
+    assert steps[-1][1] == ScheduleOptions(scheduler="uncut", tile=1024, chunks=4, grid=(4, 2))
 
 
 def test_by_the_model_the_ablation_gains_where_the_paper_does() -> None:

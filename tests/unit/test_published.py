@@ -57,7 +57,7 @@ def published() -> list[Row]:
 def simulated(m: int, n: int, k: int, place: str, gpus: tuple[int, ...], tile: int) -> float:
     machine = load_machine("karolina-8xa100").subset(gpus)
     problem = GemmProblem(m, n, k, DType.f64, "N", "N")
-    options = ScheduleOptions(tile=tile, chunks=8, min_chunk_bytes=1)
+    options = ScheduleOptions(scheduler="uncut", tile=tile, chunks=8, min_chunk_bytes=1)
     schedule = plan(problem, Placement.parse(place), len(gpus), machine, options).schedule
     return simulate(schedule, machine, issuing_threads=1).seconds
 
@@ -108,7 +108,7 @@ def test_where_matrices_live_matters_as_measured_on_unequal_gpus(n: int, off: fl
             if one["system"] == "PARALiA-allGPUs" and one["m"] == one["n"] == one["k"] == str(n):
                 problem = GemmProblem(n, n, n, DType.f64, "N", "N")
                 place = Placement.parse(f"{one['loc_a']},{one['loc_b']},{one['loc_c']}")
-                schedule = plan(problem, place, 8, machine, ScheduleOptions(chunks=8)).schedule
+                schedule = plan(problem, place, 8, machine, ScheduleOptions(scheduler="uncut", chunks=8)).schedule
                 found.append(simulate(schedule, machine, issuing_threads=1).seconds)
                 measured.append(float(one["median_s"]))
     assert len(found) == 10

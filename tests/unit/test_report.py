@@ -79,7 +79,7 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error samples_s digest bound_formula command_line date "
+    "rms_error samples_s digest splits how bound_formula command_line date "
     "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
 )
 

@@ -159,10 +159,12 @@ def test_by_the_model_shares_bring_38_of_38_tflop_per_s_and_equal_blocks_28() ->
     problem = GemmProblem(9120, 9120, 4096, DType.f64, reads_c=False)
     order = arrange(range(8), HETEROGENEOUS.tolist(), ProcessGrid(2, 4))
     fit = fit_shares(HETEROGENEOUS[list(order)].reshape(2, 4))
-    fitted = ScheduleOptions(tile=512, grid=(2, 4), devices=order, row_shares=fit.rows, col_shares=fit.cols)
+    fitted = ScheduleOptions(
+        scheduler="uncut", tile=512, grid=(2, 4), devices=order, row_shares=fit.rows, col_shares=fit.cols
+    )
     reached = [
         problem.flops / plan(problem, Placement.parse("h,h,h"), 8, machine, options).predicted_s / 1e12
-        for options in (ScheduleOptions(tile=512, grid=(2, 4)), fitted)
+        for options in (ScheduleOptions(scheduler="uncut", tile=512, grid=(2, 4)), fitted)
     ]
     assert reached[0] == pytest.approx(28, rel=0.02)
     assert reached[1] == pytest.approx(38, rel=0.02)

@@ -30,7 +30,9 @@ def make(m: int, n: int, k: int, place: str, ranks: int, *, reads_c: bool = Fals
         StoredMatrix(m, k, "F", m), StoredMatrix(k, n, "F", k), StoredMatrix(m, n, "F", m), dtype=DType.f64,
         reads_c=reads_c,
     )  # fmt: skip
-    planned = plan(problem, Placement.parse(place), ranks, Machine.uniform(ranks), ScheduleOptions(**options))
+    planned = plan(
+        problem, Placement.parse(place), ranks, Machine.uniform(ranks), ScheduleOptions(scheduler="uncut", **options)
+    )
     return planned.schedule
 
 

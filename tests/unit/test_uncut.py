@@ -56,7 +56,9 @@ def result_of(
     problem: GemmProblem, place: str, ranks: int, machine: Machine | None = None, **options
 ) -> uncut.UncutResult:
     machine = machine or Machine.uniform(ranks)
-    return uncut.schedule(problem, Placement.parse(place), ranks, machine, ScheduleOptions(**{"tile": T, **options}))
+    return uncut.schedule(
+        problem, Placement.parse(place), ranks, machine, ScheduleOptions(scheduler="uncut", **{"tile": T, **options})
+    )
 
 
 def check(schedule: Schedule, seed: int = 0, beta: float = 1.1154) -> None:
@@ -387,7 +389,9 @@ def test_ranks_that_share_the_host_s_memory_are_planned_with_what_each_gets_then
     slower = Machine.uniform(4, host_gb_per_s=25.0)
     problem = cube(2048)
     found, as_alone, as_slower = (
-        uncut.schedule(problem, Placement.parse(place), 4, machine, ScheduleOptions(tile=512)).predicted_s
+        uncut.schedule(
+            problem, Placement.parse(place), 4, machine, ScheduleOptions(scheduler="uncut", tile=512)
+        ).predicted_s
         for machine in (together, alone, slower)
     )
     assert found == (as_slower if shared else as_alone)
@@ -698,4 +702,4 @@ def test_the_three_routings_differ() -> None:
 
 def test_every_option_has_its_change_tested() -> None:
     names = {field.name for field in dataclasses.fields(ScheduleOptions)}
-    assert names == {*CHANGES, "scheduler"}
+    assert names == {*CHANGES, "scheduler", "blocking"}  # the last is of another scheduler

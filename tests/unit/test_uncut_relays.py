@@ -41,7 +41,7 @@ def machine_of(links: dict[tuple[int, int], float], num_ranks: int, other: float
 
 def made(place: str, machine: Machine, problem: GemmProblem | None = None, **options) -> uncut.UncutResult:
     problem = problem or GemmProblem(64, 64, 64, DType.f64)
-    options = ScheduleOptions(**{"tile": T, **options})
+    options = ScheduleOptions(scheduler="uncut", **{"tile": T, **options})
     return uncut.schedule(problem, Placement.parse(place), machine.num_ranks, machine, options)
 
 

@@ -84,6 +84,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most_tasks: int = 400) -
         scales_only=rng.random() < 0.05,
     )
     options = ScheduleOptions(
+        scheduler="uncut",
         tile=rng.choice((0, least_tile, rng.randint(least_tile, least_tile + 40))),
         grid=grid,
         devices=devices,

@@ -32,7 +32,7 @@ def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="N
     problem = GemmProblem(m, n, k, DType.f64, *trans, reads_c=True)
     if swapped:
         problem = dataclasses.replace(problem, swapped=True)
-    settings = ScheduleOptions(tile=640, chunks=2, **options)
+    settings = ScheduleOptions(scheduler="uncut", tile=640, chunks=2, **options)
     return plan(problem, Placement.parse(place), ranks, Machine.uniform(ranks), settings).schedule
 
 

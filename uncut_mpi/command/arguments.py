@@ -228,7 +228,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
     if given.ablation:
         _check_ablation(given)
     chosen: dict[str, Any] = {
-        "scheduler": given.scheduler,
+        "scheduler": given.scheduler or ("uncut" if given.ablation else "auto"),
         "tile": given.tile,
         "tile_min": given.tile_min,
         "grid": given.grid,
@@ -259,7 +259,7 @@ def _check_ablation(given: argparse.Namespace) -> None:
     by_hand = [flag for name, flag in _ABLATION_FLAGS.items() if getattr(given, name) not in (True, None)]
     if by_hand:
         raise ParamError(f"{' '.join(by_hand)} was given with --ablation, which sets it itself: leave one of them out")
-    if given.scheduler != "uncut":
+    if given.scheduler not in (None, "uncut"):
         raise ParamError(
             f"--scheduler {given.scheduler} was given with --ablation, which takes the paper's: leave one of them out"
         )

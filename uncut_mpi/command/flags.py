@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     machine = parser.add_argument_group("ranks and devices")
     add_machine(machine)
     _add_compute_ranks(machine)
-    _add_schedule(parser.add_argument_group("schedule"), "uncut")
+    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
     _add_blocking(parser.add_argument_group("schedule of kblocks"))
     _add_run(parser.add_argument_group("run and report"))
     return parser
@@ -119,7 +119,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         metavar="R0,R1,…",
         help="ranks that compute, as the gemm command's --compute-ranks; default: the search decides",
     )
-    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"), "auto")
+    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
     _add_blocking(parser.add_argument_group("schedule of kblocks"))
     group = parser.add_argument_group("search and report")
     group.add_argument(
@@ -220,14 +220,13 @@ def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_schedule(group: argparse._ArgumentGroup, default_scheduler: str) -> None:
+def _add_schedule(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--scheduler",
         type=_one_of(*SCHEDULERS),
-        default=default_scheduler,
         metavar="|".join(SCHEDULERS),
         help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
-        f"auto: what is not given is chosen by simulation; default {default_scheduler}",
+        "auto, the default: what is not given is chosen by simulation",
     )
     group.add_argument(
         "--tile", type=_whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"

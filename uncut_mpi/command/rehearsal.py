@@ -1,4 +1,4 @@
-"""The rehearsal of a calibration: whole products, measured with the machine that the probes describe."""
+"""The rehearsal of a calibration: whole products by each scheduler, with the machine that the probes describe."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 _WARMUP: Final = 2
 _CALLS: Final = 7
 _ALPHA, _BETA = 1.2345, 1.1154
+_SCHEDULERS: Final = ("uncut", "kblocks")
 _POOL: Final = 1 << 20
 
 # Edges of squares per type; thin products are made of the last two.
@@ -30,30 +31,27 @@ _EDGES: Final = {
 
 
 class Piece(NamedTuple):
-    """One product of the rehearsal: extents (elements), type, placement and what is fixed about its schedule."""
+    """One product of the rehearsal: extents (elements), type, placement."""
 
     m: int
     n: int
     k: int
     dtype: DType
     placement: str
-    options: ScheduleOptions
 
 
 def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
-    """Return the products of a rehearsal: squares, fat and thin ones, several placements, with and without batching."""
+    """Return the products of a rehearsal: squares, fat and thin ones, several placements."""
     one, two = min(1, num_ranks - 1), min(2, num_ranks - 1)
     usual, spread = ("h,h,h", "0,0,0"), (f"0,{one},{two}", "h,h,0")
-    default = ScheduleOptions()
     pieces = []
     for dtype, edges in _EDGES[backend].items():
         for edge in edges:
             placements = usual + (spread if dtype is DType.f64 and edge in edges[1::2] else ())
-            pieces += [Piece(edge, edge, edge, dtype, placement, default) for placement in placements]
+            pieces += [Piece(edge, edge, edge, dtype, placement) for placement in placements]
     _, small, _, large = _EDGES[backend][DType.f64]
     for m, k in ((large, large // 8), (small // 2, 2 * large)):
-        pieces += [Piece(m, m, k, DType.f64, placement, default) for placement in usual]
-    pieces += [Piece(large, large, large, DType.f64, place, ScheduleOptions(batch=False)) for place in usual]
+        pieces += [Piece(m, m, k, DType.f64, placement) for placement in usual]
     return pieces
 
 
@@ -70,15 +68,17 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
             _operand(session, shape, location, piece.dtype, pools[piece.dtype])
             for shape, location in zip(shapes, (place.a, place.b, place.c), strict=True)
         )
-        with session.plan(a, b, c, reads_c=True, options=piece.options) as plan:
-            samples = []
-            for _ in range(_WARMUP + _CALLS):
-                session.barrier()
-                start = time.perf_counter()
-                plan.execute(_ALPHA, _BETA)
-                samples.append(time.perf_counter() - start)
-            slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples[_WARMUP:]), strict=True)]
-            observations.append(Observation(plan.schedule, statistics.median(slowest)))
+        for scheduler in _SCHEDULERS:
+            options = ScheduleOptions(scheduler=scheduler)
+            with session.plan(a, b, c, reads_c=True, options=options) as plan:
+                samples = []
+                for _ in range(_WARMUP + _CALLS):
+                    session.barrier()
+                    start = time.perf_counter()
+                    plan.execute(_ALPHA, _BETA)
+                    samples.append(time.perf_counter() - start)
+                slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples[_WARMUP:]), strict=True)]
+                observations.append(Observation(plan.schedule, statistics.median(slowest)))
         for matrix in (a, b, c):
             session.release(matrix)
     progress(len(pieces), len(pieces), "done")

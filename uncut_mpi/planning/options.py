@@ -129,7 +129,7 @@ class ScheduleOptions:
         What `kblocks` alone takes; of the others it takes `grid`, `devices` and shares. `uncut` takes all but this.
     """
 
-    scheduler: str = "uncut"
+    scheduler: str = "auto"
     tile: int = 0
     tile_min: int = 2048
     grid: tuple[int, int] | None = None
