@@ -210,7 +210,8 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         provenance=f"quick form, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
         f"copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
-        f"medians are up to {spread:.0%} below the best; costs, shapes and what devices share are usual ones"
+        "costs, shapes and what devices share are usual ones; "
+        f"medians are up to {spread:.0%} below the best"
         + ("" if steady else "; the machine was busy, and the next session measures again"),
         steady=steady,
     )
