@@ -103,7 +103,7 @@ def main():
             product = make_product(session, arguments, (m, n, k), DType[case["dtype"]], sources, "F")
             for options in case["options"]:
                 options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
-                asked = um.ScheduleOptions(scheduler="uncut", **options)
+                asked = um.ScheduleOptions(**{"scheduler": "uncut", **options})
                 with session.plan(product.a, product.b, product.c, reads_c=True, options=asked) as plan:
                     samples, energy_j = measure(session, plan, counter if case.get("energy") else None)
                     about = plan.summary

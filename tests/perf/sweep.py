@@ -34,7 +34,7 @@ def options_of(text):
         if name in ("devices", "row_shares", "col_shares"):
             value = tuple((int if name == "devices" else float)(part) for part in str(value).split(","))
         (blocking if name.startswith("k.") else values)[name.removeprefix("k.")] = value
-    return um.ScheduleOptions(scheduler="uncut", **values, blocking=Blocking(**blocking))
+    return um.ScheduleOptions(**values, blocking=Blocking(**blocking))
 
 
 def main():

@@ -87,6 +87,7 @@ def test_the_report_names_what_moved() -> None:
     text = refinement_text(found)
     assert "rehearsal: 4 products" in text
     assert "host ports x 1.00" in text
+    assert f"at worst ({found.worst_product}), with" in text
     assert "call + 0.0 us" in text
 
 

@@ -42,6 +42,13 @@ class Observation:
     schedule: Schedule
     seconds: float
 
+    @property
+    def name(self) -> str:
+        """The product and its scheduler, in words."""
+        problem = self.schedule.problem
+        extents = f"{problem.m}×{problem.n}×{problem.k}"
+        return f"{problem.dtype.name} {extents} at {self.schedule.placement} by {self.schedule.scheduler}"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refinement:
@@ -54,10 +61,13 @@ class Refinement:
         By name; those of `STEPS`, and ``rate TYPE`` for every type observed.
     errors : tuple of float
         (simulated - measured) / measured of every observation.
+    products : tuple of str
+        What was observed, in words.
     """
 
     parameters: Mapping[str, float]
     errors: tuple[float, ...]
+    products: tuple[str, ...]
 
     @property
     def median_error(self) -> float:
@@ -68,6 +78,11 @@ class Refinement:
     def worst_error(self) -> float:
         """The largest size of an error."""
         return float(np.max(np.abs(self.errors)))
+
+    @property
+    def worst_product(self) -> str:
+        """What has the largest error."""
+        return self.products[int(np.argmax(np.abs(self.errors)))]
 
 
 # Start, step, least and most of each number that moves. Seconds are added, factors multiply.
@@ -117,7 +132,7 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
                 break
     result = adjusted(machine, found)
     errors = np.exp(_log_errors(result, observations)) - 1.0
-    return result, Refinement(found, tuple(errors.tolist()))
+    return result, Refinement(found, tuple(errors.tolist()), tuple(one.name for one in observations))
 
 
 def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:

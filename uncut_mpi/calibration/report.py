@@ -97,7 +97,7 @@ def refinement_text(refinement: Refinement) -> str:
             moved.append(f"{name} + {value * 1e6:.1f} us")
     return (
         f"rehearsal: {len(refinement.errors)} products, predicted within {refinement.median_error:.1%} in the median "
-        f"and {refinement.worst_error:.1%} at worst, with {', '.join(moved)}\n"
+        f"and {refinement.worst_error:.1%} at worst ({refinement.worst_product}), with {', '.join(moved)}\n"
     )
 
 

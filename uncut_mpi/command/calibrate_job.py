@@ -100,10 +100,10 @@ def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArg
 
     def fit() -> bytes:
         fitted, found = refine(machine, observations)
-        return json.dumps([fitted.to_json(), dict(found.parameters), found.errors]).encode()
+        return json.dumps([fitted.to_json(), dict(found.parameters), found.errors, found.products]).encode()
 
-    text, parameters, errors = json.loads(agreement.from_root(group, fit).decode())
-    return Machine.from_json(text), Refinement(parameters, tuple(errors))
+    text, parameters, errors, products = json.loads(agreement.from_root(group, fit).decode())
+    return Machine.from_json(text), Refinement(parameters, tuple(errors), tuple(products))
 
 
 def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArguments) -> tuple[Samples, Machine]:
@@ -152,7 +152,10 @@ def _publish(
     if samples is not None:
         content["samples"] = samples.to_dict()
     if refinement is not None:
-        content["rehearsal"] = {"parameters": dict(refinement.parameters), "errors": list(refinement.errors)}
+        content["rehearsal"] = {
+            "parameters": dict(refinement.parameters),
+            "errors": dict(zip(refinement.products, refinement.errors, strict=True)),
+        }
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
     if as_json:
         sys.stdout.write(text)
