@@ -178,6 +178,28 @@ def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agre
         calls.mine[field] = calls.everyone[field][0]
 
 
+def test_a_record_written_at_once_is_the_one_written_field_by_field(comm, agree_all, group):
+    calls = agreement.CallExchange(group)
+    digest = agreement.digest_of(b"arguments")
+    calls.fill("execute", digest.tobytes(), 2**32 - 1, flags=1, status=-3)
+    one = calls.mine[0]
+    agree_all((one["digest"] == digest).all() and one["call"] == b"execute", calls.mine)
+    agree_all((one["epoch"], one["flags"], one["status"]) == (2**32 - 1, 1, -3), calls.mine)
+
+
+def test_an_exchange_of_equal_records_is_unanimous_and_no_other(comm, agree_all, group):
+    calls = agreement.CallExchange(group)
+    calls.fill("gemm", bytes(16), 5, flags=1, status=0)
+    calls.exchange("opening barrier")
+    agree_all(calls.unanimous())
+    for change in ({"digest": bytes(15) + b"x"}, {"epoch": 6}, {"flags": 0}, {"status": 1}):
+        last = change if comm.rank == comm.size - 1 else {}
+        fields = {"digest": bytes(16), "epoch": 5, "flags": 1, "status": 0, **last}
+        calls.fill("gemm", fields["digest"], fields["epoch"], flags=fields["flags"], status=fields["status"])
+        calls.exchange("opening barrier")
+        agree_all(calls.unanimous() == (comm.size == 1), f"{change}: {calls.everyone}")
+
+
 def test_rank_numbers_are_named_in_runs(comm):
     with carried(comm):
         assert agreement.name_ranks([3]) == "rank 3"

@@ -56,7 +56,7 @@ _FIRST_FLAGS = 1 << 16
 _MAX_BINDINGS = 8
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
-_NO_DIGEST = np.zeros(2, np.uint64)
+_NO_DIGEST = bytes(16)
 
 
 class CallMachinery:
@@ -296,7 +296,7 @@ class CallMachinery:
         beta: float,
         stream: Any,
         keep: Callable[[PlanEntry], None] | None,
-        asked: str,
+        asked: Callable[[], str],
         take_times: Callable[[TaskTimes], None] | None = None,
     ) -> CallResult:
         """
@@ -310,8 +310,8 @@ class CallMachinery:
             Local: returns the plan, filled or new, or raises for bad arguments.
         keep : callable, optional
             Takes a plan that this call filled.
-        asked : str
-            The call as its caller wrote it, for the error of ranks that differ.
+        asked : callable
+            Returns the call as its caller wrote it, for the error of ranks that differ.
         take_times : callable, optional
             Takes when this rank's tasks ran, which is measured only for it; given on all ranks or none.
         """
@@ -348,7 +348,13 @@ class CallMachinery:
             self._order.release()
 
     def trace(
-        self, find: Callable[[], PlanEntry], matrices: Operands, alpha: float, beta: float, stream: Any, asked: str
+        self,
+        find: Callable[[], PlanEntry],
+        matrices: Operands,
+        alpha: float,
+        beta: float,
+        stream: Any,
+        asked: Callable[[], str],
     ) -> Trace:
         """Run one product as `call` does, and return when every task of every rank ran. Collective."""
         own: list[TaskTimes] = []
@@ -470,9 +476,9 @@ def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     return (b, a, c) if problem.swapped else (a, b, c)
 
 
-def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> np.ndarray:
+def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
     which = [matrix.info.number for matrix in matrices]
-    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta))
+    return agreement.digest_of(entry.key_digest + struct.pack("<3qdd", *which, alpha, beta)).tobytes()
 
 
 def check_scalars(alpha: object, beta: object) -> None:

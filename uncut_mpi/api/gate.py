@@ -13,8 +13,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from uncut_mpi.api.exclusive import Exclusive
 from uncut_mpi.errors import ParamError, RankMismatchError, StallError, agreed
 from uncut_mpi.spmd import agreement
@@ -105,8 +103,8 @@ class Gate:
     def open(
         self,
         call: str,
-        text: str,
-        digest: np.ndarray | None = None,
+        text: str | Callable[[], str],
+        digest: bytes | None = None,
         *,
         epoch: int = 0,
         ready: bool = True,
@@ -118,8 +116,10 @@ class Gate:
 
         Parameters
         ----------
-        digest : ndarray of uint64, shape (2,), optional
-            Of the arguments; by default of `text`.
+        text : str or callable
+            The call as its caller wrote it, or what makes that text: only an error needs it.
+        digest : bytes, optional
+            Of the arguments (16); by default of `text`, which is a string then.
         error : BaseException, optional
             What this rank has found wrong so far.
 
@@ -133,10 +133,9 @@ class Gate:
         StallError
             If a rank does not begin a call in the time allowed; names it. The session is broken then.
         """
-        mine = self._exchange.mine
-        mine["call"] = call.encode()
-        mine["digest"] = agreement.digest_of(text.encode()) if digest is None else digest
-        mine["epoch"], mine["flags"], mine["status"] = epoch, ready, error is not None
+        if digest is None:
+            digest = agreement.digest_of(str(text).encode()).tobytes()
+        self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:
             records = self._exchange.exchange(
@@ -145,6 +144,9 @@ class Gate:
         except StallError:
             self.broken = True
             raise
+        if error is None and self._exchange.unanimous():
+            return ready
+        text = text if isinstance(text, str) else text()
         same = self._exchange.alike()
         if not same and (records["call"] != records["call"][0]).any():
             self._refuse([name.decode() for name in records["call"].tolist()], error)
@@ -171,6 +173,8 @@ class Gate:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
         self._exchange.mine["status"] = error is not None
         records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+        if error is None and self._exchange.unanimous():
+            return False
         return bool(records["status"].any())
 
     def _refuse(self, calls: list[str], error: BaseException | None) -> None:

@@ -11,7 +11,7 @@ import functools
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -378,10 +378,15 @@ class Session:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        asked = _text("gemm", a, b, out, alpha, beta) + f", trans_a={trans_a!r}, trans_b={trans_b!r}, options={options}"
+        given = out
+
+        def asked() -> str:
+            words = _text("gemm", a, b, given, alpha, beta)
+            return f"{words}, trans_a={trans_a!r}, trans_b={trans_b!r}, options={options}"
+
         if out is None:
             with self._gate.exclusive():
-                out = self._calls.make_output(a, b, trans_a, trans_b, beta, asked)
+                out = self._calls.make_output(a, b, trans_a, trans_b, beta, asked())
         self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream, asked)
         return out
 
@@ -483,7 +488,7 @@ class Session:
         trans_b: str,
         options: ScheduleOptions | None,
         stream: Any,
-        asked: str,
+        asked: Callable[[], str],
     ) -> CallResult:
         def entry() -> PlanEntry:
             key = self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
@@ -505,7 +510,7 @@ class Session:
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
     ) -> CallResult:
         with self._gate.exclusive():
-            asked = _text("execute", *matrices, alpha, beta)
+            asked = functools.partial(_text, "execute", *matrices, alpha, beta)
             same = functools.partial(self._calls.checked, entry, planned, matrices, alpha, beta)
             return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
 
@@ -513,7 +518,7 @@ class Session:
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
     ) -> Trace:
         with self._gate.exclusive():
-            asked = _text("trace", *matrices, alpha, beta)
+            asked = functools.partial(_text, "trace", *matrices, alpha, beta)
             same = functools.partial(self._calls.checked, entry, planned, matrices, alpha, beta)
             return self._calls.trace(same, matrices, alpha, beta, stream, asked)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import struct
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -34,6 +35,7 @@ call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are 
 """
 
 _COMMON_BYTES = 56  # digest, call and epoch
+_RECORD_STRUCT = struct.Struct("=16s36sIIi")  # the same, for one write
 
 
 def digest_of(value: bytes) -> np.ndarray:
@@ -222,6 +224,11 @@ class CallExchange:
         self._mine_raw = self.mine.view(np.uint8)
         self._everyone_raw = self.everyone.view(np.uint8)
         self._common = self._everyone_raw.reshape(group.size, -1)[:, :_COMMON_BYTES]
+        self._mine_bytes = self._mine_raw.data
+
+    def fill(self, call: str, digest: bytes, epoch: int, *, flags: int, status: int) -> None:
+        """Write `mine`: the call's name (ASCII), the 16-byte digest of its arguments, and the rest. Local."""
+        _RECORD_STRUCT.pack_into(self._mine_bytes, 0, digest, call.encode(), epoch, flags, status)
 
     def exchange(
         self,
@@ -240,6 +247,10 @@ class CallExchange:
         """
         self._group.allgather_into(self._mine_raw, self._everyone_raw, what, timeout_s, missing, progress)
         return self.everyone
+
+    def unanimous(self) -> bool:
+        """Return whether the last exchange has brought nothing but copies of `mine`. Local; quick."""
+        return self._everyone_raw.tobytes() == self._mine_raw.tobytes() * self._group.size
 
     def alike(self) -> bool:
         """Return whether all ranks gave the same digest, call and epoch in the last exchange. Local."""
