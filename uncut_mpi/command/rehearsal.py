@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
-    """Return the products of a rehearsal: squares, fat and thin ones, several placements."""
+    """Return the products of a rehearsal: squares, fat, thin and tiny ones, several placements."""
     one, two = min(1, num_ranks - 1), min(2, num_ranks - 1)
     usual, spread = ("h,h,h", "0,0,0"), (f"0,{one},{two}", "h,h,0")
     pieces = []
@@ -50,7 +50,8 @@ def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
             placements = usual + (spread if dtype is DType.f64 and edge in edges[1::2] else ())
             pieces += [Piece(edge, edge, edge, dtype, placement) for placement in placements]
     _, small, _, large = _EDGES[backend][DType.f64]
-    for m, k in ((large, large // 8), (small // 2, 2 * large)):
+    # A tiny one is nothing but what a call costs.
+    for m, k in ((large, large // 8), (small // 2, 2 * large), (large // 64, large // 64)):
         pieces += [Piece(m, m, k, DType.f64, placement) for placement in usual]
     return pieces
 
