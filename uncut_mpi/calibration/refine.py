@@ -85,14 +85,15 @@ class Refinement:
         return self.products[int(np.argmax(np.abs(self.errors)))]
 
 
-# Start, step, least and most of each number that moves. Seconds are added, factors multiply.
+# Start, step, least and most of each number that moves. Seconds are added, factors multiply. What several could
+# explain goes to the first of them.
 STEPS: Final[Mapping[str, tuple[float, float, float, float]]] = {
+    "call": (0.0, 2e-5, 0.0, 1e-2),
     "device latency": (0.0, 4e-6, 0.0, 1e-3),
     "host latency": (0.0, 4e-6, 0.0, 1e-3),
     "flag latency": (0.0, 4e-6, 0.0, 1e-3),
     "event latency": (0.0, 2e-6, 0.0, 1e-3),
     "kernel overhead": (0.0, 4e-6, 0.0, 1e-3),
-    "call": (0.0, 2e-5, 0.0, 1e-2),
     "host ports": (1.0, 0.04, 0.3, 1.0),
     "device ports": (1.0, 0.04, 0.3, 1.0),
 }
