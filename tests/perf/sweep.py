@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
-from uncut_mpi.command.product import generated_sources, make_product, measure, reset_result
+from uncut_mpi.command.product import generated_sources, make_product, measure, release_product, reset_result
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import Blocking
 
@@ -88,9 +88,7 @@ def run_case(session, extents, place, dtype, texts):
                     f"planned {row['plan_s'] * 1e3:4.0f} {row['how'] if 'auto' in text else ''}",
                     flush=True,
                 )
-    held = (product.a, product.b, product.c, product.host_a, product.host_b, product.first_c)
-    for matrix in {id(matrix): matrix for matrix in held}.values():
-        session.release(matrix)
+    release_product(session, product)
     return {"m": m, "n": n, "k": k, "place": place, "dtype": dtype, "rows": rows}
 
 

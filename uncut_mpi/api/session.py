@@ -168,6 +168,10 @@ class Session:
         """What computes on this rank: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"`` and ``"driver"``."""
         return self._backend.versions()
 
+    def energy_j(self) -> float | None:
+        """Return what this rank's device has consumed since some moment (J), or None where unknown. Local."""
+        return self._backend.energy_j()
+
     @property
     def broken(self) -> bool:
         """Whether a call did not end on all ranks, tasks still in flight; only leaving the program helps then."""

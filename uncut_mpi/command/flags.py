@@ -110,7 +110,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         metavar="NAME|FILE",
         help="measured machine: one that ships with the package, or a file; default uniform, equal links and devices",
     )
-    group.add_argument("--ranks", type=_whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
+    group.add_argument("--ranks", type=whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
     group.add_argument(
         "--devices",
         "--compute-ranks",
@@ -124,14 +124,14 @@ def make_plan_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("search and report")
     group.add_argument(
         "--issuing-threads",
-        type=_whole(0),
+        type=whole(0),
         default=0,
         metavar="N",
         help="host threads that issue for all ranks together; default 0, one per rank",
     )
     group.add_argument("--metric", default="time", metavar="time|pdp|edp", help="what is minimised; default time")
     group.add_argument(
-        "--budget-tasks", type=_whole(1), metavar="N", help="tasks to simulate at most; default: what 50 ms allow"
+        "--budget-tasks", type=whole(1), metavar="N", help="tasks to simulate at most; default: what 50 ms allow"
     )
     group.add_argument(
         "--ablation",
@@ -178,11 +178,13 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
         ("n", "columns of op(B) and C; default M"),
         ("k", "columns of op(A), rows of op(B); default M"),
     ):
-        group.add_argument(f"-{name}", type=_whole(0), metavar=name.upper(), help=text)
-    group.add_argument("--dtype", type=_dtype, metavar="f64|f32|f16|bf16", help="element type; f64, or the files' own")
+        group.add_argument(f"-{name}", type=whole(0), metavar=name.upper(), help=text)
+    group.add_argument(
+        "--dtype", type=dtype_of, metavar="f64|f32|f16|bf16", help="element type; f64, or the files' own"
+    )
     for name in ("a", "b"):
         group.add_argument(
-            f"--trans-{name}", type=_one_of("N", "T"), default="N", metavar="N|T", help=f"op({name.upper()}); default N"
+            f"--trans-{name}", type=one_of("N", "T"), default="N", metavar="N|T", help=f"op({name.upper()}); default N"
         )
     group.add_argument("--alpha", type=_finite, metavar="X", help="factor of the product")
     group.add_argument("--beta", type=_finite, metavar="X", help="factor of C")
@@ -199,7 +201,7 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     """Add the flags that choose the backend and its devices."""
     group.add_argument(
         "--backend",
-        type=_one_of(*BACKENDS),
+        type=one_of(*BACKENDS),
         default="auto",
         metavar="|".join(BACKENDS),
         help="cuda never falls back; auto, the default, takes cuda where every rank can have a GPU, else host",
@@ -223,35 +225,35 @@ def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
 def _add_schedule(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--scheduler",
-        type=_one_of(*SCHEDULERS),
+        type=one_of(*SCHEDULERS),
         metavar="|".join(SCHEDULERS),
         help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
         "auto, the default: what is not given is chosen by simulation",
     )
     group.add_argument(
-        "--tile", type=_whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
+        "--tile", type=whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
     )
     group.add_argument(
-        "--tile-min", type=_whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default 2048"
+        "--tile-min", type=whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default 2048"
     )
     group.add_argument(
         "--grid", type=_grid, metavar="RxC", help="process grid; default: all ranks, as square as can be, R <= C"
     )
     group.add_argument(
-        "--chunks", type=_whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"
+        "--chunks", type=whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"
     )
     group.add_argument(
-        "--min-chunk", type=_whole(1), metavar="BYTES", help="smallest chunk of a batched fetch; default 262144"
+        "--min-chunk", type=whole(1), metavar="BYTES", help="smallest chunk of a batched fetch; default 262144"
     )
     group.add_argument(
-        "--compute-lanes", type=_whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
+        "--compute-lanes", type=whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
     )
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
-    group.add_argument("--routing", type=_one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
+    group.add_argument("--routing", type=one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
     group.add_argument(
         "--max-hops",
-        type=_whole(0),
+        type=whole(0),
         default=1,
         metavar="H",
         help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1",
@@ -259,37 +261,37 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
     group.add_argument(
-        "--order", type=_one_of(*ORDERS), metavar="|".join(ORDERS), help="order of sub-problems; default eta"
+        "--order", type=one_of(*ORDERS), metavar="|".join(ORDERS), help="order of sub-problems; default eta"
     )
 
 
 def _add_blocking(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--splits",
-        type=_whole(1),
+        type=whole(1),
         default=0,
         metavar="S",
         help="ranks that share k, R x C x S compute; default: 1, or all ranks where k is 8 times m and n",
     )
     group.add_argument(
-        "--k-first", type=_whole(1), default=0, metavar="K", help="elements of the first k-block; default 256"
+        "--k-first", type=whole(1), default=0, metavar="K", help="elements of the first k-block; default 256"
     )
     group.add_argument(
-        "--k-block", type=_whole(1), default=0, metavar="K", help="elements of the largest k-block; default 2048"
+        "--k-block", type=whole(1), default=0, metavar="K", help="elements of the largest k-block; default 2048"
     )
     group.add_argument(
-        "--column-blocks", type=_whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
+        "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
     )
     group.add_argument(
         "--block-order",
-        type=_one_of(*BLOCK_ORDERS),
+        type=one_of(*BLOCK_ORDERS),
         metavar="|".join(BLOCK_ORDERS),
         help="k: k-blocks over all columns; columns: one column block after the other; default k, for a C in host "
         "memory columns",
     )
     group.add_argument(
         "--combine",
-        type=_one_of(*COMBINES),
+        type=one_of(*COMBINES),
         metavar="|".join(COMBINES),
         help="where a C on a device meets the products; default owner",
     )
@@ -297,8 +299,8 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ablation", action="store_true", help="measure the steps of the paper's Fig. 8")
-    group.add_argument("--warmup", type=_whole(0), default=2, metavar="N", help="untimed calls first; default 2")
-    group.add_argument("--repeat", type=_whole(1), default=5, metavar="N", help="timed calls; default 5")
+    group.add_argument("--warmup", type=whole(0), default=2, metavar="N", help="untimed calls first; default 2")
+    group.add_argument("--repeat", type=whole(1), default=5, metavar="N", help="timed calls; default 5")
     group.add_argument(
         "--timeout",
         type=positive,
@@ -315,7 +317,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt",
     )
-    group.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of random data; default 0")
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default 0")
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:
@@ -340,7 +342,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def whole(least: int) -> Callable[[str], int]:
+    """Return what reads a flag's value as a whole number of at least `least`."""
+
     def convert(text: str) -> int:
         try:
             value = int(text)
@@ -368,7 +372,9 @@ def positive(text: str) -> float:
     return value
 
 
-def _one_of(*names: str) -> Callable[[str], str]:
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return what reads a flag's value as one of some names."""
+
     def convert(text: str) -> str:
         if text not in names:
             raise argparse.ArgumentTypeError(f"{text!r} does not exist: use one of {', '.join(names)}")
@@ -377,8 +383,9 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return convert
 
 
-def _dtype(text: str) -> DType:
-    return DType[_one_of(*DType.__members__)(text)]
+def dtype_of(text: str) -> DType:
+    """Return the element type that a flag's value names."""
+    return DType[one_of(*DType.__members__)(text)]
 
 
 def _placement(text: str) -> Placement:
@@ -397,11 +404,11 @@ def _picture(text: str) -> str:
 
 
 def _list(text: str) -> tuple[int, ...]:
-    return tuple(_whole(0)(part) for part in text.split(","))
+    return tuple(whole(0)(part) for part in text.split(","))
 
 
 def _grid(text: str) -> tuple[int, int]:
     rows, cross, cols = text.lower().partition("x")
     if not cross:
         raise argparse.ArgumentTypeError(f"{text!r} is not a grid: write rows x columns, as 2x4")
-    return _whole(1)(rows), _whole(1)(cols)
+    return whole(1)(rows), whole(1)(cols)

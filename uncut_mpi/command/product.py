@@ -151,6 +151,13 @@ def make_product(
     return product
 
 
+def release_product(session: Session, product: Product) -> None:
+    """Give the matrices back. Collective."""
+    held = (product.a, product.b, product.c, product.host_a, product.host_b, product.first_c)
+    for matrix in {id(matrix): matrix for matrix in held}.values():
+        session.release(matrix)
+
+
 def reset_result(session: Session, product: Product) -> None:
     """Put into C what it holds before a call, and NaN into every SoftBuf. Collective."""
     if product.c.location == Location.host():

@@ -1,0 +1,107 @@
+"""The bench command on several ranks: its results, going on after an interruption, what cannot be done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+import uncut_mpi.command.bench_job as bench_job
+from tests.helpers.collective import collective_assert
+from uncut_mpi.bench import main
+from uncut_mpi.errors import CapacityError, agreed
+
+pytestmark = pytest.mark.mpi(min_size=1)
+SMALL = [
+    *("--backend", "host", "--scale", "0.004", "--warmup", "1", "--repeat", "3", "--time-cap", "0.05"),
+    *("--methods", "auto,uncut,one"),
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(mpi_tmp_path, monkeypatch):
+    """Machines measured here stay here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+
+
+def run(comm, path, *words):
+    return main([*SMALL, "--output", str(path), *words], comm)
+
+
+def results(comm, path):
+    comm.Barrier()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(comm, mpi_tmp_path, capfd):
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--sample", "2") == 0)
+    rows = results(comm, path)
+    collective_assert(comm, len(rows) == 6 and all(row["passed"] for row in rows), str(rows))
+    for row in rows:
+        good = row["bound_s"] <= row["median_s"] and row["min_s"] <= row["median_s"] <= row["max_s"]
+        collective_assert(comm, good and len(row["samples_s"]) == 3 and row["digest"], str(row))
+        collective_assert(
+            comm, row["ranks"] == comm.size and row["compute"] == (1 if row["method"] == "one" else comm.size)
+        )
+    before = path.read_bytes()
+    comm.Barrier()
+    if comm.rank == 0:  # the job was ended while it wrote
+        path.write_bytes(before + b'{"m": 16, "n"')
+    comm.Barrier()
+    collective_assert(comm, run(comm, path, "--sample", "3") == 0)
+    again = results(comm, path)
+    collective_assert(comm, path.read_bytes().startswith(before) and len(again) > len(rows), str(len(again)))
+    keys = [tuple(row[name] for name in bench_job._KEY) for row in again]
+    collective_assert(comm, len(set(keys)) == len(keys), "measured twice")
+    said = capfd.readouterr().out
+    collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
+
+
+def test_fewer_ranks_compute_where_it_is_asked_for(comm, mpi_tmp_path):
+    path = mpi_tmp_path / "bench.jsonl"
+    counts = sorted({1, comm.size})
+    words = ["--sample", "1", "--methods", "uncut", "--compute", ",".join(map(str, counts))]
+    collective_assert(comm, run(comm, path, *words) == 0)
+    rows = results(comm, path)
+    collective_assert(comm, [row["compute"] for row in rows] == counts, str(rows))
+
+
+def test_what_does_not_fit_is_left_out_and_said(comm, mpi_tmp_path, monkeypatch, capfd):
+    def too_large(*_: object, **__: object) -> None:
+        raise agreed(CapacityError("rank 0 needs 5 bytes, 4 are there: use more ranks"))
+
+    monkeypatch.setattr(bench_job, "make_product", too_large)
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "auto") == 0)
+    rows = results(comm, path)
+    collective_assert(comm, rows[0]["median_s"] is None and "needs 5 bytes" in rows[0]["reason"], str(rows))
+    said = capfd.readouterr().out
+    collective_assert(comm, comm.rank or "left out: f64" in said, said)
+
+
+def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut", "--seed", "9") == 2)
+    said = capfd.readouterr().err
+    collective_assert(comm, comm.rank or "line 1: seed was 0, here it is 9" in said, said)
+    comm.Barrier()
+    if comm.rank == 0:
+        path.write_text("a note\n")
+    comm.Barrier()
+    collective_assert(comm, run(comm, path, "--sample", "1") == 2)
+    said = capfd.readouterr().err
+    collective_assert(comm, comm.rank or "line 1: not a result of this command" in said, said)
+
+
+def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, monkeypatch):
+    right = bench_job.verify_product
+
+    def wrong(session, product, arguments):
+        return dataclasses.replace(right(session, product, arguments), passed=False)
+
+    monkeypatch.setattr(bench_job, "verify_product", wrong)
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 1)

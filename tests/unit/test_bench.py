@@ -1,0 +1,154 @@
+"""The bench command without ranks: its arguments, its problems, its summary, its picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
+from uncut_mpi.command.bench_summary import (
+    flops_per_joule,
+    placement_of,
+    shape_of,
+    speedup,
+    summary_text,
+    total_rate,
+)
+from uncut_mpi.command.flags import HelpRequested
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.datasets import uncut_irregular
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import ablation_options
+from uncut_mpi.view.rates import draw_rates
+
+
+def test_the_defaults_are_the_papers_method() -> None:
+    given = parse_bench([])
+    assert (given.warmup, given.repeat, given.dataset, given.check) == (10, 100, "uncut-regular", True)
+    assert (given.methods, given.dtypes, given.compute) == (("auto", "uncut", "one"), (DType.f64,), None)
+
+
+def test_every_flag_reaches_its_field() -> None:
+    words = (
+        "--dataset paralia --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 --methods kblocks,one --compute 1,2 "
+        "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --time-cap 0.5 --no-check "
+        "--output o.jsonl --plot p.png"
+    )
+    assert parse_bench(words.split()) == BenchArguments(
+        dataset="paralia", sample=7, scale=0.5, dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
+        compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, time_cap_s=0.5,
+        check=False, output="o.jsonl", plot="p.png",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dataset other", "'other' does not exist: use one of uncut-regular, uncut-irregular, paralia"),
+        ("--methods auto,cublas", "'cublas' does not exist: use one of auto, uncut, kblocks, one"),
+        ("--methods auto,auto", "names something twice"),
+        ("--methods uncut:0", "'0' is not a whole number of at least 1"),
+        ("--methods kblocks:64", "'kblocks:64' does not exist"),
+        ("--compute 1,0", "'0' is not a whole number of at least 1"),
+        ("--dtypes f64,f8", "'f8' does not exist"),
+        ("--scale 0", "is not above 0"),
+        ("--sample 0", "at least 1"),
+        ("--plot rates.pdf", "does not end in .png"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        parse_bench(words.split())
+
+
+def test_help_names_every_method() -> None:
+    with pytest.raises(HelpRequested) as asked:
+        parse_bench(["--help"])
+    told = asked.value.text[asked.value.text.index("methods:\n  auto") :]
+    assert all(method in told for method in METHODS)
+
+
+def test_methods_are_schedules() -> None:
+    assert options_of("auto", None) == ScheduleOptions()
+    assert options_of("one", (2,)) == ScheduleOptions(devices=(2,))
+    assert options_of("uncut:640", None) == ScheduleOptions(scheduler="uncut", tile=640)
+    assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
+    steps = [options for _, options in ablation_options()]
+    assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == steps
+
+
+def test_all_problems_of_a_dataset_are_those_of_the_paper() -> None:
+    assert cases_of(parse_bench(["--dataset", "uncut-irregular"]), 8, 1.0) == uncut_irregular()
+
+
+def test_problems_are_sampled_evenly_scaled_and_put_on_ranks_that_there_are() -> None:
+    given = parse_bench(["--dataset", "uncut-irregular", "--sample", "61"])
+    cases = cases_of(given, 3, 1 / 32)
+    assert len(cases) == 61
+    assert {case.placement for case in cases} == {"h,h,h", "0,0,0", "1,2,h", "h,h,0", "1,2,1"}
+    for case in cases:
+        assert all(extent >= 16 and extent % 16 == 0 for extent in case[:3])
+        Placement.parse(case.placement).check_ranks(3)
+    assert cases_of(given, 1, 1e-9) == [(16, 16, 16, place) for place in ("h,h,h", "0,0,0", "0,0,h", "h,h,0")]
+
+
+def row(m: int, k: int, place: str, method: str, median_s: float | None, compute: int = 4, **other: object) -> dict:
+    facts = {
+        "m": m, "n": m, "k": k, "dtype": "f64", "place": place, "method": method, "compute": compute,
+        "median_s": median_s, "tflop_per_s": 2e-12 * m * m * k / median_s if median_s else None, "joules": None,
+        "passed": True, "error": 1e-16, "tolerance": 1e-13, "limited_by": "compute", "reason": "",
+    }  # fmt: skip
+    return {**facts, **other}
+
+
+ROWS = [
+    row(1000, 1000, "h,h,h", "auto", 1.0, limited_by="host to devices", joules=100.0),
+    row(1000, 1000, "h,h,h", "uncut", 2.0, limited_by="host to devices"),
+    row(1000, 1000, "h,h,h", "one", 4.0, compute=1),
+    row(1000, 100, "0,0,0", "auto", 0.5, joules=10.0),
+    row(1000, 100, "0,0,0", "uncut", 0.4),
+    row(1000, 9000, "0,1,2", "auto", 3.0),
+    row(1000, 9000, "0,1,2", "uncut", None, reason="rank 0 needs more"),
+    row(1000, 1000, "0,h,2", "auto", 1.0, compute=2, passed=False),
+]
+
+
+def test_problems_are_told_apart_by_shape_and_place() -> None:
+    assert [shape_of(ROWS[at]) for at in (0, 3, 5)] == ["square", "fat-thin", "thin-fat"]
+    assert [placement_of(ROWS[at]) for at in (0, 3, 5, 7)] == ["host", "one device", "devices", "mixed"]
+
+
+def test_speedups_are_those_of_problems_that_both_have_done() -> None:
+    found = speedup(ROWS, "auto", "uncut")
+    assert found is not None
+    assert (found.problems, found.slower) == (2, 1)
+    assert (found.mean, found.least, found.most) == pytest.approx((1.4, 0.8, 2.0))
+    one = speedup(ROWS, "auto", "one")  # on one rank, whatever computes otherwise
+    assert one is not None
+    assert (one.problems, one.mean) == (1, 4.0)
+    assert speedup(ROWS, "kblocks", "auto") is None
+
+
+def test_rates_are_sums_over_sums() -> None:
+    assert total_rate(ROWS, "uncut", 4) == (2, pytest.approx(2e-12 * (1000**3 + 1000**2 * 100) / 2.4))
+    assert total_rate(ROWS, "kblocks", 4) == (0, 0.0)
+    assert flops_per_joule(ROWS, "auto", 4) == pytest.approx(2e-9 * (1000**3 + 1000**2 * 100) / 110)
+
+
+def test_the_summary_says_everything_once() -> None:
+    text = summary_text(ROWS, ["auto", "uncut", "one"])
+    lines = text.splitlines()
+    assert "auto against uncut: time of uncut / time of auto" in lines
+    assert any(line.split() == ["all", "2", "1.400", "0.800", "2.000", "1"] for line in lines)
+    assert any(line.startswith("data: one device") and "0.800" in line for line in lines)
+    assert any(line.startswith("size: small") and "2.000" in line for line in lines)
+    assert "8 results, 1 of them wrong, 1 left out" in lines
+    assert "  wrong: f64 1000×1000×1000 at 0,h,2, auto on 2 ranks, error 1e-16 above 1e-13" in lines
+    assert "  left out: f64 1000×1000×9000 at 0,1,2, uncut on 4 ranks: rank 0 needs more" in lines
+
+
+def test_the_picture_is_a_png() -> None:
+    pytest.importorskip("matplotlib")
+    assert draw_rates(ROWS, ["auto", "uncut", "one"]).startswith(b"\x89PNG")
+    assert draw_rates([], ["auto"]).startswith(b"\x89PNG")

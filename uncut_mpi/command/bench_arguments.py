@@ -1,0 +1,234 @@
+"""The command line of ``python -m uncut_mpi.bench``: one frozen value or one error; never prints or exits."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from uncut_mpi.command.arguments import check_devices
+from uncut_mpi.command.flags import add_machine, base_parser, dtype_of, one_of, positive, whole
+from uncut_mpi.model.datasets import Case, paralia, uncut_irregular, uncut_regular
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import ablation_options
+
+DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irregular, "paralia": paralia}
+STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
+"""The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
+
+METHODS: Final = ("auto", "uncut", "kblocks", "one", *STEPS)
+
+_EPILOG: Final = """\
+Every problem is made once and multiplied by every method in turn: warm-up calls, then timed ones until there are
+enough or the time is up, at least 3. One sample is the slowest rank between two barriers. No method keeps tiles from
+one call to the next, so there is no cache to flush. Data are random with every bit of the mantissa in use, alpha is
+1.2345, beta 1.1154; results are verified. Problems for which memory is too small are named and left out.
+
+methods:
+  auto      the schedule that a search by simulation chooses (what the library does by default)
+  uncut     the scheduler of the Uncut-GEMMs paper with its heuristics
+  uncut:T   the same with tiles of T, for a sweep of tiles
+  kblocks   few large products per rank, without a search
+  one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
+  baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
+
+examples:
+  mpiexec -n 8 python -m uncut_mpi.bench --dataset uncut-irregular --sample 60 --output irregular.jsonl
+  mpiexec -n 4 python -m uncut_mpi.bench --compute 1,2,4 --methods auto,one --output scaling.jsonl --plot scaling.png
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BenchArguments:
+    """
+    What one run of the bench command was asked to do.
+
+    Attributes
+    ----------
+    backend : str
+        ``"auto"``, ``"cuda"`` or ``"host"``.
+    devices : tuple of int or None
+        Device ordinal of each rank.
+    allow_shared_gpu : bool
+        Let ranks share a GPU.
+    dataset : str
+        One of `DATASETS`.
+    sample : int or None
+        How many of its problems, spread evenly; None: all.
+    scale : float or None
+        Factor of every extent; None: 1 with GPUs, 1/32 without.
+    dtypes : tuple of DType
+        Types, each with all problems.
+    methods : tuple of str
+        Of `METHODS`, or ``"uncut:T"``, in the order of measurement; speedups are those of the first.
+    compute : tuple of int or None
+        How many ranks compute, one measurement each; None: all.
+    warmup, repeat : int
+        Calls before, and timed calls at most.
+    time_cap_s : float
+        After so long no more timed calls are begun.
+    check : bool
+        Whether results are verified.
+    output : str
+        File of the results, a line of JSON each; those that are there already are not measured again.
+    plot : str or None
+        Picture of the rates.
+    seed : int
+        Of the random data.
+    """
+
+    backend: str
+    devices: tuple[int, ...] | None
+    allow_shared_gpu: bool
+    dataset: str
+    sample: int | None
+    scale: float | None
+    dtypes: tuple[DType, ...]
+    methods: tuple[str, ...]
+    compute: tuple[int, ...] | None
+    warmup: int
+    repeat: int
+    time_cap_s: float
+    check: bool
+    output: str
+    plot: str | None
+    seed: int
+
+
+def parse_bench(argv: Sequence[str]) -> BenchArguments:
+    """
+    Return what the command line asks for.
+
+    Looks at no file and at no environment, so every rank gets the same value or the same error.
+
+    Raises
+    ------
+    ParamError
+        If an argument is unknown, malformed, or does not go with another one.
+    HelpRequested
+        If ``-h`` or ``--help`` is among them.
+    """
+    parser = base_parser(
+        "python -m uncut_mpi.bench", "Measures the papers' problems with several methods and sums them up.", _EPILOG
+    )
+    problems = parser.add_argument_group("problems")
+    problems.add_argument(
+        "--dataset",
+        type=one_of(*DATASETS),
+        default="uncut-regular",
+        metavar="|".join(DATASETS),
+        help="default uncut-regular",
+    )
+    problems.add_argument("--sample", type=whole(1), metavar="N", help="so many of its problems, spread evenly")
+    problems.add_argument(
+        "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
+    )
+    problems.add_argument(
+        "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, f16, bf16; default f64"
+    )
+    problems.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default 0")
+    methods = parser.add_argument_group("methods")
+    methods.add_argument(
+        "--methods",
+        type=_methods,
+        default=("auto", "uncut", "one"),
+        metavar="M0,M1,…",
+        help="see below; default auto,uncut,one",
+    )
+    methods.add_argument(
+        "--compute", type=_counts, metavar="G0,G1,…", help="how many ranks compute, for strong scaling; default all"
+    )
+    add_machine(parser.add_argument_group("ranks and devices"))
+    run = parser.add_argument_group("run and report")
+    run.add_argument("--warmup", type=whole(0), default=10, metavar="N", help="untimed calls first; default 10")
+    run.add_argument("--repeat", type=whole(1), default=100, metavar="N", help="timed calls at most; default 100")
+    run.add_argument(
+        "--time-cap", type=positive, default=2.0, metavar="S", help="time for the timed calls of a method; default 2"
+    )
+    run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
+    run.add_argument(
+        "--output",
+        default="bench.jsonl",
+        metavar="FILE",
+        help="add results there and go on where it ends; default bench.jsonl",
+    )
+    run.add_argument("--plot", type=_png, metavar="FILE.png", help="draw the rates there")
+    given = parser.parse_args(list(argv))
+    check_devices(given)
+    return BenchArguments(
+        backend=given.backend,
+        devices=given.devices,
+        allow_shared_gpu=given.allow_shared_gpu,
+        dataset=given.dataset,
+        sample=given.sample,
+        scale=given.scale,
+        dtypes=given.dtypes,
+        methods=given.methods,
+        compute=given.compute,
+        warmup=given.warmup,
+        repeat=given.repeat,
+        time_cap_s=given.time_cap,
+        check=given.check,
+        output=given.output,
+        plot=given.plot,
+        seed=given.seed,
+    )
+
+
+def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Case]:
+    """
+    Return the problems: the dataset's own or some of them, scaled, their ranks folded onto those there are.
+
+    Extents are multiples of 16 and at least 16; ranks count modulo `num_ranks`. Problems that are the same then
+    come once.
+    """
+    cases = DATASETS[arguments.dataset]()
+    if arguments.sample is not None and arguments.sample < len(cases):
+        cases = [cases[number * len(cases) // arguments.sample] for number in range(arguments.sample)]
+    found = []
+    for case in cases:
+        m, n, k = (max(16, round(extent * scale / 16) * 16) for extent in (case.m, case.n, case.k))
+        places = (place if place == "h" else str(int(place) % num_ranks) for place in case.placement.split(","))
+        found.append(Case(m, n, k, ",".join(places)))
+    return list(dict.fromkeys(found))
+
+
+def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
+    """Return the options of a method's schedules on some ranks."""
+    if method in STEPS:
+        return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
+    name, _, tile = method.partition(":")
+    return ScheduleOptions(scheduler="auto" if name == "one" else name, tile=int(tile or 0), devices=devices)
+
+
+def _words(text: str) -> list[str]:
+    words = text.split(",")
+    if len(set(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r} names something twice")
+    return words
+
+
+def _png(text: str) -> str:
+    if not text.endswith(".png"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
+    return text
+
+
+def _dtypes(text: str) -> tuple[DType, ...]:
+    return tuple(dtype_of(word) for word in _words(text))
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    for word in _words(text):
+        name, colon, tile = word.partition(":")
+        if colon and name == "uncut":
+            whole(1)(tile)
+        else:
+            one_of(*METHODS)(word)
+    return tuple(_words(text))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(whole(1)(word) for word in _words(text))

@@ -1,0 +1,266 @@
+"""The bench command: problems one after another, methods in turn, a line of JSON each. Collective."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import uncut_mpi
+from uncut_mpi.api.session import Session
+from uncut_mpi.command.arguments import GemmArguments, parse
+from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.bench_arguments import BenchArguments, cases_of, options_of
+from uncut_mpi.command.bench_summary import Row, summary_text
+from uncut_mpi.command.product import (
+    Product,
+    generated_sources,
+    make_product,
+    release_product,
+    reset_result,
+    verify_product,
+)
+from uncut_mpi.command.progress import ProgressBar
+from uncut_mpi.errors import CapacityError, DataFileError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.datasets import Case
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.search import ranks_by_use
+from uncut_mpi.view.rates import draw_rates
+from uncut_mpi.view.render import check_drawable
+
+_SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
+_FEWEST: Final = 3
+_KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
+_SAME: Final = ("version", "machine", "ranks", "backend", "alpha", "beta", "seed")
+
+
+def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> bool:
+    """
+    Measure what is missing in the file, and return whether no result in it is wrong. Collective.
+
+    Raises
+    ------
+    UncutError
+        The same on every rank.
+    """
+    with Session(
+        comm,
+        backend=arguments.backend,
+        devices=arguments.devices,
+        allow_shared_gpu=arguments.allow_shared_gpu,
+    ) as session:
+        session.agree(list(words), "command line")
+        with session.together("checking the output"):
+            if session.rank == 0:
+                check_path("--output", arguments.output, (arguments.plot,))
+                if arguments.plot is not None:
+                    check_path("--plot", arguments.plot, (arguments.output,))
+                    check_drawable(arguments.plot)
+        return _Bench(session, arguments).run()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """One measurement to make."""
+
+    case: Case
+    dtype: DType
+    method: str
+    compute: int
+
+    def key(self) -> tuple[Any, ...]:
+        return (*self.case[:3], self.dtype.name, self.case.placement, self.method, self.compute)
+
+
+class _Bench:
+    def __init__(self, session: Session, arguments: BenchArguments) -> None:
+        self._session, self._arguments = session, arguments
+        scale = arguments.scale or _SCALE[session.backend_name]
+        self._cases = cases_of(arguments, session.size, scale)
+        self._about = {
+            "version": uncut_mpi.__version__,
+            "machine": session.machine.key,
+            "ranks": session.size,
+            "backend": session.backend_name,
+            "alpha": 1.2345,
+            "beta": 1.1154,
+            "seed": arguments.seed,
+        }
+
+    def run(self) -> bool:
+        session, arguments = self._session, self._arguments
+        rows: list[Row] = []
+        with session.together("reading earlier results"):
+            if session.rank == 0:
+                rows = self._read()
+        rows = session.gather(rows)[0]
+        done = {tuple(row[name] for name in _KEY) for row in rows}
+        todo = [one for one in self._work() if one.key() not in done]
+        bar = ProgressBar(sys.stderr, "measuring") if session.rank == 0 else None
+        product: tuple[Case, DType, Product] | None = None
+        for number, one in enumerate(todo):
+            if bar is not None:
+                extents = "×".join(map(str, one.case[:3]))
+                bar.show(number, len(todo), f"{one.dtype.name} {extents} at {one.case.placement}, {one.method}")
+            try:
+                if product is None or product[:2] != (one.case, one.dtype):
+                    if product is not None:
+                        release_product(session, product[2])
+                        product = None
+                    product = (one.case, one.dtype, self._make(one))
+                facts = self._measure(one, product[2])
+            except CapacityError as error:  # on every rank; the next problem may be smaller
+                facts = {"median_s": None, "reason": str(error)}
+            row = self._row(one, facts)
+            rows.append(row)
+            with session.together("writing a result"):
+                if session.rank == 0:
+                    with open(arguments.output, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+        if product is not None:
+            release_product(session, product[2])
+        if bar is not None:
+            bar.show(len(todo), len(todo), "done")
+        with session.together("summing up"):
+            if session.rank == 0:
+                sys.stdout.write(summary_text(rows, arguments.methods))
+                if arguments.plot is not None:
+                    write_file("--plot", arguments.plot, draw_rates(rows, arguments.methods))
+        return all(row["passed"] is not False for row in rows)
+
+    # -- what to do, and what is done --------------------------------------------------------
+
+    def _work(self) -> Iterator[_Work]:
+        counts = self._arguments.compute or (self._session.size,)
+        for dtype in self._arguments.dtypes:
+            for case in self._cases:
+                for method in self._arguments.methods:
+                    # One device is one, however many there are.
+                    for count in (1,) if method == "one" else counts:
+                        if count <= self._session.size:
+                            yield _Work(case, dtype, method, count)
+
+    def _read(self) -> list[Row]:
+        """Return the results in the file; a last line that was not finished is cut off."""
+        path = self._arguments.output
+        if not os.path.exists(path):
+            return []
+        with open(path, "rb") as file:
+            raw = file.read()
+        complete = raw[: raw.rfind(b"\n") + 1]
+        if len(complete) < len(raw):
+            with open(path, "r+b") as file:
+                file.truncate(len(complete))
+        rows = []
+        for number, line in enumerate(complete.splitlines(), 1):
+            try:
+                row = json.loads(line)
+                found = {name: row[name] for name in (*_KEY, *_SAME)}
+            except (ValueError, TypeError, KeyError):
+                raise DataFileError(f"--output {path}, line {number}: not a result of this command") from None
+            other = [name for name in _SAME if found[name] != self._about[name]]
+            if other:
+                raise DataFileError(
+                    f"--output {path}, line {number}: {other[0]} was {found[other[0]]}, here it is "
+                    f"{self._about[other[0]]}: results of another run cannot go on; name another file"
+                )
+            rows.append(row)
+        return rows
+
+    # -- one measurement ---------------------------------------------------------------------
+
+    def _gemm_arguments(self, one: _Work) -> GemmArguments:
+        m, n, k, place = one.case
+        words = ["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--seed", str(self._arguments.seed)]
+        return parse([*words, "--dtype", one.dtype.name])
+
+    def _make(self, one: _Work) -> Product:
+        m, n, k, _ = one.case
+        arguments = self._gemm_arguments(one)
+        return make_product(self._session, arguments, (m, n, k), one.dtype, generated_sources(arguments, m, n, k), "F")
+
+    def _options(self, one: _Work) -> ScheduleOptions:
+        session = self._session
+        if one.method == "one" or one.compute < session.size:
+            problem = GemmProblem(*one.case[:3], one.dtype)
+            order = ranks_by_use(problem, Placement.parse(one.case.placement), session.machine)
+            devices: tuple[int, ...] | None = tuple(sorted(order[: one.compute]))
+        else:
+            devices = None
+        return options_of(one.method, devices)
+
+    def _measure(self, one: _Work, product: Product) -> dict[str, Any]:
+        session, asked = self._session, self._arguments
+        arguments = self._gemm_arguments(one)
+        reset_result(session, product)
+        session.barrier()
+        started = time.perf_counter()
+        with session.plan(product.a, product.b, product.c, reads_c=True, options=self._options(one)) as plan:
+            planned_s = time.perf_counter() - started
+
+            def once() -> float:
+                session.barrier()
+                begun = time.perf_counter()
+                plan.execute(arguments.alpha, arguments.beta)
+                return time.perf_counter() - begun
+
+            def slowest(samples: list[float]) -> list[float]:
+                return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
+
+            first_s, call_s = slowest([planned_s + once(), once()])
+            # The same number on every rank: what the time allows is agreed.
+            for _ in range(min(asked.warmup, max(1, int(0.5 * asked.time_cap_s / call_s))) if asked.warmup else 0):
+                once()
+            count = min(asked.repeat, max(_FEWEST, int(asked.time_cap_s / call_s)))
+            before = session.energy_j()
+            samples = [once() for _ in range(count - 1)]
+            after = session.energy_j()
+            reset_result(session, product)
+            samples = slowest([*samples, once()])
+            used = [new - old for old, new in session.gather((before, after)) if old is not None and new is not None]
+            verdict = verify_product(session, product, arguments) if asked.check else None
+            limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
+            summary = plan.summary
+        median_s = statistics.median(samples)
+        return {
+            "median_s": median_s,
+            "min_s": min(samples),
+            "max_s": max(samples),
+            "samples_s": [round(sample, 8) for sample in samples],
+            "tflop_per_s": 2e-12 * product.m * product.n * product.k / median_s,
+            "first_call_s": first_s,
+            "plan_s": summary.plan_s,
+            "predicted_s": summary.predicted_s,
+            "bound_s": limit.seconds,
+            "limited_by": limit.limited_by,
+            "joules": sum(used) / (count - 1) if len(used) == session.size and count > 1 else None,
+            "passed": None if verdict is None else verdict.passed,
+            "error": None if verdict is None else verdict.error,
+            "tolerance": None if verdict is None else verdict.tolerance,
+            "scheduler": summary.scheduler,
+            "how": summary.how,
+            "tasks": summary.tasks,
+            "bytes": summary.bytes_by_link,
+            "digest": summary.digest,
+        }
+
+    def _row(self, one: _Work, facts: dict[str, Any]) -> dict[str, Any]:
+        empty = {"passed": None, "error": None, "tolerance": None, "joules": None, "limited_by": "", "reason": ""}
+        return {
+            **dict(zip(_KEY, one.key(), strict=True)),
+            **empty,
+            **facts,
+            **self._about,
+            "device": self._session.device_names[0],
+            "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
