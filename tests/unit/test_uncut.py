@@ -21,12 +21,13 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.ports import Port
+from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import HOST, Factor, Kind, LaneKind, Matrix, Role, Schedule
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_uncut_digests.json"
@@ -302,6 +303,24 @@ def test_with_overlap_copies_are_issued_where_the_data_is() -> None:
             source,
             destination,
         )
+
+
+@pytest.mark.parametrize("place", ["0,1,0", "1,1,1", "0,2,h"])
+def test_results_between_devices_have_lanes_of_their_own(place: str) -> None:
+    schedule = make(cube(64), place, 4)
+    kinds = schedule.lanes["kind"][schedule.tasks["lane"]]
+    for task, _, destination, _ in schedule.copies():
+        matrix, role = written_role(schedule, task)
+        result = matrix == Matrix.C and role == Role.USER and destination != HOST
+        assert kinds[task] == (LaneKind.RESULT if result else LaneKind.COPY)
+    assert (kinds == LaneKind.RESULT).any() == (place != "0,2,h")
+
+
+def test_a_result_that_awaits_its_product_holds_up_no_fetch_over_the_same_link() -> None:
+    # B comes to rank 0 over the link that rank 1's part of C takes.
+    machine = dataclasses.replace(Machine.uniform(2), ports=tuple(device_ports(range(2), 400, 400)))
+    schedule = make(GemmProblem(8192, 8192, 8192, DType.f64), "0,1,0", 2, machine, tile=2048)
+    assert simulate(schedule, machine).idle_share.max() < 0.15  # two fifths if one lane carries both
 
 
 def test_batching_forwards_each_tile_along_the_grid_row_or_column_in_groups() -> None:

@@ -10,7 +10,7 @@ namespace {
 
 enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
 enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
-enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 constexpr int host_owner = -1;
 constexpr int no_source = -2;
 constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
@@ -197,13 +197,17 @@ class Scheduler {
     std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
         return copy(lane(rank, copy_lane, rank, to), there, source, awaited);
     }
+    // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
+    std::int32_t push_result(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
+        return copy(lane(rank, result_lane, rank, to), there, source, awaited);
+    }
     std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
         return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, -1);
     }
     void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, std::int32_t awaited) {
         if (!goal.on_host) {
-            push(rank, goal.rank, there, source, awaited);
+            push_result(rank, goal.rank, there, source, awaited);
         } else {
             copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_owner), there, source, awaited);
         }
@@ -326,7 +330,7 @@ class Scheduler {
                 }
                 const Region there =
                     in_.combines ? Region{adder.partial[m], 0, adder.places[column], own.rows, own.cols} : target;
-                summands.push_back({there, push(member.rank, adder.rank, there, own, product)});
+                summands.push_back({there, push_result(member.rank, adder.rank, there, own, product)});
             }
             Summand out = summands.front();
             if (in_.combines && column < in_.first_early) out = combine(block, a, column, summands, target);

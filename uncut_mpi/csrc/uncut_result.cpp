@@ -31,7 +31,7 @@ Time Scheduler::copy_c(Worker &w, int i, int j, bool inward, CPlace place, std::
     const CWay way = c_way(w, i, j, inward, not_before);
     if (way.detour) return relay_c(w, i, j, inward, place, *way.detour, awaited, not_before, task);
     const std::int32_t local = c_region(w, i, j, place), user = c_region(w, i, j, CPlace::user);
-    task = add_task(copy_task, lane_for_copy(way.link), -1,
+    task = add_task(copy_task, lane_for_copy(way.link, !inward), -1,
                     {{inward ? local : user, one}, {inward ? user : local, one}}, {awaited});
     free_[way.link.resource] = way.arrival;
     end_ = std::max(end_, way.arrival);
@@ -59,7 +59,7 @@ Time Scheduler::relay_c(Worker &w, int i, int j, bool inward, CPlace place, cons
     for (int q = 0; q < chunks; ++q) {
         std::int32_t previous = awaited;
         for (int l = 0; l <= d.relays; ++l)
-            previous = add_task(copy_task, lane_for_copy(d.leg[l]), group,
+            previous = add_task(copy_task, lane_for_copy(d.leg[l], !inward), group,
                                 {{places[l + 1] + q, one}, {places[l] + q, one}}, {previous});
         task = previous;
     }

@@ -19,7 +19,7 @@ namespace uncut {
 
 enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
 enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
-enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 inline constexpr int host_owner = -1;
 inline constexpr int no_source = -2;
 inline constexpr std::array<int, 3> user_buffer = {0, 1, 2};
@@ -208,7 +208,7 @@ class Scheduler {
     std::int32_t add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
                           std::initializer_list<std::int32_t> awaits);
     std::int32_t lane_for_compute(int rank, int number);
-    std::int32_t lane_for_copy(const Link &l);
+    std::int32_t lane_for_copy(const Link &l, bool result = false);
     bool has_slot(int rank, int matrix) const { return cache_room_[rank] >= in_.slot_bytes[matrix]; }
     Cached take_slot(int rank, int matrix, std::int64_t rows, std::int64_t cols);
 
@@ -385,7 +385,7 @@ class Scheduler {
     Time end_ = 0;
     int next_group_ = 0;
     std::vector<Time> free_;  // links [source * locations + destination], then compute per rank
-    std::vector<std::int32_t> lane_of_copy_, lane_of_compute_;
+    std::vector<std::int32_t> lane_of_copy_, lane_of_result_, lane_of_compute_;
 
     // Scratch of routing and selection.
     std::vector<int> destinations_, order_;

@@ -93,12 +93,15 @@ std::int32_t Scheduler::lane_for_compute(int rank, int number) {
     return lane;
 }
 
-std::int32_t Scheduler::lane_for_copy(const Link &l) {
+// Results have lanes of their own between devices: one that awaits its product holds up no fetch.
+std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     if (!in_.overlap) return lane_for_compute(l.issuer, 0);
-    std::int32_t &lane = lane_of_copy_[index(l.source, l.destination) * in_.num_ranks + l.issuer];
+    result = result && l.source != host_ && l.destination != host_;
+    auto &lanes = result ? lane_of_result_ : lane_of_copy_;
+    std::int32_t &lane = lanes[index(l.source, l.destination) * in_.num_ranks + l.issuer];
     if (lane < 0) {
         lane = static_cast<std::int32_t>(out_.lanes.size());
-        out_.lanes.push_back({l.issuer, copy_lane, l.source == host_ ? host_owner : l.source,
+        out_.lanes.push_back({l.issuer, result ? result_lane : copy_lane, l.source == host_ ? host_owner : l.source,
                               l.destination == host_ ? host_owner : l.destination});
     }
     return lane;

@@ -15,8 +15,8 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
   rounded once. Where C is at home, alone and not half, products are formed in place.
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
-device; between devices, the source (push). One lane per (issuing rank, source, destination); products are on
-compute lane 0, COMBINE on lane 1.
+device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
+another for results, which await products; products are on compute lane 0, COMBINE on lane 1.
 """
 
 from __future__ import annotations

@@ -85,10 +85,16 @@ class Role(enum.IntEnum):
 
 
 class LaneKind(enum.IntEnum):
-    """A lane becomes one stream: COMPUTE lanes carry GEMM and COMBINE, COPY lanes carry copies."""
+    """
+    A lane becomes one stream.
+
+    COMPUTE lanes carry GEMM and COMBINE. COPY lanes carry copies. RESULT lanes carry copies between devices of
+    what was computed, so that those which await products hold up no fetch over the same link.
+    """
 
     COMPUTE = 0
     COPY = 1
+    RESULT = 2
 
 
 class Matrix(enum.IntEnum):
@@ -121,8 +127,8 @@ LANE_DTYPE: Final = np.dtype(
     [
         ("rank", "<i4"),  # whose device issues it
         ("kind", "<i4"),
-        ("source", "<i4"),  # COPY: rank or HOST; COMPUTE: -2
-        ("destination", "<i4"),  # COPY: rank or HOST; COMPUTE: number of the lane on its rank
+        ("source", "<i4"),  # COPY, RESULT: rank or HOST; COMPUTE: -2
+        ("destination", "<i4"),  # COPY, RESULT: rank or HOST; COMPUTE: number of the lane on its rank
     ]
 )
 TASK_DTYPE: Final = np.dtype(

@@ -200,7 +200,8 @@ def _lane(record: np.void) -> Lane:
     if record["kind"] == LaneKind.COMPUTE:
         return Lane(int(record["rank"]), True, f"compute {record['destination']}")
     ends = ("host" if end == HOST else str(end) for end in (record["source"], record["destination"]))
-    return Lane(int(record["rank"]), False, "copy {}->{}".format(*ends))
+    kind = "results" if record["kind"] == LaneKind.RESULT else "copy"
+    return Lane(int(record["rank"]), False, "{} {}->{}".format(kind, *ends))
 
 
 def _activities(schedule: Schedule, copies: np.ndarray) -> np.ndarray:

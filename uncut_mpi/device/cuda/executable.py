@@ -158,4 +158,4 @@ class CudaExecutable(Executable):
         if record["kind"] == LaneKind.COMPUTE:
             return f"compute lane {record['destination']}"
         ends = ("host" if end == HOST else f"rank {end}" for end in (record["source"], record["destination"]))
-        return "copy lane {} to {}".format(*ends)
+        return "{} lane {} to {}".format("result" if record["kind"] == LaneKind.RESULT else "copy", *ends)

@@ -160,7 +160,8 @@ class HostExecutable(Executable):
             name = f"compute lane {record['destination']}"
         else:
             ends = ("host" if end == HOST else str(end) for end in (record["source"], record["destination"]))
-            name = f"copy lane {'→'.join(ends)}"
+            kind = "result" if record["kind"] == LaneKind.RESULT else "copy"
+            name = f"{kind} lane {'→'.join(ends)}"
         slot = self.slots[index]
         if self.codes[index] == Code.WAIT_FLAG:
             awaited = f"task {self._program.flag_tasks[slot]} of rank {self.peers[index]} (slot {slot})"
