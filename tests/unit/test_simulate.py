@@ -242,8 +242,9 @@ def test_lanes_pay_for_waits_and_signals_and_a_call_for_itself() -> None:
     schedule = make(512, 512, 1024, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
     run = simulate(schedule, machine_of(2, costs=IssueCosts(signal_lane_s=1e-3)))
     lanes = schedule.lanes[schedule.tasks["lane"]]
-    first, second, *_ = np.flatnonzero((lanes["kind"] == LaneKind.COPY) & (schedule.tasks["rank"] == 1))
-    assert run.start_s[second] - run.end_s[first] == pytest.approx(1e-3)
+    # Tiles of A and of B; the product awaits both, so the second of them signals.
+    _, signalling, after, _ = np.flatnonzero((lanes["kind"] == LaneKind.COPY) & (schedule.tasks["rank"] == 1))
+    assert run.start_s[after] - run.end_s[signalling] == pytest.approx(1e-3)
 
 
 def test_lanes_on_one_link_share_it() -> None:
