@@ -277,7 +277,11 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         "--k-first", type=whole(1), default=0, metavar="K", help="elements of the first k-block; default 256"
     )
     group.add_argument(
-        "--k-block", type=whole(1), default=0, metavar="K", help="elements of the largest k-block; default 2048"
+        "--k-block",
+        type=whole(1),
+        default=0,
+        metavar="K",
+        help="elements of the largest k-block; default 2048, half types 8192",
     )
     group.add_argument(
         "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"

@@ -110,7 +110,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     Return `options.blocking` with everything set: what it leaves open follows simple rules.
 
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
-    grid or shares); a C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
+    grid or shares). k-blocks grow from 256 to 2048, with half types, whose products read and write C in float32, to
+    8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
     """
     asked = options.blocking
     on_host = placement.c.space == "host"
@@ -122,7 +123,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     return Blocking(
         splits=splits,
         first=asked.first or 256,
-        block=asked.block or 2048,
+        block=asked.block or (8192 if problem.dtype.is_half else 2048),
         columns=asked.columns or 4,
         order=asked.order or ("columns" if on_host else "k"),
         combine=asked.combine or "owner",

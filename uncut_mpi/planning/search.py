@@ -44,6 +44,9 @@ _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
 _HOPELESS: Final = 1.25
 """A scheduler whose first tries take so many times as long as another's is not looked at further."""
 
+_FAR_BEHIND: Final = 1.1
+"""A grid whose best takes so many times as long is not tried with other blocks."""
+
 _FIRST_PART: Final = 0.5
 """What the more promising scheduler gets of the budget, at least."""
 
@@ -347,10 +350,19 @@ class _Explorer:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         for rows, cols, splits in chosen:
-            if asked.blocking.splits in (0, splits):
+            if asked.blocking.splits in (0, splits) and not self._behind(best, (rows, cols), splits):
                 changes = {"devices": ranks} if asked.devices is not None else self._placed(ranks, (rows, cols))
                 shares = {"row_shares": None, "col_shares": None, **changes}
                 yield {**shares, "grid": (rows, cols), **_blocked(best, splits=splits)}
+
+    def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
+        """Whether all that was tried on a grid takes far longer than the best: other block sizes will not help."""
+        values = [
+            one.value
+            for one in self.tried
+            if one.options.scheduler == "kblocks" and (one.schedule.grid, one.schedule.splits) == (grid, splits)
+        ]
+        return bool(values) and min(values) > _FAR_BEHIND * best.value
 
     def _block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if not asked.blocking.order:
