@@ -281,7 +281,7 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         type=whole(1),
         default=0,
         metavar="K",
-        help="elements of the largest k-block; default 2048, half types 8192",
+        help="elements of the largest k-block; default 2048, 8192 for halves",
     )
     group.add_argument(
         "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
