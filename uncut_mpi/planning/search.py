@@ -375,12 +375,19 @@ class _Explorer:
     def _largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         inner = -(-self._problem.k // best.options.blocking.splits)
         if not asked.blocking.block:
-            yield from (_blocked(best, block=block) for block in (*_K_BLOCKS, inner) if block <= inner)
+            first = best.options.blocking.first
+            for block in (*_K_BLOCKS, inner):
+                if block <= inner and (first <= block or not asked.blocking.first):
+                    yield _blocked(best, block=block, first=min(first, block))
 
     def _first_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if not asked.blocking.first:
             most = best.options.blocking.block
             yield from (_blocked(best, first=first) for first in _FIRST_BLOCKS if first <= most)
+            if self._problem.trans_a == "T" and self._placement.a.space == "host":
+                # All of k at once: stored so, shorter blocks are rows far apart.
+                inner = -(-self._problem.k // best.options.blocking.splits)
+                yield _blocked(best, first=inner, block=inner)
 
     def _combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if self._placement.c.space == "device" and not asked.blocking.combine:
