@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.costs import IssueCosts
+from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.datasets import uncut_irregular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -20,6 +20,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_ranks
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import HOST, Space
 from uncut_mpi.planning.search import SearchResult, product_flops, ranks_by_use, search
 from uncut_mpi.planning.simulate import simulate
 
@@ -206,3 +207,23 @@ def test_a_metric_that_needs_watts_says_so() -> None:
 def test_ranks_that_do_not_exist_are_named() -> None:
     with pytest.raises(ParamError, match="9"):
         find(cube(100), "h,h,h", Machine.uniform(2), options=ScheduleOptions(scheduler="uncut", devices=(0, 9)))
+
+
+@pytest.mark.parametrize("trans_a", ["N", "T"])
+def test_whole_columns_come_from_the_host_where_rows_far_apart_are_slow(trans_a: str) -> None:
+    slow = ((512, 0.25), (16384, 0.6), (65536, 1.0))
+    machine = dataclasses.replace(
+        Machine.uniform(2, link_gb_per_s=390, host_gb_per_s=55),
+        row_rates=RowRates(host_in=slow, host_out=slow),
+        costs=IssueCosts(copy_s=3e-6, gemm_s=7e-6, flag_latency_s=1e-5),
+    )
+    problem = GemmProblem(4096, 4096, 4096, DType.f64, trans_a, "N")
+    schedule = find(problem, "h,h,h", machine).best.schedule
+    copies = schedule.copies()
+    narrow = 0
+    for task in copies[(copies[:, 1] == HOST) | (copies[:, 2] == HOST), 0].tolist():
+        for operand in schedule.operands_of(task):
+            region = schedule.regions[operand["region"]]
+            buffer = schedule.buffers[region["buffer"]]
+            narrow += buffer["space"] == Space.HOST and region["rows"] < buffer["rows"]
+    assert narrow == 0
