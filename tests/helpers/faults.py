@@ -13,7 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tests.helpers import oracle
+from uncut_mpi.errors import ScheduleError
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Role, Schedule
+from uncut_mpi.planning.verify import verify
 
 Fault: TypeAlias = Callable[[Schedule, random.Random], "Schedule | None"]
 
@@ -172,3 +175,25 @@ FAULTS: tuple[Fault, ...] = (
     repeat_a_task,
     multiply_another_k_block,
 )
+
+
+def spoiled(fault: Fault, make: Callable[[random.Random], Schedule], seeds: int) -> int:
+    """
+    Plant a fault in random schedules and return in how many it did harm.
+
+    The proof has to find it there, and to find nothing in the others; the oracle knows which are which.
+    """
+    harmful = 0
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        mutant = fault(make(rng), rng)
+        if mutant is None:
+            continue
+        wrong, said = oracle.is_wrong(mutant), ""
+        try:
+            verify(mutant)
+        except ScheduleError as error:
+            said = str(error)
+        assert bool(wrong) == bool(said), f"seed {seed}: the oracle says {wrong!r}, verify says {said!r}"
+        harmful += bool(wrong)
+    return harmful
