@@ -59,6 +59,28 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
     collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
 
 
+def test_a_file_that_is_not_ours_is_left_as_it_is(comm, mpi_tmp_path, capfd):
+    path = mpi_tmp_path / "notes.txt"
+    for content in (b"precious data without newline", b'{"a": 1}', b"several\nlines"):
+        comm.Barrier()
+        if comm.rank == 0:
+            path.write_bytes(content)
+        comm.Barrier()
+        collective_assert(comm, run(comm, path, "--sample", "1") == 2)
+        said = capfd.readouterr().err
+        collective_assert(comm, comm.rank or "line 1: not a result of this command" in said, said)
+        collective_assert(comm, path.read_bytes() == content, path.read_bytes())
+    folder = mpi_tmp_path / "folder"
+    comm.Barrier()
+    if comm.rank == 0:
+        folder.mkdir()
+    comm.Barrier()
+    collective_assert(comm, run(comm, folder, "--sample", "1") == 2)
+    collective_assert(comm, run(comm, path, "--compute", str(comm.size + 1)) == 2)
+    said = capfd.readouterr().err
+    collective_assert(comm, comm.rank or f"--compute {comm.size + 1}: there are {comm.size} ranks" in said, said)
+
+
 def test_fewer_ranks_compute_where_it_is_asked_for(comm, mpi_tmp_path):
     path = mpi_tmp_path / "bench.jsonl"
     counts = sorted({1, comm.size})
@@ -68,7 +90,7 @@ def test_fewer_ranks_compute_where_it_is_asked_for(comm, mpi_tmp_path):
     collective_assert(comm, [row["compute"] for row in rows] == counts, str(rows))
 
 
-def test_what_does_not_fit_is_left_out_and_said(comm, mpi_tmp_path, monkeypatch, capfd):
+def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_path, monkeypatch, capfd):
     def too_large(*_: object, **__: object) -> None:
         raise agreed(CapacityError("rank 0 needs 5 bytes, 4 are there: use more ranks"))
 
@@ -79,6 +101,11 @@ def test_what_does_not_fit_is_left_out_and_said(comm, mpi_tmp_path, monkeypatch,
     collective_assert(comm, rows[0]["median_s"] is None and "needs 5 bytes" in rows[0]["reason"], str(rows))
     said = capfd.readouterr().out
     collective_assert(comm, comm.rank or "left out: f64" in said, said)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "auto") == 0)
+    said = capfd.readouterr().out
+    collective_assert(comm, comm.rank or "1 results, 0 of them wrong, 0 not verified, 0 left out" in said, said)
 
 
 def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):
@@ -105,3 +132,7 @@ def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(bench_job, "verify_product", wrong)
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 1)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)  # measured again, and right
+    collective_assert(comm, [row["passed"] for row in results(comm, path)] == [False, True])

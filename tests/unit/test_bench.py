@@ -120,14 +120,32 @@ def test_problems_are_told_apart_by_shape_and_place() -> None:
 
 
 def test_speedups_are_those_of_problems_that_both_have_done() -> None:
-    found = speedup(ROWS, "auto", "uncut")
+    found = speedup(ROWS, "auto", "uncut", 4)
     assert found is not None
     assert (found.problems, found.slower) == (2, 1)
     assert (found.mean, found.least, found.most) == pytest.approx((1.4, 0.8, 2.0))
-    one = speedup(ROWS, "auto", "one")  # on one rank, whatever computes otherwise
+    one = speedup(ROWS, "auto", "one", 4)  # on one rank, whatever computes otherwise
     assert one is not None
     assert (one.problems, one.mean) == (1, 4.0)
-    assert speedup(ROWS, "kblocks", "auto") is None
+    back = speedup(ROWS, "one", "auto", 4)
+    assert back is not None
+    assert (back.problems, back.mean) == (1, 0.25)
+    assert speedup(ROWS, "kblocks", "auto", 4) is None
+
+
+def test_numbers_of_ranks_are_not_compared_with_each_other() -> None:
+    rows = [
+        *(row(64, 64, "0,0,0", "auto", seconds, compute) for seconds, compute in ((8.0, 1), (2.0, 4))),
+        row(64, 64, "0,0,0", "uncut", 9.0, compute=1),
+        row(64, 64, "0,0,0", "uncut", None, compute=4),
+    ]
+    assert speedup(rows, "auto", "uncut", 4) is None
+    found = speedup(rows, "auto", "uncut", 1)
+    assert found is not None
+    assert (found.problems, found.mean) == (1, 9 / 8)
+    text = summary_text(rows, ["auto", "uncut"])
+    assert "auto against uncut, on 1 ranks" in text
+    assert "on 4 ranks: time of" not in text
 
 
 def test_rates_are_sums_over_sums() -> None:
@@ -139,11 +157,11 @@ def test_rates_are_sums_over_sums() -> None:
 def test_the_summary_says_everything_once() -> None:
     text = summary_text(ROWS, ["auto", "uncut", "one"])
     lines = text.splitlines()
-    assert "auto against uncut: time of uncut / time of auto" in lines
+    assert "auto against uncut, on 4 ranks: time of uncut / time of auto" in lines
     assert any(line.split() == ["all", "2", "1.400", "0.800", "2.000", "1"] for line in lines)
     assert any(line.startswith("data: one device") and "0.800" in line for line in lines)
     assert any(line.startswith("size: small") and "2.000" in line for line in lines)
-    assert "8 results, 1 of them wrong, 1 left out" in lines
+    assert "8 results, 1 of them wrong, 0 not verified, 1 left out" in lines
     assert "  wrong: f64 1000×1000×1000 at 0,h,2, auto on 2 ranks, error 1e-16 above 1e-13" in lines
     assert "  left out: f64 1000×1000×9000 at 0,1,2, uncut on 4 ranks: rank 0 needs more" in lines
 

@@ -17,17 +17,19 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.artifacts import check_path, write_file
 from uncut_mpi.command.bench_arguments import BenchArguments, cases_of, options_of
-from uncut_mpi.command.bench_summary import Row, summary_text
+from uncut_mpi.command.bench_summary import SUMMED, Row, summary_text
 from uncut_mpi.command.product import (
     Product,
     generated_sources,
     make_product,
     release_product,
     reset_result,
+    slowest,
+    timed_call,
     verify_product,
 )
 from uncut_mpi.command.progress import ProgressBar
-from uncut_mpi.errors import CapacityError, DataFileError
+from uncut_mpi.errors import CapacityError, DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
@@ -41,7 +43,11 @@ from uncut_mpi.view.render import check_drawable
 _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _FEWEST: Final = 3
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
-_SAME: Final = ("version", "machine", "ranks", "backend", "alpha", "beta", "seed")
+_SAME: Final = (
+    *("version", "backend", "ranks", "machine", "alpha", "beta"),
+    *("seed", "warmup", "repeat", "time_cap_s", "check"),
+)
+_BEGINNING: Final = b'{"m": '
 
 
 def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> bool:
@@ -53,6 +59,9 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> boo
     UncutError
         The same on every rank.
     """
+    too_many = [count for count in arguments.compute or () if count > comm.size]
+    if too_many:
+        raise agreed(ParamError(f"--compute {too_many[0]}: there are {comm.size} ranks; start more or leave it out"))
     with Session(
         comm,
         backend=arguments.backend,
@@ -89,12 +98,16 @@ class _Bench:
         self._cases = cases_of(arguments, session.size, scale)
         self._about = {
             "version": uncut_mpi.__version__,
-            "machine": session.machine.key,
-            "ranks": session.size,
             "backend": session.backend_name,
+            "ranks": session.size,
+            "machine": session.machine.key,
             "alpha": 1.2345,
             "beta": 1.1154,
             "seed": arguments.seed,
+            "warmup": arguments.warmup,
+            "repeat": arguments.repeat,
+            "time_cap_s": arguments.time_cap_s,
+            "check": arguments.check,
         }
 
     def run(self) -> bool:
@@ -104,7 +117,9 @@ class _Bench:
             if session.rank == 0:
                 rows = self._read()
         rows = session.gather(rows)[0]
-        done = {tuple(row[name] for name in _KEY) for row in rows}
+        # What was left out or wrong is tried again.
+        done = {_key(row) for row in rows if row["median_s"] is not None and row["passed"] is not False}
+        rows = [row for row in rows if _key(row) in done]
         todo = [one for one in self._work() if one.key() not in done]
         bar = ProgressBar(sys.stderr, "measuring") if session.rank == 0 else None
         product: tuple[Case, DType, Product] | None = None
@@ -125,8 +140,7 @@ class _Bench:
             rows.append(row)
             with session.together("writing a result"):
                 if session.rank == 0:
-                    with open(arguments.output, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
+                    self._append(row)
         if product is not None:
             release_product(session, product[2])
         if bar is not None:
@@ -147,35 +161,54 @@ class _Bench:
                 for method in self._arguments.methods:
                     # One device is one, however many there are.
                     for count in (1,) if method == "one" else counts:
-                        if count <= self._session.size:
-                            yield _Work(case, dtype, method, count)
+                        yield _Work(case, dtype, method, count)
 
     def _read(self) -> list[Row]:
-        """Return the results in the file; a last line that was not finished is cut off."""
+        """
+        Return the results in the file; a later one of the same measurement replaces an earlier one.
+
+        A last line that was not finished is cut off, once the lines before it are found to be results.
+        """
         path = self._arguments.output
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             return []
-        with open(path, "rb") as file:
-            raw = file.read()
-        complete = raw[: raw.rfind(b"\n") + 1]
-        if len(complete) < len(raw):
+        if not os.path.isfile(path):
+            raise DataFileError(f"--output {path} is no file that results can be added to: name another")
+        try:
             with open(path, "r+b") as file:
-                file.truncate(len(complete))
-        rows = []
-        for number, line in enumerate(complete.splitlines(), 1):
-            try:
-                row = json.loads(line)
-                found = {name: row[name] for name in (*_KEY, *_SAME)}
-            except (ValueError, TypeError, KeyError):
-                raise DataFileError(f"--output {path}, line {number}: not a result of this command") from None
-            other = [name for name in _SAME if found[name] != self._about[name]]
-            if other:
-                raise DataFileError(
-                    f"--output {path}, line {number}: {other[0]} was {found[other[0]]}, here it is "
-                    f"{self._about[other[0]]}: results of another run cannot go on; name another file"
-                )
-            rows.append(row)
-        return rows
+                raw = file.read()
+                complete = raw[: raw.rfind(b"\n") + 1]
+                rows = [self._parse(number, line) for number, line in enumerate(complete.splitlines(), 1)]
+                if len(complete) < len(raw):
+                    if not rows and not raw.startswith(_BEGINNING):
+                        raise DataFileError(f"--output {path}, line 1: not a result of this command")
+                    file.truncate(len(complete))
+        except OSError as error:
+            raise DataFileError(f"--output {path} cannot be read and written: {error.strerror}") from None
+        return list({_key(row): row for row in rows}.values())
+
+    def _parse(self, number: int, line: bytes) -> Row:
+        where = f"--output {self._arguments.output}, line {number}"
+        try:
+            row: Row = json.loads(line)
+            found = {name: row[name] for name in (*_KEY, *_SAME, *SUMMED)}
+        except (ValueError, TypeError, KeyError):
+            raise DataFileError(f"{where}: not a result of this command") from None
+        other = [name for name in _SAME if found[name] != self._about[name]]
+        if other:
+            raise DataFileError(
+                f"{where}: {other[0]} was {found[other[0]]}, here it is {self._about[other[0]]}: results of another "
+                "run cannot go on; name another file"
+            )
+        return row
+
+    def _append(self, row: Row) -> None:
+        path = self._arguments.output
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise DataFileError(f"--output {path} cannot be written: {error.strerror}") from None
 
     # -- one measurement ---------------------------------------------------------------------
 
@@ -209,24 +242,19 @@ class _Bench:
             planned_s = time.perf_counter() - started
 
             def once() -> float:
-                session.barrier()
-                begun = time.perf_counter()
-                plan.execute(arguments.alpha, arguments.beta)
-                return time.perf_counter() - begun
+                return timed_call(session, plan, arguments)
 
-            def slowest(samples: list[float]) -> list[float]:
-                return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
-
-            first_s, call_s = slowest([planned_s + once(), once()])
-            # The same number on every rank: what the time allows is agreed.
-            for _ in range(min(asked.warmup, max(1, int(0.5 * asked.time_cap_s / call_s))) if asked.warmup else 0):
-                once()
-            count = min(asked.repeat, max(_FEWEST, int(asked.time_cap_s / call_s)))
+            first_s, call_s = slowest(session, [planned_s + once(), once()])
+            # Numbers of calls follow from times that all ranks know, so they are the same on every rank.
+            warmup = min(asked.warmup, int(0.5 * asked.time_cap_s / call_s))
+            warm = slowest(session, [once() for _ in range(warmup)])
+            expected_s = statistics.median(warm) if warm else call_s
+            count = min(asked.repeat, max(_FEWEST, int(asked.time_cap_s / expected_s)))
             before = session.energy_j()
             samples = [once() for _ in range(count - 1)]
             after = session.energy_j()
             reset_result(session, product)
-            samples = slowest([*samples, once()])
+            samples = slowest(session, [*samples, once()])
             used = [new - old for old, new in session.gather((before, after)) if old is not None and new is not None]
             verdict = verify_product(session, product, arguments) if asked.check else None
             limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
@@ -255,12 +283,18 @@ class _Bench:
         }
 
     def _row(self, one: _Work, facts: dict[str, Any]) -> dict[str, Any]:
-        empty = {"passed": None, "error": None, "tolerance": None, "joules": None, "limited_by": "", "reason": ""}
+        empty = dict.fromkeys(("tflop_per_s", "passed", "error", "tolerance", "joules"))
         return {
             **dict(zip(_KEY, one.key(), strict=True)),
             **empty,
+            "limited_by": "",
+            "reason": "",
             **facts,
             **self._about,
             "device": self._session.device_names[0],
             "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         }
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _KEY)

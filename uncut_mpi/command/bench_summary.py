@@ -5,10 +5,19 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 Row = Mapping[str, Any]
 """One result as it stands in the file."""
+
+ONE: Final = "one"
+"""The method of one device, whatever the others have."""
+
+SUMMED: Final = (
+    *("m", "n", "k", "dtype", "place", "method", "compute", "median_s", "tflop_per_s"),
+    *("limited_by", "passed", "error", "tolerance", "joules", "reason"),
+)
+"""What a summary and a picture read of a row."""
 
 _Problem = tuple[Any, ...]
 
@@ -36,7 +45,7 @@ class Speedup:
 
 
 def shape_of(row: Row) -> str:
-    """Return ``"square"``, ``"fat-thin"`` (k is the least extent) or ``"thin-fat"`` (k is the largest)."""
+    """Return ``"square"``, ``"fat-thin"`` (k is below the larger of m and n) or ``"thin-fat"``."""
     edge, depth = max(row["m"], row["n"]), row["k"]
     if row["m"] == row["n"] == depth:
         return "square"
@@ -66,18 +75,18 @@ GROUPINGS: Mapping[str, Callable[[Row], str]] = {
 }
 
 
-def speedup(rows: Iterable[Row], method: str, other: str) -> Speedup | None:
-    """Return how much faster `method` is than `other`, each problem counting once; None without common problems."""
+def speedup(rows: Iterable[Row], method: str, other: str, compute: int) -> Speedup | None:
+    """
+    Return how much faster `method` is than `other`, both on so many ranks; None without common problems.
+
+    The method ``"one"`` has one device, whatever the others have.
+    """
     times: dict[str, dict[_Problem, float]] = {method: {}, other: {}}
     for row in rows:
-        if row["method"] in times and row["median_s"] is not None:
+        ranks = 1 if row["method"] == ONE else compute
+        if row["method"] in times and row["compute"] == ranks and row["median_s"] is not None:
             times[row["method"]][_problem(row)] = row["median_s"]
-    # A baseline of one device has one result, whatever the number of ranks that compute.
-    ratios = []
-    for problem, seconds in times[method].items():
-        theirs = times[other].get(problem, times[other].get((*problem[:-1], 1)))
-        if theirs is not None:
-            ratios.append(theirs / seconds)
+    ratios = [times[other][problem] / seconds for problem, seconds in times[method].items() if problem in times[other]]
     if not ratios:
         return None
     return Speedup(len(ratios), statistics.fmean(ratios), min(ratios), max(ratios), sum(ratio < 1 for ratio in ratios))
@@ -110,20 +119,32 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
                 lines.append(f"{method:10} {count:6} {problems:9} {rate:12.4g} {energy or '':>34.4}")
     first, *others = methods
     for other in others:
-        lines += ["", f"{first} against {other}: time of {other} / time of {first}"]
-        lines.append(f"{'':24} problems    mean   least    most  slower")
-        lines += _speedup_line("all", speedup(rows, first, other))
+        lines += _comparison(rows, first, other)
+    failed = [row for row in rows if row["passed"] is False]
+    left_out = [row for row in rows if row["median_s"] is None]
+    unchecked = [row for row in rows if row["passed"] is None and row["median_s"] is not None]
+    counts_of = f"{len(failed)} of them wrong, {len(unchecked)} not verified, {len(left_out)} left out"
+    lines += ["", f"{len(rows)} results, {counts_of}"]
+    lines += [f"  wrong: {_name(row)}, error {row['error']} above {row['tolerance']}" for row in failed]
+    lines += [f"  left out: {_name(row)}: {row['reason']}" for row in left_out]
+    return "\n".join(lines) + "\n"
+
+
+def _comparison(rows: Sequence[Row], first: str, other: str) -> list[str]:
+    """Return a table of speedups for every number of ranks that computed."""
+    counts = sorted({row["compute"] for row in rows if row["method"] != ONE}) or [1]
+    lines = []
+    for count in counts:
+        table = _speedup_line("all", speedup(rows, first, other, count))
         for name, key in GROUPINGS.items():
             groups = sorted({key(row) for row in rows})
             for group in groups if len(groups) > 1 else ():
                 chosen = [row for row in rows if key(row) == group]
-                lines += _speedup_line(f"{name}: {group}", speedup(chosen, first, other))
-    failed = [row for row in rows if row["passed"] is False]
-    left_out = [row for row in rows if row["median_s"] is None]
-    lines += ["", f"{len(rows)} results, {len(failed)} of them wrong, {len(left_out)} left out"]
-    lines += [f"  wrong: {_name(row)}, error {row['error']} above {row['tolerance']}" for row in failed]
-    lines += [f"  left out: {_name(row)}: {row['reason']}" for row in left_out]
-    return "\n".join(lines) + "\n"
+                table += _speedup_line(f"{name}: {group}", speedup(chosen, first, other, count))
+        if table:
+            lines += ["", f"{first} against {other}, on {count} ranks: time of {other} / time of {first}"]
+            lines += [f"{'':24} problems    mean   least    most  slower", *table]
+    return lines
 
 
 def _speedup_line(name: str, found: Speedup | None) -> list[str]:
@@ -137,7 +158,7 @@ def _counts(row: Row, method: str, compute: int) -> bool:
 
 
 def _problem(row: Row) -> _Problem:
-    return (row["m"], row["n"], row["k"], row["dtype"], row["place"], row["compute"])
+    return (row["m"], row["n"], row["k"], row["dtype"], row["place"])
 
 
 def _name(row: Row) -> str:

@@ -186,13 +186,7 @@ def measure(
     """
 
     def once() -> float:
-        session.barrier()
-        start = time.perf_counter()
-        plan.execute(arguments.alpha, arguments.beta)
-        return time.perf_counter() - start
-
-    def slowest(samples: list[float]) -> list[float]:
-        return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
+        return timed_call(session, plan, arguments)
 
     first = planned_s + once()
     for _ in range(arguments.warmup):
@@ -200,8 +194,21 @@ def measure(
     samples = [once() for _ in range(arguments.repeat - 1)]
     prepare_last()
     samples.append(once())
-    timed = slowest([first, *samples])
+    timed = slowest(session, [first, *samples])
     return Timing(timed[0], timed[1:])
+
+
+def timed_call(session: Session, plan: GemmPlan, arguments: GemmArguments) -> float:
+    """Return what one call takes on this rank from a barrier on (s). Collective."""
+    session.barrier()
+    start = time.perf_counter()
+    plan.execute(arguments.alpha, arguments.beta)
+    return time.perf_counter() - start
+
+
+def slowest(session: Session, samples: list[float]) -> list[float]:
+    """Return the longest of all ranks' times, sample by sample. Collective."""
+    return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
 
 
 def verify_product(session: Session, product: Product, arguments: GemmArguments) -> check.CheckResult:

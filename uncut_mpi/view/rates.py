@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from uncut_mpi.view.figure import import_figure, to_png
+
+_LINES: Final = ("-", "--", "-.", ":")
+"""By number of ranks; methods have colours."""
 
 
 def draw_rates(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> bytes:
@@ -33,8 +36,9 @@ def draw_rates(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> byt
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     series = list(dict.fromkeys((row["method"], row["compute"]) for row in done))
     series.sort(key=lambda one: (list(methods).index(one[0]), one[1]))
+    counts = sorted({compute for _, compute in series})
     for axis, (dtype, place) in zip(axes, panels, strict=False):
-        for number, (method, compute) in enumerate(series):
+        for method, compute in series:
             points = sorted(
                 (2e-9 * row["m"] * row["n"] * row["k"], row["tflop_per_s"])
                 for row in done
@@ -42,7 +46,15 @@ def draw_rates(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> byt
             )
             if points:
                 ranks = f"{compute} rank{'s' if compute > 1 else ''}"
-                axis.plot(*zip(*points, strict=True), "o-", ms=3, lw=1, color=f"C{number}", label=f"{method}, {ranks}")
+                axis.plot(
+                    *zip(*points, strict=True),
+                    ms=3,
+                    lw=1,
+                    marker="o",
+                    color=f"C{list(methods).index(method)}",
+                    linestyle=_LINES[counts.index(compute) % len(_LINES)],
+                    label=f"{method}, {ranks}",
+                )
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
