@@ -63,6 +63,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
         ldc=rng.choice((0, 202)),
         reads_c=rng.random() < 0.7,
     )
+    block = rng.choice((0, rng.randint(1, 40)))
     options = ScheduleOptions(
         scheduler="kblocks",
         grid=(rows, cols) if splits else rng.choice((None, (rows, cols))),
@@ -71,8 +72,8 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
         col_shares=rng.choice((None, tuple(rng.uniform(0.1, 3) for _ in range(cols)))) if splits else None,
         blocking=Blocking(
             splits=splits,
-            first=rng.choice((0, rng.randint(1, 20))),
-            block=rng.choice((0, rng.randint(1, 40))),
+            first=rng.choice((0, rng.randint(1, min(20, block or 20)))),
+            block=block,
             columns=rng.choice((0, 1, rng.randint(1, 5))),
             order=rng.choice(("", *BLOCK_ORDERS)),
             combine=rng.choice(("", *COMBINES)),
@@ -265,3 +266,18 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ParamError, match=words):
             plan(problem, place, 4, Machine.uniform(4), ScheduleOptions(scheduler="kblocks", **options))
+
+
+def test_k_blocks_that_are_fixed_keep_the_others_within_them() -> None:
+    problem, place = GemmProblem(8192, 8192, 8192, DType.f64), Placement.parse("h,h,h")
+
+    def chosen(**fixed: int) -> tuple[int, int]:
+        options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(**fixed))
+        how = kblocks.choose(problem, place, 4, options)
+        return how.first, how.block
+
+    assert chosen() == (256, 2048)
+    assert chosen(first=3000) == (3000, 3000)
+    assert chosen(block=100) == (100, 100)
+    with pytest.raises(ParamError, match=r"first k-block shall have 512 .* largest 256 .* no longer"):
+        Blocking(first=512, block=256)

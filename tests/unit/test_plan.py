@@ -18,8 +18,11 @@ from uncut_mpi.command import planning
 from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
@@ -245,3 +248,35 @@ def test_nothing_that_is_read_is_replaced(capsys, tmp_path):
     assert main(["-m", "256", "--machine", str(path), "--json", str(path)]) == 2
     assert "which is read" in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("scheduler", ["uncut", "kblocks"])
+def test_one_scheduler_alone_is_planned_as_the_gemm_command_runs_it(scheduler, tmp_path, capsys):
+    path = tmp_path / "facts.json"
+    assert main(["-m", "3000", "--scheduler", scheduler, "--json", str(path)]) == 0
+    facts = json.loads(path.read_text())
+    assert len(facts["candidates"]) == 1
+    problem = GemmProblem(3000, 3000, 3000, DType.f64, reads_c=True)
+    options = ScheduleOptions(scheduler=scheduler)
+    made = plan(problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), options).schedule
+    assert facts["digest"] == made.digest()
+
+
+def test_runners_up_say_what_they_do_otherwise(capsys):
+    # Both schedulers are tried, and unequal shares.
+    machine = "h200-4x"
+    assert main(["-m", "3000", "--ranks", "2", "--place", "0,0,0", "--machine", machine, "--budget-tasks", "4000"]) == 0
+    out = capsys.readouterr().out
+    lines = out[out.index("runners-up") : out.index("\nbytes")].splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        assert re.search(r"s, .* J: (\w+, grid \d+x\d+|[a-z ]+ [\w.:,]+)", line), line
+    assert "Blocking(" not in out
+    assert "None" not in out
+
+
+def test_an_ablation_beside_k_blocks_is_of_the_papers_scheduler(capsys):
+    assert main(["-m", "3000", "--k-block", "1024", "--ablation"]) == 0
+    out = capsys.readouterr().out
+    assert re.search("^plan +kblocks", out, re.MULTILINE)
+    assert all(f"{name:<28}" in out for name, _ in ablation_options())

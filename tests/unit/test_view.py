@@ -22,7 +22,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
 from uncut_mpi.view import Activity, Timeline, draw_transfers, render, to_perfetto, to_text, traffic
@@ -362,6 +362,35 @@ def test_the_least_bytes_between_devices_are_the_blocks_that_ranks_multiply_and_
         "device_to_host": whole,
         "device_to_device": 3 * whole // 2 + (4 * whole // 2 - whole),
     }
+
+
+@pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "0,1,2", "h,0,h"])
+@pytest.mark.parametrize("trans", ["NN", "TT"])
+@pytest.mark.parametrize(("order", "splits", "reads_c"), [("k", 1, True), ("columns", 1, True), ("k", 2, False)])
+def test_products_that_share_pieces_of_a_panel_count_each_element_once(place, trans, order, splits, reads_c):
+    # Every product of kblocks reads part of a panel that other products read too, from wherever in it.
+    schedule = make_blocks(place, trans, order, splits, reads_c)
+    for one in traffic(schedule):
+        assert one.nbytes >= one.least_bytes >= 0
+    if place == "h,h,h":  # every element comes from the host to one rank, and from there to the rest of its row, column
+        rows, cols = schedule.grid
+        handed_on = 3000 * 2000 * (cols - 1) + 2000 * 2600 * (rows - 1)
+        assert {one.link: one.least_bytes for one in traffic(schedule)}["device_to_device"] == 8 * handed_on
+
+
+def test_labels_of_k_blocks_name_all_parts():
+    labels = timeline(make_blocks("0,0,0", "NN", "columns", 1, True)).labels
+    assert all(re.search(r"\(\d+,\d+\)", label) for label in labels)
+    products = {label for label in labels if "+=" in label}
+    assert {"C(0,0) += A(0,0) B(0,0)", "C(0,0) += A(0,1) B(1,0)"} <= products
+
+
+def make_blocks(place, trans, order, splits, reads_c):
+    """A product of 3000 x 2600 x 2000 by `kblocks` on four ranks."""
+    problem = GemmProblem(3000, 2600, 2000, DType.f64, *trans, reads_c=reads_c)
+    blocking = Blocking(splits=splits, first=256, block=512, columns=3, order=order)
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2 // splits), blocking=blocking)
+    return plan(problem, Placement.parse(place), 4, Machine.uniform(4), options).schedule
 
 
 def test_a_schedule_without_cache_moves_more_than_the_least():

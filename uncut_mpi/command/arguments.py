@@ -29,6 +29,26 @@ _ABLATION_FLAGS: Final = {
     "wr_lazy": "--no-wr-lazy",
     "order": "--order",
 }
+_OWN_FLAGS: Final = {
+    "uncut": _ABLATION_FLAGS
+    | {
+        "tile": "--tile",
+        "tile_min": "--tile-min",
+        "chunks": "--chunks",
+        "min_chunk_bytes": "--min-chunk",
+        "compute_lanes": "--compute-lanes",
+        "max_hops": "--max-hops",
+    },
+    "kblocks": {
+        "splits": "--splits",
+        "first": "--k-first",
+        "block": "--k-block",
+        "columns": "--column-blocks",
+        "order": "--block-order",
+        "combine": "--combine",
+    },
+}
+"""Flags of the options that one scheduler alone takes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +272,25 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
             combine=given.combine or "",
         ),
     }
-    return ScheduleOptions(**chosen)
+    options = ScheduleOptions(**chosen)
+    _check_own_flags(options, ablation=given.ablation)
+    return options
+
+
+def _check_own_flags(options: ScheduleOptions, *, ablation: bool) -> None:
+    """Refuse flags of one scheduler beside another scheduler or its flags."""
+    given = {
+        scheduler: " ".join(_OWN_FLAGS[scheduler][name] for name in names)
+        for scheduler, names in options.given.items()
+        if names
+    }
+    if options.scheduler == "auto" and len(given) > 1:
+        groups = " and ".join(f"{flags} (of {scheduler})" for scheduler, flags in given.items())
+        raise ParamError(f"{groups} were given, which no one scheduler takes: leave one group out")
+    for scheduler, flags in given.items():
+        if options.scheduler not in ("auto", scheduler):
+            other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
+            raise ParamError(f"{flags} (of {scheduler}) was given with {other}: leave one of them out")
 
 
 def _check_ablation(given: argparse.Namespace) -> None:

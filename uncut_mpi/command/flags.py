@@ -33,9 +33,6 @@ _ROUTING: Final = (
 )
 
 _PLAN_EPILOG: Final = """\
-What is not given of the schedule is searched by simulation, whatever its default elsewhere; --scheduler uncut takes the
-defaults, without a search.
-
 examples:
   python -m uncut_mpi.plan -m 16384 --ranks 4
   python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png
@@ -87,8 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     machine = parser.add_argument_group("ranks and devices")
     add_machine(machine)
     _add_compute_ranks(machine)
-    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
-    _add_blocking(parser.add_argument_group("schedule of kblocks"))
+    _add_schedule(parser)
     _add_run(parser.add_argument_group("run and report"))
     return parser
 
@@ -119,8 +115,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         metavar="R0,R1,…",
         help="ranks that compute, as the gemm command's --compute-ranks; default: the search decides",
     )
-    _add_schedule(parser.add_argument_group("schedule (what is given stays fixed)"))
-    _add_blocking(parser.add_argument_group("schedule of kblocks"))
+    _add_schedule(parser)
     group = parser.add_argument_group("search and report")
     group.add_argument(
         "--issuing-threads",
@@ -222,22 +217,35 @@ def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_schedule(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    common = parser.add_argument_group(
+        "schedule",
+        "What differs from its default stays fixed; the rest is chosen by simulation, or with --scheduler uncut or\n"
+        "kblocks by that scheduler's rules, which are the defaults named here.",
+    )
+    common.add_argument(
         "--scheduler",
         type=one_of(*SCHEDULERS),
         metavar="|".join(SCHEDULERS),
         help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
-        "auto, the default: what is not given is chosen by simulation",
+        "auto, the default: whichever simulation finds faster",
     )
+    common.add_argument(
+        "--grid",
+        type=_grid,
+        metavar="RxC",
+        help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: 1 row",
+    )
+    _add_tiles(parser.add_argument_group("schedule of uncut"))
+    _add_blocking(parser.add_argument_group("schedule of kblocks"))
+
+
+def _add_tiles(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tile", type=whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
     )
     group.add_argument(
         "--tile-min", type=whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default 2048"
-    )
-    group.add_argument(
-        "--grid", type=_grid, metavar="RxC", help="process grid; default: all ranks, as square as can be, R <= C"
     )
     group.add_argument(
         "--chunks", type=whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"

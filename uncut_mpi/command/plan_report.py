@@ -14,9 +14,9 @@ from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import describe
-from uncut_mpi.planning.search import SearchResult
+from uncut_mpi.planning.search import Candidate, SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
@@ -24,6 +24,8 @@ from uncut_mpi.view.traffic import Traffic
 
 _LABEL_WIDTH: Final = 11
 _RUNNERS_UP: Final = 5
+
+_Options = ScheduleOptions | Blocking
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,7 +159,7 @@ def to_json(facts: PlanFacts) -> str:
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
-def _candidate(candidate: Any) -> dict[str, Any]:
+def _candidate(candidate: Candidate) -> dict[str, Any]:
     schedule = candidate.schedule
     return {
         "scheduler": schedule.scheduler,
@@ -193,13 +195,16 @@ def _problem(facts: PlanFacts) -> str:
     )
 
 
-def _plan(candidate: Any) -> str:
+def _plan(candidate: Candidate) -> str:
+    return f"{_how(candidate)}, {len(candidate.schedule.tasks)} tasks"
+
+
+def _how(candidate: Candidate) -> str:
+    """Return a candidate's scheduler, how it divides the problem, and its other options that are not the defaults."""
     schedule = candidate.schedule
-    fixed = _differences(ScheduleOptions(), candidate.options, without=("scheduler", "tile", "grid", "blocking"))
-    return (
-        f"{schedule.scheduler}, {describe(schedule, candidate.options)}, "
-        f"{len(schedule.tasks)} tasks{''.join(f', {text}' for text in fixed)}"
-    )
+    said = ("scheduler", "tile", "grid", "row_shares", "col_shares", "blocking")
+    fixed = _differences(ScheduleOptions(), candidate.options, without=said)
+    return ", ".join([schedule.scheduler, describe(schedule, candidate.options), *fixed])
 
 
 def _predicted(facts: PlanFacts) -> str:
@@ -240,13 +245,21 @@ def _runners_up(facts: PlanFacts) -> list[str]:
     lines = []
     for one in others[:_RUNNERS_UP]:
         energy = f", {one.energy_j:.4g} J" if one.energy_j > 0 else ""
-        changes = ", ".join(_differences(best.options, one.options)) or "the same options"
-        lines.append(f"{time_text(one.predicted_s)}{energy}: {changes}")
+        lines.append(f"{time_text(one.predicted_s)}{energy}: {_changes(best, one)}")
     return lines
 
 
-def _differences(base: ScheduleOptions, other: ScheduleOptions, without: Sequence[str] = ()) -> list[str]:
-    """Return the options in which `other` differs from `base`, as words."""
+def _changes(best: Candidate, other: Candidate) -> str:
+    """Return what a runner-up does otherwise; one of another scheduler, what it does."""
+    if other.options.scheduler != best.options.scheduler:
+        return _how(other)
+    changes = _differences(best.options, other.options, without=("blocking",))
+    changes += _differences(best.options.blocking, other.options.blocking)
+    return ", ".join(changes) or "the same options"
+
+
+def _differences(base: _Options, other: _Options, without: Sequence[str] = ()) -> list[str]:
+    """Return the fields in which one of two options differs from the base, as words."""
     changed = []
     for field in dataclasses.fields(other):
         value = getattr(other, field.name)
@@ -262,7 +275,7 @@ def _value_text(name: str, value: Any) -> str:
         return f"{value[0]}x{value[1]}"
     if isinstance(value, tuple):
         return ",".join(f"{one:.3g}" if isinstance(one, float) else str(one) for one in value)
-    return "chosen" if value is None else str(value)
+    return "chosen" if value in (None, "") else str(value)
 
 
 def _traffic(one: Traffic) -> str:

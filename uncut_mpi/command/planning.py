@@ -22,7 +22,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.paralia import predict
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS, search
 from uncut_mpi.planning.simulate import Simulation, simulate
@@ -137,8 +137,8 @@ def run(arguments: PlanArguments) -> None:
     _check_results(arguments)
     machine = find_machine(arguments.machine, arguments.ranks)
     arguments.place.check_ranks(machine.num_ranks)
-    # The paper's scheduler alone is no search: its one schedule.
-    budget = 1 if arguments.options.scheduler == "uncut" else arguments.budget_tasks or DEFAULT_BUDGET_TASKS
+    # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
+    budget = arguments.budget_tasks or DEFAULT_BUDGET_TASKS if arguments.options.scheduler == "auto" else 1
     started = time.perf_counter()
     result = search(
         arguments.problem,
@@ -188,7 +188,7 @@ def _paralia_s(arguments: PlanArguments, machine: Machine, chosen: ScheduleOptio
 
 def _ablation(arguments: PlanArguments, machine: Machine) -> list[tuple[str, Simulation]]:
     """Simulate the paper's steps with what is fixed about the schedule."""
-    base = dataclasses.replace(arguments.options, scheduler="uncut")
+    base = dataclasses.replace(arguments.options, scheduler="uncut", blocking=Blocking())
     steps = []
     for name, options in ablation_options(base):
         schedule = plan(arguments.problem, arguments.place, machine.num_ranks, machine, options).schedule

@@ -202,7 +202,7 @@ class Facts:
 
 
 def _basis(facts: Facts) -> str:
-    return "by simulation" if facts.scheduler.startswith("auto") else "by arrival times and compute"
+    return "by arrival times and compute" if facts.scheduler == "uncut" else "by simulation"
 
 
 def text(facts: Facts) -> str:

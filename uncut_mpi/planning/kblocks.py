@@ -120,10 +120,12 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         thin = problem.k >= 8 * max(problem.m, problem.n)
         free = options.grid is None and options.row_shares is None and options.col_shares is None
         splits = num_workers if thin and free else 1
+    largest = 8192 if problem.dtype.is_half else 2048
+    block = asked.block or max(asked.first, largest)
     return Blocking(
         splits=splits,
-        first=asked.first or 256,
-        block=asked.block or (8192 if problem.dtype.is_half else 2048),
+        first=asked.first or min(256, block),
+        block=block,
         columns=asked.columns or 4,
         order=asked.order or ("columns" if on_host else "k"),
         combine=asked.combine or "owner",

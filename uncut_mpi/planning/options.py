@@ -63,6 +63,11 @@ class Blocking:
         for name in ("splits", "first", "block", "columns"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
+        if self.block and self.first > self.block:
+            raise ParamError(
+                f"the first k-block shall have {self.first} elements (first, --k-first) and the largest {self.block} "
+                "(block, --k-block): let the first be no longer"
+            )
         for name, known in (("order", BLOCK_ORDERS), ("combine", COMBINES)):
             value = getattr(self, name)
             if value and value not in known:
@@ -165,7 +170,7 @@ class ScheduleOptions:
         ParamError
             If what was given belongs to no one scheduler.
         """
-        given = {"uncut": self._given_of_uncut(), "kblocks": self._given_of_kblocks()}
+        given = self.given
         asked = [self.scheduler] if self.scheduler != "auto" else list(given)
         left = tuple(one for one in asked if not any(given[other] for other in given if other != one))
         if not left:
@@ -175,12 +180,14 @@ class ScheduleOptions:
             )
         return left
 
-    def _given_of_uncut(self) -> list[str]:
+    @property
+    def given(self) -> dict[str, list[str]]:
+        """Names of the options that differ from their defaults, per scheduler that alone takes them."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return [name for name in _OF_UNCUT if getattr(self, name) != defaults[name]]
-
-    def _given_of_kblocks(self) -> list[str]:
-        return [field.name for field in dataclasses.fields(Blocking) if getattr(self.blocking, field.name)]
+        return {
+            "uncut": [name for name in _OF_UNCUT if getattr(self, name) != defaults[name]],
+            "kblocks": [field.name for field in dataclasses.fields(Blocking) if getattr(self.blocking, field.name)],
+        }
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:

@@ -92,10 +92,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         return f"grid {grid}, tile {schedule.tile}"
     blocking = options.blocking
     where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
-    return (
-        f"grid {grid}, k-blocks of {blocking.first} to {blocking.block}, {blocking.columns} column blocks, "
-        f"order {blocking.order}{where}"
-    )
+    columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
+    return f"grid {grid}, k-blocks of {blocking.first} to {blocking.block}, {columns}, order {blocking.order}{where}"
 
 
 def grid_text(schedule: Schedule) -> str:

@@ -40,6 +40,9 @@ def find_parts(schedule: Schedule) -> Parts:
     operand_region = regions[region_of]
     operand_buffer = buffers[operand_region["buffer"]]
     is_user = (operand_buffer["role"] == Role.USER).tolist()
+    # A panel is one stretch of a matrix from the first task to the last, read from wherever in it.
+    is_panel = (operand_buffer["role"] == Role.PANEL).tolist()
+    panels: dict[int, _Part] = {}
     keys = list(
         zip(
             operand_region["buffer"].tolist(),
@@ -62,6 +65,9 @@ def find_parts(schedule: Schedule) -> Parts:
             key = keys[operand]
             if is_user[operand]:
                 parts[operand] = (unknown[operand][0], key[1], key[2])
+            elif operand > first and key[0] in panels:
+                matrix, row, col = panels[key[0]]
+                parts[operand] = (matrix, row + key[1], col + key[2])
             elif operand > first:
                 parts[operand] = held.get(key, unknown[operand])
         if is_user[first]:
@@ -73,6 +79,9 @@ def find_parts(schedule: Schedule) -> Parts:
         else:
             parts[first] = next((part for part in parts[first + 1 : first + count] if part[1] >= 0), unknown[first])
         held[keys[first]] = parts[first]
+        if is_panel[first] and parts[first][1] >= 0:
+            (matrix, row, col), (buffer, panel_row, panel_col) = parts[first], keys[first]
+            panels[buffer] = (matrix, row - panel_row, col - panel_col)
     table = np.array(parts, np.int64).reshape(len(parts), 3)
     return Parts(table[:, 0].astype(np.uint8), table[:, 1].copy(), table[:, 2].copy())
 

@@ -82,5 +82,20 @@ def _used_elements(schedule: Schedule) -> dict[Matrix, np.ndarray]:
     used = {matrix: np.zeros(schedule.num_ranks, np.int64) for matrix in Matrix}
     for matrix, elements in used.items():
         of = different[different[:, 1] == matrix]
-        np.add.at(elements, of[:, 0], of[:, 4] * of[:, 5])
+        for of_rank in np.unique(of[:, 0]):
+            elements[of_rank] = _covered(of[of[:, 0] == of_rank, 2:])
     return used
+
+
+def _covered(rectangles: np.ndarray) -> int:
+    """Return how many elements some rectangles (row, col, rows, cols) cover together; they may overlap."""
+    row, col, rows, cols = rectangles.T
+    row_edges, col_edges = np.unique([row, row + rows]), np.unique([col, col + cols])
+    # How many rectangles lie over each cell of the grid of all edges, from their corners.
+    over = np.zeros((len(row_edges), len(col_edges)), np.int64)
+    top, bottom = np.searchsorted(row_edges, row), np.searchsorted(row_edges, row + rows)
+    left, right = np.searchsorted(col_edges, col), np.searchsorted(col_edges, col + cols)
+    for at_row, at_col, sign in ((top, left, 1), (top, right, -1), (bottom, left, -1), (bottom, right, 1)):
+        np.add.at(over, (at_row, at_col), sign)
+    covered = over.cumsum(axis=0).cumsum(axis=1) > 0
+    return int(np.diff(row_edges) @ covered[:-1, :-1] @ np.diff(col_edges))
