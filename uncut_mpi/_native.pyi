@@ -35,6 +35,7 @@ class UncutInput:
     row_starts: list[int]
     col_starts: list[int]
     cell_rank: list[int]
+    owned: list[list[int]]
     a_panel: list[int]
     b_panel: list[int]
     c_panel: list[int]

@@ -12,7 +12,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.planning import kblocks, uncut
+from uncut_mpi.planning import kblocks, tiles
 from uncut_mpi.planning.schedule import Role
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -233,8 +233,8 @@ def test_large_products_at_edges_of_size(session, comm, shape):
 @pytest.fixture
 def slow_links(comm, monkeypatch):
     """A session that believes that direct copies are slow but for those over the rank before the last."""
-    monkeypatch.setattr(uncut, "MIN_CHUNK_COLUMNS", 4)
-    monkeypatch.setattr(uncut, "MIN_CHUNK_BYTES", 256)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 4)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 256)
     bandwidth = np.full((comm.size + 1, comm.size + 1), 1.0)
     relay = max(0, comm.size - 2)
     bandwidth[relay, :] = bandwidth[:, relay] = 100.0

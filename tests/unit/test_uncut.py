@@ -23,7 +23,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
+from uncut_mpi.planning import tiles, uncut
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import HOST, Factor, Kind, LaneKind, Matrix, Role, Schedule
@@ -37,8 +37,8 @@ T = 8  # tile edge of the small problems
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut even the smallest tiles into chunks."""
-    monkeypatch.setattr(uncut, "MIN_CHUNK_COLUMNS", 1)
-    monkeypatch.setattr(uncut, "MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
 
 
 def problem_of(m: int, n: int, k: int, dtype: str = "f64", **more) -> GemmProblem:
@@ -232,8 +232,8 @@ def test_any_problem_on_any_machine_gives_the_product(case: tuple[GemmProblem, s
         memory_bytes=np.full(ranks, 10**9),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uncut, "MIN_CHUNK_COLUMNS", 1)
-        patch.setattr(uncut, "MIN_CHUNK_BYTES", 1)
+        patch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
+        patch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
         schedule = make(problem, place, ranks, machine, **options)
     check(schedule, seed)
 
@@ -357,8 +357,8 @@ def test_chunks_never_get_too_small() -> None:
     schedule = make(cube(1024), "h,h,h", 4, tile=512, chunks=64)
     shared = np.flatnonzero(schedule.tasks["group"] >= 0)
     region = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"][shared]]]
-    assert region["cols"].min() >= uncut.MIN_CHUNK_COLUMNS
-    assert (region["rows"] * region["cols"]).min() * 8 >= uncut.MIN_CHUNK_BYTES
+    assert region["cols"].min() >= tiles.MIN_CHUNK_COLUMNS
+    assert (region["rows"] * region["cols"]).min() * 8 >= tiles.MIN_CHUNK_BYTES
     assert region["cols"].min() < 512
 
 

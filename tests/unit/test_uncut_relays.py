@@ -14,7 +14,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
+from uncut_mpi.planning import tiles, uncut
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
@@ -26,8 +26,8 @@ T = 16
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut even the smallest tiles into chunks."""
-    monkeypatch.setattr(uncut, "MIN_CHUNK_COLUMNS", 1)
-    monkeypatch.setattr(uncut, "MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
 
 
 def machine_of(links: dict[tuple[int, int], float], num_ranks: int, other: float, **more) -> Machine:
@@ -135,7 +135,7 @@ def test_by_eta_the_slow_link_still_carries_what_arrives_earlier_over_it() -> No
 
 
 def test_a_chain_that_is_hardly_faster_than_the_link_is_left_alone() -> None:
-    for direct, relays in ((3 / uncut.RELAY_GAIN * 1.3, False), (3 / uncut.RELAY_GAIN * 0.8, True)):
+    for direct, relays in ((3 / tiles.RELAY_GAIN * 1.3, False), (3 / tiles.RELAY_GAIN * 0.8, True)):
         machine = machine_of({**PARALIA, (0, 1): direct}, 3, 0.5)
         problem = GemmProblem(2048, 2048, 2048, DType.f64)
         schedule = made("0,1,1", machine, problem, devices=(1,), routing="bw", tile=1024).schedule

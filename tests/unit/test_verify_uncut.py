@@ -14,7 +14,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
+from uncut_mpi.planning import tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
@@ -29,8 +29,8 @@ CASES = {1: 300, 2: 400, 3: 400, 4: 400, 6: 400, 8: 300, 12: 200, 16: 200, 31: 1
 @pytest.fixture
 def any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fetches of the small matrices used here be cut into chunks too."""
-    monkeypatch.setattr(uncut, "MIN_CHUNK_COLUMNS", 1)
-    monkeypatch.setattr(uncut, "MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
 
 
 def random_machine(rng: random.Random, num_ranks: int) -> Machine:

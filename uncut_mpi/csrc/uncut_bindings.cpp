@@ -107,6 +107,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("row_starts", &Input::row_starts)
         .def_rw("col_starts", &Input::col_starts)
         .def_rw("cell_rank", &Input::cell_rank)
+        .def_rw("owned", &Input::owned)
         .def_rw("a_panel", &Input::a_panel)
         .def_rw("b_panel", &Input::b_panel)
         .def_rw("c_panel", &Input::c_panel)

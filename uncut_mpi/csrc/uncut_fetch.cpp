@@ -3,11 +3,12 @@
 
 namespace uncut {
 
-// The rank of a group that computes at a location, if it is one.
-Worker *Scheduler::sharer(int side, int group, int location) {
+// The rank of a group that computes at a location and needs tiles of this row or column, if there is one.
+Worker *Scheduler::sharer(int side, int group, int outer, int location) {
     const int index = location == host_ ? -1 : workers_of_rank_[location];
-    if (index < 0 || group_of(workers_[index], side) != group) return nullptr;
-    return &workers_[index];
+    if (index < 0) return nullptr;
+    Worker &w = workers_[index];
+    return group_of(w, side) == group && w.sides[side].place[outer] >= 0 ? &w : nullptr;
 }
 
 // The copy of a tile that a relay at a location keeps, if it does.
@@ -21,7 +22,7 @@ Cached *Scheduler::cached(int side, int group, std::size_t tile, int location) {
 // When a location has a tile of the group of `w`, and the last copy that brings it there.
 Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile, int location) {
     if (location == origins_[side].location) return {0, -1};
-    if (const Worker *worker = sharer(side, group_of(w, side), location))
+    if (const Worker *worker = sharer(side, group_of(w, side), outer_of(tile), location))
         return {worker->sides[side].eta[tile], worker->sides[side].task[tile]};
     if (const Cached *copy = cached(side, group_of(w, side), tile, location)) return {copy->eta, copy->task};
     return {};
@@ -29,7 +30,7 @@ Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile,
 
 std::int32_t Scheduler::held_region(Worker &w, int side, int outer, int p, int location, int chunks) {
     if (location == origins_[side].location) return origin_region(w, side, outer, p, chunks);
-    if (Worker *worker = sharer(side, group_of(w, side), location))
+    if (Worker *worker = sharer(side, group_of(w, side), outer, location))
         return panel_region(*worker, side, outer, p, chunks);
     Cached &copy = *cached(side, group_of(w, side), tile_index(outer, p), location);
     return chunk_regions(copy.whole, copy.chunked, copy.buffer, copy.place, chunks);
@@ -141,7 +142,7 @@ void Scheduler::next_hops(Worker &w, int side, std::size_t tile, std::int64_t ch
 bool Scheduler::can_relay(const Worker &w, int side, std::size_t tile, const Detour &d) {
     for (int x = 0; x < d.relays; ++x) {
         const int relay = d.relay[x];
-        if (holder(w, side, tile, relay).eta >= never && !sharer(side, group_of(w, side), relay) &&
+        if (holder(w, side, tile, relay).eta >= never && !sharer(side, group_of(w, side), outer_of(tile), relay) &&
             !has_slot(relay, side))
             return false;
     }
@@ -216,7 +217,7 @@ void Scheduler::fetch(Worker &w, int side, int outer, int p) {
         next.lane = lane_for_copy(leg.link);
         next.read = leg.parent < 0 ? held_region(w, side, outer, p, from, chunks) : plan[leg.parent].write;
         next.task = leg.parent < 0 ? holder(w, side, tile, from).task : -1;
-        Worker *target = sharer(side, group_number, to);
+        Worker *target = sharer(side, group_number, outer, to);
         if (!target) {
             if (cached_[side].empty()) cached_[side].resize(sharers_[side].size());
             auto &copies = cached_[side][group_number];
@@ -240,7 +241,7 @@ void Scheduler::fetch(Worker &w, int side, int outer, int p) {
         const int to = route_.legs[h].link.destination;
         const Time eta = route_.legs[h].arrival.last;
         end_ = std::max(end_, eta);
-        if (Worker *target = sharer(side, group_number, to)) {
+        if (Worker *target = sharer(side, group_number, outer, to)) {
             target->sides[side].task[tile] = brought[h];
             arrived(*target, side, outer, p, eta);
         } else {

@@ -12,7 +12,7 @@ constexpr int most_blanks = 8;
 
 Subproblem Scheduler::next_fixed(Worker &w) const {
     const std::int64_t at = w.next++;
-    const std::int64_t c = at / kt_;
+    const std::int64_t c = w.owned.empty() ? at / kt_ : w.owned[static_cast<std::size_t>(at / kt_)];
     return {static_cast<int>(c % w.mt), static_cast<int>(c / w.mt), static_cast<int>(at % kt_)};
 }
 

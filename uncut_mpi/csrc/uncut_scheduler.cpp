@@ -1,5 +1,7 @@
 #include "uncut_state.hpp"
 
+#include <stdexcept>
+
 namespace uncut {
 
 Scheduler::Scheduler(const Input &in)
@@ -46,18 +48,43 @@ Tables Scheduler::run() {
     return std::move(out_);
 }
 
+// Where a worker's tiles of A or B, and the rows or columns of C with them, lie in its panels: one after the other.
+void Scheduler::place_tiles(Worker &w, int side) const {
+    const int tiles = outer_tiles(w, side);
+    std::vector<bool> needed(tiles, w.owned.empty());
+    for (const std::int64_t c : w.owned)
+        needed[static_cast<std::size_t>(side == side_a ? c % w.mt : c / w.mt)] = true;
+    std::int64_t next = 0;
+    w.sides[side].place.assign(tiles, -1);
+    for (int o = 0; o < tiles; ++o) {
+        if (!needed[o]) continue;
+        w.sides[side].place[o] = next;
+        next += outer_extent(w, side, o).size;
+    }
+}
+
+Worker Scheduler::make_worker(int rank, int row, int col) const {
+    Worker w;
+    w.rank = rank;
+    w.row = row;
+    w.col = col;
+    w.mt = static_cast<int>(ceil_div(in_.row_starts[row + 1] - in_.row_starts[row], in_.tile));
+    w.nt = static_cast<int>(ceil_div(in_.col_starts[col + 1] - in_.col_starts[col], in_.tile));
+    return w;
+}
+
 void Scheduler::make_workers() {
     workers_of_rank_.assign(in_.num_ranks, -1);
-    for (int cell = 0; cell < in_.rows * in_.cols; ++cell) {
-        Worker w;
-        w.row = cell / in_.cols;
-        w.col = cell % in_.cols;
-        w.rank = static_cast<int>(in_.cell_rank[cell]);
-        w.mt = static_cast<int>(ceil_div(in_.row_starts[w.row + 1] - in_.row_starts[w.row], in_.tile));
-        w.nt = static_cast<int>(ceil_div(in_.col_starts[w.col + 1] - in_.col_starts[w.col], in_.tile));
-        if (w.mt == 0 || w.nt == 0) continue;
+    std::vector<Worker> made;
+    for (std::size_t cell = 0; cell < in_.cell_rank.size(); ++cell) {
+        const int at = in_.owned.empty() ? static_cast<int>(cell) : 0, rank = static_cast<int>(in_.cell_rank[cell]);
+        made.push_back(make_worker(rank, at / in_.cols, at % in_.cols));
+        if (!in_.owned.empty()) made.back().owned = in_.owned[cell];
+    }
+    for (Worker &w : made) {
+        if (w.mt == 0 || w.nt == 0 || (!in_.owned.empty() && w.owned.empty())) continue;
         const std::size_t c_tiles = static_cast<std::size_t>(w.mt) * w.nt;
-        w.remaining = static_cast<std::int64_t>(c_tiles) * kt_;
+        w.remaining = static_cast<std::int64_t>(w.owned.empty() ? c_tiles : w.owned.size()) * kt_;
         w.c.resize(c_tiles);
         w.c_home = in_.c.location == w.rank;
         w.c_panel.resize(c_tiles);
@@ -67,6 +94,8 @@ void Scheduler::make_workers() {
             w.ready.resize(c_tiles);
             w.waiting.resize(c_tiles);
         }
+        for (int side = 0; side < 2; ++side)
+            place_tiles(w, side);
         for (int side = 0; side < 2 && in_.product; ++side) {
             Tiles &t = w.sides[side];
             const std::size_t tiles = static_cast<std::size_t>(outer_tiles(w, side)) * kt_;

@@ -37,6 +37,9 @@ struct Input {
 
     std::vector<std::int64_t> row_starts, col_starts;                // rows + 1, cols + 1 element bounds of blocks
     std::vector<std::int64_t> cell_rank;                             // [row * cols + col]
+    // Of one block: the tiles of C that each of these ranks computes, in order, [col * tiles of m + row]; empty:
+    // each cell's rank computes all of its block. Without batching and in the fixed order only.
+    std::vector<std::vector<std::int64_t>> owned;
     std::vector<std::int64_t> a_panel, b_panel, c_panel, c_staging;  // buffer index per rank, or -1
 
     // Relays: tiles go over up to max_hops other ranks where that takes 1 / relay_gain of the direct link's

@@ -49,6 +49,7 @@ struct RegionTable {
 struct Tiles {
     bool home = false;
     int buffer = -1;
+    std::vector<std::int64_t> place;  // per o, where its rows or columns begin in the panel; -1: not needed
     RegionTable regions;
     std::vector<Time> eta;             // never: neither here nor under way
     std::vector<std::int32_t> task;    // last copy that brings it; -1 for none
@@ -94,7 +95,8 @@ struct Worker {
     bool c_home = false;
     std::array<Tiles, 2> sides;
     RegionTable c_panel, c_staging, c_user;
-    std::vector<CTile> c;  // [j * mt + i]
+    std::vector<CTile> c;             // [j * mt + i]
+    std::vector<std::int64_t> owned;  // those it computes, in order; empty: all
     std::vector<bool> done;
     std::int64_t remaining = 0, next = 0;
     int opened = 0;
@@ -175,9 +177,6 @@ class Scheduler {
     Extent outer_extent(const Worker &w, int side, int o) const {
         return side == side_a ? row_extent(w, o) : col_extent(w, o);
     }
-    std::int64_t block_start(const Worker &w, int side) const {
-        return side == side_a ? in_.row_starts[w.row] : in_.col_starts[w.col];
-    }
     int outer_tiles(const Worker &w, int side) const { return side == side_a ? w.mt : w.nt; }
     int group_of(const Worker &w, int side) const { return side == side_a ? w.row : w.col; }
     Rectangle stored(int side, Extent outer, Extent inner) const {
@@ -195,6 +194,8 @@ class Scheduler {
         return row_extent(w, i).size * col_extent(w, j).size * in_.itemsize;
     }
     void make_workers();
+    Worker make_worker(int rank, int row, int col) const;
+    void place_tiles(Worker &w, int side) const;
     void reserve();
 
     // -- tables ------------------------------------------------------------------------------
@@ -259,7 +260,8 @@ class Scheduler {
 
     bool blind() const { return in_.routing == Routing::bw; }  // to load: an idle network, every copy there
     Time free_at(const Link &l) const { return blind() ? 0 : free_[l.resource]; }
-    Worker *sharer(int side, int group, int location);
+    Worker *sharer(int side, int group, int outer, int location);
+    int outer_of(std::size_t tile) const { return static_cast<int>(tile) / kt_; }
     Cached *cached(int side, int group, std::size_t tile, int location);
     Holder holder(const Worker &w, int side, std::size_t tile, int location);
     std::int32_t held_region(Worker &w, int side, int outer, int p, int location, int chunks);

@@ -34,9 +34,8 @@ std::int32_t Scheduler::origin_region(const Worker &w, int side, int outer, int 
 }
 
 std::int32_t Scheduler::panel_region(Worker &w, int side, int outer, int p, int chunks) {
-    Extent extent = outer_extent(w, side, outer);
-    extent.start -= block_start(w, side);
     Tiles &t = w.sides[side];
+    const Extent extent{t.place[outer], outer_extent(w, side, outer).size};
     const std::size_t tile = tile_index(outer, p);
     return chunk_regions(t.regions.whole[tile], t.regions.chunked[tile], t.buffer, stored(side, extent, k_extent(p)),
                          chunks);
@@ -58,8 +57,7 @@ std::int32_t Scheduler::c_region(Worker &w, int i, int j, CPlace place, int chun
     RegionTable &table = place == CPlace::panel ? w.c_panel : w.c_staging;
     const auto buffer = static_cast<int>((place == CPlace::panel ? in_.c_panel : in_.c_staging)[w.rank]);
     return chunk_regions(table.whole[tile], table.chunked[tile], buffer,
-                         {rows.start - in_.row_starts[w.row], cols.start - in_.col_starts[w.col], rows.size, cols.size},
-                         chunks);
+                         {w.sides[side_a].place[i], w.sides[side_b].place[j], rows.size, cols.size}, chunks);
 }
 
 std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -20,6 +21,15 @@ from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+
+TILE_STEP: Final = 256
+"""Tile edges that `tile_edge` looks at are multiples of it, as those of the paper's database (section 3.4)."""
+
+MOST_TILE: Final = 8192
+"""The largest of them."""
+
+TILE_TOLERANCE: Final = 0.01
+"""The smallest tile whose prediction is within this part of the least is taken: the model overlaps all fully."""
 
 METRICS: Final = ("time", "edp", "pdp")
 
@@ -216,6 +226,45 @@ def select(
     return best
 
 
+def tile_edge(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    devices: Sequence[int],
+    *,
+    ratios: Sequence[float] | None = None,
+    max_hops: int = 1,
+) -> int:
+    """
+    Return the tile edge T (elements) of least predicted time.
+
+    Equations 1 to 5 in tiles: a device's products are as many as its share of ⌈m/T⌉·⌈n/T⌉, rounded up, times ⌈k/T⌉,
+    each of the time looked up for T×T×T ("Kernel lookup", section 3.4); each tile that it receives or sends has the
+    link's latency. The equations know of no start or end without overlap, so that of edges within
+    `TILE_TOLERANCE` the smallest is taken.
+
+    Parameters
+    ----------
+    problem, placement, machine, devices, ratios, max_hops
+        As for `predict`; equal ratios by default.
+
+    Raises
+    ------
+    ParamError, TopologyError
+        As `predict`.
+    """
+    largest = max(1, problem.m, problem.n, problem.k)
+    edges = [*range(TILE_STEP, min(largest, MOST_TILE) + 1, TILE_STEP)] or [largest]
+    shares = tuple(ratios) if ratios is not None else (1.0 / len(devices),) * len(devices)
+    links = LinkMap.of(machine)
+    times = [
+        _Predictor(problem, placement, machine, links, max_hops, edge).workload(devices, shares).seconds
+        for edge in edges
+    ]
+    least = min(times)
+    return next(edge for edge, time in zip(edges, times, strict=True) if time <= least * (1 + TILE_TOLERANCE))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Predictor:
     problem: GemmProblem
@@ -223,6 +272,7 @@ class _Predictor:
     machine: Machine
     links: LinkMap
     max_hops: int
+    tile: int = 0  # 0: no tiles, everything at once
 
     def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
         self.placement.check_ranks(self.machine.num_ranks)
@@ -273,22 +323,39 @@ class _Predictor:
         others = [float(links.shared_gb_per_s[other, device]) for other in devices if other != device]
         return DevicePrediction(
             exec_s=self._exec_s(device, share),
-            receive_s=sum(links.transfer_s(self._index(at), device, share * size) for size, at in reads),
+            receive_s=sum(self._transfer_s(links, self._index(at), device, share, size) for size, at in reads),
             extra_s=extra / (sum(others) / len(others) * 1e9) if others else 0.0,
-            send_s=links.transfer_s(device, self._index(place.c), share * c_bytes),
+            send_s=self._transfer_s(links, device, self._index(place.c), share, c_bytes),
         )
 
+    def _transfer_s(self, links: LinkMap, source: int, destination: int, share: float, size_bytes: float) -> float:
+        """Return t_link of a share of a matrix; each tile of it starts anew."""
+        seconds = links.transfer_s(source, destination, share * size_bytes)
+        if self.tile and seconds > 0:
+            tiles = math.ceil(share * size_bytes / (self.tile**2 * self.problem.dtype.itemsize))
+            seconds += (tiles - 1) * float(links.latency_s[source, destination])
+        return seconds
+
     def _exec_s(self, device: int, share: float) -> float:
-        """Return the part `share` of the time of the whole product on one device."""
-        problem, machine = self.problem, self.machine
+        """Return the part `share` of the time of the whole product on one device, or of the products of its tiles."""
+        problem = self.problem
         if not problem.has_product:
             return 0.0
-        shape = machine.gemm_shape.get(problem.dtype.name)
-        operations, overhead_s = float(problem.flops), 0.0
+        extents = (problem.m, problem.n, problem.k)
+        if not self.tile:
+            return share * self._product_s(device, *extents)
+        m, n, k = (min(self.tile, extent) for extent in extents)
+        tiles = math.ceil(share * -(-problem.m // m) * -(-problem.n // n) - 1e-9) * -(-problem.k // k)
+        return tiles * self._product_s(device, m, n, k)
+
+    def _product_s(self, device: int, m: int, n: int, k: int) -> float:
+        machine, dtype = self.machine, self.problem.dtype
+        shape = machine.gemm_shape.get(dtype.name)
+        operations, overhead_s = 2.0 * m * n * k, 0.0
         if shape is not None:
-            operations, _ = shape.work(problem.m, problem.n, problem.k, int(machine.multiprocessors[device]))
+            operations, _ = shape.work(m, n, k, int(machine.multiprocessors[device]))
             overhead_s = shape.overhead_s
-        return share * (overhead_s + operations / float(machine.gemm_rate(problem.dtype)[device]))
+        return overhead_s + operations / float(machine.gemm_rate(dtype)[device])
 
     def _index(self, location: Location) -> int:
         return self.machine.host if location.space == "host" or location.rank is None else location.rank

@@ -1,0 +1,306 @@
+"""
+What schedulers of tiles have in common: the panels of the ranks that compute, and the call that makes the tasks.
+
+A scheduler of tiles says who computes which tiles of C (`TileWorkers`) and with which of the engine's means
+(`ScheduleOptions` as `uncut` has them); `uncut_mpi.planning.uncut` says what the engine does with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.errors import PlanError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.layout import Layout, aligned_ld
+from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
+from uncut_mpi.planning.schedule import (
+    AWAIT_DTYPE,
+    LANE_DTYPE,
+    OPERAND_DTYPE,
+    REGION_DTYPE,
+    TASK_DTYPE,
+    Matrix,
+    Role,
+    Schedule,
+)
+
+MIN_CHUNK_COLUMNS: Final = 100
+"""Fewest stored columns in a chunk of a batched fetch."""
+
+MIN_CHUNK_BYTES: Final = 256 * 1024
+"""Smallest chunk: below it a copy's fixed cost (some 2.5 µs) outweighs what it moves at 400 GB/s."""
+
+CHUNKS_PER_HOP: Final = 2
+"""Chunks for each hop of a chain but the first, where the options leave their number open."""
+
+MAX_TASKS: Final = 20_000_000
+"""Most tasks of a schedule; beyond, its tables alone would take gigabytes on every rank."""
+
+RELAY_GAIN: Final = 1.5
+"""
+How many times as fast as a link a chain over relays has to be: it occupies two or three links instead of one.
+
+Links that differ by less, as by the distance to a host's memory or by how they were measured, stay in use.
+"""
+
+_PRIVATE_NONE: Final = -1
+_PS_PER_S: Final = 1e12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Worker:
+    """A rank that computes: its rows and columns of C."""
+
+    rank: int
+    rows: int
+    cols: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TileWorkers:
+    """
+    Who computes which tiles of C.
+
+    Attributes
+    ----------
+    grid : ProcessGrid
+        Of blocks of C: the process grid; 1x1 where C's owner alone scales it, or tiles are dealt out.
+    ranks : list of int
+        Who computes: each block's rank, or those that tiles are dealt out to.
+    row_starts, col_starts : list of int
+        Bounds of the blocks (elements).
+    tile : int
+        Tile edge (elements); each block is tiled from its own start.
+    owned : list of list of int
+        Of each rank the tiles of C that are dealt out to it, in the order of its work, numbered down
+        the columns; empty: every rank computes its block.
+    """
+
+    grid: ProcessGrid
+    ranks: list[int]
+    row_starts: list[int]
+    col_starts: list[int]
+    tile: int
+    owned: list[list[int]] = dataclasses.field(default_factory=list)
+
+    def working(self) -> list[_Worker]:
+        """Return the ranks with work, and the rows and columns that their panels hold."""
+        if self.owned:
+            return self._dealt()
+        found = []
+        for cell, rank in enumerate(self.ranks):
+            row, col = self.grid.position(cell)
+            rows = self.row_starts[row + 1] - self.row_starts[row]
+            cols = self.col_starts[col + 1] - self.col_starts[col]
+            if rows and cols:
+                found.append(_Worker(rank, rows, cols))
+        return found
+
+    def _dealt(self) -> list[_Worker]:
+        heights, widths = (_tile_sizes(starts[-1], self.tile) for starts in (self.row_starts, self.col_starts))
+        return [
+            _Worker(
+                rank,
+                sum(heights[i] for i in {tile % len(heights) for tile in owned}),
+                sum(widths[j] for j in {tile // len(heights) for tile in owned}),
+            )
+            for rank, owned in zip(self.ranks, self.owned, strict=True)
+            if owned
+        ]
+
+    def num_tiles(self) -> int:
+        """Return the number of tiles of C."""
+        return _count_tiles(self.row_starts, self.tile) * _count_tiles(self.col_starts, self.tile)
+
+
+def _tile_sizes(extent: int, tile: int) -> list[int]:
+    return [min(tile, extent - start) for start in range(0, extent, tile)]
+
+
+def _count_tiles(starts: list[int], tile: int) -> int:
+    return sum(-(-(stop - start) // tile) for start, stop in itertools.pairwise(starts))
+
+
+def schedule_tiles(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    options: ScheduleOptions,
+    workers: TileWorkers,
+    *,
+    scheduler: str,
+    grid: ProcessGrid,
+) -> tuple[Schedule, float]:
+    """
+    Return a schedule of tiles, and when its last task is over by ETA plus compute (s).
+
+    Raises
+    ------
+    CapacityError
+        If a rank's panels do not fit its device memory beside the matrices that live there.
+    PlanError
+        If there would be more than `MAX_TASKS` tasks.
+    """
+    _check_size(problem, workers, options)
+    num_ranks = machine.num_ranks
+    layout = Layout(num_ranks, problem, placement)
+    panels = _Panels(layout, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
+    layout.check_capacity(machine)
+    native = _native_input(problem, placement, machine, options, workers, panels)
+    _set_relays(native, problem, machine, options, layout)
+    tasks, operands, regions, awaits, lanes, caches, end_ps = _native.schedule_uncut(native)
+    for rank, matrix, slots in caches:
+        rows, cols = native.slot_shape[matrix]
+        layout.add(rank, (rows, slots * cols), problem.dtype, Matrix(matrix), Role.CACHE)
+    result = Schedule(
+        num_ranks=num_ranks,
+        problem=problem,
+        placement=placement,
+        scheduler=scheduler,
+        grid=(grid.rows, grid.cols),
+        splits=1,
+        tile=workers.tile,
+        tasks=tasks.view(TASK_DTYPE),
+        operands=operands.view(OPERAND_DTYPE),
+        regions=regions.view(REGION_DTYPE),
+        awaits=awaits.view(AWAIT_DTYPE),
+        buffers=layout.table(),
+        lanes=lanes.view(LANE_DTYPE),
+    )
+    return result, end_ps / _PS_PER_S
+
+
+def _check_size(problem: GemmProblem, workers: TileWorkers, options: ScheduleOptions) -> None:
+    steps = -(-problem.k // workers.tile)
+    tasks = workers.num_tiles() * steps * (1 if options.caching else 3)
+    if tasks > MAX_TASKS:
+        raise PlanError(
+            f"tile {workers.tile} makes {tasks} tasks of {problem.m}×{problem.n}×{problem.k}, "
+            f"the limit is {MAX_TASKS}: ask for a larger tile, or for none"
+        )
+
+
+def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOptions) -> bool:
+    """WR-lazy is worth its memory only where C would queue behind A or B on the same links (section III-F)."""
+    return options.wr_lazy and problem.reads_c and placement.c in (placement.a, placement.b)
+
+
+class _Panels:
+    """Each working rank's buffers, by rank; −1 for those that it does without."""
+
+    def __init__(
+        self, layout: Layout, problem: GemmProblem, placement: Placement, workers: TileWorkers, *, lazy: bool
+    ) -> None:
+        num_ranks = len(layout.softbuf_bytes)
+        self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
+        self._layout = layout
+        for worker in workers.working():
+            self._add_worker(worker, problem, placement, lazy)
+
+    def _add_worker(self, worker: _Worker, problem: GemmProblem, placement: Placement, lazy: bool) -> None:
+        rank, dtype, k, add = worker.rank, problem.dtype, problem.k, self._layout.add
+        home = {name: getattr(placement, name) == Location.device(rank) for name in "abc"}
+        block = (worker.rows, worker.cols)
+        if not problem.has_product:
+            if not home["c"]:
+                self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
+            return
+        if not home["a"]:
+            shape = (worker.rows, k) if problem.trans_a == "N" else (k, worker.rows)
+            self.a_panel[rank] = add(rank, shape, dtype, Matrix.A, Role.PANEL)
+        if not home["b"]:
+            shape = (k, worker.cols) if problem.trans_b == "N" else (worker.cols, k)
+            self.b_panel[rank] = add(rank, shape, dtype, Matrix.B, Role.PANEL)
+        if dtype.is_half or not home["c"]:
+            self.c_panel[rank] = add(rank, block, dtype.accumulator, Matrix.C, Role.PANEL)
+        if not home["c"] and (dtype.is_half or lazy):
+            self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
+
+
+def _native_input(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    options: ScheduleOptions,
+    workers: TileWorkers,
+    panels: _Panels,
+) -> _native.UncutInput:
+    given = _native.UncutInput()
+    given.m, given.n, given.k, given.tile = problem.m, problem.n, problem.k, workers.tile
+    given.num_ranks = machine.num_ranks
+    given.rows, given.cols = workers.grid.rows, workers.grid.cols
+    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
+    given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
+    given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
+    given.set_origins(*(_origin(location, machine.host) for location in (placement.a, placement.b, placement.c)))
+
+    given.caching, given.overlap = options.caching, options.overlap
+    given.batch = options.batch and options.caching
+    given.lazy = _is_lazy(problem, placement, options)
+    given.eta_order = options.order != "fixed"
+    given.finish_first = options.order == "finish"
+    given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
+    given.chunks = options.most_chunks
+    given.chunks_per_hop = CHUNKS_PER_HOP if options.chunks is None else 0
+    given.compute_lanes = options.compute_lanes if options.overlap else 1
+    given.min_chunk_columns = MIN_CHUNK_COLUMNS
+    given.min_chunk_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
+
+    given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
+    given.cell_rank, given.owned = workers.ranks, workers.owned
+    given.a_panel, given.b_panel = panels.a_panel, panels.b_panel
+    given.c_panel, given.c_staging = panels.c_panel, panels.c_staging
+
+    host_shared = Location.host() in (placement.a, placement.b, placement.c)
+    bandwidth = machine.links(sharing=[worker.rank for worker in workers.working()] if host_shared else [])
+    ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros(bandwidth.shape), where=bandwidth > 0)
+    given.ps_per_byte = ps_per_byte.ravel().tolist()
+    given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
+    rate = machine.typical_gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
+    given.ps_per_flop = (_PS_PER_S / rate).tolist()
+    return given
+
+
+def _set_relays(
+    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, layout: Layout
+) -> None:
+    """Say how tiles may be relayed; needs the blocks and the tile."""
+    if options.caching and options.routing != "origin":
+        given.max_hops = options.max_hops
+    given.relay_gain = 1.0 / RELAY_GAIN
+    rows, cols = (
+        min(given.tile, max(stop - start for start, stop in itertools.pairwise(starts)))
+        for starts in (given.row_starts, given.col_starts)
+    )
+    inner = min(given.tile, problem.k)
+    shapes = (
+        (rows, inner) if problem.trans_a == "N" else (inner, rows),
+        (inner, cols) if problem.trans_b == "N" else (cols, inner),
+        (rows, cols),
+    )
+    given.slot_shape = shapes
+    given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
+    given.first_cache = layout.num_buffers()
+    given.cache_room = layout.free_bytes(machine)
+    given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
+    given.port_uses = [
+        (number, *link, weight)
+        for number, port in enumerate(machine.ports)
+        for link, weight in zip(port.links, port.weights, strict=True)
+    ]
+
+
+def _origin(location: Location, host: int) -> tuple[int, int]:
+    """Return (location number, rank whose link alone reaches it or −1)."""
+    if location.space == "device":
+        assert location.rank is not None  # a device location always names its rank
+        return location.rank, _PRIVATE_NONE
+    return host, _PRIVATE_NONE if location.rank is None else location.rank
