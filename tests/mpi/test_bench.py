@@ -108,6 +108,14 @@ def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_pa
     collective_assert(comm, comm.rank or "1 results, 0 of them wrong, 0 not verified, 0 left out" in said, said)
 
 
+def test_a_scheduler_that_cannot_plan_a_problem_is_left_out_and_the_others_go_on(comm, mpi_tmp_path):
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "bands,cyclic:64") == 0)  # in host memory
+    rows = results(comm, path)
+    collective_assert(comm, rows[0]["median_s"] is None and "between devices only" in rows[0]["reason"], str(rows))
+    collective_assert(comm, rows[1]["passed"] is True and rows[1]["scheduler"] == "cyclic", str(rows))
+
+
 def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)

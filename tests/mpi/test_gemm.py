@@ -230,6 +230,23 @@ def test_large_products_at_edges_of_size(session, comm, shape):
         run(session, comm, Case(*shape, place=place, beta=0.0), k_options(session, number, splits=session.size))
 
 
+@pytest.mark.parametrize("distribution", ["2d-cyclic", "1d-cyclic", "round-robin", "sequential"])
+def test_tiles_that_are_dealt_out(session, comm, distribution):
+    options, last = um.ScheduleOptions(scheduler="cyclic", tile=13, distribution=distribution), str(session.size - 1)
+    for number, place in enumerate((("h", "0", last), (f"h{last}", "h", "0"), ("0", "0", "0"))):
+        case = Case(65, 43, 57, place=place, dtype=("f64", "f16")[number % 2], trans_a="NT"[number // 2 % 2])
+        run(session, comm, case, options)
+
+
+def test_bands_between_devices(session, comm):
+    last, inner = str(session.size - 1), str(session.size // 2)
+    orders = itertools.product("NT", "NT", ("f64", "bf16"), (0.0, 1.1154))
+    for number, (trans_a, trans_b, dtype, beta) in enumerate(orders):
+        place = [("0", "0", "0"), ("0", last, inner), (last, "0", last)][number % 3]
+        case = Case(65, 43, 57, place=place, dtype=dtype, trans_a=trans_a, trans_b=trans_b, beta=beta, seed=number)
+        run(session, comm, case, um.ScheduleOptions(scheduler="bands", tile=(0, 11, 20)[number % 3]))
+
+
 @pytest.fixture
 def slow_links(comm, monkeypatch):
     """A session that believes that direct copies are slow but for those over the rank before the last."""

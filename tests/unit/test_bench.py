@@ -46,7 +46,7 @@ def test_every_flag_reaches_its_field() -> None:
     ("words", "message"),
     [
         ("--dataset other", "'other' does not exist: use one of uncut-regular, uncut-irregular, paralia"),
-        ("--methods auto,cublas", "'cublas' does not exist: use one of auto, uncut, kblocks, one"),
+        ("--methods auto,cublas", "'cublas' does not exist: use one of auto, uncut, kblocks, cyclic, bands, one"),
         ("--methods auto,auto", "names something twice"),
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),
         ("--methods kblocks:64", "'kblocks:64' does not exist"),
@@ -73,6 +73,7 @@ def test_methods_are_schedules() -> None:
     assert options_of("auto", None) == ScheduleOptions()
     assert options_of("one", (2,)) == ScheduleOptions(devices=(2,))
     assert options_of("uncut:640", None) == ScheduleOptions(scheduler="uncut", tile=640)
+    assert options_of("bands:640", (1, 0)) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
     assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
     assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == steps

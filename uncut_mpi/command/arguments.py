@@ -29,26 +29,24 @@ _ABLATION_FLAGS: Final = {
     "wr_lazy": "--no-wr-lazy",
     "order": "--order",
 }
-_OWN_FLAGS: Final = {
-    "uncut": _ABLATION_FLAGS
-    | {
-        "tile": "--tile",
-        "tile_min": "--tile-min",
-        "chunks": "--chunks",
-        "min_chunk_bytes": "--min-chunk",
-        "compute_lanes": "--compute-lanes",
-        "max_hops": "--max-hops",
-    },
-    "kblocks": {
-        "splits": "--splits",
-        "first": "--k-first",
-        "block": "--k-block",
-        "columns": "--column-blocks",
-        "order": "--block-order",
-        "combine": "--combine",
-    },
+_FLAGS: Final = _ABLATION_FLAGS | {
+    "tile": "--tile",
+    "tile_min": "--tile-min",
+    "grid": "--grid",
+    "devices": "--compute-ranks",
+    "chunks": "--chunks",
+    "min_chunk_bytes": "--min-chunk",
+    "compute_lanes": "--compute-lanes",
+    "max_hops": "--max-hops",
+    "distribution": "--distribution",
+    "blocking.splits": "--splits",
+    "blocking.first": "--k-first",
+    "blocking.block": "--k-block",
+    "blocking.columns": "--column-blocks",
+    "blocking.order": "--block-order",
+    "blocking.combine": "--combine",
 }
-"""Flags of the options that one scheduler alone takes."""
+"""Flags of the schedule's options."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +261,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "batch": given.batch,
         "wr_lazy": given.wr_lazy,
         "order": given.order or "eta",
+        "distribution": given.distribution or "2d-cyclic",
         "blocking": Blocking(
             splits=given.splits,
             first=given.k_first,
@@ -273,24 +272,22 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         ),
     }
     options = ScheduleOptions(**chosen)
-    _check_own_flags(options, ablation=given.ablation)
+    _check_taken(options, ablation=given.ablation)
     return options
 
 
-def _check_own_flags(options: ScheduleOptions, *, ablation: bool) -> None:
-    """Refuse flags of one scheduler beside another scheduler or its flags."""
-    given = {
-        scheduler: " ".join(_OWN_FLAGS[scheduler][name] for name in names)
-        for scheduler, names in options.given.items()
-        if names
-    }
-    if options.scheduler == "auto" and len(given) > 1:
-        groups = " and ".join(f"{flags} (of {scheduler})" for scheduler, flags in given.items())
-        raise ParamError(f"{groups} were given, which no one scheduler takes: leave one group out")
-    for scheduler, flags in given.items():
-        if options.scheduler not in ("auto", scheduler):
-            other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
-            raise ParamError(f"{flags} (of {scheduler}) was given with {other}: leave one of them out")
+def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
+    """Refuse flags that the scheduler, or every scheduler, does not take."""
+    if options.scheduler == "auto":
+        try:
+            options.check()
+        except ParamError:
+            flags = ", ".join(_FLAGS[name] for name in options.given)
+            raise ParamError(f"no scheduler takes all of {flags}: leave some of them out") from None
+    elif foreign := options.foreign(options.scheduler):
+        flags = " ".join(_FLAGS[name] for name in foreign)
+        other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
+        raise ParamError(f"{flags} was given with {other}, which does not take it: leave one of them out")
 
 
 def _check_ablation(given: argparse.Namespace) -> None:

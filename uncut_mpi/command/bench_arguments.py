@@ -18,7 +18,9 @@ DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irre
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
 
-METHODS: Final = ("auto", "uncut", "kblocks", "one", *STEPS)
+METHODS: Final = ("auto", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS)
+TILED: Final = ("uncut", "cyclic", "bands")
+"""Methods that take a tile, as ``"uncut:2048"``."""
 
 _EPILOG: Final = """\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
@@ -30,8 +32,10 @@ which memory is too small are named and left out, and tried again by the next ru
 methods:
   auto      the schedule that a search by simulation chooses (what the library does by default)
   uncut     the scheduler of the Uncut-GEMMs paper with its heuristics
-  uncut:T   the same with tiles of T, for a sweep of tiles
   kblocks   few large products per rank, without a search
+  cyclic    PARALiA's scheduler: tiles dealt out to the devices that its model chooses
+  bands     Choi's scheduler, between devices only
+  uncut:T, cyclic:T, bands:T   the same with tiles of T, for a sweep of tiles
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
 
@@ -63,7 +67,7 @@ class BenchArguments:
     dtypes : tuple of DType
         Types, each with all problems.
     methods : tuple of str
-        Of `METHODS`, or ``"uncut:T"``, in the order of measurement; speedups are those of the first.
+        Of `METHODS`, or of `TILED` with ``":T"``, in the order of measurement; speedups are those of the first.
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
@@ -224,7 +228,7 @@ def _dtypes(text: str) -> tuple[DType, ...]:
 def _methods(text: str) -> tuple[str, ...]:
     for word in _words(text):
         name, colon, tile = word.partition(":")
-        if colon and name == "uncut":
+        if colon and name in TILED:
             whole(1)(tile)
         else:
             one_of(*METHODS)(word)

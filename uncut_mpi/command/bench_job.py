@@ -29,7 +29,7 @@ from uncut_mpi.command.product import (
     verify_product,
 )
 from uncut_mpi.command.progress import ProgressBar
-from uncut_mpi.errors import CapacityError, DataFileError, ParamError, agreed
+from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
@@ -134,7 +134,7 @@ class _Bench:
                         product = None
                     product = (one.case, one.dtype, self._make(one))
                 facts = self._measure(one, product[2])
-            except CapacityError as error:  # on every rank; the next problem may be smaller
+            except (CapacityError, PlanError) as error:  # on every rank; the next one may be smaller or elsewhere
                 facts = {"median_s": None, "reason": str(error)}
             row = self._row(one, facts)
             rows.append(row)

@@ -11,7 +11,7 @@ import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, ORDERS, ROUTINGS, SCHEDULERS
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ORDERS, ROUTINGS, SCHEDULERS
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
@@ -228,7 +228,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         type=one_of(*SCHEDULERS),
         metavar="|".join(SCHEDULERS),
         help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
-        "auto, the default: whichever simulation finds faster",
+        "cyclic: PARALiA's; bands: Choi's, between devices only; auto, the default: whichever simulation finds fastest",
     )
     common.add_argument(
         "--grid",
@@ -238,6 +238,17 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     )
     _add_tiles(parser.add_argument_group("schedule of uncut"))
     _add_blocking(parser.add_argument_group("schedule of kblocks"))
+    group = parser.add_argument_group(
+        "schedule of cyclic and bands",
+        "cyclic takes --grid, --tile, --max-hops and --compute-lanes too, bands --tile; both choose tiles by their\n"
+        "papers' models, cyclic the ranks that compute as well.",
+    )
+    group.add_argument(
+        "--distribution",
+        type=one_of(*DISTRIBUTIONS),
+        metavar="|".join(DISTRIBUTIONS),
+        help="how cyclic deals tiles of C out; default 2d-cyclic",
+    )
 
 
 def _add_tiles(group: argparse._ArgumentGroup) -> None:

@@ -35,8 +35,8 @@ struct Input {
     int chunks_per_hop = 0;  // of a chain, the first hop apart; 0: `chunks`, however long it is
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
 
-    std::vector<std::int64_t> row_starts, col_starts;                // rows + 1, cols + 1 element bounds of blocks
-    std::vector<std::int64_t> cell_rank;                             // [row * cols + col]
+    std::vector<std::int64_t> row_starts, col_starts;  // rows + 1, cols + 1 element bounds of blocks
+    std::vector<std::int64_t> cell_rank;               // [row * cols + col]
     // Of one block: the tiles of C that each of these ranks computes, in order, [col * tiles of m + row]; empty:
     // each cell's rank computes all of its block. Without batching and in the fixed order only.
     std::vector<std::vector<std::int64_t>> owned;

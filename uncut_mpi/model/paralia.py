@@ -255,14 +255,16 @@ def tile_edge(
     """
     largest = max(1, problem.m, problem.n, problem.k)
     edges = [*range(TILE_STEP, min(largest, MOST_TILE) + 1, TILE_STEP)] or [largest]
-    shares = tuple(ratios) if ratios is not None else (1.0 / len(devices),) * len(devices)
-    links = LinkMap.of(machine)
-    times = [
-        _Predictor(problem, placement, machine, links, max_hops, edge).workload(devices, shares).seconds
-        for edge in edges
-    ]
+    chosen = tuple(devices)
+    shares = tuple(ratios) if ratios is not None else (1.0 / len(chosen),) * len(chosen)
+    predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
+    predictor.check(chosen, shares)
+    links = predictor.links_for(chosen)
+    times = [dataclasses.replace(predictor, tile=edge).predicted(chosen, shares, links).seconds for edge in edges]
     least = min(times)
-    return next(edge for edge, time in zip(edges, times, strict=True) if time <= least * (1 + TILE_TOLERANCE))
+    near = least * (1 + TILE_TOLERANCE)
+    edge: int = min(edge for edge, seconds in zip(edges, times, strict=True) if seconds <= near)
+    return edge
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,9 +276,8 @@ class _Predictor:
     max_hops: int
     tile: int = 0  # 0: no tiles, everything at once
 
-    def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
+    def check(self, chosen: tuple[int, ...], ratios: Sequence[float] | None) -> None:
         self.placement.check_ranks(self.machine.num_ranks)
-        chosen = tuple(devices)
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.machine.num_ranks)):
             raise ParamError(
                 f"devices {chosen} of a prediction: name ranks 0 to {self.machine.num_ranks - 1}, each once at most"
@@ -285,12 +286,19 @@ class _Predictor:
             len(ratios) != len(chosen) or min(ratios) < 0 or not abs(sum(ratios) - 1) <= 1e-9 * len(chosen)
         ):
             raise ParamError(f"ratios {tuple(ratios)} of devices {chosen}: give each a share, 1 in all")
+
+    def links_for(self, chosen: tuple[int, ...]) -> LinkMap:
         located = (self.placement.a, self.placement.b, self.placement.c)
         links = self.links.shared_by(chosen, [self._index(location) for location in located])
-        links = links.rerouted(chosen, max_hops=self.max_hops)
+        return links.rerouted(chosen, max_hops=self.max_hops)
+
+    def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
+        chosen = tuple(devices)
+        self.check(chosen, ratios)
+        links = self.links_for(chosen)
         if ratios is not None:
-            return self._predicted(chosen, tuple(ratios), links)
-        found = self._predicted(chosen, (1.0 / len(chosen),) * len(chosen), links)
+            return self.predicted(chosen, tuple(ratios), links)
+        found = self.predicted(chosen, (1.0 / len(chosen),) * len(chosen), links)
         for _ in range(_MOST_ADJUSTMENTS):
             times = [prediction.seconds for prediction in found.predictions]
             if min(times) == 0 or max(times) <= min(times) * (1 + RATIO_TOLERANCE):
@@ -298,10 +306,10 @@ class _Predictor:
             # Times are linear in the shares, with latencies that are not negative. Then this step, the last one
             # where there are no latencies, leads no device beyond the slowest of before.
             speeds = [share / seconds for share, seconds in zip(found.ratios, times, strict=True)]
-            found = self._predicted(chosen, tuple(speed / sum(speeds) for speed in speeds), links)
+            found = self.predicted(chosen, tuple(speed / sum(speeds) for speed in speeds), links)
         return found
 
-    def _predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap) -> Workload:
+    def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap) -> Workload:
         machine = self.machine
         predictions = tuple(
             self._device(device, share, devices, links) for device, share in zip(devices, shares, strict=True)

@@ -83,6 +83,10 @@ class ScheduleBuilder:
         """Return the index of the lane on which `rank` issues copies source → destination."""
         return self._lane((rank, LaneKind.COPY, source, destination))
 
+    def result_lane(self, rank: int, source: int, destination: int) -> int:
+        """Return the index of the lane on which `rank` issues copies of results source → destination."""
+        return self._lane((rank, LaneKind.RESULT, source, destination))
+
     def task(
         self,
         kind: Kind,

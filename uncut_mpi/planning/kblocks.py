@@ -59,9 +59,9 @@ _ALIGNMENT: Final = 16  # bytes: where column blocks start in a transposed B too
 
 def schedule(
     problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
-) -> Schedule:
+) -> tuple[Schedule, ScheduleOptions]:
     """
-    Return the schedule for a problem that has a product.
+    Return the schedule for a problem that has a product, and the options with everything set.
 
     Pure and deterministic.
 
@@ -88,7 +88,7 @@ def schedule(
         raise PlanError("kblocks schedules products; C is only scaled here")
     plan = _Plan(problem, placement, machine, options)
     tasks, operands, regions, awaits, lanes = plan.tables()
-    return Schedule(
+    made = Schedule(
         num_ranks=num_ranks,
         problem=problem,
         placement=placement,
@@ -103,6 +103,7 @@ def schedule(
         buffers=plan.layout.table(),
         lanes=lanes.view(LANE_DTYPE),
     )
+    return made, dataclasses.replace(options, grid=made.grid, blocking=plan.how)
 
 
 def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
@@ -172,16 +173,11 @@ class _Plan:
     """Who computes what, where it lies, and what to do in which order; the tasks are made natively."""
 
     def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> None:
-        devices = options.devices or tuple(range(machine.num_ranks))
-        if max(devices) >= machine.num_ranks:
-            raise ParamError(
-                f"rank {max(devices)} shall compute (devices, --compute-ranks), but there are {machine.num_ranks} "
-                f"ranks (0 to {machine.num_ranks - 1}): start more ranks or leave it out"
-            )
+        devices = options.computing_ranks(machine.num_ranks)
         how = choose(problem, placement, len(devices), options)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
-        self._problem, self._placement, self._how = problem, placement, how
+        self._problem, self._placement, self.how = problem, placement, how
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
         self.grid = choose_grid(placement, len(devices) // how.splits, options)
         self.layout = Layout(machine.num_ranks, problem, placement)
@@ -210,7 +206,7 @@ class _Plan:
 
     def tables(self) -> tuple[np.ndarray, ...]:
         """Return tasks, operands, regions, awaits and lanes as bytes."""
-        problem, how, given = self._problem, self._how, _native.KBlocksInput()
+        problem, how, given = self._problem, self.how, _native.KBlocksInput()
         given.rows, given.cols = self.grid.rows, self.grid.cols
         cells = list(self._members)
         given.block_of = [cells.index(cell) if cell in self._members else -1 for cell in range(self.grid.size)]
@@ -265,7 +261,7 @@ class _Plan:
             rows,
             cols,
             inner,
-            column_starts(len(cols), self._how.columns, self._how.order, step),
+            column_starts(len(cols), self.how.columns, self.how.order, step),
             (
                 panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=False),
                 panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=False),

@@ -9,23 +9,35 @@ from uncut_mpi.errors import ParamError
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
-SCHEDULERS = ("uncut", "kblocks", "auto")
+SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "auto")
+DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
 BLOCK_ORDERS = ("k", "columns")
 COMBINES = ("owner", "worker")
-_OF_UNCUT = (
-    "tile",
-    "tile_min",
-    "chunks",
-    "min_chunk_bytes",
-    "compute_lanes",
-    "caching",
-    "overlap",
-    "routing",
-    "batch",
-    "max_hops",
-    "wr_lazy",
-    "order",
-)
+_BLOCKS = ("grid", "devices", "row_shares", "col_shares")
+_TAKES = {
+    "uncut": {
+        *_BLOCKS,
+        "tile",
+        "tile_min",
+        "chunks",
+        "min_chunk_bytes",
+        "compute_lanes",
+        "caching",
+        "overlap",
+        "routing",
+        "batch",
+        "max_hops",
+        "wr_lazy",
+        "order",
+    },
+    "kblocks": {
+        *_BLOCKS,
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "columns", "order", "combine")),
+    },
+    "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
+    "bands": {"devices", "tile"},
+}
+"""The options that each scheduler takes."""
 MAX_HOPS = 2
 MOST_CHUNKS = 8
 
@@ -83,8 +95,8 @@ class ScheduleOptions:
     ----------
     scheduler : str
         ``"uncut"``, the schedule of the Uncut-GEMMs paper with its heuristics; ``"kblocks"``, few large
-        products per rank; ``"auto"`` lets a search by simulation choose what is not fixed below
-        (`uncut_mpi.planning.search`).
+        products per rank; ``"cyclic"``, PARALiA's; ``"bands"``, Choi's, between devices only; ``"auto"`` lets a
+        search by simulation choose what is not fixed below (`uncut_mpi.planning.search`).
     tile : int
         Tile edge T in elements, cut to the largest extent of a block; 0 lets the heuristic of section
         III-A choose.
@@ -130,8 +142,16 @@ class ScheduleOptions:
         How the next sub-problem of a rank is chosen (III-G1): ``"fixed"``, k innermost, then rows, then
         columns; ``"eta"``, the one that can start first; ``"finish"``, the same, but of those that can
         start at one time rather one whose C tile is begun.
+    distribution : str
+        How `cyclic` deals tiles of C out: ``"2d-cyclic"``, ``"1d-cyclic"`` (tile rows), ``"round-robin"`` or
+        ``"sequential"``.
     blocking : Blocking
-        What `kblocks` alone takes; of the others it takes `grid`, `devices` and shares. `uncut` takes all but this.
+        What `kblocks` alone takes.
+
+    Notes
+    -----
+    `uncut` takes all but the last two; `kblocks` the last one, `grid`, `devices` and shares; `cyclic` `grid`,
+    `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands` `devices` and `tile`.
     """
 
     scheduler: str = "auto"
@@ -151,7 +171,26 @@ class ScheduleOptions:
     max_hops: int = 1
     wr_lazy: bool = True
     order: str = "eta"
+    distribution: str = "2d-cyclic"
     blocking: Blocking = Blocking()
+
+    def computing_ranks(self, num_ranks: int) -> tuple[int, ...]:
+        """
+        Return the ranks that compute, of so many that there are, in grid order.
+
+        Raises
+        ------
+        ParamError
+            If `devices` names one that there is not.
+        """
+        if self.devices is None:
+            return tuple(range(num_ranks))
+        if max(self.devices) >= num_ranks:
+            raise ParamError(
+                f"rank {max(self.devices)} shall compute (devices, --compute-ranks), but there are {num_ranks} ranks "
+                f"(0 to {num_ranks - 1}): start more ranks or leave it out"
+            )
+        return self.devices
 
     @property
     def most_chunks(self) -> int:
@@ -163,37 +202,50 @@ class ScheduleOptions:
         """
         The schedulers that these options leave to choose from.
 
-        ``"auto"`` leaves out one of which another's own options were given.
+        ``"auto"`` leaves out those that do not take all that was given.
 
         Raises
         ------
         ParamError
-            If what was given belongs to no one scheduler.
+            If there is none.
         """
-        given = self.given
-        asked = [self.scheduler] if self.scheduler != "auto" else list(given)
-        left = tuple(one for one in asked if not any(given[other] for other in given if other != one))
+        left = tuple(one for one in _TAKES if self.scheduler in (one, "auto") and not self.foreign(one))
         if not left:
-            words = "; ".join(f"{', '.join(names)} of {one}" for one, names in given.items() if names)
+            if self.scheduler == "auto":
+                raise ParamError(f"no scheduler takes all of {', '.join(self.given)}: leave some of them out")
             raise ParamError(
-                f"scheduler {self.scheduler} was asked for with options of another ({words}): leave them out"
+                f"scheduler {self.scheduler} does not take {', '.join(self.foreign(self.scheduler))}: leave that out"
             )
         return left
 
+    def check(self) -> None:
+        """Raise `ParamError` if no scheduler takes all that was given."""
+        assert self.schedulers
+
     @property
-    def given(self) -> dict[str, list[str]]:
-        """Names of the options that differ from their defaults, per scheduler that alone takes them."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {
-            "uncut": [name for name in _OF_UNCUT if getattr(self, name) != defaults[name]],
-            "kblocks": [field.name for field in dataclasses.fields(Blocking) if getattr(self.blocking, field.name)],
-        }
+    def given(self) -> tuple[str, ...]:
+        """Names of the options that differ from their defaults, but for the scheduler; those of `Blocking` with it."""
+        names = [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name not in ("scheduler", "blocking") and getattr(self, field.name) != field.default
+        ]
+        names += [f"blocking.{one.name}" for one in dataclasses.fields(Blocking) if getattr(self.blocking, one.name)]
+        return tuple(names)
+
+    def foreign(self, scheduler: str) -> tuple[str, ...]:
+        """Return the names of the given options that a scheduler does not take."""
+        return tuple(name for name in self.given if name not in _TAKES[scheduler])
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
             raise ParamError(f"scheduler {self.scheduler!r} does not exist: use one of {', '.join(SCHEDULERS)}")
         if self.routing not in ROUTINGS:
             raise ParamError(f"routing {self.routing!r} does not exist: use one of {', '.join(ROUTINGS)}")
+        if self.distribution not in DISTRIBUTIONS:
+            raise ParamError(
+                f"distribution {self.distribution!r} does not exist: use one of {', '.join(DISTRIBUTIONS)}"
+            )
         if self.order not in ORDERS:
             raise ParamError(f"order {self.order!r} does not exist: use one of {', '.join(ORDERS)}")
         for name, least in (("tile", 0), ("tile_min", 1), ("compute_lanes", 1)):

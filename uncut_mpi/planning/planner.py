@@ -7,11 +7,10 @@ import dataclasses
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks, uncut
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
-from uncut_mpi.planning.simulate import simulate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,17 +68,12 @@ def plan(
         If a rank has too little device memory.
     """
     options = options or ScheduleOptions()
-    allowed = options.schedulers
+    options.check()
     if options.scheduler == "auto":
         best = search(problem, placement, num_ranks, machine, options).best
         return Planned(best.schedule, best.predicted_s, best.options)
-    if "kblocks" in allowed and problem.has_product:
-        schedule = kblocks.schedule(problem, placement, num_ranks, machine, options)
-        workers = num_ranks if options.devices is None else len(options.devices)
-        chosen = dataclasses.replace(options, blocking=kblocks.choose(problem, placement, workers, options))
-        return Planned(schedule, simulate(schedule, machine).seconds, chosen)
-    made = uncut.schedule(problem, placement, num_ranks, machine, options)
-    return Planned(made.schedule, made.predicted_s, options)
+    made = make_schedule(problem, placement, num_ranks, machine, options)
+    return Planned(made.schedule, made.seconds(machine), made.options)
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:
@@ -88,6 +82,10 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     for what, shares in (("rows", options.row_shares), ("columns", options.col_shares)):
         if shares is not None and len(set(shares)) > 1:
             grid += f", {what} {':'.join(f'{share / sum(shares):.3f}' for share in shares)}"
+    if schedule.scheduler == "cyclic":
+        return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid}"
+    if schedule.scheduler == "bands":
+        return f"bands of {schedule.tile} on {schedule.grid[1]} devices"
     if schedule.scheduler == "uncut":
         return f"grid {grid}, tile {schedule.tile}"
     blocking = options.blocking

@@ -3,10 +3,11 @@ The chooser: tries schedules by simulation and keeps the best.
 
 What the caller fixed stays fixed; the rest (process grid, ranks that compute, tile, batching and
 chunks, unequal shares) is searched. Candidates come in a written order: first the heuristics' own
-choice, then one dimension after the other around the best so far (coordinate descent), in rounds,
-until a round brings nothing or the budget is spent; how finely copies are cut comes last. The budget
-counts simulated tasks, never time, so that equal inputs give equal choices on any machine. A
-candidate whose bound is no better than the best found is not simulated.
+choice of each scheduler, then one dimension after the other around the best so far (coordinate descent), in
+rounds, until a round brings nothing or the budget is spent; how finely copies are cut comes last. A
+scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
+that equal inputs give equal choices on any machine. A candidate whose bound is no better than the best found is
+not simulated.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.errors import CapacityError, ParamError, PlanError, UncutError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks, uncut
 from uncut_mpi.planning.decomposition import candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import energy_j, metric_of
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.shares import arrange, fit_shares
 from uncut_mpi.planning.simulate import Simulation, simulate
 
@@ -62,6 +63,8 @@ _DIMENSIONS: Final = {
         "_fewer_ranks",
         "_shares",
     ),
+    "cyclic": ("_edges", "_distributions"),
+    "bands": ("_edges",),
 }
 """What is varied, in this order."""
 
@@ -202,45 +205,58 @@ class _Explorer:
         self._seen: set[ScheduleOptions] = set()
         self._simulations: dict[ScheduleOptions, Simulation] = {}
         self._bounds: dict[tuple[int, ...], float] = {}
+        self._refused: UncutError | None = None
         self.tried: list[Candidate] = []
         self.discarded = 0
         self.spent = 0
 
     def explore(self, asked: ScheduleOptions) -> None:
-        """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
+        """
+        Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension.
+
+        The schedulers of other papers come last: with less to vary, they are rarely ahead.
+        """
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
-        best: dict[str, Candidate] = {}
-        refused = None
-        for one in schedulers:
+        if len(schedulers) > 1 and not self._on_devices:
+            schedulers = tuple(one for one in schedulers if one != "bands")
+        for together in (("uncut", "kblocks"), ("cyclic",), ("bands",)):
+            self._explore_some([dataclasses.replace(asked, scheduler=one) for one in together if one in schedulers])
+        if not self.tried:
+            assert self._refused is not None  # the first candidate is simulated or refused
+            raise self._refused
+
+    def _explore_some(self, askeds: Sequence[ScheduleOptions]) -> None:
+        best: list[tuple[Candidate, ScheduleOptions]] = []
+        for asked in askeds:
             try:
-                found = self._sketch(dataclasses.replace(asked, scheduler=one))
-            except (PlanError, CapacityError) as error:  # the other may fit
-                refused = error
+                found = self._sketch(asked)
+            except (PlanError, CapacityError) as error:  # another may fit
+                self._refused = self._refused or error
             else:
                 if found is not None:
-                    best[one] = found
-        if not best:
-            assert refused is not None  # the first candidate is simulated or refused
-            raise refused
-        if not self._problem.has_product:
+                    best.append((found, asked))
+        if not best or not self._problem.has_product:
             return
-        order = sorted(best, key=lambda one: best[one].value)
-        promising = [one for one in order if best[one].value <= _HOPELESS * best[order[0]].value]
-        for number, one in enumerate(promising):
+        best.sort(key=lambda one: one[0].value)
+        limit = _HOPELESS * min(one.value for one in self.tried)
+        promising = [(one, asked) for one, asked in best if one.value <= limit]
+        for number, (one, asked) in enumerate(promising):
             if number < len(promising) - 1:  # some of the budget is for the next one
                 self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
-            self._explore(best[one], dataclasses.replace(asked, scheduler=one))
+            self._explore(one, asked)
             self._limit = self._budget
 
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""
-        first = self._first(asked)
+        first = self._first_dealt(asked) if asked.scheduler in ("cyclic", "bands") else self._first(asked)
         best = self._try(first, must=not self.tried)
         if best is None or not self._problem.has_product:
             return best
         if asked.scheduler == "kblocks":
             for dimension in (self._corners, self._block_orders):
                 best = self._improve(best, asked, dimension)
+            return best
+        if asked.scheduler != "uncut":
             return best
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
         rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._rough_transfers(asked)]
@@ -265,6 +281,15 @@ class _Explorer:
         if asked.blocking.splits > 1:
             return asked
         return dataclasses.replace(asked, **self._placed(tuple(range(self._num_ranks)), asked.grid))
+
+    def _first_dealt(self, asked: ScheduleOptions) -> ScheduleOptions:
+        """Return what `cyclic` and `bands` begin with: all ranks, since PARALiA's model takes long to compare sets."""
+        devices = asked.devices or tuple(range(self._num_ranks))
+        of_uncut = [one for one in self.tried if one.options.scheduler == "uncut"]
+        tile = asked.tile
+        if not tile and asked.scheduler == "cyclic" and of_uncut:
+            tile = min(of_uncut, key=lambda one: one.value).schedule.tile
+        return dataclasses.replace(asked, devices=devices, tile=tile)
 
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
         """Return the best of a candidate and what one dimension makes of it."""
@@ -400,7 +425,22 @@ class _Explorer:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
             yield {"grid": None, **self._placed(ranks, None), **_blocked(best, splits=1)}
 
+    # -- dimensions of cyclic and bands ------------------------------------------------------
+
+    def _edges(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if not asked.tile:
+            yield from ({"tile": edge} for edge in (best.schedule.tile // 2, 2 * best.schedule.tile) if edge)
+
+    def _distributions(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if "distribution" not in asked.given:
+            yield from ({"distribution": distribution} for distribution in DISTRIBUTIONS)
+
     # -- what the dimensions need ------------------------------------------------------------
+
+    @functools.cached_property
+    def _on_devices(self) -> bool:
+        placement = self._placement
+        return all(location.space == "device" for location in (placement.a, placement.b, placement.c))
 
     @functools.cached_property
     def _order_of_ranks(self) -> list[int]:
@@ -483,18 +523,12 @@ class _Explorer:
 
     def _plan(self, options: ScheduleOptions) -> tuple[Schedule, ScheduleOptions]:
         """Return a schedule, and the options with what its scheduler has chosen."""
-        about = (self._problem, self._placement, self._num_ranks, self._machine)
-        if options.scheduler == "uncut":
-            schedule = uncut.schedule(*about, options).schedule
-            return schedule, dataclasses.replace(options, tile=schedule.tile, grid=schedule.grid)
-        workers = len(options.devices or range(self._num_ranks))
-        chosen = kblocks.choose(self._problem, self._placement, workers, options)
-        schedule = kblocks.schedule(*about, options)
-        return schedule, dataclasses.replace(options, grid=schedule.grid, blocking=chosen)
+        made = make_schedule(self._problem, self._placement, self._num_ranks, self._machine, options)
+        return made.schedule, made.options
 
     def _too_large(self, options: ScheduleOptions) -> bool:
         """Whether a schedule surely has more tasks than the budget left: not worth planning."""
-        if options.scheduler != "uncut" or not options.tile:
+        if options.scheduler not in ("uncut", "cyclic") or not options.tile:
             return False
         problem, tile = self._problem, options.tile
         products = -(-problem.m // tile) * -(-problem.n // tile) * -(-problem.k // tile)

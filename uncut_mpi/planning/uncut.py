@@ -97,25 +97,13 @@ def schedule(
     placement.check_ranks(num_ranks)
     if machine.num_ranks != num_ranks:
         raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
-    devices = _devices(num_ranks, options)
+    devices = options.computing_ranks(num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid)
     tile = _tile(problem, placement, grid, devices, machine, options)
     decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
     workers = _workers(problem, placement, decomposition, devices)
     made, seconds = schedule_tiles(problem, placement, machine, options, workers, scheduler="uncut", grid=grid)
     return UncutResult(made, seconds, decomposition)
-
-
-def _devices(num_ranks: int, options: ScheduleOptions) -> tuple[int, ...]:
-    """Return the ranks that compute, in grid order."""
-    if options.devices is None:
-        return tuple(range(num_ranks))
-    if max(options.devices) >= num_ranks:
-        raise ParamError(
-            f"rank {max(options.devices)} shall compute (devices, --compute-ranks), but there are {num_ranks} ranks "
-            f"(0 to {num_ranks - 1}): start more ranks or leave it out"
-        )
-    return options.devices
 
 
 def _tile(

@@ -1,0 +1,291 @@
+"""The schedulers of other papers, PARALiA's `cyclic` and Choi's `bands`: what they deal out, and their proof."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers import oracle
+from tests.helpers.faults import FAULTS, Fault, spoiled
+from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model import paralia
+from uncut_mpi.model.choi import BandModel
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import bands
+from uncut_mpi.planning.cyclic import deal
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import HOST, Kind, Role, Schedule
+from uncut_mpi.planning.search import search
+from uncut_mpi.planning.verify import verify
+
+CASES = {1: 60, 2: 80, 3: 80, 4: 100, 8: 80, 31: 15, 64: 8}
+"""How many random cases with at most so many ranks."""
+
+SCHEDULERS = ("cyclic", "bands")
+
+
+def random_schedule(rng: random.Random, num_ranks: int, scheduler: str, most: int = 40) -> Schedule:
+    """Return a scheduler's schedule of a random problem, placement and choice of its options."""
+
+    def location() -> Location:
+        rank = rng.choice((0, num_ranks - 1, rng.randrange(num_ranks)))
+        device = Location.device(rank)
+        return device if scheduler == "bands" else rng.choice((Location.host(), Location.host(rank), device, device))
+
+    def extent() -> int:
+        return rng.choice((1, 2, rng.randint(1, 30), rng.randint(1, most)))
+
+    problem = GemmProblem(
+        m=extent(),
+        n=extent(),
+        k=extent(),
+        dtype=rng.choice(list(DType)),
+        trans_a=rng.choice("NT"),
+        trans_b=rng.choice("NT"),
+        lda=rng.choice((0, 70)),
+        ldb=rng.choice((0, 71)),
+        ldc=rng.choice((0, 72)),
+        reads_c=rng.random() < 0.7,
+    )
+    devices = rng.choice((None, tuple(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))))
+    options = ScheduleOptions(scheduler=scheduler, devices=devices, tile=rng.choice((0, rng.randint(1, 20))))
+    bandwidth = Machine.uniform(num_ranks).bandwidth_gb_per_s.copy()
+    if scheduler == "cyclic":
+        rows = rng.randint(1, num_ranks if devices is None else len(devices))
+        options = dataclasses.replace(
+            options,
+            distribution=rng.choice(DISTRIBUTIONS),
+            grid=rng.choice((None, (rows, 1), (1, rows))),
+            max_hops=rng.randint(0, 2),
+            compute_lanes=rng.randint(1, 3),
+        )
+        for _ in range(num_ranks):  # some links are slow: tiles go round them
+            bandwidth[rng.randrange(num_ranks), rng.randrange(num_ranks)] = 1.0
+    first = location()
+    placement = rng.choice((Placement(first, first, first), Placement(first, location(), location())))
+    machine = dataclasses.replace(Machine.uniform(num_ranks, latency_s=0.0), bandwidth_gb_per_s=bandwidth)
+    return plan(problem, placement, num_ranks, machine, options).schedule
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("most_ranks", CASES)
+def test_random_schedules_are_proven(most_ranks: int, scheduler: str) -> None:
+    kinds, relayed = np.zeros(4, np.int64), 0
+    for seed in range(CASES[most_ranks]):
+        rng = random.Random(seed * 1000 + most_ranks)
+        schedule = random_schedule(rng, rng.choice((most_ranks, rng.randint(1, most_ranks))), scheduler)
+        verify(schedule, lower(schedule), capacity_bytes=schedule.softbuf_bytes().tolist())
+        kinds += np.bincount(schedule.tasks["kind"], minlength=4)
+        relayed += bool((schedule.buffers["role"] == Role.CACHE).any())
+    assert kinds[Kind.GEMM] > CASES[most_ranks]
+    if most_ranks > 1 or scheduler == "cyclic":  # else bands have nowhere to go
+        assert kinds[Kind.COPY] > CASES[most_ranks]
+        assert kinds[Kind.COMBINE] > CASES[most_ranks] // 4
+    assert relayed > 0 or most_ranks not in (3, 4, 8) or scheduler == "bands"
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_faults_planted_in_their_schedules_are_found_and_nothing_else_is_refused(fault: Fault, scheduler: str) -> None:
+    assert spoiled(fault, lambda rng: random_schedule(rng, rng.randint(1, 6), scheduler, most=20), 15) >= 1
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_their_schedules_compute_the_product(scheduler: str) -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        assert oracle.is_wrong(random_schedule(rng, rng.randint(1, 6), scheduler, most=30)) == "", seed
+
+
+# -- cyclic: tiles dealt out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "cols", "ranks"), [(4, 4, 4), (5, 3, 4), (7, 7, 6), (1, 9, 8), (2, 1, 8), (8, 8, 1)])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_every_tile_is_dealt_once_in_equal_shares(rows: int, cols: int, ranks: int, distribution: str) -> None:
+    owned = deal(rows, cols, ProcessGrid.most_square(ranks), [1.0] * ranks, distribution)
+    assert sorted(itertools.chain(*owned)) == list(range(rows * cols))
+    sizes = [len(one) for one in owned]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(one == sorted(one) for one in owned)
+
+
+def test_patterns_are_those_of_their_names() -> None:
+    grid, equal = ProcessGrid(2, 2), [0.25] * 4
+    # 4 x 4 tiles, numbered down the columns.
+    assert deal(4, 4, grid, equal, "2d-cyclic")[1] == [4, 6, 12, 14]  # even rows, odd columns
+    assert deal(4, 4, grid, equal, "1d-cyclic")[1] == [1, 5, 9, 13]
+    assert deal(3, 4, grid, equal, "round-robin")[1] == [1, 5, 9]
+    assert deal(4, 4, grid, equal, "sequential")[1] == [4, 5, 6, 7]
+
+
+def test_shares_are_kept_and_what_is_over_goes_to_the_next_place() -> None:
+    for distribution in DISTRIBUTIONS:
+        owned = deal(6, 5, ProcessGrid(1, 3), [0.5, 0.3, 0.2], distribution)
+        assert [len(one) for one in owned] == [15, 9, 6]
+
+
+def test_each_rank_fetches_a_tile_once_and_every_distribution_differs() -> None:
+    problem, place = GemmProblem(1024, 1024, 1024, DType.f64, reads_c=True), Placement.parse("h,h,h")
+    digests = set()
+    for distribution in DISTRIBUTIONS:
+        options = ScheduleOptions(scheduler="cyclic", tile=128, distribution=distribution)
+        schedule = plan(problem, place, 3, Machine.uniform(3), options).schedule
+        copies = schedule.tasks[schedule.tasks["kind"] == Kind.COPY]
+        written = schedule.operands["region"][copies["first_operand"]]
+        assert len(np.unique(written)) == len(written)
+        digests.add(schedule.digest())
+    assert len(digests) == len(DISTRIBUTIONS)
+
+
+def test_it_takes_the_devices_shares_and_tile_of_least_predicted_time() -> None:
+    machine = load_machine("vulcan-8xv100-uneven")
+    problem, place = GemmProblem(8192, 8192, 8192, DType.f64, reads_c=True), Placement.parse("0,1,2")
+    made = plan(problem, place, 8, machine, ScheduleOptions(scheduler="cyclic"))
+    work = paralia.select(problem, place, machine)
+    assert made.options.devices == work.devices
+    edge = paralia.tile_edge(problem, place, machine, work.devices, ratios=work.ratios)
+    assert (made.options.tile, made.schedule.tile) == (edge, edge)
+    gemms = made.schedule.tasks[made.schedule.tasks["kind"] == Kind.GEMM]
+    steps, tiles = -(-8192 // edge), (-(-8192 // edge)) ** 2
+    for device, ratio in zip(work.devices, work.ratios, strict=True):
+        assert abs((gemms["rank"] == device).sum() / steps - ratio * tiles) < 1
+
+
+def test_of_many_ranks_all_compute() -> None:
+    problem = GemmProblem(512, 512, 512, DType.f64)
+    made = plan(problem, Placement.parse("h,h,h"), 9, Machine.uniform(9), ScheduleOptions(scheduler="cyclic"))
+    assert made.options.devices == tuple(range(9))
+
+
+# -- the tile of PARALiA's equations ---------------------------------------------------------------
+
+
+def test_the_tile_is_the_smallest_of_nearly_least_time() -> None:
+    # 4 devices, no waves and no latency: what T leaves unequal is all that it changes, and 2048 = 4 x 4 tiles of 512.
+    machine = Machine.uniform(4, latency_s=0.0)
+    problem = GemmProblem(2048, 2048, 2048, DType.f64)
+    assert paralia.tile_edge(problem, Placement.parse("0,0,0"), machine, range(4)) == 256
+    # 768 would be 3 x 3 tiles, of which one device had 3 of 9, and 1280 2 x 2 longer ones.
+    assert paralia.tile_edge(GemmProblem(100, 90, 80, DType.f64), Placement.parse("0,0,0"), machine, range(4)) == 100
+
+
+def test_latency_and_waves_speak_for_larger_tiles() -> None:
+    problem, place = GemmProblem(8192, 8192, 8192, DType.f64), Placement.parse("h,h,h")
+    slow = Machine.uniform(4, latency_s=1e-3)
+    fast = Machine.uniform(4, latency_s=0.0)
+    assert paralia.tile_edge(problem, place, slow, range(4)) > paralia.tile_edge(problem, place, fast, range(4))
+    h200 = load_machine("h200-4x")  # 132 multiprocessors: small tiles leave most of a wave empty
+    assert paralia.tile_edge(problem, Placement.parse("0,0,0"), h200, range(4)) >= 1024
+
+
+# -- bands -----------------------------------------------------------------------------------------
+
+
+def test_a_product_is_of_whole_bands_and_two_of_each_matrix_have_room() -> None:
+    problem = GemmProblem(2048, 2048, 1000, DType.f32, "T", "N", reads_c=True)
+    options = ScheduleOptions(scheduler="bands", tile=256)
+    schedule = plan(problem, Placement.parse("2,1,0"), 4, Machine.uniform(4), options).schedule
+    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
+    assert np.bincount(gemms["rank"]).tolist() == [16] * 4
+    a = schedule.regions[schedule.operands["region"][gemms["first_operand"] + 1]]
+    assert set(zip(a["rows"].tolist(), a["cols"].tolist(), strict=True)) == {(1000, 256)}
+    # Device 3 has no matrix: two bands of A and of B, two results; all bytes of A and B that it sees are whole columns.
+    own = schedule.buffers[(schedule.buffers["owner"] == 3)]
+    assert sorted(own["rows"].tolist()) == [256, 256, 1000, 1000, 1000, 1000]
+    # "The copy kernel of the results received" adds beta C, on C's owner; its own products need none.
+    sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
+    assert (len(sums), set(sums["rank"].tolist())) == (48, {0})
+    assert (schedule.copies()[:, 1:3] != HOST).all()
+
+
+def test_a_band_of_b_stays_while_those_of_a_pass() -> None:
+    problem = GemmProblem(1024, 1024, 512, DType.f64)
+    options = ScheduleOptions(scheduler="bands", tile=128)
+    schedule = plan(problem, Placement.parse("0,1,0"), 4, Machine.uniform(4), options).schedule
+    into_3 = [copy for copy in schedule.copies().tolist() if copy[2] == 3]
+    from_a = sum(copy[1] == 0 for copy in into_3)
+    # Two columns of eight tiles, up and down: the bands of the turn are there.
+    assert (from_a, len(into_3) - from_a) == (8 + 8 - 2, 2)
+
+
+def test_what_bands_leave_over_is_the_owners_work() -> None:
+    problem = GemmProblem(1000, 900, 64, DType.f64)
+    options = ScheduleOptions(scheduler="bands", tile=256)  # 3 x 3 whole tiles, 232 rows and 132 columns left
+    schedule = plan(problem, Placement.parse("2,3,0"), 4, Machine.uniform(4), options).schedule
+    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
+    c = schedule.regions[schedule.operands["region"][gemms["first_operand"]]]
+    assert set(gemms["rank"][c["rows"] == 232].tolist()) == {3}  # rows over: B's owner
+    assert set(gemms["rank"][(c["cols"] == 132) & (c["rows"] == 256)].tolist()) == {2}  # columns over: A's owner
+    assert len(gemms) == 16
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_edge_is_that_of_the_papers_conditions(ranks: int) -> None:
+    machine = Machine.uniform(ranks)
+    problem, place = GemmProblem(32768, 32768, 32768, DType.f32), Placement.parse("0,0,0")
+    model = BandModel(
+        n=32768,
+        num_devices=ranks,
+        math_gflop_per_s=float(machine.typical_gemm_rate(DType.f32)[0]) / 1e9,
+        memory_gb_per_s=2 * float(machine.bandwidth_gb_per_s[0, 0]),
+        transfer_gb_per_s=float(machine.bandwidth_gb_per_s[0, 1]),
+    )
+    chosen = plan(problem, place, ranks, machine, ScheduleOptions(scheduler="bands")).schedule.tile
+    assert chosen == max(bands.MIN_TILE, model.tile_edge()) > model.transfer_threshold()
+
+
+def test_bands_are_between_devices_only_and_not_too_many() -> None:
+    problem, options = GemmProblem(4096, 4096, 64, DType.f64), ScheduleOptions(scheduler="bands", tile=8)
+    with pytest.raises(
+        PlanError, match=r"between devices only, but A, B and C are at 0,0,h: place all three on devices"
+    ):
+        plan(problem, Placement.parse("0,0,h"), 2, Machine.uniform(2), options)
+    with pytest.raises(PlanError, match="bands of 8 make more than 65536 tiles of 4096×4096: ask for a larger tile"):
+        plan(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_what_does_not_fit_is_refused(scheduler: str) -> None:
+    problem, place = GemmProblem(8192, 8192, 8192, DType.f64), Placement.parse("0,0,0")
+    with pytest.raises(CapacityError, match=r"rank \d needs \d+ bytes for its panels"):
+        plan(problem, place, 4, Machine.uniform(4, memory_bytes=10**7), ScheduleOptions(scheduler=scheduler))
+    with pytest.raises(ParamError, match=r"rank 4 shall compute \(devices, --compute-ranks\), but there are 4 ranks"):
+        plan(problem, place, 4, Machine.uniform(4), ScheduleOptions(scheduler=scheduler, devices=(4,)))
+    with pytest.raises(ParamError, match="the session has 3"):
+        plan(problem, place, 3, Machine.uniform(4), ScheduleOptions(scheduler=scheduler))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_without_a_product_c_is_scaled_as_ever(scheduler: str) -> None:
+    problem = GemmProblem(300, 200, 100, DType.f64, reads_c=True, scales_only=True)
+    place = Placement.parse("0,0,0")
+    made = plan(problem, place, 2, Machine.uniform(2), ScheduleOptions(scheduler=scheduler)).schedule
+    assert (
+        made.digest()
+        == plan(problem, place, 2, Machine.uniform(2), ScheduleOptions(scheduler="uncut")).schedule.digest()
+    )
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_search_tries_them_too_and_alone_where_asked(scheduler: str) -> None:
+    problem, place = GemmProblem(2048, 2048, 2048, DType.f64, reads_c=True), Placement.parse("0,1,0")
+    found = search(problem, place, 4, Machine.uniform(4))
+    assert scheduler in {one.options.scheduler for one in found.candidates}
+    alone = search(problem, place, 4, Machine.uniform(4), ScheduleOptions(scheduler=scheduler))
+    assert {one.options.scheduler for one in alone.candidates} == {scheduler}
+    assert alone.best.predicted_s >= found.best.predicted_s

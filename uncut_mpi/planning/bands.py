@@ -1,0 +1,303 @@
+"""
+Choi's schedule: bands of A and B between devices, a tile of C from each pair of them.
+
+From Y. R. Choi, V. Nikolskiy and V. Stegailov, *Tuning of a matrix-matrix multiplication algorithm for several
+GPUs connected by fast communication links* (PCT 2022), section 4, and Y. R. Choi and V. Stegailov, *Multi-GPU GEMM
+algorithm performance analysis for Nvidia and AMD GPUs connected by NVLink and PCIe* (2022), section 6; here to be
+compared with in the same run, on the same executor.
+
+* "The source data are located in GPUs, and transfers are sent only between GPUs." A band is T rows of op(A), or T
+  columns of op(B), over all of k; a tile of C is one product of two bands. T is the papers' threshold
+  (`uncut_mpi.model.choi`). Where A is stored transposed a band of it is "one long data line".
+* A device has room for two bands of A and two of B, so that one comes while the other is in use. Which bands it
+  is dealt is left open: here each device takes a run of the tiles, column by column of them up and down, so that it
+  keeps its band of B while those of A pass by, as equation 7 has it.
+* "We do not supply the original data of the matrix C, but we add βC due to the copy kernel of the results received":
+  results go to C's owner, which adds them.
+* What whole bands leave over, rows of A and columns of B, "the storing A and B devices exchange and compute": tiles
+  of the rows left over are B's owner's, those of the columns left over are A's owner's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.model.choi import BandModel
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.grid import block_starts
+from uncut_mpi.planning.layout import Layout
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
+
+MIN_TILE: Final = 128
+"""Smallest edge that is chosen: the model knows of no cost of issuing."""
+
+MAX_TILES: Final = 65_536
+"""Most tiles of C; beyond, a larger edge has to be asked for."""
+
+SLOTS: Final = 2
+"""Bands of one matrix that a device has room for, and results under way."""
+
+_USER: Final = {Matrix.A: 0, Matrix.B: 1, Matrix.C: 2}
+
+
+def schedule(
+    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+) -> tuple[Schedule, ScheduleOptions]:
+    """
+    Return Choi's schedule for a problem that has a product, and the options with the edge chosen.
+
+    Pure and deterministic.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `uncut_mpi.planning.planner.plan`; A, B and C in device memory.
+    options : ScheduleOptions
+        `devices` and `tile` are taken from it.
+
+    Raises
+    ------
+    ParamError
+        If devices or machine do not fit the ranks.
+    PlanError
+        If a matrix is in host memory, there is no product, or there are more than `MAX_TILES` tiles.
+    CapacityError
+        If a rank has too little device memory for its bands.
+    """
+    placement.check_ranks(num_ranks)
+    if machine.num_ranks != num_ranks:
+        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    if not problem.has_product:
+        raise PlanError("bands schedules products; C is only scaled here")
+    if any(location.space == "host" for location in (placement.a, placement.b, placement.c)):
+        raise PlanError(
+            f"bands are sent between devices only, but A, B and C are at {placement}: place all three on devices, or "
+            "take another scheduler"
+        )
+    devices = options.computing_ranks(num_ranks)
+    tile = min(options.tile or choose_tile(problem, placement, machine, devices), max(1, problem.m, problem.n))
+    if -(-problem.m // tile) * -(-problem.n // tile) > MAX_TILES:
+        raise PlanError(
+            f"bands of {tile} make more than {MAX_TILES} tiles of {problem.m}×{problem.n}: ask for a larger tile"
+        )
+    made = _Bands(problem, placement, machine, devices, tile).build()
+    return made, dataclasses.replace(options, tile=tile)
+
+
+def choose_tile(problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...]) -> int:
+    """
+    Return the edge that the papers' conditions ask for (`BandModel.tile_edge`), at least `MIN_TILE`.
+
+    N of the square matrices is k, the length of a band; the rates are the slowest of the devices and of their links
+    from the owners of A and B. No edge leaves a device without a tile: the largest is max(m, n) over the devices.
+    """
+    links = [
+        float(machine.bandwidth_gb_per_s[owner, device])
+        for owner in (placement.a.rank, placement.b.rank)
+        for device in devices
+        if device != owner
+    ]
+    own = [float(machine.bandwidth_gb_per_s[device, device]) for device in devices]
+    model = BandModel(
+        n=problem.k,
+        num_devices=len(devices),
+        math_gflop_per_s=float(machine.typical_gemm_rate(problem.dtype)[list(devices)].min()) / 1e9,
+        memory_gb_per_s=2 * min(own),  # a copy within a device reads and writes every byte
+        transfer_gb_per_s=min(links, default=min(own)),
+        dtype=problem.dtype,
+    )
+    most = -(-max(problem.m, problem.n) // len(devices))
+    return max(min(MIN_TILE, problem.m, problem.n), min(model.tile_edge(), most))
+
+
+@dataclasses.dataclass(slots=True)
+class _Slot:
+    """Room for one band, result or tile of C on a device, and the last tasks that wrote and used it."""
+
+    buffer: int
+    holds: int = -1  # number of the band
+    writer: int = -1
+    user: int = -1
+
+
+class _Slots:
+    """A few slots, the least recently taken of which is next."""
+
+    def __init__(self, buffers: list[int]) -> None:
+        self._slots = [_Slot(buffer) for buffer in buffers]
+
+    def find(self, number: int) -> _Slot | None:
+        """Return the slot that holds a band."""
+        for at, slot in enumerate(self._slots):
+            if slot.holds == number:
+                self._slots.append(self._slots.pop(at))
+                return slot
+        return None
+
+    def take(self) -> _Slot:
+        """Return the slot that was not taken for longest."""
+        slot = self._slots.pop(0)
+        self._slots.append(slot)
+        return slot
+
+
+class _Bands:
+    """One run of the scheduler."""
+
+    def __init__(
+        self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...], tile: int
+    ) -> None:
+        self._problem, self._placement, self._machine, self._devices = problem, placement, machine, devices
+        self._tile = tile
+        self._build = ScheduleBuilder(machine.num_ranks, problem, placement)
+        self._layout = Layout(machine.num_ranks, problem, placement)
+        self._rows = [range(start, min(start + tile, problem.m)) for start in range(0, problem.m, tile)]
+        self._cols = [range(start, min(start + tile, problem.n)) for start in range(0, problem.n, tile)]
+        owners = (placement.a.rank, placement.b.rank, placement.c.rank)
+        assert None not in owners  # all are on devices
+        self._owner = dict(zip((Matrix.A, Matrix.B, Matrix.C), (int(owner or 0) for owner in owners), strict=True))
+        self._bands: dict[tuple[int, Matrix], _Slots] = {}
+        self._results: dict[int, _Slots] = {}
+        self._staged: dict[int, _Slots] = {}
+
+    def build(self) -> Schedule:
+        runs = self._deal()
+        for device, run in runs.items():
+            if run:
+                self._make_room(device)
+        self._layout.check_capacity(self._machine)
+        for step in range(max(len(run) for run in runs.values())):
+            for device, run in runs.items():
+                if step < len(run):
+                    self._compute(device, *run[step])
+        return self._build.build(
+            scheduler="bands", grid=(1, len(self._devices)), tile=self._tile, buffers=self._layout.table()
+        )
+
+    def _deal(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the tiles (row, column) of each device, in the order of its work."""
+        whole_rows, whole_cols = self._problem.m // self._tile, self._problem.n // self._tile
+        tiles: list[tuple[int, int]] = []
+        for col in range(whole_cols):
+            rows = range(whole_rows)
+            tiles += [(row, col) for row in (rows if col % 2 == 0 else reversed(rows))]
+        left: dict[int, list[tuple[int, int]]] = {self._owner[Matrix.A]: [], self._owner[Matrix.B]: []}
+        all_rows, all_cols = range(len(self._rows)), range(len(self._cols))
+        left[self._owner[Matrix.B]] += [(row, col) for row in all_rows[whole_rows:] for col in all_cols]
+        left[self._owner[Matrix.A]] += [(row, col) for col in all_cols[whole_cols:] for row in all_rows[:whole_rows]]
+        for owner, of_owner in left.items():
+            if owner not in self._devices:  # it computes nothing
+                tiles += of_owner
+        starts = block_starts(len(tiles), len(self._devices))
+        runs = {device: tiles[starts[at] : starts[at + 1]] for at, device in enumerate(self._devices)}
+        for owner, of_owner in left.items():
+            if owner in runs:
+                runs[owner] = runs[owner] + of_owner
+        return runs
+
+    def _make_room(self, device: int) -> None:
+        problem, tile = self._problem, self._tile
+        wide = problem.dtype.accumulator
+        height, width = min(tile, problem.m), min(tile, problem.n)
+        for matrix, shape, turned in (
+            (Matrix.A, (height, problem.k), problem.trans_a == "T"),
+            (Matrix.B, (problem.k, width), problem.trans_b == "T"),
+        ):
+            if self._owner[matrix] != device:
+                stored = shape[::-1] if turned else shape
+                self._bands[device, matrix] = self._slots(device, stored, problem.dtype, matrix)
+        at_home = device == self._owner[Matrix.C]
+        if not at_home or problem.dtype.is_half:
+            self._results[device] = self._slots(device, (height, width), wide, Matrix.C)
+        if not at_home and self._adds:
+            self._staged[device] = self._slots(self._owner[Matrix.C], (height, width), wide, Matrix.C)
+
+    def _slots(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix) -> _Slots:
+        return _Slots([self._layout.add(rank, shape, dtype, matrix, Role.STAGING) for _ in range(SLOTS)])
+
+    @property
+    def _adds(self) -> bool:
+        """Whether a result has to be added to C, or converted, by its owner."""
+        return self._problem.reads_c or self._problem.dtype.is_half
+
+    def _compute(self, device: int, row: int, col: int) -> None:
+        """Emit the tasks of one tile of C."""
+        problem, build, home = self._problem, self._build, self._owner[Matrix.C]
+        rows, cols = self._rows[row], self._cols[col]
+        a, a_slot = self._band(device, Matrix.A, row, rows)
+        b, b_slot = self._band(device, Matrix.B, col, cols)
+        factors = [
+            (a, Factor.ALPHA, Op.T if problem.trans_a == "T" else Op.N),
+            (b, Factor.ONE, Op.T if problem.trans_b == "T" else Op.N),
+        ]
+        lane = build.compute_lane(device)
+        target = RegionRef(_USER[Matrix.C], rows.start, cols.start, len(rows), len(cols))
+        fetched = [slot.writer for slot in (a_slot, b_slot) if slot is not None]
+        if device == home and not problem.dtype.is_half:
+            old = [(target, Factor.BETA, Op.N)] if problem.reads_c else []
+            product = build.task(Kind.GEMM, lane, target, [*factors, *old], fetched)
+            self._used(product, a_slot, b_slot)
+            return
+        slot = self._results[device].take()
+        result = RegionRef(slot.buffer, 0, 0, len(rows), len(cols))
+        product = build.task(Kind.GEMM, lane, result, factors, [*fetched, *self._others(slot.user)])
+        self._used(product, a_slot, b_slot)
+        if device == home:
+            slot.user = self._add(target, result, product)
+            return
+        copies = build.result_lane(device, device, home)
+        if not self._adds:
+            slot.user = build.task(Kind.COPY, copies, target, [(result, Factor.ONE, Op.N)], [product])
+            return
+        staged = self._staged[device].take()
+        there = RegionRef(staged.buffer, 0, 0, len(rows), len(cols))
+        awaits = [product, *self._others(staged.user)]
+        slot.user = build.task(Kind.COPY, copies, there, [(result, Factor.ONE, Op.N)], awaits)
+        staged.user = self._add(target, there, slot.user)
+
+    def _band(self, device: int, matrix: Matrix, number: int, extent: range) -> tuple[RegionRef, _Slot | None]:
+        """Return where a device reads a band, fetched if it is not there, and the slot it is in."""
+        problem, owner = self._problem, self._owner[matrix]
+        rows, cols = (len(extent), problem.k) if matrix == Matrix.A else (problem.k, len(extent))
+        row, col = (extent.start, 0) if matrix == Matrix.A else (0, extent.start)
+        if (problem.trans_a if matrix == Matrix.A else problem.trans_b) == "T":
+            rows, cols, row, col = cols, rows, col, row
+        origin = RegionRef(_USER[matrix], row, col, rows, cols)
+        if owner == device:
+            return origin, None
+        slots = self._bands[device, matrix]
+        slot = slots.find(number)
+        if slot is None:
+            slot = slots.take()
+            slot.holds = number
+            slot.writer = self._build.task(
+                Kind.COPY,
+                self._build.copy_lane(owner, owner, device),
+                RegionRef(slot.buffer, 0, 0, rows, cols),
+                [(origin, Factor.ONE, Op.N)],
+                self._others(slot.user),
+            )
+        return RegionRef(slot.buffer, 0, 0, rows, cols), slot
+
+    def _add(self, target: RegionRef, result: RegionRef, awaited: int) -> int:
+        """Emit the sum of a result and C on C's owner."""
+        old = [(target, Factor.BETA, Op.N)] if self._problem.reads_c else []
+        lane = self._build.compute_lane(self._owner[Matrix.C], 1)
+        return self._build.task(Kind.COMBINE, lane, target, [(result, Factor.ONE, Op.N), *old], [awaited])
+
+    @staticmethod
+    def _used(product: int, *slots: _Slot | None) -> None:
+        for slot in slots:
+            if slot is not None:
+                slot.user = product
+
+    @staticmethod
+    def _others(task: int) -> list[int]:
+        return [task] if task >= 0 else []

@@ -1,0 +1,141 @@
+"""
+PARALiA's schedule: tiles of C dealt out to devices, fetched from the nearest copy, on devices that its model chooses.
+
+From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a
+performance aware runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023); here to be
+compared with in the same run, on the same executor.
+
+* Devices and their shares are those of least predicted time (sections 3.1 and 3.3, `uncut_mpi.model.paralia.select`:
+  every set of up to `MOST_SEARCHED` ranks is looked at), T the edge of least predicted time (`tile_edge`).
+* Tiles of C are dealt out in the order of columns, each device no more than its share (section 3.6):
+  ``"2d-cyclic"`` (BLAS 3's own), ``"1d-cyclic"`` by tile rows, ``"round-robin"`` one after the other, ``"sequential"``
+  in runs.
+* A tile of A or B is fetched when a device first needs it, from the location with the fastest link that has or is
+  getting it, over another device where that is faster (section 3.2), and is kept. With a matrix in host memory no
+  transfer takes another way: which one is faster is judged of links at rest, so that all would meet at the one device
+  that shares its host link with nobody (the authors name congestion as future work). k is innermost: the order
+  of sub-kernels is left open (section 3.6).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.model import paralia
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.grid import ProcessGrid, share_starts
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.tiles import TileWorkers, schedule_tiles
+
+MOST_SEARCHED: Final = 8
+"""Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
+
+
+def schedule(
+    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+) -> tuple[Schedule, ScheduleOptions]:
+    """
+    Return PARALiA's schedule for a problem that has a product, and the options with devices and tile chosen.
+
+    Pure and deterministic.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `uncut_mpi.planning.planner.plan`.
+    options : ScheduleOptions
+        `distribution`, `devices`, `tile`, `grid` (for ``"2d-cyclic"``), `max_hops` and `compute_lanes` are taken from
+        it.
+
+    Raises
+    ------
+    ParamError
+        If grid, devices or machine do not fit the ranks.
+    PlanError
+        If there is no product, or too many tiles.
+    CapacityError
+        If a rank has too little device memory for its panels.
+    """
+    placement.check_ranks(num_ranks)
+    if machine.num_ranks != num_ranks:
+        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    if not problem.has_product:
+        raise PlanError("cyclic schedules products; C is only scaled here")
+    on_host = any(location.space == "host" for location in (placement.a, placement.b, placement.c))
+    hops = 0 if on_host else options.max_hops
+    work = _workload(problem, placement, machine, options, hops)
+    grid = ProcessGrid.choose(len(work.devices), options.grid)
+    ratios = [ratio / sum(work.ratios[: grid.size]) for ratio in work.ratios[: grid.size]]
+    devices = work.devices[: grid.size]
+    tile = options.tile or paralia.tile_edge(problem, placement, machine, devices, ratios=ratios, max_hops=hops)
+    tile = min(tile, max(1, problem.m, problem.n, problem.k))
+    rows, cols = -(-problem.m // tile), -(-problem.n // tile)
+    owned = deal(rows, cols, grid, ratios, options.distribution)
+    workers = TileWorkers(ProcessGrid(1, 1), list(devices), [0, problem.m], [0, problem.n], tile, owned)
+    engine = ScheduleOptions(
+        scheduler="uncut",
+        routing="bw",
+        order="fixed",
+        batch=False,
+        wr_lazy=False,
+        max_hops=hops,
+        compute_lanes=options.compute_lanes,
+    )
+    made, _ = schedule_tiles(problem, placement, machine, engine, workers, scheduler="cyclic", grid=grid)
+    return made, dataclasses.replace(options, grid=made.grid, tile=tile, devices=devices)
+
+
+def _workload(
+    problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions, hops: int
+) -> paralia.Workload:
+    if options.devices is None and options.grid is None and machine.num_ranks <= MOST_SEARCHED:
+        return paralia.select(problem, placement, machine, max_hops=hops)
+    devices = options.computing_ranks(machine.num_ranks)
+    return paralia.predict(problem, placement, machine, devices, max_hops=hops)
+
+
+def deal(rows: int, cols: int, grid: ProcessGrid, ratios: Sequence[float], distribution: str) -> list[list[int]]:
+    """
+    Return each place's tiles of C, numbered down the columns, in the order in which they are dealt.
+
+    A tile goes to the place that the pattern names, or to the next one, in the order of places, that still lacks
+    some of its share.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Tiles of m and of n.
+    grid : ProcessGrid
+        Places, numbered row by row.
+    ratios : sequence of float
+        Share of each place, of any sum.
+    distribution : str
+        ``"2d-cyclic"``, ``"1d-cyclic"``, ``"round-robin"`` or ``"sequential"``.
+    """
+    starts = share_starts(rows * cols, ratios, 1)
+    if distribution == "sequential":
+        return [list(range(start, stop)) for start, stop in itertools.pairwise(starts)]
+    left = [stop - start for start, stop in itertools.pairwise(starts)]
+    owned: list[list[int]] = [[] for _ in left]
+    previous = -1
+    for tile in range(rows * cols):
+        col, row = divmod(tile, rows)
+        if distribution == "2d-cyclic":
+            place = grid.rank(row % grid.rows, col % grid.cols)
+        elif distribution == "1d-cyclic":
+            place = row % grid.size
+        else:
+            place = (previous + 1) % grid.size
+        while not left[place]:
+            place = (place + 1) % grid.size
+        left[place] -= 1
+        owned[place].append(tile)
+        previous = place
+    return owned

@@ -1,0 +1,54 @@
+"""The schedulers by name: what each makes of a problem, and what it has chosen for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import bands, cyclic, kblocks, uncut
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.simulate import simulate
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """
+    A schedule by one scheduler.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        The tasks of all ranks.
+    options : ScheduleOptions
+        Those asked for, with what the scheduler has chosen.
+    predicted_s : float or None
+        What the scheduler's own model says; None where it has none.
+    """
+
+    schedule: Schedule
+    options: ScheduleOptions
+    predicted_s: float | None = None
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the time that the scheduler's model expects, or else the simulation."""
+        return simulate(self.schedule, machine).seconds if self.predicted_s is None else self.predicted_s
+
+
+def make_schedule(
+    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+) -> Made:
+    """
+    Return what the scheduler named by `options` makes of a problem; without a product `uncut`, whichever it names.
+
+    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`.
+    """
+    about = (problem, placement, num_ranks, machine)
+    if options.scheduler == "uncut" or not problem.has_product:
+        result = uncut.schedule(*about, dataclasses.replace(options, scheduler="uncut"))
+        chosen = dataclasses.replace(options, scheduler="uncut", tile=result.schedule.tile, grid=result.schedule.grid)
+        return Made(result.schedule, chosen, result.predicted_s)
+    make = {"kblocks": kblocks.schedule, "cyclic": cyclic.schedule, "bands": bands.schedule}[options.scheduler]
+    return Made(*make(*about, options))
