@@ -46,6 +46,13 @@ def session(comm):
 
 
 @pytest.fixture
+def few_ranks(comm):
+    """For what takes long on many ranks, as whole calibrations, whose probes grow with the square of the ranks."""
+    if comm.size > 4:
+        pytest.skip("takes long with more than 4 ranks, and is the same")
+
+
+@pytest.fixture
 def group(comm):
     """A group of all ranks."""
     from uncut_mpi.spmd.group import Group

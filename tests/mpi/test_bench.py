@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import tempfile
 
 import pytest
 
@@ -19,10 +21,20 @@ SMALL = [
 ]
 
 
+@pytest.fixture(scope="module")
+def machines(comm):
+    """One folder for the machine that these tests measure, so that they measure it once."""
+    base = comm.bcast(tempfile.mkdtemp(prefix="uncut_mpi_bench_") if comm.rank == 0 else None)
+    yield base
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(base)
+
+
 @pytest.fixture(autouse=True)
-def own_cache(mpi_tmp_path, monkeypatch):
+def own_cache(few_ranks, machines, monkeypatch):
     """Machines measured here stay here."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", machines)
 
 
 def run(comm, path, *words):
@@ -90,7 +102,7 @@ def test_fewer_ranks_compute_where_it_is_asked_for(comm, mpi_tmp_path):
     collective_assert(comm, [row["compute"] for row in rows] == counts, str(rows))
 
 
-def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_path, monkeypatch, capfd):
+def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_path, machines, monkeypatch, capfd):
     def too_large(*_: object, **__: object) -> None:
         raise agreed(CapacityError("rank 0 needs 5 bytes, 4 are there: use more ranks"))
 
@@ -102,7 +114,7 @@ def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_pa
     said = capfd.readouterr().out
     collective_assert(comm, comm.rank or "left out: f64" in said, said)
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", machines)
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "auto") == 0)
     said = capfd.readouterr().out
     collective_assert(comm, comm.rank or "1 results, 0 of them wrong, 0 not verified, 0 left out" in said, said)
@@ -131,7 +143,7 @@ def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):
     collective_assert(comm, comm.rank or "line 1: not a result of this command" in said, said)
 
 
-def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, monkeypatch):
+def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch):
     right = bench_job.verify_product
 
     def wrong(session, product, arguments):
@@ -141,6 +153,6 @@ def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, monkeypatch):
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 1)
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", machines)
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)  # measured again, and right
     collective_assert(comm, [row["passed"] for row in results(comm, path)] == [False, True])

@@ -44,13 +44,6 @@ def small(mpi_tmp_path, monkeypatch):
     monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
 
 
-@pytest.fixture
-def few_ranks(comm):
-    """For whole calibrations, whose probes grow with the square of the ranks."""
-    if comm.size > 4:
-        pytest.skip("takes long with more than 4 ranks, and is the same")
-
-
 def job(comm, capfd, words):
     """Run the command in this process; return (status, everything rank 0 printed, its errors)."""
     comm.Barrier()

@@ -261,6 +261,7 @@ def tests_on(tmp_path):
     executable(
         tools / "python",
         f'[[ $1 != launch/summarise.py ]] || exec {sys.executable} "$@"\n'
+        "[[ $* != '-c import xdist' ]] || exit 1\n"
         "for word; do [[ $word != --junitxml=* ]] || report=${word#--junitxml=}; done\n"
         "blocking=${CUDA_LAUNCH_BLOCKING:-unset}\n"
         'echo "rank $PMI_RANK connections ${CUDA_DEVICE_MAX_CONNECTIONS:-unset} blocking $blocking $*"'
