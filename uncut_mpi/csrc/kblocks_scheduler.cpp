@@ -8,9 +8,6 @@
 namespace uncut {
 namespace {
 
-enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
-enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
-enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 constexpr int host_owner = -1;
 constexpr int no_source = -2;
 constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;

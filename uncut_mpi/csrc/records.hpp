@@ -1,9 +1,13 @@
-// The records of planning/schedule.py, byte for byte.
+// The records and codes of planning/schedule.py, byte for byte.
 #pragma once
 
 #include <cstdint>
 
 namespace uncut {
+
+enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
+enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 
 struct TaskRecord {
     std::uint8_t kind = 0, pad = 0;

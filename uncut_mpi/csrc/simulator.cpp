@@ -14,7 +14,6 @@
 namespace uncut {
 namespace {
 
-enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
 constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 4> element_bytes = {8, 4, 2, 2};
 constexpr double infinity = std::numeric_limits<double>::infinity();

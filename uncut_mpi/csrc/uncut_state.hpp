@@ -17,9 +17,6 @@
 
 namespace uncut {
 
-enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
-enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
-enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 inline constexpr int host_owner = -1;
 inline constexpr int no_source = -2;
 inline constexpr std::array<int, 3> user_buffer = {0, 1, 2};

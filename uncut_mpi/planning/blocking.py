@@ -6,8 +6,8 @@ into k-blocks that grow from a small first one (compute starts early, and runs a
 into column blocks (C leaves block by block). Two orders:
 
 ``"k"``
-    Each k-block updates all columns. The last quarter of k is done column block by column block, so
-    that results leave while others are computed.
+    Each k-block updates all columns. The k-blocks within the last quarter of k are done column block by column
+    block, so that results leave while others are computed.
 ``"columns"``
     The first column block is done k-block by k-block, as A arrives; then each other block at once,
     as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the

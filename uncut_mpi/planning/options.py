@@ -58,7 +58,7 @@ class Blocking:
     columns : int
         Equal column blocks in which a rank hands its C on.
     order : str
-        ``"k"``: k-blocks over all columns, the last quarter of k by column blocks. ``"columns"``: one column
+        ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"columns"``: one column
         block after the other.
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.

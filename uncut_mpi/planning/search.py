@@ -52,7 +52,7 @@ _FIRST_PART: Final = 0.5
 """What the more promising scheduler gets of the budget, at least."""
 
 _DIMENSIONS: Final = {
-    "uncut": ("_orders", "_grids", "_tiles", "_ranks", "_rough", "_shares"),
+    "uncut": ("_orders", "_grids", "_tiles", "_ranks", "_rough", "_when_c", "_shares"),
     "kblocks": (
         "_splits",
         "_block_orders",
@@ -263,7 +263,7 @@ class _Explorer:
         return min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
 
     def _explore(self, best: Candidate, asked: ScheduleOptions) -> None:
-        """Return what a few rounds of coordinate descent make of a candidate."""
+        """Try what a few rounds of coordinate descent make of a candidate."""
         dimensions = _DIMENSIONS[asked.scheduler]
         for _ in range(_ROUNDS):
             before = best
@@ -332,6 +332,11 @@ class _Explorer:
     def _orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.order == "eta":
             yield from ({"order": order} for order in ("finish", "eta"))
+
+    def _when_c(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        placement = self._placement
+        if asked.wr_lazy and self._problem.reads_c and placement.c in (placement.a, placement.b):
+            yield from ({"wr_lazy": lazy} for lazy in (False, True))
 
     def _tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.tile:
