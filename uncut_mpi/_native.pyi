@@ -113,6 +113,11 @@ class KBlocksInput:
 def schedule_kblocks(input: KBlocksInput) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (tasks, operands, regions, awaits, lanes) as uint8 arrays."""
 
+# -- shares of a grid --------------------------------------------------------------------------
+
+def fit_shares(speeds: list[float], rows: int) -> tuple[list[float], list[float], float]:
+    """Return (rows, columns, their products' sum) with the product at each place at most its speed."""
+
 # -- the simulator -----------------------------------------------------------------------------
 
 class SimulatedMachine:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import pathlib
+import shutil
+import tempfile
+
+import pytest
 
 import uncut_mpi as um
+from tests.helpers.collective import collective_assert
 
 
 def opener(backend: str):
@@ -17,6 +24,31 @@ def opener(backend: str):
         )
 
     return open_session
+
+
+@contextlib.contextmanager
+def measured_machine(comm, backend: str):
+    """
+    Yield a cache directory, gone afterwards, that keeps this machine as measured now.
+
+    It counts as steady, however busy the machine was: where ranks share cores it seldom is, and every session of a
+    test would measure it anew.
+    """
+    base = comm.bcast(tempfile.mkdtemp(prefix="uncut_mpi_cache_") if comm.rank == 0 else None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", base)
+        with um.Session(comm, backend=backend, timeout_s=30) as session:
+            machine = dataclasses.replace(session.machine, steady=True)
+    files = [*pathlib.Path(base).rglob("*.json")]
+    collective_assert(comm, len(files) == 1, str(files))
+    comm.Barrier()
+    if comm.rank == 0:
+        files[0].write_text(machine.to_json())
+    comm.Barrier()
+    yield base
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(base)
 
 
 def hide_arrays(session: um.Session, monkeypatch, hidden=lambda: True) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import tempfile
 
 import pytest
 
 import uncut_mpi.command.bench_job as bench_job
 from tests.helpers.collective import collective_assert
+from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
 from uncut_mpi.errors import CapacityError, agreed
 
@@ -24,11 +23,8 @@ SMALL = [
 @pytest.fixture(scope="module")
 def machines(comm):
     """One folder for the machine that these tests measure, so that they measure it once."""
-    base = comm.bcast(tempfile.mkdtemp(prefix="uncut_mpi_bench_") if comm.rank == 0 else None)
-    yield base
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(base)
+    with measured_machine(comm, "host") as base:
+        yield base
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import uncut_mpi.api.start as start
 import uncut_mpi.command.job as command_job
 from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.sessions import measured_machine
 from tests.helpers.timelines import check_trace
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.executor import HostExecutable
@@ -30,13 +29,10 @@ SMALL = ["-m", "96", "-n", "80", "-k", "70", "--tile", "32", "--warmup", "0", "-
 
 
 @pytest.fixture(scope="module")
-def machine_cache(comm):
+def machine_cache(comm, backend_name):
     """A directory for the machine that these tests measure once; gone afterwards."""
-    path = comm.bcast(tempfile.mkdtemp(prefix="uncut_mpi_cache_") if comm.rank == 0 else None)
-    yield path
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(path)
+    with measured_machine(comm, backend_name) as path:
+        yield path
 
 
 @pytest.fixture(autouse=True)

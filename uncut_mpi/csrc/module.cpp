@@ -6,6 +6,7 @@ namespace nb = nanobind;
 namespace uncut {
 void bind_uncut_scheduler(nb::module_ &m);
 void bind_kblocks_scheduler(nb::module_ &m);
+void bind_shares(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
 }  // namespace uncut
@@ -14,6 +15,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor.";
     uncut::bind_uncut_scheduler(m);
     uncut::bind_kblocks_scheduler(m);
+    uncut::bind_shares(m);
     uncut::bind_simulator(m);
     uncut::bind_cuda(m);
 }

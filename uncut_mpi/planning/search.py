@@ -460,9 +460,7 @@ class _Explorer:
         grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
         if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
             return {"devices": devices, "row_shares": None, "col_shares": None}
-        speeds = dict(zip(ranks, rates.tolist(), strict=True))
-        arranged = arrange(ranks, list(speeds.values()), grid)
-        shares = fit_shares(np.array([speeds[rank] for rank in arranged]).reshape(grid.rows, grid.cols))
+        arranged, shares = arrange(ranks, rates.tolist(), grid)
         return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols}
 
     def _speeds(self, candidate: Candidate) -> np.ndarray | None:

@@ -10,17 +10,14 @@ but its ranks need all of op(A); whether that pays is for a search to find out.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.grid import ProcessGrid
-
-_NORMS: Final = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-_ROUNDS_PER_NORM: Final = 40
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shares:
@@ -62,19 +59,18 @@ def fit_shares(speeds: np.ndarray) -> Shares:
     speeds = np.asarray(speeds, np.float64)
     if speeds.ndim != 2 or not speeds.size or not (np.isfinite(speeds).all() and (speeds > 0).all()):
         raise ParamError("speeds are not a grid of positive numbers: one for each place, rows × columns")
-    log_speeds = np.log(speeds)
-    starts = [log_speeds.mean(axis=0), np.log(speeds.sum(axis=0)), np.zeros(speeds.shape[1]), *log_speeds]
-    starts += [np.log((speeds / speeds[:, at : at + 1]).min(axis=0)) for at in range(speeds.shape[1])]
-    starts.append(_smoothed(log_speeds))
-    fits = [_fill_up(speeds, np.exp(start - start.max())) for start in starts]
-    rows, cols = max(fits, key=lambda fit: float(fit[0].sum() * fit[1].sum()))
-    balance = float(rows.sum() * cols.sum() / speeds.sum())
-    return Shares(tuple((rows / rows.sum()).tolist()), tuple((cols / cols.sum()).tolist()), min(1.0, balance))
+    rows, cols, reached = _native.fit_shares(speeds.ravel().tolist(), speeds.shape[0])
+    total_rows, total_cols = math.fsum(rows), math.fsum(cols)
+    return Shares(
+        tuple(row / total_rows for row in rows),
+        tuple(col / total_cols for col in cols),
+        min(1.0, reached / float(speeds.sum())),
+    )
 
 
-def arrange(ranks: Sequence[int], speeds: Sequence[float], grid: ProcessGrid) -> tuple[int, ...]:
+def arrange(ranks: Sequence[int], speeds: Sequence[float], grid: ProcessGrid) -> tuple[tuple[int, ...], Shares]:
     """
-    Return an order of ranks in which they fill a grid so that shares fit their speeds well.
+    Return an order of ranks in which they fill a grid so that shares fit their speeds well, and those shares.
 
     Sorted by speed, fastest first and lower ranks first of equal ones, they fill it either column by
     column or row by row, whichever balances better (`fit_shares`). With 4 ranks of 3.5, 2 of 5 and 2 of
@@ -88,28 +84,10 @@ def arrange(ranks: Sequence[int], speeds: Sequence[float], grid: ProcessGrid) ->
         One per rank of `ranks`, any unit.
     """
     fastest_first = sorted(range(len(ranks)), key=lambda index: (-speeds[index], ranks[index]))
-    by_row = np.array(fastest_first).reshape(grid.rows, grid.cols)
-    by_col = np.array(fastest_first).reshape(grid.cols, grid.rows).T
+    orders = [np.array(fastest_first).reshape(grid.cols, grid.rows).T]
+    if min(grid.rows, grid.cols) > 1:
+        orders.append(np.array(fastest_first).reshape(grid.rows, grid.cols))
     of = np.asarray(speeds, np.float64)
-    best = max((by_col, by_row), key=lambda places: fit_shares(of[places]).balance)
-    return tuple(ranks[index] for index in best.ravel().tolist())
-
-
-def _fill_up(speeds: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest rows that `cols` allow under r_i c_j ≤ s_ij, and the largest columns that those allow."""
-    rows: np.ndarray = (speeds / cols).min(axis=1)
-    filled: np.ndarray = (speeds / rows[:, None]).min(axis=0)
-    return rows, filled
-
-
-def _smoothed(log_speeds: np.ndarray) -> np.ndarray:
-    """Return log c_j that minimise the p-norm of r_i c_j / s_ij, in turns with r_i, for growing p."""
-    log_cols: np.ndarray = log_speeds.mean(axis=0)
-    for norm in _NORMS:
-        for _ in range(_ROUNDS_PER_NORM):
-            # Where the sum of r is fixed, r_i^(p-1) is inverse to the sum over j of (c_j / s_ij)^p; likewise c.
-            log_rows = -np.logaddexp.reduce(norm * (log_cols - log_speeds), axis=1) / (norm - 1)
-            log_rows -= np.logaddexp.reduce(log_rows)
-            log_cols = -np.logaddexp.reduce(norm * (log_rows[:, None] - log_speeds), axis=0) / (norm - 1)
-            log_cols -= np.logaddexp.reduce(log_cols)
-    return log_cols
+    fits = [fit_shares(of[places]) for places in orders]
+    best = max(range(len(fits)), key=lambda which: fits[which].balance)
+    return tuple(ranks[index] for index in orders[best].ravel().tolist()), fits[best]
