@@ -19,6 +19,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.grid import ProcessGrid
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shares:
     """
