@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import HOST, Schedule
 from uncut_mpi.planning.simulate import Simulation
 
@@ -39,6 +40,11 @@ def metric_of(name: str, *, watts_known: bool) -> Metric:
             "calibrate where NVML gives it (python -m uncut_mpi.calibrate)"
         )
     return METRICS[name]
+
+
+def watts_known(machine: Machine) -> bool:
+    """Return whether the power of every device is known, as energy needs."""
+    return bool((machine.busy_watts > 0).all())
 
 
 def working_ranks(schedule: Schedule) -> np.ndarray:

@@ -27,7 +27,7 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.metrics import energy_j, metric_of
+from uncut_mpi.planning.metrics import energy_j, metric_of, watts_known
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -84,24 +84,33 @@ class Candidate:
     ----------
     options : ScheduleOptions
         What it was made with; every searched field is set.
-    schedule : Schedule
-        It.
-    predicted_s : float
-        Simulated time.
+    simulation : Simulation
+        Its run as the model sees it.
     bound_s : float
         What no schedule on these ranks can beat.
-    energy_j : float
-        Predicted energy; 0 where the machine's watts are unknown.
     value : float
-        What the metric makes of them; smaller is better.
+        What the metric makes of it; smaller is better.
     """
 
     options: ScheduleOptions
-    schedule: Schedule
-    predicted_s: float
+    simulation: Simulation
     bound_s: float
-    energy_j: float
     value: float
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        return self.simulation.schedule
+
+    @property
+    def predicted_s(self) -> float:
+        """Simulated time."""
+        return self.simulation.seconds
+
+    @property
+    def energy_j(self) -> float:
+        """Predicted energy; 0 where the machine's watts are unknown."""
+        return energy_j(self.simulation) if watts_known(self.simulation.machine) else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -197,13 +206,12 @@ class _Explorer:
     ) -> None:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
         self._metric_name = metric
-        watts_known = bool((machine.busy_watts > 0).all())
-        self._metric = metric_of(metric, watts_known=watts_known)
-        self._watts_known = watts_known
+        self._metric = metric_of(metric, watts_known=watts_known(machine))
         self._budget, self._threads = budget, threads
         self._limit = budget
         self._seen: set[ScheduleOptions] = set()
-        self._simulations: dict[ScheduleOptions, Simulation] = {}
+        self._candidates: dict[ScheduleOptions, Candidate] = {}
+        self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
         self._refused: UncutError | None = None
         self.tried: list[Candidate] = []
@@ -238,7 +246,7 @@ class _Explorer:
         if not best or not self._problem.has_product:
             return
         best.sort(key=lambda one: one[0].value)
-        limit = _HOPELESS * min(one.value for one in self.tried)
+        limit = _HOPELESS * self._least
         promising = [(one, asked) for one, asked in best if one.value <= limit]
         for number, (one, asked) in enumerate(promising):
             if number < len(promising) - 1:  # some of the budget is for the next one
@@ -357,10 +365,10 @@ class _Explorer:
             shares = fit_shares(speeds)
             changes: dict[str, Any] = {"row_shares": shares.rows, "col_shares": shares.cols}
             yield changes
-            found = [one for one in self.tried if one.options == dataclasses.replace(best.options, **changes)]
-            if not found:
+            found = self._candidates.get(dataclasses.replace(best.options, **changes))
+            if found is None:
                 return
-            current = found[0]
+            current = found
 
     # -- dimensions of kblocks -------------------------------------------------------------
 
@@ -469,8 +477,7 @@ class _Explorer:
 
         Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
         """
-        simulation = self._simulations[candidate.options]
-        schedule = candidate.schedule
+        simulation, schedule = candidate.simulation, candidate.schedule
         if schedule.splits > 1:
             return None
         rows, cols = schedule.grid
@@ -493,10 +500,9 @@ class _Explorer:
         if options in self._seen:
             return None
         self._seen.add(options)
-        best = min((one.value for one in self.tried), default=np.inf)
         if not must:
             lower = self._bound(options)
-            hopeless = self._metric_name == "time" and lower >= best
+            hopeless = self._metric_name == "time" and lower >= self._least
             if hopeless or self.spent >= self._limit or self._too_large(options):
                 self.discarded += 1
                 return None
@@ -517,11 +523,11 @@ class _Explorer:
         lower = self._bound(options)
         simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
         self.spent += len(schedule.tasks)
-        joules = energy_j(simulation) if self._watts_known else 0.0
-        value = self._metric(simulation.seconds, joules)
-        candidate = Candidate(named, schedule, simulation.seconds, lower, joules, value)
+        joules = 0.0 if self._metric_name == "time" else energy_j(simulation)
+        candidate = Candidate(named, simulation, lower, self._metric(simulation.seconds, joules))
         self.tried.append(candidate)
-        self._simulations[named] = simulation
+        self._candidates[named] = candidate
+        self._least = min(self._least, candidate.value)
         return candidate
 
     def _plan(self, options: ScheduleOptions) -> tuple[Schedule, ScheduleOptions]:
