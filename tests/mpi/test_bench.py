@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 import uncut_mpi.command.bench_job as bench_job
+import uncut_mpi.command.bench_measure as bench_measure
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
+from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, agreed
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -65,6 +68,61 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
     collective_assert(comm, len(set(keys)) == len(keys), "measured twice")
     said = capfd.readouterr().out
     collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
+
+
+def test_another_library_computes_the_same_products(comm, mpi_tmp_path):
+    path = mpi_tmp_path / "bench.jsonl"
+    words = ["--methods", "numpy,one", "--sample", "2", "--dtypes", "f32,f16"]
+    collective_assert(comm, run(comm, path, *words) == 0)
+    by_method = {}
+    for row in results(comm, path):
+        by_method.setdefault((row["method"], row["dtype"]), []).append(row)
+    done, left_out = by_method["numpy", "f32"], by_method["numpy", "f16"]
+    collective_assert(comm, len(done) == len(left_out) == 2, str(by_method))
+    for row in done:
+        good = row["passed"] and row["compute"] == 1 and row["how"] == "all cores" and len(row["samples_s"]) == 3
+        collective_assert(comm, good and row["scheduler"].startswith("NumPy") and row["settings"], str(row))
+    collective_assert(comm, all("without a BLAS" in row["reason"] for row in left_out), str(left_out))
+    collective_assert(comm, all(row["passed"] for row in by_method["one", "f16"]), "ours suffered")
+
+
+def test_a_wrong_result_of_another_library_is_found(comm, mpi_tmp_path, monkeypatch, capfd):
+    result = SharedTask.result
+
+    def wrong(self):
+        array = result(self)
+        if not np.isnan(array).any():  # when it is read, not when it is poisoned
+            array[3, 2] *= 1.5
+        return array
+
+    monkeypatch.setattr(SharedTask, "result", wrong)
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--methods", "numpy", "--sample", "1") == 1)
+    collective_assert(comm, [row["passed"] for row in results(comm, path)] == [False])
+
+
+def test_a_library_that_dies_is_left_out_and_started_again(comm, mpi_tmp_path, monkeypatch):
+    ask, asked = BaselineProcess.ask, []
+
+    def dying(self, message, *patience):
+        asked.append(message["do"])
+        if len(asked) == 2:
+            self._process.kill()
+        return ask(self, message, *patience)
+
+    monkeypatch.setattr(BaselineProcess, "ask", dying)
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--methods", "numpy", "--sample", "2") == 0)
+    first, second = results(comm, path)
+    good = "the process of numpy ended with status -9" in first["reason"] and second["passed"]
+    collective_assert(comm, good, f"{first}\n{second}")
+
+
+def test_a_library_for_another_backend_is_refused(comm, mpi_tmp_path, capfd):
+    collective_assert(comm, run(comm, mpi_tmp_path / "bench.jsonl", "--methods", "auto,cublasxt") == 2)
+    said = capfd.readouterr().err
+    wanted = "--methods cublasxt is for the cuda backend, this is host: leave it out"
+    collective_assert(comm, (wanted in said) == (comm.rank == 0), said)
 
 
 def test_a_file_that_is_not_ours_is_left_as_it_is(comm, mpi_tmp_path, capfd):
@@ -140,12 +198,12 @@ def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):
 
 
 def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch):
-    right = bench_job.verify_product
+    right = bench_measure.verify_product
 
     def wrong(session, product, arguments):
         return dataclasses.replace(right(session, product, arguments), passed=False)
 
-    monkeypatch.setattr(bench_job, "verify_product", wrong)
+    monkeypatch.setattr(bench_measure, "verify_product", wrong)
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 1)
     monkeypatch.undo()

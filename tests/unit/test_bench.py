@@ -6,6 +6,8 @@ import pytest
 
 from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
 from uncut_mpi.command.bench_summary import (
+    BEST,
+    best_of,
     flops_per_joule,
     placement_of,
     shape_of,
@@ -46,7 +48,7 @@ def test_every_flag_reaches_its_field() -> None:
     ("words", "message"),
     [
         ("--dataset other", "'other' does not exist: use one of uncut-regular, uncut-irregular, paralia"),
-        ("--methods auto,cublas", "'cublas' does not exist: use one of auto, uncut, kblocks, cyclic, bands, one"),
+        ("--methods auto,magma", "'magma' does not exist: use one of auto, uncut, kblocks, cyclic, bands, one"),
         ("--methods auto,auto", "names something twice"),
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),
         ("--methods kblocks:64", "'kblocks:64' does not exist"),
@@ -147,6 +149,25 @@ def test_numbers_of_ranks_are_not_compared_with_each_other() -> None:
     text = summary_text(rows, ["auto", "uncut"])
     assert "auto against uncut, on 1 ranks" in text
     assert "on 4 ranks: time of" not in text
+
+
+def test_other_libraries_are_compared_with_together_too() -> None:
+    rows = [
+        *(row(1000, k, "h,h,h", "auto", 2.0) for k in (100, 1000)),
+        *(row(1000, k, "h,h,h", "jax", seconds) for k, seconds in ((100, 1.0), (1000, 9.0))),
+        *(row(1000, k, "h,h,h", "cublas", seconds, compute=1) for k, seconds in ((100, 3.0), (1000, 5.0))),
+        row(1000, 1000, "h,h,h", "torch", 1.5, compute=2),
+    ]
+    best = best_of(rows, ["jax", "cublas", "torch"], 4)
+    assert [(one["k"], one["median_s"], one["method"], one["compute"]) for one in best] == [
+        (100, 1.0, BEST, 4),
+        (1000, 5.0, BEST, 4),
+    ]
+    text = summary_text(rows, ["auto", "jax", "cublas", "torch"])
+    head = text.index("auto against the best other library, on 4 ranks")
+    assert text[head:].splitlines()[2].split() == ["all", "2", "1.500", "0.500", "2.500", "1"]
+    assert "the best other library" not in summary_text(rows, ["auto", "jax", "uncut"])
+    assert "the best other library" not in summary_text(rows, ["jax", "torch"])
 
 
 def test_rates_are_sums_over_sums() -> None:

@@ -77,6 +77,8 @@ class Session:
         ``"cuda"`` or ``"host"``, and why.
     device_names : list of str
         Device of every rank.
+    device_uuids : list of str
+        What identifies each of them over all processes of the node.
     devices_shared : bool
         Whether ranks share a device.
     machine : Machine
@@ -122,6 +124,7 @@ class Session:
         self.backend_name = started.backend.name
         self.backend_reason = started.reason
         self.device_names = [identity.name for identity in started.identities]
+        self.device_uuids = [identity.uuid for identity in started.identities]
         self.devices_shared = started.shared
         if started.shared:
             logger.warning("ranks share a GPU, which is slow: start one rank per GPU")

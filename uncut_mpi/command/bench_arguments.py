@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
+from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.flags import add_machine, base_parser, dtype_of, one_of, positive, whole
 from uncut_mpi.model.datasets import Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
@@ -18,7 +19,7 @@ DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irre
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
 
-METHODS: Final = ("auto", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS)
+METHODS: Final = ("auto", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS, *BASELINES)
 TILED: Final = ("uncut", "cyclic", "bands")
 """Methods that take a tile, as ``"uncut:2048"``."""
 
@@ -38,10 +39,17 @@ methods:
   uncut:T, cyclic:T, bands:T   the same with tiles of T, for a sweep of tiles
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
+other libraries, each in a process of its own with the same devices and data, at its best setting, which is recorded:
+  cublas    one GPU: what is elsewhere is copied there, multiplied by one call and copied back
+  cublasxt  cuBLASXt, the edge of its blocks swept
+  jax       JAX: a product sharded in rows, columns, blocks and parts of k
+  torch     PyTorch: scattered, multiplied and gathered, shared in the same ways
+  numpy     NumPy with its BLAS on all cores (host backend)
 
 examples:
   mpiexec -n 8 python -m uncut_mpi.bench --dataset uncut-irregular --sample 60 --output irregular.jsonl
   mpiexec -n 4 python -m uncut_mpi.bench --compute 1,2,4 --methods auto,one --output scaling.jsonl --plot scaling.png
+  mpiexec -n 4 python -m uncut_mpi.bench --methods auto,cublas,cublasxt,jax,torch --output others.jsonl
 """
 
 

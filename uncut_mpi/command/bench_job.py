@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import uncut_mpi
 from uncut_mpi.api.session import Session
-from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.artifacts import check_path, write_file
-from uncut_mpi.command.bench_arguments import BenchArguments, cases_of, options_of
-from uncut_mpi.command.bench_summary import SUMMED, Row, summary_text
-from uncut_mpi.command.product import (
-    Product,
-    generated_sources,
-    make_product,
-    release_product,
-    reset_result,
-    slowest,
-    timed_call,
-    verify_product,
-)
+from uncut_mpi.command.bench_arguments import BenchArguments, cases_of
+from uncut_mpi.command.bench_baselines import BASELINES
+from uncut_mpi.command.bench_measure import Facts, Measurer, Work
+from uncut_mpi.command.bench_summary import SINGLE, SUMMED, Row, summary_text
+from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
-from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.search import ranks_by_use
 from uncut_mpi.view.rates import draw_rates
 from uncut_mpi.view.render import check_drawable
 
 _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
-_FEWEST: Final = 3
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
 _SAME: Final = (
     *("version", "backend", "ranks", "machine", "alpha", "beta"),
@@ -69,6 +52,13 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> boo
         allow_shared_gpu=arguments.allow_shared_gpu,
     ) as session:
         session.agree(list(words), "command line")
+        backend = session.backend_name
+        foreign = [method for method in arguments.methods if backend not in BASELINES.get(method, (backend,))]
+        if foreign:
+            wanted = " or ".join(BASELINES[foreign[0]])
+            raise agreed(
+                ParamError(f"--methods {foreign[0]} is for the {wanted} backend, this is {backend}: leave it out")
+            )
         with session.together("checking the output"):
             if session.rank == 0:
                 check_path("--output", arguments.output, (arguments.plot,))
@@ -76,19 +66,6 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> boo
                     check_path("--plot", arguments.plot, (arguments.output,))
                     check_drawable(arguments.plot)
         return _Bench(session, arguments).run()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Work:
-    """One measurement to make."""
-
-    case: Case
-    dtype: DType
-    method: str
-    compute: int
-
-    def key(self) -> tuple[Any, ...]:
-        return (*self.case[:3], self.dtype.name, self.case.placement, self.method, self.compute)
 
 
 class _Bench:
@@ -111,6 +88,13 @@ class _Bench:
         }
 
     def run(self) -> bool:
+        measurer = Measurer(self._session, self._arguments)
+        try:
+            return self._run(measurer)
+        finally:
+            measurer.close()
+
+    def _run(self, measurer: Measurer) -> bool:
         session, arguments = self._session, self._arguments
         rows: list[Row] = []
         with session.together("reading earlier results"):
@@ -120,7 +104,7 @@ class _Bench:
         # What was left out or wrong is tried again.
         done = {_key(row) for row in rows if row["median_s"] is not None and row["passed"] is not False}
         rows = [row for row in rows if _key(row) in done]
-        todo = [one for one in self._work() if one.key() not in done]
+        todo = [one for one in self._work() if _work_key(one) not in done]
         bar = ProgressBar(sys.stderr, "measuring") if session.rank == 0 else None
         product: tuple[Case, DType, Product] | None = None
         for number, one in enumerate(todo):
@@ -130,10 +114,11 @@ class _Bench:
             try:
                 if product is None or product[:2] != (one.case, one.dtype):
                     if product is not None:
+                        measurer.forget()
                         release_product(session, product[2])
                         product = None
                     product = (one.case, one.dtype, self._make(one))
-                facts = self._measure(one, product[2])
+                facts = measurer.measure(one, product[2])
             except (CapacityError, PlanError) as error:  # on every rank; the next one may be smaller or elsewhere
                 facts = {"median_s": None, "reason": str(error)}
             row = self._row(one, facts)
@@ -142,6 +127,7 @@ class _Bench:
                 if session.rank == 0:
                     self._append(row)
         if product is not None:
+            measurer.forget()
             release_product(session, product[2])
         if bar is not None:
             bar.show(len(todo), len(todo), "done")
@@ -154,14 +140,14 @@ class _Bench:
 
     # -- what to do, and what is done --------------------------------------------------------
 
-    def _work(self) -> Iterator[_Work]:
+    def _work(self) -> Iterator[Work]:
         counts = self._arguments.compute or (self._session.size,)
         for dtype in self._arguments.dtypes:
             for case in self._cases:
                 for method in self._arguments.methods:
                     # One device is one, however many there are.
-                    for count in (1,) if method == "one" else counts:
-                        yield _Work(case, dtype, method, count)
+                    for count in (1,) if method in SINGLE else counts:
+                        yield Work(case, dtype, method, count)
 
     def _read(self) -> list[Row]:
         """
@@ -212,80 +198,15 @@ class _Bench:
 
     # -- one measurement ---------------------------------------------------------------------
 
-    def _gemm_arguments(self, one: _Work) -> GemmArguments:
-        m, n, k, place = one.case
-        words = ["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--seed", str(self._arguments.seed)]
-        return parse([*words, "--dtype", one.dtype.name])
-
-    def _make(self, one: _Work) -> Product:
+    def _make(self, one: Work) -> Product:
         m, n, k, _ = one.case
-        arguments = self._gemm_arguments(one)
+        arguments = one.gemm_arguments(self._arguments.seed)
         return make_product(self._session, arguments, (m, n, k), one.dtype, generated_sources(arguments, m, n, k), "F")
 
-    def _options(self, one: _Work) -> ScheduleOptions:
-        session = self._session
-        if one.method == "one" or one.compute < session.size:
-            problem = GemmProblem(*one.case[:3], one.dtype)
-            order = ranks_by_use(problem, Placement.parse(one.case.placement), session.machine)
-            devices: tuple[int, ...] | None = tuple(sorted(order[: one.compute]))
-        else:
-            devices = None
-        return options_of(one.method, devices)
-
-    def _measure(self, one: _Work, product: Product) -> dict[str, Any]:
-        session, asked = self._session, self._arguments
-        arguments = self._gemm_arguments(one)
-        reset_result(session, product)
-        session.barrier()
-        started = time.perf_counter()
-        with session.plan(product.a, product.b, product.c, reads_c=True, options=self._options(one)) as plan:
-            planned_s = time.perf_counter() - started
-
-            def once() -> float:
-                return timed_call(session, plan, arguments)
-
-            first_s, call_s = slowest(session, [planned_s + once(), once()])
-            # Numbers of calls follow from times that all ranks know, so they are the same on every rank.
-            warmup = min(asked.warmup, int(0.5 * asked.time_cap_s / call_s))
-            warm = slowest(session, [once() for _ in range(warmup)])
-            expected_s = statistics.median(warm) if warm else call_s
-            count = min(asked.repeat, max(_FEWEST, int(asked.time_cap_s / expected_s)))
-            before = session.energy_j()
-            samples = [once() for _ in range(count - 1)]
-            after = session.energy_j()
-            reset_result(session, product)
-            samples = slowest(session, [*samples, once()])
-            used = [new - old for old, new in session.gather((before, after)) if old is not None and new is not None]
-            verdict = verify_product(session, product, arguments) if asked.check else None
-            limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
-            summary = plan.summary
-        median_s = statistics.median(samples)
-        return {
-            "median_s": median_s,
-            "min_s": min(samples),
-            "max_s": max(samples),
-            "samples_s": [round(sample, 8) for sample in samples],
-            "tflop_per_s": 2e-12 * product.m * product.n * product.k / median_s,
-            "first_call_s": first_s,
-            "plan_s": summary.plan_s,
-            "predicted_s": summary.predicted_s,
-            "bound_s": limit.seconds,
-            "limited_by": limit.limited_by,
-            "joules": sum(used) / (count - 1) if len(used) == session.size and count > 1 else None,
-            "passed": None if verdict is None else verdict.passed,
-            "error": None if verdict is None else verdict.error,
-            "tolerance": None if verdict is None else verdict.tolerance,
-            "scheduler": summary.scheduler,
-            "how": summary.how,
-            "tasks": summary.tasks,
-            "bytes": summary.bytes_by_link,
-            "digest": summary.digest,
-        }
-
-    def _row(self, one: _Work, facts: dict[str, Any]) -> dict[str, Any]:
+    def _row(self, one: Work, facts: Facts) -> dict[str, Any]:
         empty = dict.fromkeys(("tflop_per_s", "passed", "error", "tolerance", "joules"))
         return {
-            **dict(zip(_KEY, one.key(), strict=True)),
+            **dict(zip(_KEY, _work_key(one), strict=True)),
             **empty,
             "limited_by": "",
             "reason": "",
@@ -294,6 +215,10 @@ class _Bench:
             "device": self._session.device_names[0],
             "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         }
+
+
+def _work_key(one: Work) -> tuple[Any, ...]:
+    return (*one.case[:3], one.dtype.name, one.case.placement, one.method, one.compute)
 
 
 def _key(row: Row) -> tuple[Any, ...]:

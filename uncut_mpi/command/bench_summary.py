@@ -7,11 +7,16 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from uncut_mpi.command.bench_baselines import BASELINES
+
 Row = Mapping[str, Any]
 """One result as it stands in the file."""
 
-ONE: Final = "one"
-"""The method of one device, whatever the others have."""
+SINGLE: Final = ("one", "numpy", "cublas")
+"""Methods that have one device, whatever the others have."""
+
+BEST: Final = "the best other library"
+"""What stands for whichever of `BASELINES` was fastest on a problem."""
 
 SUMMED: Final = (
     *("m", "n", "k", "dtype", "place", "method", "compute", "median_s", "tflop_per_s"),
@@ -79,17 +84,29 @@ def speedup(rows: Iterable[Row], method: str, other: str, compute: int) -> Speed
     """
     Return how much faster `method` is than `other`, both on so many ranks; None without common problems.
 
-    The method ``"one"`` has one device, whatever the others have.
+    Methods of `SINGLE` have one device, whatever the others have.
     """
     times: dict[str, dict[_Problem, float]] = {method: {}, other: {}}
     for row in rows:
-        ranks = 1 if row["method"] == ONE else compute
+        ranks = 1 if row["method"] in SINGLE else compute
         if row["method"] in times and row["compute"] == ranks and row["median_s"] is not None:
             times[row["method"]][_problem(row)] = row["median_s"]
     ratios = [times[other][problem] / seconds for problem, seconds in times[method].items() if problem in times[other]]
     if not ratios:
         return None
     return Speedup(len(ratios), statistics.fmean(ratios), min(ratios), max(ratios), sum(ratio < 1 for ratio in ratios))
+
+
+def best_of(rows: Iterable[Row], methods: Sequence[str], compute: int) -> list[Row]:
+    """Return of every problem the fastest result of some methods on so many ranks, as one of the method `BEST`."""
+    best: dict[_Problem, Row] = {}
+    for row in rows:
+        ranks = 1 if row["method"] in SINGLE else compute
+        if row["method"] in methods and row["compute"] == ranks and row["median_s"] is not None:
+            known = best.get(_problem(row))
+            if known is None or row["median_s"] < known["median_s"]:
+                best[_problem(row)] = row
+    return [{**row, "method": BEST, "compute": compute} for row in best.values()]
 
 
 def total_rate(rows: Iterable[Row], method: str, compute: int) -> tuple[int, float]:
@@ -120,6 +137,11 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
     first, *others = methods
     for other in others:
         lines += _comparison(rows, first, other)
+    libraries = [method for method in methods if method in BASELINES]
+    if first not in BASELINES and len(libraries) > 1:
+        counts = sorted({row["compute"] for row in rows if row["method"] == first})
+        together = [row for count in counts for row in best_of(rows, libraries, count)]
+        lines += _comparison([row for row in rows if row["method"] == first] + together, first, BEST)
     failed = [row for row in rows if row["passed"] is False]
     left_out = [row for row in rows if row["median_s"] is None]
     unchecked = [row for row in rows if row["passed"] is None and row["median_s"] is not None]
@@ -132,7 +154,7 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
 
 def _comparison(rows: Sequence[Row], first: str, other: str) -> list[str]:
     """Return a table of speedups for every number of ranks that computed."""
-    counts = sorted({row["compute"] for row in rows if row["method"] != ONE}) or [1]
+    counts = sorted({row["compute"] for row in rows if row["method"] not in SINGLE}) or [1]
     lines = []
     for count in counts:
         table = _speedup_line("all", speedup(rows, first, other, count))

@@ -216,23 +216,28 @@ def verify_product(session: Session, product: Product, arguments: GemmArguments)
     result = session.download(product.c)
     try:
         session.barrier()
-        return check.check_shared(
-            a=product.host_a.array,
-            b=product.host_b.array,
-            c_in=product.first_c.array if arguments.beta != 0 else None,
-            c_out=result.array,
-            dtype=product.dtype,
-            trans_a=arguments.trans_a,
-            trans_b=arguments.trans_b,
-            alpha=arguments.alpha,
-            beta=arguments.beta,
-            seed=arguments.seed,
-            share=(session.rank, session.size),
-            gather=session.gather,
-        )
+        return check_result(session, product, result, arguments)
     finally:
         if result is not product.c:
             session.release(result)
+
+
+def check_result(session: Session, product: Product, result: Matrix, arguments: GemmArguments) -> check.CheckResult:
+    """Check a result in host memory, complete on every rank; the same verdict on every rank. Collective."""
+    return check.check_shared(
+        a=product.host_a.array,
+        b=product.host_b.array,
+        c_in=product.first_c.array if arguments.beta != 0 else None,
+        c_out=result.array,
+        dtype=product.dtype,
+        trans_a=arguments.trans_a,
+        trans_b=arguments.trans_b,
+        alpha=arguments.alpha,
+        beta=arguments.beta,
+        seed=arguments.seed,
+        share=(session.rank, session.size),
+        gather=session.gather,
+    )
 
 
 def write_result(session: Session, product: Product, arguments: GemmArguments) -> None:

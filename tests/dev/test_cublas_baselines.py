@@ -1,0 +1,118 @@
+"""cuBLAS and cuBLASXt as baselines, against a library with their prototypes and naive products of host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.helpers.baselines import expected, make_task
+from uncut_mpi.baselines.cublas import CublasProduct, XtProduct
+from uncut_mpi.baselines.cublas_calls import BlasLibrary
+from uncut_mpi.baselines.library import Unsupported
+from uncut_mpi.model.dtypes import DType
+
+HERE = pathlib.Path(__file__).parent
+
+
+class FakeMemory:
+    """Device memory that is host memory."""
+
+    def __init__(self):
+        self.devices, self.kept, self.finished, self.closed = [], [], [], 0
+
+    def pin(self, matrix):
+        return matrix.__array_interface__["data"][0]
+
+    def allocate(self, device, nbytes):
+        self.devices.append(device)
+        self.kept.append(np.full(nbytes, 0xFF, np.uint8))  # NaN
+        return self.kept[-1].__array_interface__["data"][0]
+
+    def copy(self, device, destination, source, nbytes):
+        ctypes.memmove(destination, source, nbytes)
+
+    def finish(self, device):
+        self.finished.append(device)
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture(scope="module")
+def path(compiler, tmp_path_factory):
+    """The fake library."""
+    made = tmp_path_factory.mktemp("cublas") / "libfakecublas.so"
+    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(made)]
+    done = subprocess.run([*command, str(HERE / "fake_cublas.cpp")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(made)
+
+
+@pytest.fixture
+def blas(path):
+    """It, as baselines reach it."""
+    return BlasLibrary(path)
+
+
+PLACES = [(None, None, None), (0, 0, 0), (2, 1, None), (None, 1, 0)]
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32])
+@pytest.mark.parametrize("place", PLACES)
+def test_cublas_copies_what_is_elsewhere_and_puts_c_back(blas, place, dtype):
+    memory = FakeMemory()
+    with make_task(7, 5, 6, dtype, place, (1, 2)) as (task, matrices):
+        product = CublasProduct(blas, blas.handle(), memory, task, matrices)
+        product.reset()
+        product.call("1 device")
+        product.store()
+        bound = 20 * dtype.unit_roundoff
+        np.testing.assert_allclose(matrices.out, expected(task, matrices), rtol=0, atol=bound)
+        product.close()
+    # One copy of each matrix where it is and, for all that are not on GPU 1, one there.
+    assert sorted(memory.devices) == sorted([d for d in place if d is not None] + [1 for d in place if d != 1])
+    assert memory.closed == 1
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32])
+@pytest.mark.parametrize("place", PLACES)
+def test_cublasxt_takes_matrices_where_they_are(blas, path, place, dtype):
+    memory = FakeMemory()
+    with make_task(7, 5, 6, dtype, place, (0, 2)) as (task, matrices):
+        product = XtProduct(blas, memory, task, matrices)
+        assert product.settings == ["blocks of 512"]
+        product.reset()
+        product.call("blocks of 512")
+        product.store()
+        np.testing.assert_allclose(matrices.out, expected(task, matrices), rtol=0, atol=20 * dtype.unit_roundoff)
+        fake = ctypes.CDLL(path)
+        assert (fake.fake_block(), fake.fake_devices(), fake.fake_alive()) == (512, 0b101, 1)
+        product.close()
+        assert fake.fake_alive() == 0
+    assert sorted(memory.devices) == sorted(d for d in place if d is not None)
+
+
+def test_blocks_no_longer_than_the_matrices_are_swept(blas):
+    with make_task(4, 3, 2100, DType.f64, (None,) * 3, (0,)) as (task, matrices):
+        product = XtProduct(blas, FakeMemory(), task, matrices)
+        assert product.settings == ["blocks of 512", "blocks of 1024", "blocks of 2048"]
+        product.close()
+
+
+def test_what_the_library_refuses_is_said_and_everything_freed(blas):
+    memory = FakeMemory()
+    with make_task(4, 4, 4, DType.f16, (0, 0, 0), (0,)) as (task, matrices):
+        product = XtProduct(blas, memory, task, matrices)
+        with pytest.raises(Unsupported, match="cuBLASXt has no product of f16"):
+            product.call("blocks of 512")
+        product.close()
+    with pytest.raises(Unsupported, match="this libcublas has no cublasNothing"):
+        blas.call("cublasNothing")
+    with pytest.raises(Unsupported, match="cublasXtSetBlockDim failed with status 7"):
+        blas.call("cublasXtSetBlockDim", ctypes.c_void_p(1), ctypes.c_int(64))
+    assert memory.closed == 1
+    assert blas.version() == "13.12.11"

@@ -1,0 +1,240 @@
+"""Other libraries' products: their processes, how they are asked, and that they multiply what they were given."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.helpers.baselines import expected, make_task
+from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges, splits
+from uncut_mpi.baselines.serve import NAMES, _Server, load, serve
+from uncut_mpi.baselines.task import Task, words
+from uncut_mpi.command.bench_baselines import BASELINES, BaselineError, BaselineProcess, environment
+from uncut_mpi.model.dtypes import DType
+
+
+class Counting(Library):
+    """A library whose settings take as many pretended seconds as their names say."""
+
+    version = "Counting 1"
+
+    def __init__(self, settings, broken=()):
+        self.product = CountingProduct(settings, broken)
+
+    def open(self, task, matrices):
+        self.product.matrices = matrices
+        return self.product
+
+
+class CountingProduct(Product):
+    def __init__(self, settings, broken):
+        self.settings, self.broken, self.calls, self.events = settings, broken, [], []
+
+    def call(self, setting):
+        if setting in self.broken:
+            raise MemoryError(f"no room for {setting}")
+        self.calls.append(setting)
+        self.events.append("call")
+
+    def reset(self):
+        self.events.append("reset")
+
+    def store(self):
+        self.events.append("store")
+        self.matrices.out.fill(1)
+
+    def close(self):
+        self.events.append("close")
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Calls take the time that the setting's name says."""
+
+    def timed(product, setting):
+        product.call(setting)
+        return float(setting)
+
+    monkeypatch.setattr(_Server, "_timed", staticmethod(timed))
+
+
+def converse(library, *messages):
+    answers = io.BytesIO()
+    serve(io.BytesIO(b"".join(map(words, messages))), answers, lambda: library)
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+def begin(task):
+    return {"do": "begin", "task": task.to_json()}
+
+
+# -- asking ----------------------------------------------------------------------------------------
+
+
+def test_a_task_survives_the_pipe():
+    with make_task(3, 4, 5, DType.bf16, (0, None, 2), (1, 2)) as (task, matrices):
+        again = Task.from_json(json.loads(words(task.to_json())))
+        assert again == task
+        assert (matrices.a.shape, matrices.b.shape, matrices.c.shape) == ((3, 5), (5, 4), (3, 4))
+        assert all(matrix.flags.f_contiguous for matrix in (matrices.a, matrices.b, matrices.c, matrices.out))
+        assert np.isnan(matrices.out.astype(np.float64)).all()
+
+
+def test_the_best_setting_is_kept_and_hopeless_ones_are_tried_once(pretended):
+    library = Counting(["3", "2", "4", "2.5"])
+    with make_task(2, 2, 2, DType.f64, (None,) * 3, (0,)) as (task, matrices):
+        begun, timed, ended = converse(library, begin(task), {"do": "time", "count": 2}, {"do": "end"})
+        assert (matrices.out == 1).all()
+    assert begun == {
+        "library": "Counting 1",
+        "setting": "2",
+        "settings": {"3": 3.0, "2": 2.0, "4": 4.0, "2.5": 2.5},
+        "first_s": 3.0,
+        "call_s": 2.0,
+    }
+    assert timed == {"samples_s": [2.0, 2.0]}
+    assert ended == {}
+    # One call more each than is timed, and 4 is too far from 2 to be tried again.
+    assert library.product.calls == ["3"] * 4 + ["2"] * 4 + ["4"] * 2 + ["2.5"] * 4 + ["2"] * 3
+    assert library.product.events[-4:] == ["reset", "call", "store", "close"]
+
+
+def test_a_setting_that_fails_leaves_the_others_and_all_failing_is_said(pretended):
+    with make_task(2, 2, 2, DType.f64, (None,) * 3, (0,)) as (task, _):
+        (begun,) = converse(Counting(["1", "2"], broken=("1",)), begin(task))
+        assert begun["setting"] == "2"
+        assert list(begun["settings"]) == ["2"]
+        library = Counting(["1", "2"], broken=("1", "2"))
+        failed, timed = converse(library, begin(task), {"do": "time", "count": 1})
+    assert failed == {"error": "1: no room for 1; 2: no room for 2"}
+    assert library.product.events[-1] == "close"
+    assert timed == {"error": "no task was begun"}
+
+
+def test_a_library_that_is_missing_is_said_to_every_task():
+    def loading():
+        raise Unsupported("Nothing is not installed")
+
+    answers = io.BytesIO()
+    serve(io.BytesIO(words({"do": "begin"}) * 2), answers, loading)
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"error": "Nothing is not installed"}] * 2
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def test_every_baseline_has_a_library_of_its_name():
+    assert set(BASELINES) == set(NAMES)
+    if importlib.util.find_spec("cupy") is None:
+        for name in ("cublas", "cublasxt"):
+            with pytest.raises(Unsupported, match="needs cupy"):
+                load(name, "cuda", 1)
+
+
+def test_a_process_computes_what_it_is_asked():
+    with make_task(40, 30, 20, DType.f64, (None,) * 3, (0,)) as (task, matrices):
+        process = BaselineProcess("numpy", "host", ["0", "1"])
+        begun = process.ask(begin(task))
+        assert begun["library"].startswith(f"NumPy {np.__version__}")
+        assert len(process.ask({"do": "time", "count": 3})["samples_s"]) == 3
+        process.ask({"do": "end"})
+        np.testing.assert_allclose(matrices.out, expected(task, matrices), rtol=0, atol=1e-14)
+        process.close()
+        process.close()
+        assert not process.alive
+
+
+def test_a_library_without_such_a_product_says_so_and_lives_on():
+    with make_task(4, 4, 4, DType.f16, (None,) * 3, (0,)) as (task, _):
+        process = BaselineProcess("numpy", "host", ["0"])
+        with pytest.raises(BaselineError, match="NumPy multiplies f16 without a BLAS"):
+            process.ask(begin(task))
+        assert process.alive
+        process.close()
+
+
+def test_a_process_that_ends_is_named_with_its_last_words():
+    process = BaselineProcess("numpy", "host", ["0"])
+    process._process.kill()
+    with pytest.raises(BaselineError, match="the process of numpy ended with status -9: it said nothing"):
+        process.ask({"do": "begin"})
+    assert not process.alive
+
+
+def test_a_silent_process_is_ended():
+    process = BaselineProcess("numpy", "host", ["0"])
+    os.kill(process._process.pid, 19)  # SIGSTOP
+    with pytest.raises(BaselineError, match=r"numpy gave no answer for 0\.2 s"):
+        process.ask({"do": "begin"}, patience_s=0.2)
+    assert not process.alive
+
+
+def test_the_environment_has_all_devices_and_nothing_of_the_job():
+    ours = {
+        "PATH": "/bin",
+        "PMI_RANK": "0",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "SLURM_PROCID": "0",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+    }
+    found = environment(ours, "cuda", ["GPU-b", "GPU-a", "GPU-b"])
+    assert found == {"PATH": "/bin", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}
+    found = environment(ours, "host", ["0", "1", "2"])
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert found["JAX_PLATFORMS"] == "cpu"
+    assert found["XLA_FLAGS"] == "--xla_force_host_platform_device_count=3"
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def test_ways_to_share_a_product():
+    assert splits(1) == {"1 device": (1, 1, 1)}
+    assert splits(4) == {
+        "1 device": (1, 1, 1),
+        "1x4 blocks of C": (1, 4, 1),
+        "2x2 blocks of C": (2, 2, 1),
+        "4x1 blocks of C": (4, 1, 1),
+        "4 parts of k": (1, 1, 4),
+    }
+    assert (
+        ranges(10, 3) == [slice(0, 3), slice(3, 6), slice(6, 10)]
+        or sum(part.stop - part.start for part in ranges(10, 3)) == 10
+    )
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("place", [(None, None, None), (1, 0, 2), (0, None, 0)])
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_sharded_products_are_right_in_every_setting(name, place, dtype, monkeypatch):
+    pytest.importorskip(name)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with make_task(24, 16, 32, dtype, place, (0, 2, 1, 3)) as (task, matrices):
+        product = load(name, "host", 4).open(task, matrices)
+        assert len(product.settings) == 5 - (name == "torch" and dtype.is_half)
+        wanted = expected(task, matrices)
+        for setting in product.settings:
+            matrices.out.fill(np.nan)
+            product.reset()
+            product.call(setting)
+            product.store()
+            # γ_k of the accumulator on sums below 32·1.24 + 1.2, and one rounding of the type (Higham 2002, 3.1).
+            bound = 41 * (40 * dtype.accumulator.unit_roundoff + (dtype.unit_roundoff if dtype.is_half else 0))
+            np.testing.assert_allclose(matrices.out.astype(np.float64), wanted, rtol=0, atol=bound, err_msg=setting)
+        product.close()
+
+
+def test_uneven_extents_go_to_jax_in_the_ways_it_can(monkeypatch):
+    pytest.importorskip("jax")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    with make_task(25, 16, 31, DType.f64, (None,) * 3, (0, 1, 2, 3)) as (task, matrices):
+        product = load("jax", "host", 4).open(task, matrices)
+        assert product.settings == ["1 device", "1x4 blocks of C"]
+        product.close()

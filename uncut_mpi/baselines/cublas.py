@@ -1,0 +1,189 @@
+"""cuBLAS and cuBLASXt: on one GPU after copying there what is elsewhere, and on all of them in square blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from uncut_mpi.baselines.cublas_calls import BlasLibrary, XtHandle
+from uncut_mpi.baselines.cuda_memory import CudaMemory
+from uncut_mpi.baselines.library import Library, Product, Unsupported
+from uncut_mpi.baselines.task import Matrices, Task
+
+_BLOCKS = (512, 1024, 2048, 4096, 8192)
+
+
+class Memory(Protocol):
+    """What products need of `CudaMemory`."""
+
+    def pin(self, matrix: np.ndarray) -> int:
+        """See `CudaMemory.pin`."""
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        """See `CudaMemory.allocate`."""
+
+    def copy(self, device: int, destination: int, source: int, nbytes: int) -> None:
+        """See `CudaMemory.copy`."""
+
+    def finish(self, device: int) -> None:
+        """See `CudaMemory.finish`."""
+
+    def close(self) -> None:
+        """See `CudaMemory.close`."""
+
+
+def _reach(devices: int) -> tuple[Any, BlasLibrary]:
+    """Return cupy's runtime and cuBLAS, or raise Unsupported if there are fewer devices."""
+    from uncut_mpi.device.cuda.library import import_cupy, load_blas
+    from uncut_mpi.errors import DeviceError
+
+    try:
+        runtime, blas = import_cupy().cuda.runtime, BlasLibrary(load_blas().path)
+    except (DeviceError, OSError) as error:
+        raise Unsupported(str(error)) from None
+    if runtime.getDeviceCount() < devices:
+        raise Unsupported(f"this process sees {runtime.getDeviceCount()} of {devices} GPUs")
+    return runtime, blas
+
+
+def _connect(runtime: Any, devices: int) -> None:
+    for device in range(devices):
+        runtime.setDevice(device)
+        for peer in range(devices):
+            if peer != device and runtime.deviceCanAccessPeer(device, peer):
+                runtime.deviceEnablePeerAccess(peer)
+
+
+class CublasLibrary(Library):
+    """cuBLAS on one GPU."""
+
+    def __init__(self, devices: int) -> None:
+        self._runtime, self._blas = _reach(devices)
+        _connect(self._runtime, devices)  # otherwise copies between GPUs go through the host
+        self._handles: dict[int, Any] = {}
+        self.version = f"cuBLAS {self._blas.version()}"
+
+    def open(self, task: Task, matrices: Matrices) -> Product:
+        """See `Library.open`."""
+        device = task.compute[0]
+        self._runtime.setDevice(device)
+        if device not in self._handles:
+            self._handles[device] = self._blas.handle()
+        return CublasProduct(self._blas, self._handles[device], CudaMemory(self._runtime), task, matrices)
+
+
+class CublasXtLibrary(Library):
+    """cuBLASXt on all GPUs that may compute."""
+
+    def __init__(self, devices: int) -> None:
+        self._runtime, self._blas = _reach(devices)
+        self.version = f"cuBLASXt of cuBLAS {self._blas.version()}"
+
+    def open(self, task: Task, matrices: Matrices) -> Product:
+        """See `Library.open`."""
+        return XtProduct(self._blas, CudaMemory(self._runtime), task, matrices)
+
+
+class _AddressedProduct(Product):
+    """Matrices at addresses, where the task puts them."""
+
+    def __init__(self, memory: Memory, task: Task, matrices: Matrices) -> None:
+        self._memory, self._task, self._matrices = memory, task, matrices
+        try:
+            host = [memory.pin(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
+            self._first, self._out = host[2:]
+            sizes = [matrices.a.nbytes, matrices.b.nbytes, matrices.c.nbytes]
+            self._nbytes = sizes
+            self._places = [host[0], host[1], host[3]]
+            for which, device in enumerate(task.place):
+                if device is not None:
+                    self._places[which] = memory.allocate(device, sizes[which])
+                    if which < 2:
+                        memory.copy(device, self._places[which], host[which], sizes[which])
+                        memory.finish(device)
+        except BaseException:
+            memory.close()
+            raise
+
+    def _scalars(self) -> tuple[float, float]:
+        return self._task.alpha, self._task.beta
+
+    def _extents(self) -> tuple[int, int, int]:
+        return self._task.m, self._task.n, self._task.k
+
+    def reset(self) -> None:
+        if self._task.place[2] is None:
+            np.copyto(self._matrices.out, self._matrices.c)
+        else:
+            self._copy_of_c(self._places[2], self._first)
+
+    def store(self) -> None:
+        if self._task.place[2] is not None:
+            self._copy_of_c(self._out, self._places[2])
+
+    def _copy_of_c(self, destination: int, source: int) -> None:
+        device = self._task.compute[0]
+        self._memory.copy(device, destination, source, self._nbytes[2])
+        self._memory.finish(device)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class CublasProduct(_AddressedProduct):
+    """One call of cuBLAS between copies of what is elsewhere."""
+
+    def __init__(self, blas: BlasLibrary, handle: Any, memory: Memory, task: Task, matrices: Matrices) -> None:
+        super().__init__(memory, task, matrices)
+        self.settings = ["1 device"]
+        self._blas, self._handle, self._device = blas, handle, task.compute[0]
+        try:
+            self._here = [
+                place if device == self._device else memory.allocate(self._device, nbytes)
+                for place, device, nbytes in zip(self._places, task.place, self._nbytes, strict=True)
+            ]
+        except BaseException:
+            memory.close()
+            raise
+        memory.finish(self._device)
+
+    def call(self, setting: str) -> None:
+        """See `Product.call`."""
+        for here, place, nbytes in zip(self._here, self._places, self._nbytes, strict=True):
+            if here != place:
+                self._memory.copy(self._device, here, place, nbytes)
+        a, b, c = self._here
+        self._blas.gemm(self._handle, self._task.dtype, self._extents(), self._scalars(), (a, b, c))
+        if c != self._places[2]:
+            self._memory.copy(self._device, self._places[2], c, self._nbytes[2])
+        self._memory.finish(self._device)
+
+
+class XtProduct(_AddressedProduct):
+    """One call of cuBLASXt, which takes matrices wherever they are."""
+
+    def __init__(self, blas: BlasLibrary, memory: Memory, task: Task, matrices: Matrices) -> None:
+        super().__init__(memory, task, matrices)
+        try:
+            self._xt = XtHandle(blas, task.compute)
+        except BaseException:
+            memory.close()
+            raise
+        longest = max(self._extents())
+        self._edges = {f"blocks of {edge}": edge for edge in _BLOCKS if edge <= longest or edge == _BLOCKS[0]}
+        self.settings = list(self._edges)
+        self._edge = 0
+
+    def call(self, setting: str) -> None:
+        """See `Product.call`."""
+        if self._edge != self._edges[setting]:
+            self._edge = self._edges[setting]
+            self._xt.block(self._edge)
+        a, b, c = self._places
+        self._xt.gemm(self._task.dtype, self._extents(), self._scalars(), (a, b, c))
+
+    def close(self) -> None:
+        """See `Product.close`."""
+        self._xt.close()
+        super().close()

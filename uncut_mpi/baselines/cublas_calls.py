@@ -1,0 +1,134 @@
+"""The few functions of cuBLAS and cuBLASXt that baselines call, by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from uncut_mpi.baselines.library import Unsupported
+from uncut_mpi.model.dtypes import DType
+
+# Numbers of cudaDataType, and of cublasComputeType_t for the accumulator; CUBLAS_OP_N; CUBLAS_GEMM_DEFAULT.
+_DATA = {DType.f64: 1, DType.f32: 0, DType.f16: 2, DType.bf16: 14}
+_COMPUTE = {DType.f64: 70, DType.f32: 68}
+_SCALAR = {DType.f64: ctypes.c_double, DType.f32: ctypes.c_float}
+_N, _DEFAULT_ALGO = 0, -1
+_XT_GEMM = {DType.f64: "cublasXtDgemm", DType.f32: "cublasXtSgemm"}
+
+
+class BlasLibrary:
+    """
+    A loaded libcublas.
+
+    Parameters
+    ----------
+    path : str
+        Of the library.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+
+    def version(self) -> str:
+        """Return it as NVIDIA writes it."""
+        parts = []
+        for which in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+            value = ctypes.c_int()
+            self.call("cublasGetProperty", which, ctypes.byref(value))
+            parts.append(str(value.value))
+        return ".".join(parts)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """
+        Call a function that returns a status.
+
+        Raises
+        ------
+        Unsupported
+            If the library lacks it, or it fails.
+        """
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise Unsupported(f"this libcublas has no {name}") from None
+        status = function(*arguments)
+        if status != 0:
+            raise Unsupported(f"{name} failed with status {status}")
+
+    def handle(self) -> ctypes.c_void_p:
+        """Return a new handle for the current device."""
+        handle = ctypes.c_void_p()
+        self.call("cublasCreate_v2", ctypes.byref(handle))
+        return handle
+
+    def gemm(
+        self,
+        handle: ctypes.c_void_p,
+        dtype: DType,
+        extents: tuple[int, int, int],
+        scalars: tuple[float, float],
+        addresses: tuple[int, int, int],
+    ) -> None:
+        """Multiply packed column-major matrices of one device; returns at once."""
+        m, n, k = extents
+        scalar, data = _SCALAR[dtype.accumulator], ctypes.c_int(_DATA[dtype])
+        alpha, beta = (ctypes.byref(scalar(value)) for value in scalars)
+        a, b, c = (ctypes.c_void_p(address) for address in addresses)
+        op = ctypes.c_int(_N)
+        self.call(
+            "cublasGemmEx",
+            *(handle, op, op, ctypes.c_int(m), ctypes.c_int(n), ctypes.c_int(k)),
+            *(alpha, a, data, ctypes.c_int(m), b, data, ctypes.c_int(k)),
+            *(beta, c, data, ctypes.c_int(m)),
+            *(ctypes.c_int(_COMPUTE[dtype.accumulator]), ctypes.c_int(_DEFAULT_ALGO)),
+        )
+
+
+class XtHandle:
+    """
+    A handle of cuBLASXt for some devices.
+
+    Parameters
+    ----------
+    library : BlasLibrary
+        Where its functions are.
+    devices : sequence of int
+        Ordinals of the devices that compute.
+    """
+
+    def __init__(self, library: BlasLibrary, devices: Sequence[int]) -> None:
+        self._library = library
+        self._handle = ctypes.c_void_p()
+        library.call("cublasXtCreate", ctypes.byref(self._handle))
+        array = (ctypes.c_int * len(devices))(*devices)
+        library.call("cublasXtDeviceSelect", self._handle, ctypes.c_int(len(devices)), array)
+
+    def block(self, edge: int) -> None:
+        """Set the edge of the blocks that are dealt out."""
+        self._library.call("cublasXtSetBlockDim", self._handle, ctypes.c_int(edge))
+
+    def gemm(
+        self,
+        dtype: DType,
+        extents: tuple[int, int, int],
+        scalars: tuple[float, float],
+        addresses: tuple[int, int, int],
+    ) -> None:
+        """Multiply packed column-major matrices, wherever they are; C is complete on return."""
+        if dtype not in _XT_GEMM:
+            raise Unsupported(f"cuBLASXt has no product of {dtype.name}")
+        m, n, k = extents
+        scalar, size = _SCALAR[dtype], ctypes.c_size_t
+        alpha, beta = (ctypes.byref(scalar(value)) for value in scalars)
+        a, b, c = (ctypes.c_void_p(address) for address in addresses)
+        op = ctypes.c_int(_N)
+        self._library.call(
+            _XT_GEMM[dtype],
+            *(self._handle, op, op, size(m), size(n), size(k)),
+            *(alpha, a, size(m), b, size(k), beta, c, size(m)),
+        )
+
+    def close(self) -> None:
+        """Give it back."""
+        self._library.call("cublasXtDestroy", self._handle)

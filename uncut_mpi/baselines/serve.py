@@ -1,0 +1,132 @@
+"""The loop of a baseline's process: begin a task, time it, hand its result back, until nobody asks any more."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO, Final
+
+from uncut_mpi.baselines.library import Library, Product, Unsupported
+from uncut_mpi.baselines.task import Matrices, Task, words
+
+NAMES: Final = ("numpy", "cublas", "cublasxt", "jax", "torch")
+
+_TRIES: Final = 3
+"""Timed calls of every setting before one of them is chosen."""
+
+_HOPELESS: Final = 1.5
+"""A setting whose first timed call takes so many times as long as the best is not tried again."""
+
+
+def load(name: str, backend: str, devices: int) -> Library:
+    """
+    Return a library by name.
+
+    Raises
+    ------
+    Unsupported
+        If it is not installed or does not reach the devices.
+    """
+    if name == "numpy":
+        from uncut_mpi.baselines.numpy_blas import NumpyLibrary
+
+        return NumpyLibrary()
+    if name == "torch":
+        from uncut_mpi.baselines.torch_sharded import TorchLibrary
+
+        return TorchLibrary(backend, devices)
+    if name == "jax":
+        from uncut_mpi.baselines.jax_sharded import JaxLibrary
+
+        return JaxLibrary(backend, devices)
+    from uncut_mpi.baselines.cublas import CublasLibrary, CublasXtLibrary
+
+    return {"cublas": CublasLibrary, "cublasxt": CublasXtLibrary}[name](devices)
+
+
+def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) -> None:
+    """
+    Answer one line after the other until there are no more.
+
+    ``begin`` takes a task on and finds its best setting, ``time`` times calls with it, ``end`` computes once from
+    the first C and stores the result. What fails is answered with ``error`` and ends the task.
+    """
+    server: _Server | None = None
+    for line in asked:
+        message = json.loads(line)
+        try:
+            server = server or _Server(loading())
+            answer = server.answer(message)
+        except Exception as error:  # whatever a foreign library raises: the ranks go on without it
+            if server is not None:
+                server.drop()
+            text = str(error).strip() or "no message"
+            answer = {"error": text if isinstance(error, Unsupported) else f"{type(error).__name__}: {text}"}
+        answers.write(words(answer))
+        answers.flush()
+    if server is not None:
+        server.drop()
+
+
+class _Server:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._product: Product | None = None
+        self._setting = ""
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["do"] == "begin":
+            self.drop()
+            task = Task.from_json(message["task"])
+            self._product = self._library.open(task, Matrices.open(task))
+            return {"library": self._library.version, **self._tune(self._product)}
+        product = self._product
+        if product is None:
+            raise Unsupported("no task was begun")
+        if message["do"] == "time":
+            return {"samples_s": [self._timed(product, self._setting) for _ in range(message["count"])]}
+        product.reset()
+        product.call(self._setting)
+        product.store()
+        self.drop()
+        return {}
+
+    def drop(self) -> None:
+        product, self._product = self._product, None
+        if product is not None:
+            product.close()
+
+    def _tune(self, product: Product) -> dict[str, Any]:
+        """Call every setting a few times and keep the one with the least median."""
+        medians: dict[str, float] = {}
+        failed: dict[str, str] = {}
+        first_s = 0.0
+        for setting in product.settings:
+            try:
+                product.reset()
+                began = self._timed(product, setting)  # compiles, allocates
+                samples = [self._timed(product, setting)]
+                while len(samples) < _TRIES and samples[0] <= _HOPELESS * min(medians.values(), default=samples[0]):
+                    samples.append(self._timed(product, setting))
+            except Exception as error:  # another setting may do, with less memory
+                failed[setting] = str(error)
+            else:
+                medians[setting] = statistics.median(samples)
+                first_s = first_s or began
+        if not medians:
+            raise Unsupported("; ".join(f"{setting}: {text}" for setting, text in failed.items()))
+        self._setting = min(medians, key=lambda setting: medians[setting])
+        return {
+            "setting": self._setting,
+            "settings": {setting: round(seconds, 8) for setting, seconds in medians.items()},
+            "first_s": first_s,
+            "call_s": medians[self._setting],
+        }
+
+    @staticmethod
+    def _timed(product: Product, setting: str) -> float:
+        start = time.perf_counter()
+        product.call(setting)
+        return time.perf_counter() - start

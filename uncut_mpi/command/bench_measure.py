@@ -1,0 +1,273 @@
+"""One measurement of the bench command: a method of ours, or another library in its process. Collective."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.api.session import Session
+from uncut_mpi.command.arguments import GemmArguments, parse
+from uncut_mpi.command.bench_arguments import BenchArguments, options_of
+from uncut_mpi.command.bench_baselines import BASELINES, BaselineError, BaselineProcess, SharedTask
+from uncut_mpi.command.product import (
+    Product,
+    check_result,
+    reset_result,
+    slowest,
+    timed_call,
+    verify_product,
+)
+from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.datasets import Case
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.search import ranks_by_use
+
+_FEWEST: Final = 3
+
+Facts = dict[str, Any]
+"""What a measurement found, as it stands in the file."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """
+    One measurement to make.
+
+    Attributes
+    ----------
+    case : Case
+        Extents and placement.
+    dtype : DType
+        Element type.
+    method : str
+        What multiplies.
+    compute : int
+        With how many devices.
+    """
+
+    case: Case
+    dtype: DType
+    method: str
+    compute: int
+
+    @property
+    def problem(self) -> GemmProblem:
+        """The product, as planners see it."""
+        return GemmProblem(*self.case[:3], self.dtype)
+
+    def gemm_arguments(self, seed: int) -> GemmArguments:
+        """Return the gemm command's arguments for this product of random data."""
+        m, n, k, place = self.case
+        words = ["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--seed", str(seed)]
+        return parse([*words, "--dtype", self.dtype.name])
+
+    def ranks(self, session: Session) -> tuple[int, ...]:
+        """Return the ranks that compute: all, or the so many that are of most use."""
+        if self.compute == session.size:
+            return tuple(range(session.size))
+        order = ranks_by_use(self.problem, Placement.parse(self.case.placement), session.machine)
+        return tuple(sorted(order[: self.compute]))
+
+
+class Measurer:
+    """
+    Measures methods of ours and other libraries' products alike.
+
+    Methods are collective.
+    """
+
+    def __init__(self, session: Session, asked: BenchArguments) -> None:
+        self._session, self._asked = session, asked
+        cuda = session.backend_name == "cuda"
+        self._devices = list(dict.fromkeys(session.device_uuids if cuda else map(str, range(session.size))))
+        self._device_of = [self._devices.index(uuid) if cuda else r for r, uuid in enumerate(session.device_uuids)]
+        self._processes: dict[str, BaselineProcess] = {}  # on rank 0
+        self._shared: tuple[Product, SharedTask] | None = None  # on rank 0
+
+    def measure(self, one: Work, product: Product) -> Facts:
+        """
+        Return what a method takes.
+
+        Raises
+        ------
+        CapacityError, PlanError
+            The same on every rank, if it cannot be done here.
+        """
+        if one.method in BASELINES:
+            try:
+                facts = self._baseline(one, product)
+            except BaselineError as error:
+                facts = {"median_s": None, "reason": str(error)}
+        else:
+            facts = self._own(one, product)
+        if facts["median_s"] is not None:
+            facts["tflop_per_s"] = 2e-12 * product.m * product.n * product.k / facts["median_s"]
+        return facts
+
+    def forget(self) -> None:
+        """Give back what was made for the product measured last."""
+        if self._shared is not None:
+            self._shared[1].close()
+            self._shared = None
+
+    def close(self) -> None:
+        """End the processes of other libraries."""
+        self.forget()
+        for process in self._processes.values():
+            process.close()
+
+    # -- ours --------------------------------------------------------------------------------
+
+    def _own(self, one: Work, product: Product) -> Facts:
+        session, asked = self._session, self._asked
+        arguments = one.gemm_arguments(asked.seed)
+        fewer = one.method == "one" or one.compute < session.size
+        options = options_of(one.method, one.ranks(session) if fewer else None)
+        reset_result(session, product)
+        session.barrier()
+        started = time.perf_counter()
+        with session.plan(product.a, product.b, product.c, reads_c=True, options=options) as plan:
+            planned_s = time.perf_counter() - started
+
+            def calls(count: int) -> list[float]:
+                return slowest(session, [timed_call(session, plan, arguments) for _ in range(count)])
+
+            first = planned_s + timed_call(session, plan, arguments)
+            first_s, call_s = slowest(session, [first, timed_call(session, plan, arguments)])
+            facts = self._samples(calls, call_s, kept_back=1)
+            reset_result(session, product)
+            facts["samples_s"] += [round(sample, 8) for sample in calls(1)]
+            verdict = verify_product(session, product, arguments) if asked.check else None
+            limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
+            summary = plan.summary
+        return {
+            **_summed(facts),
+            "first_call_s": first_s,
+            "plan_s": summary.plan_s,
+            "predicted_s": summary.predicted_s,
+            "bound_s": limit.seconds,
+            "limited_by": limit.limited_by,
+            **_verdict(verdict),
+            "scheduler": summary.scheduler,
+            "how": summary.how,
+            "tasks": summary.tasks,
+            "bytes": summary.bytes_by_link,
+            "digest": summary.digest,
+        }
+
+    # -- other libraries' --------------------------------------------------------------------
+
+    def _baseline(self, one: Work, product: Product) -> Facts:
+        session, asked = self._session, self._asked
+        arguments = one.gemm_arguments(asked.seed)
+        begun = self._on_root(lambda: self._begin(one, product, arguments))
+
+        def calls(count: int) -> list[float]:
+            samples: list[float] = self._told(one, {"do": "time", "count": count})["samples_s"]
+            return samples
+
+        facts = self._samples(calls, begun["call_s"], kept_back=0)
+        self._told(one, {"do": "end"})
+        verdict = None
+        if asked.check:
+            result = session.empty_host((product.m, product.n), product.dtype, order="F")
+            try:
+                with session.together("copying a result"):
+                    if self._shared is not None:
+                        np.copyto(result.array, self._shared[1].result())
+                verdict = check_result(session, product, result, arguments)
+            finally:
+                session.release(result)
+        limit = bound(one.problem, Placement.parse(one.case.placement), session.machine)
+        return {
+            **_summed(facts),
+            "first_call_s": begun["first_s"],
+            "plan_s": None,
+            "predicted_s": None,
+            "bound_s": limit.seconds,
+            "limited_by": limit.limited_by,
+            **_verdict(verdict),
+            "scheduler": begun["library"],
+            "how": begun["setting"],
+            "settings": begun["settings"],
+            "tasks": None,
+            "bytes": None,
+            "digest": None,
+        }
+
+    def _begin(self, one: Work, product: Product, arguments: GemmArguments) -> Facts:
+        """Give a task to its library's process. On rank 0 alone."""
+        if self._shared is None or self._shared[0] is not product:
+            self.forget()
+            c = product.first_c.array
+            self._shared = product, SharedTask(product.host_a.array, product.host_b.array, c, product.dtype)
+        shared = self._shared[1]
+        shared.poison()
+        process = self._processes.get(one.method)
+        if process is None or not process.alive:
+            process = BaselineProcess(one.method, self._session.backend_name, self._devices)
+            self._processes[one.method] = process
+        placement = Placement.parse(one.case.placement)
+        a, b, c_place = (
+            self._device_of[location.rank] if location.space == "device" and location.rank is not None else None
+            for location in (placement.a, placement.b, placement.c)
+        )
+        compute = tuple(dict.fromkeys(self._device_of[rank] for rank in one.ranks(self._session)))
+        task = shared.task(arguments.alpha, arguments.beta, (a, b, c_place), compute)
+        return process.ask({"do": "begin", "task": task.to_json()})
+
+    def _told(self, one: Work, message: Facts) -> Facts:
+        return self._on_root(lambda: self._processes[one.method].ask(message))
+
+    def _on_root(self, function: Callable[[], Facts]) -> Facts:
+        """Return on every rank what rank 0 gets, or raise its BaselineError everywhere."""
+        told: tuple[Facts, str | None] = {}, None
+        if self._session.rank == 0:
+            try:
+                told = function(), None
+            except (BaselineError, CapacityError) as error:
+                told = {}, str(error)
+        facts: Facts
+        facts, reason = self._session.gather(told)[0]
+        if reason is not None:
+            raise BaselineError(reason)
+        return facts
+
+    # -- both --------------------------------------------------------------------------------
+
+    def _samples(self, calls: Callable[[int], list[float]], call_s: float, *, kept_back: int) -> Facts:
+        """
+        Return timed calls after warm-up calls, and the energy of one; `calls` has the same times on every rank.
+
+        `kept_back` of the calls are left to the caller, who prepares them.
+        """
+        session, asked = self._session, self._asked
+        # Numbers of calls follow from times that all ranks know, so they are the same on every rank.
+        warmup = min(asked.warmup, int(0.5 * asked.time_cap_s / call_s))
+        warm = calls(warmup)
+        expected_s = statistics.median(warm) if warm else call_s
+        count = min(asked.repeat, max(_FEWEST, int(asked.time_cap_s / expected_s)))
+        before = session.energy_j()
+        timed = count - kept_back
+        samples = calls(timed)
+        after = session.energy_j()
+        used = [new - old for old, new in session.gather((before, after)) if old is not None and new is not None]
+        joules = sum(used) / timed if len(used) == session.size and timed else None
+        return {"samples_s": [round(sample, 8) for sample in samples], "joules": joules}
+
+
+def _summed(facts: Facts) -> Facts:
+    samples = facts["samples_s"]
+    return {"median_s": statistics.median(samples), "min_s": min(samples), "max_s": max(samples), **facts}
+
+
+def _verdict(verdict: Any) -> Facts:
+    return {name: None if verdict is None else getattr(verdict, name) for name in ("passed", "error", "tolerance")}
