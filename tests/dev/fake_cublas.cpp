@@ -14,7 +14,8 @@ int multiply(bool transposed, std::size_t m, std::size_t n, std::size_t k, T alp
     for (std::size_t j = 0; j < n; j++) {
         for (std::size_t i = 0; i < m; i++) {
             T sum = 0;
-            for (std::size_t p = 0; p < k; p++) sum += a[p * lda + i] * b[j * ldb + p];
+            for (std::size_t p = 0; p < k; p++)
+                sum += a[p * lda + i] * b[j * ldb + p];
             c[j * ldc + i] = alpha * sum + beta * c[j * ldc + i];
         }
     }
@@ -66,7 +67,8 @@ int cublasXtDestroy(void *handle) {
 
 int cublasXtDeviceSelect(void *handle, int count, int ordinals[]) {
     g_devices = 0;
-    for (int i = 0; i < count; i++) g_devices |= 1 << ordinals[i];
+    for (int i = 0; i < count; i++)
+        g_devices |= 1 << ordinals[i];
     return handle == &g_block ? 0 : 7;
 }
 
