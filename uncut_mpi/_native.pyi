@@ -12,6 +12,7 @@ class UncutInput:
     k: int
     tile: int
     num_ranks: int
+    most_tasks: int
     rows: int
     cols: int
     trans_a: bool
@@ -61,7 +62,7 @@ def schedule_uncut(
     """
     Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds).
 
-    Tables are uint8 arrays, caches (rank, matrix, slots).
+    Tables are uint8 arrays, caches (rank, matrix, slots). ValueError if there are more than `most_tasks`.
     """
 
 def uncut_best_chain(

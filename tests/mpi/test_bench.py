@@ -14,7 +14,7 @@ from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
 from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
-from uncut_mpi.errors import CapacityError, agreed
+from uncut_mpi.errors import CapacityError, DeviceError, agreed
 
 pytestmark = pytest.mark.mpi(min_size=1)
 SMALL = [
@@ -80,7 +80,9 @@ def test_another_library_computes_the_same_products(comm, mpi_tmp_path):
     done, left_out = by_method["numpy", "f32"], by_method["numpy", "f16"]
     collective_assert(comm, len(done) == len(left_out) == 2, str(by_method))
     for row in done:
-        good = row["passed"] and row["compute"] == 1 and row["how"] == "all cores" and len(row["samples_s"]) == 3
+        good = (
+            row["passed"] and row["compute"] == 1 and row["how"].endswith("BLAS threads") and len(row["samples_s"]) == 3
+        )
         collective_assert(comm, good and row["scheduler"].startswith("NumPy") and row["settings"], str(row))
     collective_assert(comm, all("without a BLAS" in row["reason"] for row in left_out), str(left_out))
     collective_assert(comm, all(row["passed"] for row in by_method["one", "f16"]), "ours suffered")
@@ -116,6 +118,18 @@ def test_a_library_that_dies_is_left_out_and_started_again(comm, mpi_tmp_path, m
     first, second = results(comm, path)
     good = "the process of numpy ended with status -9" in first["reason"] and second["passed"]
     collective_assert(comm, good, f"{first}\n{second}")
+
+
+def test_any_failure_of_rank_0_alone_is_told_to_all(comm, mpi_tmp_path, monkeypatch):
+    def refuse(self, *arguments):
+        raise DeviceError("no more files")
+
+    monkeypatch.setattr(BaselineProcess, "__init__", refuse)
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--methods", "numpy,one", "--sample", "1") == 0)
+    rows = results(comm, path)
+    good = rows[0]["reason"] == "DeviceError: no more files" and rows[1]["passed"]
+    collective_assert(comm, good, str(rows))
 
 
 def test_a_library_for_another_backend_is_refused(comm, mpi_tmp_path, capfd):

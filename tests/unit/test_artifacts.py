@@ -38,3 +38,23 @@ def test_a_bad_path_is_refused_before_any_work(tmp_path):
         check_path("--json", str(tmp_path))
     with pytest.raises(DataFileError, match="no directory"):
         check_path("--json", str(tmp_path / "missing" / "facts.x"))
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    check_path("--json", str(pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file("--json", str(pipe), b"{}\n")
+        assert os.read(reader, 100) == b"{}\n"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    if os.path.exists("/dev/full"):
+        link = tmp_path / "full.json"
+        link.symlink_to("/dev/full")
+        check_path("--json", str(link))
+        with pytest.raises(DataFileError, match=r"full\.json cannot be written: No space left"):
+            write_file("--json", str(link), b"{}\n")
+        assert link.is_char_device()

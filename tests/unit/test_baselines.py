@@ -94,6 +94,7 @@ def test_the_best_setting_is_kept_and_hopeless_ones_are_tried_once(pretended):
         "library": "Counting 1",
         "setting": "2",
         "settings": {"3": 3.0, "2": 2.0, "4": 4.0, "2.5": 2.5},
+        "failed": {},
         "first_s": 3.0,
         "call_s": 2.0,
     }
@@ -109,11 +110,33 @@ def test_a_setting_that_fails_leaves_the_others_and_all_failing_is_said(pretende
         (begun,) = converse(Counting(["1", "2"], broken=("1",)), begin(task))
         assert begun["setting"] == "2"
         assert list(begun["settings"]) == ["2"]
-        library = Counting(["1", "2"], broken=("1", "2"))
-        failed, timed = converse(library, begin(task), {"do": "time", "count": 1})
-    assert failed == {"error": "1: no room for 1; 2: no room for 2"}
-    assert library.product.events[-1] == "close"
-    assert timed == {"error": "no task was begun"}
+        assert begun["failed"] == {"1": "no room for 1"}
+        # Whatever it was may go on failing, so nothing more is asked of this process.
+        (failed,) = converse(Counting(["1", "2"], broken=("1", "2")), begin(task), {"do": "time", "count": 1})
+    assert failed == {"error": "RuntimeError: 1: no room for 1; 2: no room for 2", "ends": True}
+
+
+class Refusing(Counting):
+    """A library that has no products."""
+
+    def open(self, task, matrices):
+        raise Unsupported("no such product")
+
+
+def test_what_a_library_does_not_have_leaves_its_process_alive(pretended):
+    with make_task(2, 2, 2, DType.f64, (None,) * 3, (0,)) as (task, _):
+        answers = converse(Refusing([]), begin(task), {"do": "time", "count": 1})
+    assert answers == [{"error": "no such product", "ends": False}, {"error": "no task was begun", "ends": False}]
+
+
+def test_a_product_that_cannot_be_freed_ends_its_process(pretended, monkeypatch):
+    def stuck(self):
+        raise OSError("stuck")
+
+    monkeypatch.setattr(CountingProduct, "close", stuck)
+    with make_task(2, 2, 2, DType.f64, (None,) * 3, (0,)) as (task, _):
+        _, last = converse(Counting(["1"]), begin(task), begin(task), begin(task))
+        assert last == {"error": "OSError: stuck", "ends": True}
 
 
 def test_a_library_that_is_missing_is_said_to_every_task():
@@ -122,7 +145,8 @@ def test_a_library_that_is_missing_is_said_to_every_task():
 
     answers = io.BytesIO()
     serve(io.BytesIO(words({"do": "begin"}) * 2), answers, loading)
-    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"error": "Nothing is not installed"}] * 2
+    told = [json.loads(line) for line in answers.getvalue().splitlines()]
+    assert told == [{"error": "Nothing is not installed", "ends": False}] * 2
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -147,6 +171,22 @@ def test_a_process_computes_what_it_is_asked():
         process.close()
         process.close()
         assert not process.alive
+
+
+def test_a_process_of_a_bound_rank_has_all_cores():
+    ours = os.sched_getaffinity(0)
+    if len(ours) < 2:
+        pytest.skip("one core")
+    os.sched_setaffinity(0, {min(ours)})
+    try:
+        process = BaselineProcess("numpy", "host", ["0"])
+        assert os.sched_getaffinity(0) == {min(ours)}
+        with make_task(8, 8, 8, DType.f64, (None,) * 3, (0,)) as (task, _):
+            threads = int(process.ask(begin(task))["setting"].split()[0])
+        assert threads >= len(ours)
+        process.close()
+    finally:
+        os.sched_setaffinity(0, ours)
 
 
 def test_a_library_without_such_a_product_says_so_and_lives_on():
@@ -218,7 +258,8 @@ def test_sharded_products_are_right_in_every_setting(name, place, dtype, monkeyp
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with make_task(24, 16, 32, dtype, place, (0, 2, 1, 3)) as (task, matrices):
         product = load(name, "host", 4).open(task, matrices)
-        assert len(product.settings) == 5 - (name == "torch" and dtype.is_half)
+        kinds = 2 if name == "jax" and None in place else 1  # host memory page-locked by JAX, or not
+        assert len(product.settings) == kinds * 5 - (name == "torch" and dtype.is_half)
         wanted = expected(task, matrices)
         for setting in product.settings:
             matrices.out.fill(np.nan)
@@ -236,5 +277,6 @@ def test_uneven_extents_go_to_jax_in_the_ways_it_can(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     with make_task(25, 16, 31, DType.f64, (None,) * 3, (0, 1, 2, 3)) as (task, matrices):
         product = load("jax", "host", 4).open(task, matrices)
-        assert product.settings == ["1 device", "1x4 blocks of C"]
+        assert product.settings[:2] == ["1 device", "1x4 blocks of C"]
+        assert product.settings[2:] == ["1 device, page-locked", "1x4 blocks of C, page-locked"]
         product.close()

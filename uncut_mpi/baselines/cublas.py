@@ -48,6 +48,7 @@ def _reach(devices: int) -> tuple[Any, BlasLibrary]:
 
 
 def _connect(runtime: Any, devices: int) -> None:
+    """Let GPUs copy straight to each other; otherwise their copies go through host memory."""
     for device in range(devices):
         runtime.setDevice(device)
         for peer in range(devices):
@@ -60,7 +61,7 @@ class CublasLibrary(Library):
 
     def __init__(self, devices: int) -> None:
         self._runtime, self._blas = _reach(devices)
-        _connect(self._runtime, devices)  # otherwise copies between GPUs go through the host
+        _connect(self._runtime, devices)
         self._handles: dict[int, Any] = {}
         self.version = f"cuBLAS {self._blas.version()}"
 
@@ -78,10 +79,13 @@ class CublasXtLibrary(Library):
 
     def __init__(self, devices: int) -> None:
         self._runtime, self._blas = _reach(devices)
+        _connect(self._runtime, devices)
         self.version = f"cuBLASXt of cuBLAS {self._blas.version()}"
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
+        if task.dtype.is_half:
+            raise Unsupported(f"cuBLASXt has no product of {task.dtype.name}")
         return XtProduct(self._blas, CudaMemory(self._runtime), task, matrices)
 
 
@@ -182,8 +186,13 @@ class XtProduct(_AddressedProduct):
             self._xt.block(self._edge)
         a, b, c = self._places
         self._xt.gemm(self._task.dtype, self._extents(), self._scalars(), (a, b, c))
+        # C is complete on return; that nothing runs on is what makes one sample end before the next begins.
+        for device in self._task.compute:
+            self._memory.finish(device)
 
     def close(self) -> None:
         """See `Product.close`."""
-        self._xt.close()
-        super().close()
+        try:
+            self._xt.close()
+        finally:
+            super().close()

@@ -102,7 +102,11 @@ class XtHandle:
         self._handle = ctypes.c_void_p()
         library.call("cublasXtCreate", ctypes.byref(self._handle))
         array = (ctypes.c_int * len(devices))(*devices)
-        library.call("cublasXtDeviceSelect", self._handle, ctypes.c_int(len(devices)), array)
+        try:
+            library.call("cublasXtDeviceSelect", self._handle, ctypes.c_int(len(devices)), array)
+        except Unsupported:
+            self.close()
+            raise
 
     def block(self, edge: int) -> None:
         """Set the edge of the blocks that are dealt out."""

@@ -44,6 +44,9 @@ class JaxLibrary(Library):
         return _JaxProduct(self._jax, self._devices, task, matrices)
 
 
+_PINNED = ", page-locked"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Way:
     """One way of sharing: how A, B and C lie on the devices, and what multiplies them so."""
@@ -67,23 +70,43 @@ class _JaxProduct(Product):
             for name, parts in splits(len(self._compute)).items()
             if all(extent % part == 0 for extent, part in zip(extents, parts, strict=True))
         }
-        self.settings = list(self._splits)
         self._ways: dict[str, _Way] = {}
-        self._places = [
-            None if number is None else jax.sharding.SingleDeviceSharding(devices[number]) for number in task.place
-        ]
+        single = jax.sharding.SingleDeviceSharding
+        self._places = [None if number is None else single(devices[number]) for number in task.place]
+        self._pinned = single(self._compute[0], memory_kind="pinned_host")
         self._a_t = self._put(matrices.a.T, self._places[0])
         self._b_t = self._put(matrices.b.T, self._places[1])
         self._c_t: Any = None
+        # Host memory as NumPy has it, and as JAX page-locks it for a device.
+        self._in_pinned: dict[str, Any] = {}
+        self.settings = list(self._splits)
+        if None in self._places:
+            self.settings += [name + _PINNED for name in self._splits]
 
     def call(self, setting: str) -> None:
-        way = self._ways.get(setting) or self._ways.setdefault(setting, self._make(setting))
+        name, pinned, _ = setting.partition(_PINNED)
+        way = self._ways.get(name) or self._ways.setdefault(name, self._make(name))
         put = self._jax.device_put
-        c_t = way.multiply(put(self._b_t, way.b_t), put(self._a_t, way.a_t), put(self._c_t, way.c_t))
-        if self._places[2] is None:
-            self._c_t = np.asarray(c_t)
-        else:
+        a_t, b_t = self._a_t, self._b_t
+        if pinned:
+            a_t, b_t = self._page_locked("a", a_t, 0), self._page_locked("b", b_t, 1)
+            if self._places[2] is None and isinstance(self._c_t, np.ndarray):  # the first such call
+                self._c_t = put(self._c_t, self._pinned)
+        c_t = way.multiply(put(b_t, way.b_t), put(a_t, way.a_t), put(self._c_t, way.c_t))
+        if self._places[2] is not None:
             self._c_t = put(c_t, self._places[2]).block_until_ready()
+        elif pinned:
+            self._c_t = put(c_t, self._pinned).block_until_ready()
+        else:
+            self._c_t = np.asarray(c_t)
+
+    def _page_locked(self, name: str, matrix: Any, which: int) -> Any:
+        """Return a matrix in page-locked host memory if it is in host memory; copied there once."""
+        if self._places[which] is not None:
+            return matrix
+        if name not in self._in_pinned:
+            self._in_pinned[name] = self._put(matrix, self._pinned)
+        return self._in_pinned[name]
 
     def reset(self) -> None:
         self._c_t = self._put(self._matrices.c.T.copy(), self._places[2])
@@ -93,6 +116,7 @@ class _JaxProduct(Product):
 
     def close(self) -> None:
         self._a_t = self._b_t = self._c_t = None
+        self._in_pinned.clear()
         self._ways.clear()
 
     def _put(self, matrix: np.ndarray, place: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import threadpoolctl  # type: ignore[import-untyped]
 
 from uncut_mpi.baselines.library import Library, Product, Unsupported
 from uncut_mpi.baselines.task import Matrices, Task
@@ -24,7 +25,8 @@ class NumpyLibrary(Library):
 
 class _NumpyProduct(Product):
     def __init__(self, task: Task, matrices: Matrices) -> None:
-        self.settings = ["all cores"]
+        threads = [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+        self.settings = [f"{max(threads, default=1)} BLAS threads"]
         self._task, self._matrices = task, matrices
         self._product_t = np.empty((task.n, task.m), task.dtype.numpy)
 

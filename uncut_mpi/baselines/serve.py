@@ -51,7 +51,8 @@ def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) ->
     Answer one line after the other until there are no more.
 
     ``begin`` takes a task on and finds its best setting, ``time`` times calls with it, ``end`` computes once from
-    the first C and stores the result. What fails is answered with ``error`` and ends the task.
+    the first C and stores the result. What the library cannot do is answered with ``error`` and ends the task;
+    any other failure ends the loop too (``ends``).
     """
     server: _Server | None = None
     for line in asked:
@@ -60,12 +61,18 @@ def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) ->
             server = server or _Server(loading())
             answer = server.answer(message)
         except Exception as error:  # whatever a foreign library raises: the ranks go on without it
-            if server is not None:
-                server.drop()
             text = str(error).strip() or "no message"
-            answer = {"error": text if isinstance(error, Unsupported) else f"{type(error).__name__}: {text}"}
+            known = isinstance(error, Unsupported)
+            answer = {"error": text if known else f"{type(error).__name__}: {text}", "ends": not known}
+            if known and server is not None:
+                try:
+                    server.drop()
+                except Exception as unfreed:  # said as well, and the end of the process frees it
+                    answer = {"error": f"{text}; {type(unfreed).__name__}: {unfreed}", "ends": True}
         answers.write(words(answer))
         answers.flush()
+        if answer.get("ends"):
+            return  # what failed, as a device's context, may go on failing: the next task gets another process
     if server is not None:
         server.drop()
 
@@ -102,6 +109,7 @@ class _Server:
         """Call every setting a few times and keep the one with the least median."""
         medians: dict[str, float] = {}
         failed: dict[str, str] = {}
+        unsupported = True
         first_s = 0.0
         for setting in product.settings:
             try:
@@ -112,15 +120,18 @@ class _Server:
                     samples.append(self._timed(product, setting))
             except Exception as error:  # another setting may do, with less memory
                 failed[setting] = str(error)
+                unsupported = unsupported and isinstance(error, Unsupported)
             else:
                 medians[setting] = statistics.median(samples)
                 first_s = first_s or began
         if not medians:
-            raise Unsupported("; ".join(f"{setting}: {text}" for setting, text in failed.items()))
+            text = "; ".join(f"{setting}: {text}" for setting, text in failed.items())
+            raise Unsupported(text) if unsupported else RuntimeError(text)
         self._setting = min(medians, key=lambda setting: medians[setting])
         return {
             "setting": self._setting,
             "settings": {setting: round(seconds, 8) for setting, seconds in medians.items()},
+            "failed": failed,
             "first_s": first_s,
             "call_s": medians[self._setting],
         }

@@ -34,6 +34,11 @@ class TorchLibrary(Library):
         names = [f"cuda:{number}" if backend == "cuda" else "cpu" for number in range(devices)]
         self._devices = [self._torch.device(name) for name in names]
         self.version = f"PyTorch {self._torch.__version__}"
+        # Sums in float32, f32 without TF32: the products that all others compute.
+        matmul = self._torch.backends.cuda.matmul
+        matmul.allow_tf32 = False
+        matmul.allow_fp16_reduced_precision_reduction = False
+        matmul.allow_bf16_reduced_precision_reduction = False
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
@@ -52,12 +57,16 @@ class _TorchProduct(Product):
         self.settings = list(self._splits)
         self._used = {device for device in devices if device.type == "cuda"}
         self._registered: list[int] = []
-        host = [self._host(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
-        self._first_t, self._out_t = host[2:]
         a_place, b_place, c_place = (None if number is None else devices[number] for number in task.place)
-        self._a_t = host[0] if a_place is None else host[0].to(a_place)
-        self._b_t = host[1] if b_place is None else host[1].to(b_place)
-        self._c_t = self._out_t if c_place is None else torch.empty_like(self._first_t, device=c_place)
+        try:
+            host = [self._host(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
+            self._first_t, self._out_t = host[2:]
+            self._a_t = host[0] if a_place is None else host[0].to(a_place)
+            self._b_t = host[1] if b_place is None else host[1].to(b_place)
+            self._c_t = self._out_t if c_place is None else torch.empty_like(self._first_t, device=c_place)
+        except BaseException:
+            self._release()
+            raise
 
     def call(self, setting: str) -> None:
         rows, cols, depths = self._splits[setting]
@@ -104,9 +113,12 @@ class _TorchProduct(Product):
 
     def close(self) -> None:
         self._finish()
+        del self._a_t, self._b_t, self._c_t
+        self._release()
+
+    def _release(self) -> None:
         for address in self._registered:
             self._torch.cuda.cudart().cudaHostUnregister(address)
-        del self._a_t, self._b_t, self._c_t
         if self._used:
             self._torch.cuda.empty_cache()
 
@@ -121,6 +133,7 @@ class _TorchProduct(Product):
         tensor = self._torch.from_numpy(rows_t.view(np.int16) if half else rows_t)
         if self._used and rows_t.nbytes:
             status = self._torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), rows_t.nbytes, 0)
-            if int(status) == 0:
-                self._registered.append(tensor.data_ptr())
+            if int(status) != 0:
+                raise RuntimeError(f"cudaHostRegister of {rows_t.nbytes} bytes failed with status {int(status)}")
+            self._registered.append(tensor.data_ptr())
         return tensor.view(self._torch.bfloat16) if half else tensor

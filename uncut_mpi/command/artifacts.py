@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 
 from uncut_mpi.errors import DataFileError
@@ -28,6 +29,8 @@ def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
     DataFileError
         If the path is an input or a directory, or its directory is missing or cannot be written.
     """
+    if _is_special(path):
+        return
     final = os.path.realpath(path)
     parent = os.path.dirname(final)
     for name in inputs:
@@ -45,11 +48,20 @@ def write_file(flag: str, path: str, content: bytes) -> None:
     """
     Write a file, complete or not at all; an existing file is replaced.
 
+    What is no file, as a device, a pipe or a terminal (``/dev/stdout``), is written to instead.
+
     Raises
     ------
     DataFileError
         If it cannot be written.
     """
+    if _is_special(path):
+        try:
+            with open(path, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None
+        return
     final = os.path.realpath(path)
     directory, name = os.path.split(final)
     hidden = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
@@ -63,3 +75,12 @@ def write_file(flag: str, path: str, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(hidden)
         raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None
+
+
+def _is_special(path: str) -> bool:
+    """Whether something is there that is neither a file nor a directory, and must not be replaced by one."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

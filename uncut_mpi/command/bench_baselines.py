@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -24,7 +25,12 @@ BASELINES: Final = {"numpy": ("host",), "cublas": ("cuda",), "cublasxt": ("cuda"
 """Backends on which each of them stands for the same hardware."""
 
 _LAUNCHERS: Final = ("PMI", "OMPI_", "PRTE_", "MPI", "HYDRA", "HYDI", "SLURM_")
-_ANSWER_S: Final = 600.0
+HOARDERS: Final = ("jax",)
+"""Libraries whose processes keep device memory for as long as they live."""
+
+ANSWER_S: Final = 600.0
+"""How long a process may think about an answer, at least."""
+
 _END_S: Final = 5.0
 _LAST_WORDS_BYTES: Final = 400
 
@@ -53,7 +59,11 @@ class BaselineProcess:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._rest = b""
         self.name = name
+        bound = os.sched_getaffinity(0)
         try:
+            # All cores, from the start, when a BLAS counts them: this rank may have been bound to some.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, range(os.cpu_count() or 1))
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "uncut_mpi.baselines"),
@@ -65,19 +75,27 @@ class BaselineProcess:
                 pass_fds=(asked, answering),
                 env=environment(os.environ, backend, devices),
             )
+        except OSError as error:
+            os.close(self._ask)
+            os.close(self._answers)
+            self._ask = -1
+            self._said.close()
+            raise BaselineError(f"the process of {name} cannot be started: {error.strerror}") from None
         finally:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, bound)
             os.close(asked)
             os.close(answering)
 
-    def ask(self, message: Mapping[str, Any], patience_s: float = _ANSWER_S) -> dict[str, Any]:
+    def ask(self, message: Mapping[str, Any], patience_s: float = ANSWER_S) -> dict[str, Any]:
         """
         Return the answer to a message.
 
         Raises
         ------
         BaselineError
-            If the library says that it cannot, ends, or is silent for too long; in the last two cases
-            the process is no more.
+            If the library says that it cannot, fails, ends, or is silent for too long; the process is no
+            more then, but in the first case.
         """
         try:
             os.write(self._ask, words(dict(message)))
@@ -95,13 +113,15 @@ class BaselineProcess:
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
+            if answer["ends"]:
+                self.close()
             raise BaselineError(answer["error"])
         return answer
 
     @property
     def alive(self) -> bool:
         """Whether it can be asked."""
-        return self._ask >= 0
+        return self._ask >= 0 and self._process.poll() is None
 
     def close(self, *, at_once: bool = False) -> None:
         """End the process. A second call does nothing."""
@@ -118,7 +138,11 @@ class BaselineProcess:
         self._said.close()
 
     def _ended(self) -> BaselineError:
-        self._process.wait(_END_S)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._said.seek(0, os.SEEK_END)
         self._said.seek(max(0, self._said.tell() - _LAST_WORDS_BYTES))
         last = self._said.read().decode(errors="replace").strip()

@@ -13,7 +13,7 @@ import numpy as np
 from uncut_mpi.api.session import Session
 from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.bench_arguments import BenchArguments, options_of
-from uncut_mpi.command.bench_baselines import BASELINES, BaselineError, BaselineProcess, SharedTask
+from uncut_mpi.command.bench_baselines import ANSWER_S, BASELINES, HOARDERS, BaselineError, BaselineProcess, SharedTask
 from uncut_mpi.command.product import (
     Product,
     check_result,
@@ -22,7 +22,6 @@ from uncut_mpi.command.product import (
     timed_call,
     verify_product,
 )
-from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
@@ -31,6 +30,8 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.search import ranks_by_use
 
 _FEWEST: Final = 3
+_MUCH: Final = 16
+"""Matrices of more than this part of a device's memory are a reason to end processes that give none back."""
 
 Facts = dict[str, Any]
 """What a measurement found, as it stands in the file."""
@@ -69,12 +70,10 @@ class Work:
         words = ["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--seed", str(seed)]
         return parse([*words, "--dtype", self.dtype.name])
 
-    def ranks(self, session: Session) -> tuple[int, ...]:
-        """Return the ranks that compute: all, or the so many that are of most use."""
-        if self.compute == session.size:
-            return tuple(range(session.size))
+    def ranks(self, session: Session) -> list[int]:
+        """Return the ranks that compute, those of most use first."""
         order = ranks_by_use(self.problem, Placement.parse(self.case.placement), session.machine)
-        return tuple(sorted(order[: self.compute]))
+        return order[: self.compute]
 
 
 class Measurer:
@@ -114,9 +113,16 @@ class Measurer:
 
     def forget(self) -> None:
         """Give back what was made for the product measured last."""
-        if self._shared is not None:
-            self._shared[1].close()
-            self._shared = None
+        if self._shared is None:
+            return
+        product, shared = self._shared
+        self._shared = None
+        shared.close()
+        nbytes = product.dtype.itemsize * (product.m * product.n + product.m * product.k + product.k * product.n)
+        if _MUCH * nbytes > int(self._session.machine.memory_bytes.min()):
+            for method in HOARDERS:
+                if method in self._processes:
+                    self._processes[method].close()
 
     def close(self) -> None:
         """End the processes of other libraries."""
@@ -130,7 +136,7 @@ class Measurer:
         session, asked = self._session, self._asked
         arguments = one.gemm_arguments(asked.seed)
         fewer = one.method == "one" or one.compute < session.size
-        options = options_of(one.method, one.ranks(session) if fewer else None)
+        options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None)
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()
@@ -171,7 +177,8 @@ class Measurer:
         begun = self._on_root(lambda: self._begin(one, product, arguments))
 
         def calls(count: int) -> list[float]:
-            samples: list[float] = self._told(one, {"do": "time", "count": count})["samples_s"]
+            patience_s = ANSWER_S + 3 * count * begun["call_s"]
+            samples: list[float] = self._told(one, {"do": "time", "count": count}, patience_s)["samples_s"]
             return samples
 
         facts = self._samples(calls, begun["call_s"], kept_back=0)
@@ -198,6 +205,7 @@ class Measurer:
             "scheduler": begun["library"],
             "how": begun["setting"],
             "settings": begun["settings"],
+            "failed_settings": begun["failed"],
             "tasks": None,
             "bytes": None,
             "digest": None,
@@ -224,8 +232,8 @@ class Measurer:
         task = shared.task(arguments.alpha, arguments.beta, (a, b, c_place), compute)
         return process.ask({"do": "begin", "task": task.to_json()})
 
-    def _told(self, one: Work, message: Facts) -> Facts:
-        return self._on_root(lambda: self._processes[one.method].ask(message))
+    def _told(self, one: Work, message: Facts, patience_s: float = ANSWER_S) -> Facts:
+        return self._on_root(lambda: self._processes[one.method].ask(message, patience_s))
 
     def _on_root(self, function: Callable[[], Facts]) -> Facts:
         """Return on every rank what rank 0 gets, or raise its BaselineError everywhere."""
@@ -233,8 +241,10 @@ class Measurer:
         if self._session.rank == 0:
             try:
                 told = function(), None
-            except (BaselineError, CapacityError) as error:
+            except BaselineError as error:
                 told = {}, str(error)
+            except Exception as error:  # the other ranks wait for an answer, whatever it is
+                told = {}, f"{type(error).__name__}: {error}"
         facts: Facts
         facts, reason = self._session.gather(told)[0]
         if reason is not None:

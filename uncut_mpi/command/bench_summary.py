@@ -88,7 +88,7 @@ def speedup(rows: Iterable[Row], method: str, other: str, compute: int) -> Speed
     """
     times: dict[str, dict[_Problem, float]] = {method: {}, other: {}}
     for row in rows:
-        ranks = 1 if row["method"] in SINGLE else compute
+        ranks = _ranks(row["method"], compute)
         if row["method"] in times and row["compute"] == ranks and row["median_s"] is not None:
             times[row["method"]][_problem(row)] = row["median_s"]
     ratios = [times[other][problem] / seconds for problem, seconds in times[method].items() if problem in times[other]]
@@ -101,7 +101,7 @@ def best_of(rows: Iterable[Row], methods: Sequence[str], compute: int) -> list[R
     """Return of every problem the fastest result of some methods on so many ranks, as one of the method `BEST`."""
     best: dict[_Problem, Row] = {}
     for row in rows:
-        ranks = 1 if row["method"] in SINGLE else compute
+        ranks = _ranks(row["method"], compute)
         if row["method"] in methods and row["compute"] == ranks and row["median_s"] is not None:
             known = best.get(_problem(row))
             if known is None or row["median_s"] < known["median_s"]:
@@ -157,11 +157,13 @@ def _comparison(rows: Sequence[Row], first: str, other: str) -> list[str]:
     counts = sorted({row["compute"] for row in rows if row["method"] not in SINGLE}) or [1]
     lines = []
     for count in counts:
-        table = _speedup_line("all", speedup(rows, first, other, count))
+        done = [{_problem(row) for row in rows if _counts(row, name, _ranks(name, count))} for name in (first, other)]
+        both = [row for row in rows if row["median_s"] is not None and _problem(row) in done[0] & done[1]]
+        table = _speedup_line("all", speedup(both, first, other, count))
         for name, key in GROUPINGS.items():
-            groups = sorted({key(row) for row in rows})
+            groups = sorted({key(row) for row in both})
             for group in groups if len(groups) > 1 else ():
-                chosen = [row for row in rows if key(row) == group]
+                chosen = [row for row in both if key(row) == group]
                 table += _speedup_line(f"{name}: {group}", speedup(chosen, first, other, count))
         if table:
             lines += ["", f"{first} against {other}, on {count} ranks: time of {other} / time of {first}"]
@@ -173,6 +175,10 @@ def _speedup_line(name: str, found: Speedup | None) -> list[str]:
     if found is None:
         return []
     return [f"{name:24} {found.problems:8} {found.mean:7.3f} {found.least:7.3f} {found.most:7.3f} {found.slower:7}"]
+
+
+def _ranks(method: str, compute: int) -> int:
+    return 1 if method in SINGLE else compute
 
 
 def _counts(row: Row, method: str, compute: int) -> bool:

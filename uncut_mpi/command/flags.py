@@ -220,8 +220,8 @@ def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
     common = parser.add_argument_group(
         "schedule",
-        "What differs from its default stays fixed; the rest is chosen by simulation, or with --scheduler uncut or\n"
-        "kblocks by that scheduler's rules, which are the defaults named here.",
+        "What differs from its default stays fixed; the rest is chosen by simulation, or with --scheduler by\n"
+        "that scheduler's own rules, which are the defaults named here.",
     )
     common.add_argument(
         "--scheduler",

@@ -84,6 +84,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("k", &Input::k)
         .def_rw("tile", &Input::tile)
         .def_rw("num_ranks", &Input::num_ranks)
+        .def_rw("most_tasks", &Input::most_tasks)
         .def_rw("rows", &Input::rows)
         .def_rw("cols", &Input::cols)
         .def_rw("trans_a", &Input::trans_a)
@@ -135,7 +136,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         });
     m.def("schedule_uncut", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds); tables as uint8 arrays, "
-          "caches as (rank, matrix, slots).");
+          "caches as (rank, matrix, slots). ValueError if there are more than `most_tasks`.");
     m.def("uncut_best_chain", &best_chain, nb::arg("eta"), nb::arg("lam"), nb::arg("chunk_cost"),
           nb::arg("destinations"), nb::arg("chunks"), "As planning.routing.best_chain, times as integers.");
 }

@@ -107,7 +107,7 @@ def choose_tile(problem: GemmProblem, placement: Placement, machine: Machine, de
     own = [float(machine.bandwidth_gb_per_s[device, device]) for device in devices]
     model = BandModel(
         n=problem.k,
-        num_devices=len(devices),
+        num_devices=max(2, len(devices)),  # one alone has to get its bands in time as well
         math_gflop_per_s=float(machine.typical_gemm_rate(problem.dtype)[list(devices)].min()) / 1e9,
         memory_gb_per_s=2 * min(own),  # a copy within a device reads and writes every byte
         transfer_gb_per_s=min(links, default=min(own)),

@@ -32,14 +32,20 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import TileWorkers, schedule_tiles
+from uncut_mpi.planning.tiles import MAX_TASKS, TileWorkers, schedule_tiles
 
 MOST_SEARCHED: Final = 8
 """Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
 
 
 def schedule(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
 ) -> tuple[Schedule, ScheduleOptions]:
     """
     Return PARALiA's schedule for a problem that has a product, and the options with devices and tile chosen.
@@ -88,7 +94,9 @@ def schedule(
         max_hops=hops,
         compute_lanes=options.compute_lanes,
     )
-    made, _ = schedule_tiles(problem, placement, machine, engine, workers, scheduler="cyclic", grid=grid)
+    made, _ = schedule_tiles(
+        problem, placement, machine, engine, workers, scheduler="cyclic", grid=grid, most_tasks=most_tasks
+    )
     return made, dataclasses.replace(options, grid=made.grid, tile=tile, devices=devices)
 
 

@@ -11,6 +11,7 @@ from uncut_mpi.planning import bands, cyclic, kblocks, uncut
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.tiles import MAX_TASKS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,17 +39,26 @@ class Made:
 
 
 def make_schedule(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
 ) -> Made:
     """
     Return what the scheduler named by `options` makes of a problem; without a product `uncut`, whichever it names.
 
-    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`.
+    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; those of tiles give up
+    (PlanError) what has more than `most_tasks` tasks, the others make few.
     """
     about = (problem, placement, num_ranks, machine)
     if options.scheduler == "uncut" or not problem.has_product:
-        result = uncut.schedule(*about, dataclasses.replace(options, scheduler="uncut"))
+        result = uncut.schedule(*about, dataclasses.replace(options, scheduler="uncut"), most_tasks=most_tasks)
         chosen = dataclasses.replace(options, scheduler="uncut", tile=result.schedule.tile, grid=result.schedule.grid)
         return Made(result.schedule, chosen, result.predicted_s)
-    make = {"kblocks": kblocks.schedule, "cyclic": cyclic.schedule, "bands": bands.schedule}[options.scheduler]
+    if options.scheduler == "cyclic":
+        return Made(*cyclic.schedule(*about, options, most_tasks=most_tasks))
+    make = {"kblocks": kblocks.schedule, "bands": bands.schedule}[options.scheduler]
     return Made(*make(*about, options))

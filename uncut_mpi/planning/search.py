@@ -33,6 +33,7 @@ from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.shares import arrange, fit_shares
 from uncut_mpi.planning.simulate import Simulation, simulate
+from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 40_000
 """Simulated tasks of a search, worth about 50 ms on two cores of 2025."""
@@ -48,25 +49,25 @@ _HOPELESS: Final = 1.25
 _FAR_BEHIND: Final = 1.1
 """A grid whose best takes so many times as long is not tried with other blocks."""
 
-_FIRST_PART: Final = 0.5
+_FIRST_PART: Final = 0.7
 """What the more promising scheduler gets of the budget, at least."""
 
 _DIMENSIONS: Final = {
-    "uncut": ("_orders", "_grids", "_tiles", "_ranks", "_rough", "_when_c", "_shares"),
+    "uncut": ("_when_c", "_orders", "_grids", "_tiles", "_ranks", "_rough", "_shares"),
     "kblocks": (
+        "_combines",
         "_splits",
         "_block_orders",
         "_columns",
         "_largest_blocks",
         "_first_blocks",
-        "_combines",
         "_fewer_ranks",
         "_shares",
     ),
     "cyclic": ("_edges", "_distributions"),
     "bands": ("_edges",),
 }
-"""What is varied, in this order."""
+"""What is varied, in this order: first what costs few tasks for what it brings."""
 
 _SHARE_STEPS: Final = 3
 _SHARE_TOLERANCE: Final = 0.05
@@ -261,7 +262,7 @@ class _Explorer:
         if best is None or not self._problem.has_product:
             return best
         if asked.scheduler == "kblocks":
-            for dimension in (self._corners, self._block_orders):
+            for dimension in (self._combines, self._corners, self._block_orders):
                 best = self._improve(best, asked, dimension)
             return best
         if asked.scheduler != "uncut":
@@ -507,7 +508,8 @@ class _Explorer:
                 self.discarded += 1
                 return None
         try:
-            schedule, named = self._plan(options)
+            # What the budget has no room for is given up on the way.
+            schedule, named = self._plan(options, MAX_TASKS if must else self._limit - self.spent)
         except (PlanError, CapacityError):
             if must:
                 raise
@@ -530,9 +532,10 @@ class _Explorer:
         self._least = min(self._least, candidate.value)
         return candidate
 
-    def _plan(self, options: ScheduleOptions) -> tuple[Schedule, ScheduleOptions]:
+    def _plan(self, options: ScheduleOptions, most_tasks: int) -> tuple[Schedule, ScheduleOptions]:
         """Return a schedule, and the options with what its scheduler has chosen."""
-        made = make_schedule(self._problem, self._placement, self._num_ranks, self._machine, options)
+        about = (self._problem, self._placement, self._num_ranks, self._machine)
+        made = make_schedule(*about, options, most_tasks=most_tasks)
         return made.schedule, made.options
 
     def _too_large(self, options: ScheduleOptions) -> bool:

@@ -138,6 +138,7 @@ def schedule_tiles(
     *,
     scheduler: str,
     grid: ProcessGrid,
+    most_tasks: int = MAX_TASKS,
 ) -> tuple[Schedule, float]:
     """
     Return a schedule of tiles, and when its last task is over by ETA plus compute (s).
@@ -147,16 +148,20 @@ def schedule_tiles(
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
-        If there would be more than `MAX_TASKS` tasks.
+        If there would be more than `most_tasks` tasks.
     """
-    _check_size(problem, workers, options)
+    _check_size(problem, workers, options, most_tasks)
     num_ranks = machine.num_ranks
     layout = Layout(num_ranks, problem, placement)
     panels = _Panels(layout, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
     layout.check_capacity(machine)
     native = _native_input(problem, placement, machine, options, workers, panels)
     _set_relays(native, problem, machine, options, layout)
-    tasks, operands, regions, awaits, lanes, caches, end_ps = _native.schedule_uncut(native)
+    native.most_tasks = most_tasks
+    try:
+        tasks, operands, regions, awaits, lanes, caches, end_ps = _native.schedule_uncut(native)
+    except ValueError as error:
+        raise _too_many(problem, workers.tile, f"more than {most_tasks}", most_tasks) from error
     for rank, matrix, slots in caches:
         rows, cols = native.slot_shape[matrix]
         layout.add(rank, (rows, slots * cols), problem.dtype, Matrix(matrix), Role.CACHE)
@@ -178,14 +183,19 @@ def schedule_tiles(
     return result, end_ps / _PS_PER_S
 
 
-def _check_size(problem: GemmProblem, workers: TileWorkers, options: ScheduleOptions) -> None:
+def _check_size(problem: GemmProblem, workers: TileWorkers, options: ScheduleOptions, most_tasks: int) -> None:
+    """Refuse what is surely too large before any of it is made."""
     steps = -(-problem.k // workers.tile)
     tasks = workers.num_tiles() * steps * (1 if options.caching else 3)
-    if tasks > MAX_TASKS:
-        raise PlanError(
-            f"tile {workers.tile} makes {tasks} tasks of {problem.m}×{problem.n}×{problem.k}, "
-            f"the limit is {MAX_TASKS}: ask for a larger tile, or for none"
-        )
+    if tasks > most_tasks:
+        raise _too_many(problem, workers.tile, str(tasks), most_tasks)
+
+
+def _too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:
+    return PlanError(
+        f"tile {tile} makes {tasks} tasks of {problem.m}×{problem.n}×{problem.k}, "
+        f"the limit is {most_tasks}: ask for a larger tile, or for none"
+    )
 
 
 def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOptions) -> bool:

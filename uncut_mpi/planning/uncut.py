@@ -53,7 +53,7 @@ from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import TileWorkers, schedule_tiles
+from uncut_mpi.planning.tiles import MAX_TASKS, TileWorkers, schedule_tiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +77,13 @@ class UncutResult:
 
 
 def schedule(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
 ) -> UncutResult:
     """
     Return the paper's schedule for a problem.
@@ -92,7 +98,7 @@ def schedule(
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
-        If the tile asked for makes more than `MAX_TASKS` tasks.
+        If there would be more than `most_tasks` tasks.
     """
     placement.check_ranks(num_ranks)
     if machine.num_ranks != num_ranks:
@@ -102,7 +108,9 @@ def schedule(
     tile = _tile(problem, placement, grid, devices, machine, options)
     decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
     workers = _workers(problem, placement, decomposition, devices)
-    made, seconds = schedule_tiles(problem, placement, machine, options, workers, scheduler="uncut", grid=grid)
+    made, seconds = schedule_tiles(
+        problem, placement, machine, options, workers, scheduler="uncut", grid=grid, most_tasks=most_tasks
+    )
     return UncutResult(made, seconds, decomposition)
 
 
