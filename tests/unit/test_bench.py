@@ -170,6 +170,16 @@ def test_other_libraries_are_compared_with_together_too() -> None:
     assert "the best other library" not in summary_text(rows, ["jax", "torch"])
 
 
+def test_groups_are_those_of_problems_that_both_have_done() -> None:
+    rows = [
+        *(row(1000, 1000, "h,h,h", method, 1.0) for method in ("auto", "bands")),
+        row(1000, 100, "0,0,0", "bands", None, limited_by="", reason="no"),
+    ]
+    text = summary_text(rows, ["auto", "bands"])
+    assert "size:" not in text
+    assert "data:" not in text
+
+
 def test_rates_are_sums_over_sums() -> None:
     assert total_rate(ROWS, "uncut", 4) == (2, pytest.approx(2e-12 * (1000**3 + 1000**2 * 100) / 2.4))
     assert total_rate(ROWS, "kblocks", 4) == (0, 0.0)

@@ -287,13 +287,13 @@ def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
     elif foreign := options.foreign(options.scheduler):
         flags = " ".join(_FLAGS[name] for name in foreign)
         other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
-        raise ParamError(f"{flags} was given with {other}, which does not take it: leave one of them out")
+        raise ParamError(f"{flags} with {other}, which does not take that: leave out one or the other")
 
 
 def _check_ablation(given: argparse.Namespace) -> None:
     by_hand = [flag for name, flag in _ABLATION_FLAGS.items() if getattr(given, name) not in (True, None)]
     if by_hand:
-        raise ParamError(f"{' '.join(by_hand)} was given with --ablation, which sets it itself: leave one of them out")
+        raise ParamError(f"{' '.join(by_hand)} with --ablation, which sets that itself: leave out one or the other")
     if given.scheduler not in (None, "uncut"):
         raise ParamError(
             f"--scheduler {given.scheduler} was given with --ablation, which takes the paper's: leave one of them out"
