@@ -47,6 +47,7 @@ UNCUT_BLAS_FUNCTIONS(CHECK_BLAS)
 static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T);
 static_assert(own::blas_pointer_mode_host == CUBLAS_POINTER_MODE_HOST);
 static_assert(own::blas_default_math == CUBLAS_DEFAULT_MATH && own::blas_compute_32f == CUBLAS_COMPUTE_32F);
+static_assert(own::blas_compute_32f_fast_tf32 == CUBLAS_COMPUTE_32F_FAST_TF32);
 static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
 static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && own::type_r_16bf == CUDA_R_16BF);
 #endif

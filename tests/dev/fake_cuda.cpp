@@ -93,7 +93,7 @@ bool wait_is_over(const MemOp::Value &wait) {
 
 double load(Address base, std::int64_t at, int dtype) {
     if (dtype == dtype_f64) return reinterpret_cast<const double *>(base)[at];
-    if (dtype == dtype_f32) return reinterpret_cast<const float *>(base)[at];
+    if (dtype == dtype_f32 || dtype == dtype_tf32) return reinterpret_cast<const float *>(base)[at];
     const std::uint32_t bits = std::uint32_t{reinterpret_cast<const std::uint16_t *>(base)[at]} << 16;  // bf16
     float value;
     std::memcpy(&value, &bits, 4);
@@ -103,7 +103,7 @@ double load(Address base, std::int64_t at, int dtype) {
 void store(Address base, std::int64_t at, int dtype, double value) {
     if (dtype == dtype_f64) {
         reinterpret_cast<double *>(base)[at] = value;
-    } else if (dtype == dtype_f32) {
+    } else if (dtype == dtype_f32 || dtype == dtype_tf32) {
         reinterpret_cast<float *>(base)[at] = static_cast<float>(value);
     } else {
         const float narrow = static_cast<float>(value);
@@ -342,6 +342,12 @@ Code cublasSgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_
 Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, const void *alpha,
                      const void *a, int type_a, std::int64_t lda, const void *b, int type_b, std::int64_t ldb,
                      const void *beta, void *c, int type_c, std::int64_t ldc, int compute, int) {
+    if (type_a == type_r_32f) {
+        if (type_b != type_r_32f || type_c != type_r_32f || compute != blas_compute_32f_fast_tf32) return 15;
+        return gemm("cublasGemmEx_64 in TF32", h, ta, tb, m, n, k, *static_cast<const float *>(alpha),
+                    reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
+                    *static_cast<const float *>(beta), reinterpret_cast<Address>(c), ldc, dtype_f32, dtype_f32);
+    }
     if (type_a != type_r_16bf || type_b != type_r_16bf || compute != blas_compute_32f) return 15;
     return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const float *>(alpha), reinterpret_cast<Address>(a),
                 lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta), reinterpret_cast<Address>(c),

@@ -38,7 +38,7 @@ def succeed(reports):
 # -- results ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16, DType.tf32], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 def test_a_product_over_three_ranks_is_right_and_can_be_repeated(fake, dtype, trans):
     case = Pushed(dtype=dtype, trans_a=trans[0], trans_b=trans[1])

@@ -55,33 +55,35 @@ def random_matrix(rows: int, cols: int, dtype: DType, seed: tuple[int, ...]) -> 
     return np.random.default_rng(seed).uniform(-1.0, 1.0, (rows, cols)).astype(dtype.numpy)
 
 
-def place_matrix(session: Session, data: np.ndarray, where: str, order: str, pad: int) -> tuple[Matrix, list[Matrix]]:
+def place_matrix(
+    session: Session, data: np.ndarray, where: str, order: str, pad: int, dtype: DType
+) -> tuple[Matrix, list[Matrix]]:
     """Put `data` at a location, in an order, with a leading dimension `pad` above the least; collective."""
     rows, cols = data.shape
     outer = (rows + pad, cols) if order == "F" else (rows, cols + pad)
     location = Location.parse(where)
     if location.space == "device":
         assert location.rank is not None
-        whole = session.empty_device(outer, data.dtype, rank=location.rank, order=order)
+        whole = session.empty_device(outer, dtype, rank=location.rank, order=order)
         part = None
         if session.rank == location.rank:
             part = whole.array[:rows, :cols]
             part[...] = as_device_array(session, data)
-        matrix = session.register(part, root=location.rank)
+        matrix = session.register(part, root=location.rank, dtype=dtype)
         return matrix, [whole]
     if location.rank is None:
-        whole = session.empty_host(outer, data.dtype, order=order)
+        whole = session.empty_host(outer, dtype, order=order)
         part = whole.array[:rows, :cols]
         if session.rank == 0:
             whole.array.fill(np.nan)
             part[...] = data
-        matrix = session.register(part, root=0)
+        matrix = session.register(part, root=0, dtype=dtype)
         return matrix, [whole]
     part = None
     if session.rank == location.rank:
         part = np.full(outer, np.nan, data.dtype, order=order)[:rows, :cols]
         part[...] = data
-    return session.register(part, root=location.rank), []
+    return session.register(part, root=location.rank, dtype=dtype), []
 
 
 def as_device_array(session: Session, data: np.ndarray) -> Any:
@@ -113,7 +115,7 @@ def make_operands(session: Session, case: Case) -> Operands:
         b[...] = np.inf
     made, extra = [], []
     for data, where, order, pad in zip((a, b, c), case.place, case.orders, case.pad, strict=True):
-        matrix, more = place_matrix(session, data, where, order, pad)
+        matrix, more = place_matrix(session, data, where, order, pad, dtype)
         made.append(matrix)
         extra += more
     return Operands(*made, a, b, c, extra)
@@ -138,7 +140,8 @@ def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     Return the product in float64 and the elementwise error bound.
 
     |C − Ĉ| ≤ γ_{k+2} |alpha| |op(A)| |op(B)| + 3u |beta| |C| with γ_n = n u/(1 − n u), u of the
-    accumulator (Higham 2002, section 3.5), plus one rounding of the result to the type.
+    accumulator (Higham 2002, section 3.5), plus one rounding of the result to the type, and for tf32 one of each
+    element of op(A) and op(B), 2 u_o (1 + u_o) |alpha| |op(A)| |op(B)|.
     """
     dtype = DType[case.dtype]
     a = operands.a_MK.astype(np.float64)
@@ -154,7 +157,9 @@ def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     u = dtype.accumulator.unit_roundoff
     steps = (case.k + 4) * u
     result = product + old
-    bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * dtype.unit_roundoff * np.abs(result)
+    rounded = dtype.operand_roundoff
+    of_products = (steps / (1 - steps) + 2 * rounded * (1 + rounded)) * magnitude
+    bound = of_products + 4 * u * np.abs(old) + 2 * dtype.unit_roundoff * np.abs(result)
     return result, bound + np.finfo(np.float64).tiny
 
 

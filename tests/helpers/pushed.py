@@ -116,14 +116,15 @@ class Pushed:
         """
         Whether every element is within its bound of the product in float64.
 
-        The bound is (k + 4) u of the accumulator and 2 u of the type, times the sum of absolute
-        values (Higham 2002, section 3.5).
+        The bound is (k + 4) u of the accumulator, 2 u of the type and what rounding two operands may change, times the
+        sum of absolute values (Higham 2002, section 3.5).
         """
         a, b, c = (self.values(schedule, index, seed).astype(np.float64) for index in range(3))
         a, b = (a if self.trans_a == "N" else a.T), (b if self.trans_b == "N" else b.T)
         product = alpha * (a @ b) + beta * c
         scale = abs(alpha) * (np.abs(a) @ np.abs(b)) + np.abs(beta * c)
         bound = self.dtype.accumulator.unit_roundoff * (self.k + 4) + self.dtype.unit_roundoff * 2
+        bound += 2.01 * self.dtype.operand_roundoff
         return bool((np.abs(found.astype(np.float64) - product) <= bound * scale).all())
 
 

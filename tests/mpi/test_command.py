@@ -152,7 +152,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_any_work(comm, job, mp
 
 
 def test_every_type_passes_its_check(comm, job):
-    for dtype in ("f64", "f32", "f16", "bf16"):
+    for dtype in ("f64", "f32", "f16", "bf16", "tf32"):
         status, out, err = job([*SMALL, "--dtype", dtype, "--place", "0,h,0"])
         collective_assert(comm, status == 0 and out.rstrip().endswith("PASS"), f"{dtype}: {out}{err}")
 

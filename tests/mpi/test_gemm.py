@@ -69,7 +69,7 @@ def test_every_transpose_and_order_with_leading_dimensions(session, comm):
 def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
     last = str(session.size - 1)
     for dtype, place in itertools.product(
-        ("f64", "f32", "f16", "bf16"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))
+        ("f64", "f32", "f16", "bf16", "tf32"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))
     ):
         for beta in (0.0, 1.1154):
             run(

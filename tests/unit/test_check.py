@@ -28,9 +28,12 @@ class Case:
     beta: float = 1.1154
     trans_a: str = "N"
     trans_b: str = "N"
+    nearest: bool = True
 
     def check(self, method: str, **changes: object) -> CheckResult:
-        words = dataclasses.asdict(self) | {"full_limit": 10**18 if method == "full" else -1} | changes
+        facts = dataclasses.asdict(self)
+        del facts["nearest"]
+        words = facts | {"full_limit": 10**18 if method == "full" else -1} | changes
         return check_shared(**words)
 
 
@@ -40,11 +43,20 @@ def generate(rows: int, cols: int, dtype: DType, name: str, order: str = "F") ->
     return array
 
 
+def tensor_float(array: np.ndarray, nearest: bool, bits: int = 13) -> np.ndarray:
+    """Round float32 to the nearest number with so many bits less, or drop them."""
+    whole = np.ascontiguousarray(array).view(np.uint32)
+    mask = np.uint32((0xFFFFFFFF << bits) & 0xFFFFFFFF)
+    return ((whole + np.uint32(1 << (bits - 1) if nearest else 0)) & mask).view(np.float32)
+
+
 def multiply(case: Case, start: int = 0, stop: int | None = None) -> np.ndarray:
     """The product as a device computes it: sums in the accumulator's type, one rounding at the end."""
     wide = case.dtype.accumulator.numpy.type
     a = (case.a if case.trans_a == "N" else case.a.T).astype(wide)[:, start:stop]
     b = (case.b if case.trans_b == "N" else case.b.T).astype(wide)[start:stop]
+    if case.dtype is DType.tf32:
+        a, b = (tensor_float(operand, case.nearest) for operand in (a, b))
     with np.errstate(invalid="ignore"):
         result = wide(case.alpha) * (a @ b) if case.alpha != 0 else np.zeros((a.shape[0], b.shape[1]), wide)
     if case.c_in is not None and case.beta != 0:
@@ -72,7 +84,7 @@ def test_a_correct_product_passes(method, dtype, shape):
     assert result.passed, result
     assert 0 <= result.error <= result.tolerance
     assert result.elements_covered == shape[0] * shape[1]
-    assert result.rms_error < 4 * dtype.unit_roundoff * (1 + shape[2]) ** 0.5
+    assert result.rms_error < 4 * dtype.unit_roundoff * (1 + shape[2]) ** 0.5 + dtype.operand_roundoff
 
 
 @BOTH_CHECKS
@@ -266,6 +278,19 @@ def test_a_wrong_product_fails(method, dtype, fault, right):
 
 
 @BOTH_CHECKS
+@pytest.mark.parametrize("nearest", [True, False])
+@pytest.mark.parametrize("shape", [(40, 30, 8), (128, 96, 3000), (512, 512, 1024)])
+def test_tf32_may_round_its_operands_or_drop_their_last_bits(method, nearest, shape):
+    case = make(*shape, DType.tf32, nearest=nearest)
+    assert case.check(method).passed
+    # An f32 product is not to be computed so, and tf32 not from far fewer bits.
+    assert not dataclasses.replace(case, dtype=DType.f32).check(method).passed
+    a, b = (tensor_float(operand, nearest, 19) for operand in (case.a, case.b))
+    coarse = multiply(dataclasses.replace(case, a=a, b=b))
+    assert not dataclasses.replace(case, c_out=coarse).check(method).passed
+
+
+@BOTH_CHECKS
 def test_a_double_product_computed_in_single_fails(method, right):
     case = right[DType.f64]
     single = dataclasses.replace(case, dtype=DType.f32)
@@ -313,7 +338,7 @@ def test_nan_and_infinity_of_the_inputs_are_wanted_in_c_where_they_spread_to_and
     spread = 2 * 70 + 2 * 58 + 1
     assert f"; {spread} must be NaN or infinite, as inputs are, and {spread} of them are" in result.detail
     assert 0 < result.error <= result.tolerance < 1
-    assert result.rms_error < 4 * dtype.unit_roundoff * 301**0.5
+    assert result.rms_error < 4 * dtype.unit_roundoff * 301**0.5 + dtype.operand_roundoff
     for place, value in (
         ((5, 0), 0.5), ((9, 1), -case.c_out[9, 1]), ((9, 1), np.nan), ((20, 30), np.nan), ((9, 8), np.inf),
         ((30, 3), np.inf), ((0, 0), np.nan), ((0, 0), np.inf), ((0, 0), 17.0),

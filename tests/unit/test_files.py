@@ -34,7 +34,7 @@ def save(path: pathlib.Path, array: np.ndarray) -> str:
 
 
 def asked(dtype: DType) -> DType | None:
-    return dtype if dtype is DType.bf16 else None
+    return dtype if dtype in (DType.bf16, DType.tf32) else None
 
 
 def bits(array: np.ndarray) -> np.ndarray:

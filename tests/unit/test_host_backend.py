@@ -446,7 +446,8 @@ def test_beta_zero_never_reads_c(dtype):
     reads = [(6, 4, dtype, F.ALPHA, N), (4, 5, dtype, F.ONE, N), (F.BETA, N)]
     found = run_one(one_task(Kind.GEMM, (6, 5, dtype), reads), {0: np.nan, 1: a, 2: b}, 2.0, 0.0)
     product = 2.0 * (a.astype(np.float64) @ b.astype(np.float64))
-    assert (np.abs(found.astype(np.float64) - product) <= 8.0 * 5 * dtype.unit_roundoff).all()  # |sum| <= 2 k
+    bound = 8.0 * (5 * dtype.unit_roundoff + 2.01 * dtype.operand_roundoff)  # |sum| <= 2 k
+    assert (np.abs(found.astype(np.float64) - product) <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
@@ -691,3 +692,29 @@ def test_a_closed_executable_is_an_error_and_not_a_crash():
         cluster.executables[0].close()
         with pytest.raises(DeviceError, match="closed"):
             cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=1.0)
+
+
+# -- tf32 ------------------------------------------------------------------------------------------
+
+
+def test_tf32_rounds_operands_to_ten_bits_and_keeps_what_is_no_number():
+    one = np.float32(1)
+    values = np.array([1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 0, -0.0, np.inf, -np.inf, np.nan], np.float32)
+    array = np.concatenate([values, np.array([0x7FFFFFFF, 0x7F800001], np.uint32).view(np.float32)])
+    out = np.empty_like(array)
+    bodies.round_to_tf32(array, out)
+    expected = np.array([1 + 2**-10, 1 + 2**-10, one, -1 - 2**-10, 0, -0.0, np.inf, -np.inf] + 3 * [np.nan], np.float32)
+    np.testing.assert_array_equal(out, expected)
+    assert np.signbit(out[5])
+
+
+def test_tf32_products_are_those_of_rounded_operands():
+    a, b = uniform(9, 40, dtype=DType.f32), uniform(40, 5, dtype=DType.f32, seed=1)
+    reads = [(9, 40, DType.tf32, F.ALPHA, N), (40, 5, DType.tf32, F.ONE, N), (F.BETA, N)]
+    found = run_one(one_task(Kind.GEMM, (9, 5, DType.tf32), reads), {0: np.nan, 1: a, 2: b}, 1.0, 0.0)
+    rounded = [np.empty_like(a), np.empty_like(b)]
+    bodies.round_to_tf32(a, rounded[0])
+    bodies.round_to_tf32(b, rounded[1])
+    exact = rounded[0].astype(np.float64) @ rounded[1].astype(np.float64)
+    assert (np.abs(found - exact) <= 50 * DType.f32.unit_roundoff * (np.abs(a) @ np.abs(b))).all()
+    assert np.abs(found - a.astype(np.float64) @ b).max() > 1e-5  # and not of those given

@@ -169,7 +169,7 @@ def test_a_damaged_byte_raises_nothing_but_schedule_errors(at: int, flip: int) -
         ("buffers", "owner", 0, 3, "owner does not exist"),
         ("buffers", "owner", 0, -2, "owner does not exist"),
         ("buffers", "ld", 0, 11, "leading dimension is below its rows"),
-        ("buffers", "dtype", 0, 4, "is unknown"),
+        ("buffers", "dtype", 0, 5, "is unknown"),
         ("buffers", "space", 0, 2, "is unknown"),
         ("buffers", "role", 0, 4, "is unknown"),
         ("buffers", "matrix", 0, 3, "is unknown"),

@@ -82,9 +82,9 @@ class MatrixStore:
             if self._group.rank == rank:
                 array = self._backend.empty(stored.rows, stored.cols, kind, order)
                 self._counters.allocations += 1
-        return self.register(array, rank)
+        return self.register(array, rank, kind)
 
-    def register(self, array: Any, root: int) -> Matrix:
+    def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
         """See `Session.register`."""
         with agreement.collective(self._group, "registering a matrix"):
             if not 0 <= root < self._group.size:
@@ -95,7 +95,7 @@ class MatrixStore:
         error: BaseException | None = None
         if self._group.rank == root:
             try:
-                held = self._describe(array, number, root)
+                held = self._describe(array, number, root, kind)
             except Exception as caught:  # carried to every rank by the agreement below
                 error = caught
         agreement.collective_result(self._group, error, "registering a matrix")
@@ -272,10 +272,10 @@ class MatrixStore:
                 raise ParamError(f"rank = {rank} is not a rank of this session (0 to {self._group.size - 1})")
             return StoredMatrix(rows, cols, order), DType.parse(dtype)
 
-    def _describe(self, array: Any, number: int, root: int) -> _Held:
+    def _describe(self, array: Any, number: int, root: int, kind: DType | None) -> _Held:
         if self._backend.owns(array):
             stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
-            dtype = DType.parse(array.dtype)
+            dtype = _element_type(array, kind)
             adopted = self._backend.adopt(array)
             info = MatrixInfo(
                 number,
@@ -294,7 +294,7 @@ class MatrixStore:
                 + (" or cupy array" if self._backend.name == "cuda" else "")
             )
         stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
-        dtype = DType.parse(array.dtype)
+        dtype = _element_type(array, kind)
         address = array.__array_interface__["data"][0]
         for held in self._held.values():
             segment = held.segment
@@ -337,3 +337,12 @@ class MatrixStore:
         matrix = Matrix(held.info, array=array, address=held.address)
         weakref.finalize(matrix, self._dropped.add, held.info.number)
         return matrix
+
+
+def _element_type(array: Any, kind: DType | None) -> DType:
+    found = DType.parse(array.dtype)
+    if kind is None:
+        return found
+    if found.numpy != kind.numpy:
+        raise ParamError(f"an array of {found.name} was registered as {kind.name}, which is {kind.numpy} in memory")
+    return kind

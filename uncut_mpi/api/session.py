@@ -28,6 +28,7 @@ from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
@@ -193,7 +194,7 @@ class Session:
         shape : tuple of int
             Rows and columns.
         dtype : numpy dtype or str
-            float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16).
+            float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16; tf32, which is float32 in memory).
         order : {"C", "F"}
             Storage order.
 
@@ -224,7 +225,7 @@ class Session:
             self._gate.begin("empty_device", asked)
             return self._store.empty_device(shape, dtype, rank, order)
 
-    def register(self, array: Any, *, root: int) -> Matrix:
+    def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
         """
         Make an existing array of one rank usable by all. Collective.
 
@@ -235,15 +236,19 @@ class Session:
             private host memory of `root`: only its link reaches it (see `empty_host`).
         root : int
             The rank that has it.
+        dtype : str or DType, optional
+            What its products are computed in, the same on all ranks: ``"tf32"`` for a float32 array, to use TF32; else
+            that of the array.
 
         Raises
         ------
         ParamError
-            If it is not such an array; on all ranks.
+            If it is not such an array, or of another type; on all ranks.
         """
         with self._gate.exclusive():
-            self._gate.begin("register", f"register(root={root})")
-            return self._store.register(array, root)
+            asked = f"register(root={root})" if dtype is None else f"register(root={root}, dtype={dtype})"
+            self._gate.begin("register", asked)
+            return self._store.register(array, root, None if dtype is None else DType.parse(dtype))
 
     def barrier(self) -> None:
         """

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from uncut_mpi.baselines.cublas_calls import BlasLibrary, XtHandle
+from uncut_mpi.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHandle
 from uncut_mpi.baselines.cuda_memory import CudaMemory
 from uncut_mpi.baselines.library import Library, Product, Unsupported
 from uncut_mpi.baselines.task import Matrices, Task
@@ -84,7 +84,7 @@ class CublasXtLibrary(Library):
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
-        if task.dtype.is_half:
+        if task.dtype not in XT_TYPES:
             raise Unsupported(f"cuBLASXt has no product of {task.dtype.name}")
         return XtProduct(self._blas, CudaMemory(self._runtime), task, matrices)
 

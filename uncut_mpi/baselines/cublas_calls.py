@@ -10,11 +10,14 @@ from uncut_mpi.baselines.library import Unsupported
 from uncut_mpi.model.dtypes import DType
 
 # Numbers of cudaDataType, and of cublasComputeType_t for the accumulator; CUBLAS_OP_N; CUBLAS_GEMM_DEFAULT.
-_DATA = {DType.f64: 1, DType.f32: 0, DType.f16: 2, DType.bf16: 14}
-_COMPUTE = {DType.f64: 70, DType.f32: 68}
-_SCALAR = {DType.f64: ctypes.c_double, DType.f32: ctypes.c_float}
+_DATA = {DType.f64: 1, DType.f32: 0, DType.f16: 2, DType.bf16: 14, DType.tf32: 0}
+_COMPUTE = {DType.f64: 70, DType.f32: 68, DType.tf32: 77}
+_SCALAR = {DType.f64: ctypes.c_double, DType.f32: ctypes.c_float, DType.tf32: ctypes.c_float}
 _N, _DEFAULT_ALGO = 0, -1
 _XT_GEMM = {DType.f64: "cublasXtDgemm", DType.f32: "cublasXtSgemm"}
+
+XT_TYPES = frozenset(_XT_GEMM)
+"""Types that cuBLASXt multiplies."""
 
 
 class BlasLibrary:

@@ -10,6 +10,7 @@ import numpy as np
 
 from uncut_mpi.baselines.library import Library, Product, Unsupported, splits
 from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.model.dtypes import DType
 
 
 class JaxLibrary(Library):
@@ -134,10 +135,10 @@ class _JaxProduct(Product):
         # Summed over k, C is shared among the same devices in rows.
         c_t = lying("n", "m") if depths == 1 else lying("k", None) if task.n % depths == 0 else lying(None, None)
         accumulator = task.dtype.accumulator.numpy
+        precision = "tensorfloat32" if task.dtype is DType.tf32 else "highest"
 
         def multiply(b_t: Any, a_t: Any, c_t: Any) -> Any:
-            # Highest: no TF32.
-            product = jax.numpy.matmul(b_t, a_t, precision="highest", preferred_element_type=accumulator)
+            product = jax.numpy.matmul(b_t, a_t, precision=precision, preferred_element_type=accumulator)
             summed = product * accumulator.type(task.alpha) + c_t.astype(accumulator) * accumulator.type(task.beta)
             return summed.astype(c_t.dtype)
 

@@ -7,6 +7,7 @@ import threadpoolctl  # type: ignore[import-untyped]
 
 from uncut_mpi.baselines.library import Library, Product, Unsupported
 from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.model.dtypes import DType
 
 
 class NumpyLibrary(Library):
@@ -20,6 +21,8 @@ class NumpyLibrary(Library):
         """See `Library.open`."""
         if task.dtype.is_half:
             raise Unsupported(f"NumPy multiplies {task.dtype.name} without a BLAS: nothing to compare with")
+        if task.dtype is DType.tf32:
+            raise Unsupported("NumPy has no TF32")
         return _NumpyProduct(task, matrices)
 
 

@@ -34,14 +34,14 @@ class TorchLibrary(Library):
         names = [f"cuda:{number}" if backend == "cuda" else "cpu" for number in range(devices)]
         self._devices = [self._torch.device(name) for name in names]
         self.version = f"PyTorch {self._torch.__version__}"
-        # Sums in float32, f32 without TF32: the products that all others compute.
+        # Sums in float32: the products that all others compute.
         matmul = self._torch.backends.cuda.matmul
-        matmul.allow_tf32 = False
         matmul.allow_fp16_reduced_precision_reduction = False
         matmul.allow_bf16_reduced_precision_reduction = False
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
+        self._torch.backends.cuda.matmul.allow_tf32 = task.dtype is DType.tf32
         return _TorchProduct(self._torch, self._devices, task, matrices)
 
 

@@ -139,7 +139,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
     )
     problems.add_argument(
-        "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, f16, bf16; default f64"
+        "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, tf32, f16, bf16; default f64"
     )
     problems.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default 0")
     methods = parser.add_argument_group("methods")

@@ -300,7 +300,7 @@ def _elements(
 def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, cols: np.ndarray) -> _Finding:
     block_of_c = _range(rows), _range(cols)
     found = _take(operands.c_out, *block_of_c)
-    product, magnitude, partial, block = (np.zeros(found.shape) for _ in range(4))
+    product, magnitude, partial, block, squares = (np.zeros(found.shape) for _ in range(5))
     inherited = np.zeros(found.shape, bool)
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
@@ -310,10 +310,13 @@ def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, 
         inherited |= ~np.isfinite(a).all(axis=1)[:, None] | ~np.isfinite(b).all(axis=0)
         of_block = np.abs(a) @ np.abs(b)
         magnitude += of_block
+        if tolerance.operands:
+            squares += np.square(a) @ np.square(b)
         np.maximum(block, of_block, out=block)
         np.maximum(partial, np.abs(product), out=partial)
     expected = operands.alpha * product
     magnitude *= abs(operands.alpha)
+    rounded = tolerance.operand_bound(magnitude, np.abs(expected), abs(operands.alpha) * np.sqrt(squares))
     summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
     if operands.c_in is not None:
         scaled = _take(operands.c_in, *block_of_c)
@@ -323,7 +326,7 @@ def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, 
         np.abs(scaled, out=scaled)
         magnitude += scaled
         summed += scaled
-    bound = tolerance.bound(magnitude, summed, np.abs(expected))
+    bound = tolerance.bound(magnitude, summed, np.abs(expected)) + rounded
     return _compare(found, expected, bound, rows, cols, inherited if inherited.any() else None)
 
 
@@ -388,6 +391,7 @@ def _freivalds_rows(
     height = rows.stop - rows.start
     product = np.zeros((height, VECTORS))
     magnitude, partial, block = (np.zeros(height) for _ in range(3))
+    squares = np.zeros((height, VECTORS))
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
         at = slice(start, start + width)
@@ -395,11 +399,15 @@ def _freivalds_rows(
         product += a @ b_signs[at]
         of_block = np.abs(a) @ b_norms[at]
         magnitude += of_block
+        if tolerance.operands:
+            squares += np.square(a) @ (np.square(b_signs[at]) + np.square(b_norms[at])[:, None])
         np.maximum(block, of_block, out=block)
         # A random sum's mean square is the squared norm of the row that it sums.
         np.maximum(partial, np.sqrt(np.mean(np.square(product), axis=1)), out=partial)
     expected = operands.alpha * product
     magnitude *= abs(operands.alpha)
+    spread = abs(operands.alpha) * np.sqrt(squares)
+    rounded = tolerance.operand_bound(tolerance.deviations * magnitude[:, None], np.abs(expected), spread)
     summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
     if operands.c_in is not None:
         c_signs, c_norms = _thin_product(operands.c_in[rows], signs)
@@ -413,7 +421,7 @@ def _freivalds_rows(
     return _compare(
         found,
         expected,
-        np.broadcast_to(bound[:, None], found.shape),
+        bound[:, None] + rounded,
         np.arange(rows.start, rows.stop),
         np.arange(VECTORS),
     )

@@ -195,6 +195,8 @@ def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType
     element = known.get(found)
     if element is None:
         raise DataFileError(f"{path} holds {found}: convert it to float64, float32, float16 or bfloat16")
+    if asked is DType.tf32 and element is DType.f32:
+        return asked
     if asked is not None and element is not asked:
         raise DataFileError(
             f"{path} holds {element.name}, but --dtype {asked.name} was given: leave it out or convert the file"

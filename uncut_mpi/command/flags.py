@@ -175,7 +175,7 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
     ):
         group.add_argument(f"-{name}", type=whole(0), metavar=name.upper(), help=text)
     group.add_argument(
-        "--dtype", type=dtype_of, metavar="f64|f32|f16|bf16", help="element type; f64, or the files' own"
+        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help="element type; f64, or the files' own"
     )
     for name in ("a", "b"):
         group.add_argument(

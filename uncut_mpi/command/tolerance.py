@@ -21,6 +21,13 @@ truncation per 8 products, k/8·2u·S, is added (Fasi et al. 2021 [4]_ found 4 p
 on V100 and 8 on A100). Their one rounding to the output type adds u_out|C|. Underflow adds one smallest
 subnormal per operation. The float64 reference's own error is bounded by :math:`\gamma_{k+3}P` of float64.
 
+``tf32`` rounds or truncates the elements of A and B to 11 significant bits first, each by at most
+:math:`u_o = 2^{-10}` of itself: at most :math:`2u_o(1+u_o)P` always. What is lost of an element depends on its last
+bits; taken as random, these change a product by :math:`u_o|\alpha AB|` on average if they are truncated (half of
+:math:`u_o` for each of two), and by no more than :math:`\lambda u_o Q` beside that except with the chance above, where
+:math:`Q = |\alpha|\sqrt{(A\circ A)(B\circ B)}` (Hoeffding 1963 [5]_; a term varies by :math:`2u_o` of itself at most).
+For a sum with signs x, :math:`Q^2` is :math:`\alpha^2\sum_p a_{rp}^2((Bx)_p^2 + \|b_p\|^2)`.
+
 For a row r of C and a vector x of random signs, :math:`\sum_j x_j d_{rj}` of errors
 :math:`|d_{rj}| \le b_{rj}` exceeds :math:`\lambda\|b_r\|_2` with a probability of at most
 :math:`2e^{-\lambda^2/2}` (Hoeffding 1963 [5]_); the sum of all rounding errors of a row is one
@@ -59,7 +66,13 @@ _ORDER_MARGIN: Final = 4.0
 _TRUNCATED_PRODUCTS: Final = 8
 
 # Smallest subnormal numbers.
-_SMALLEST: Final = {DType.f64: 2.0**-1074, DType.f32: 2.0**-149, DType.f16: 2.0**-24, DType.bf16: 2.0**-133}
+_SMALLEST: Final = {
+    DType.f64: 2.0**-1074,
+    DType.f32: 2.0**-149,
+    DType.f16: 2.0**-24,
+    DType.bf16: 2.0**-133,
+    DType.tf32: 2.0**-149,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +92,10 @@ class Tolerance:
         Of |C|.
     absolute : float
         Added for underflow.
+    operands : float
+        What rounding an element of A or B first may change of it; 0 where none is.
+    deviations : float
+        λ.
     """
 
     always: float
@@ -86,6 +103,8 @@ class Tolerance:
     reference: float
     output: float
     absolute: float
+    operands: float = 0.0
+    deviations: float = 0.0
 
     @classmethod
     def for_elements(cls, dtype: DType, k: int, elements: int) -> Tolerance:
@@ -99,6 +118,8 @@ class Tolerance:
             reference=_gamma(k + 3, DType.f64.unit_roundoff),
             output=dtype.unit_roundoff if dtype.is_half else 0.0,
             absolute=(k + 3) * _SMALLEST[dtype.accumulator] + _SMALLEST[dtype],
+            operands=dtype.operand_roundoff,
+            deviations=deviations,
         )
 
     @classmethod
@@ -116,6 +137,8 @@ class Tolerance:
             reference=math.sqrt(max(1, n)) * _gamma(k + n + 4, DType.f64.unit_roundoff),
             output=deviations * each.output,
             absolute=n * each.absolute,
+            operands=dtype.operand_roundoff,
+            deviations=deviations,
         )
 
     def bound(self, magnitude: Any, partial: Any, result: Any) -> Any:
@@ -129,6 +152,18 @@ class Tolerance:
         """
         summed = np.minimum(self.always * magnitude, self.likely * partial)
         return summed + self.reference * magnitude + self.output * result + self.absolute
+
+    def operand_bound(self, magnitude: Any, product: Any, spread: Any) -> Any:
+        """
+        Return the largest error that rounding the elements of A and B before they are multiplied explains.
+
+        Parameters
+        ----------
+        magnitude, product, spread : ndarray of float64 or float
+            |α||A||B| (of a sum with random signs: λ times that), |α A B| and Q.
+        """
+        u = self.operands
+        return np.minimum(2 * u * (1 + u) * magnitude, u * product + self.deviations * u * spread)
 
 
 def block_width(k: int) -> int:

@@ -77,6 +77,7 @@ inline constexpr int blas_op_t = 1;
 inline constexpr int blas_pointer_mode_host = 0;
 inline constexpr int blas_default_math = 0;
 inline constexpr int blas_compute_32f = 68;
+inline constexpr int blas_compute_32f_fast_tf32 = 77;
 inline constexpr int blas_gemm_default = -1;
 inline constexpr int type_r_32f = 0;
 inline constexpr int type_r_16f = 2;

@@ -19,7 +19,7 @@ constexpr std::int64_t checkpoint_interval = 64;
 constexpr std::uint32_t max_batch_ops = 96;
 constexpr std::chrono::microseconds look_interval{1000};
 
-constexpr std::int64_t element_bytes[] = {8, 4, 2, 2};
+constexpr std::int64_t element_bytes[] = {8, 4, 2, 2, 4};
 
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned rows_per_thread = 4;
@@ -82,7 +82,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         for (std::int64_t j = operation.first_operand; j < stop; ++j) {
             const Operand &operand = program.operands[j];
             if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.num_buffers ||
-                operand.dtype > dtype_bf16 || operand.factor > factor_beta)
+                operand.dtype > dtype_tf32 || operand.factor > factor_beta)
                 refuse(operation, "an operand is malformed");
             if (program.addresses[operand.buffer] == 0 && operand.rows > 0 && operand.cols > 0)
                 refuse(operation, "buffer " + std::to_string(operand.buffer) + " has no address");
@@ -465,6 +465,14 @@ void Executor::issue_gemm(const Step &step) {
              b.cublasSgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
                                  reinterpret_cast<const float *>(g.a), g.lda, reinterpret_cast<const float *>(g.b),
                                  g.ldb, &factors_f32_[g.factor_c], reinterpret_cast<float *>(g.c), g.ldc),
+             true, &step);
+    } else if (g.dtype == dtype_tf32) {
+        fail("cublasGemmEx_64",
+             b.cublasGemmEx_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
+                               reinterpret_cast<const void *>(g.a), type_r_32f, g.lda,
+                               reinterpret_cast<const void *>(g.b), type_r_32f, g.ldb, &factors_f32_[g.factor_c],
+                               reinterpret_cast<void *>(g.c), type_r_32f, g.ldc, blas_compute_32f_fast_tf32,
+                               blas_gemm_default),
              true, &step);
     } else {
         const int type = g.dtype == dtype_f16 ? type_r_16f : type_r_16bf;

@@ -47,7 +47,7 @@ enum OperationCode : std::uint8_t {
     code_record = 6,
     code_signal = 7,
 };
-enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3 };
+enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
 enum FactorCode : std::uint8_t { factor_zero = 0, factor_one = 1, factor_alpha = 2, factor_beta = 3 };
 
 inline constexpr std::size_t max_sources = 8;

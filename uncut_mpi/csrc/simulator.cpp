@@ -15,7 +15,7 @@ namespace uncut {
 namespace {
 
 constexpr std::uint8_t in_host = 1;
-constexpr std::array<std::int64_t, 4> element_bytes = {8, 4, 2, 2};
+constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
 

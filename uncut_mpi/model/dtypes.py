@@ -15,13 +15,16 @@ class DType(enum.IntEnum):
     """
     An element type; the integer is its code in encoded schedules.
 
-    ``f32`` is strict: no TF32 or other reduced-precision mode is used for it.
+    ``f32`` is strict: no TF32 or other reduced-precision mode is used for it. ``tf32`` is float32 in memory;
+    its products round the elements of A and B to 11 significant bits first, which tensor cores multiply several
+    times as fast, and add up in float32.
     """
 
     f64 = 0
     f32 = 1
     f16 = 2
     bf16 = 3
+    tf32 = 4
 
     @property
     def itemsize(self) -> int:
@@ -36,7 +39,7 @@ class DType(enum.IntEnum):
     @property
     def accumulator(self) -> DType:
         """Type in which products are summed: float32 for the half types, else the type itself."""
-        return DType.f64 if self is DType.f64 else DType.f32
+        return DType.f32 if self.is_half else self
 
     @property
     def is_half(self) -> bool:
@@ -48,6 +51,15 @@ class DType(enum.IntEnum):
         """Unit roundoff u = 2**-t for t significand bits (Higham 2002, section 2.1)."""
         return _ROUNDOFF[self]
 
+    @property
+    def operand_roundoff(self) -> float:
+        """
+        What rounding an element of A or B before it is multiplied may change, relative to it; 0 where none is.
+
+        ``tf32`` keeps 10 bits behind the leading one; tensor cores may drop the others instead of rounding them.
+        """
+        return 2.0**-10 if self is DType.tf32 else 0.0
+
     @classmethod
     def parse(cls, value: object) -> DType:
         """
@@ -56,7 +68,7 @@ class DType(enum.IntEnum):
         Raises
         ------
         ParamError
-            If the type is not one of f64, f32, f16, bf16.
+            If the type is not one of f64, f32, f16, bf16, tf32.
         """
         if isinstance(value, DType):
             return value
@@ -66,20 +78,27 @@ class DType(enum.IntEnum):
             dtype = np.dtype(value)  # type: ignore[call-overload]
         except TypeError:
             dtype = np.dtype(object)  # not None: numpy takes that for float64
-        for code, known in _NUMPY.items():
+        for code, known in _NUMPY.items():  # float32 is f32, which comes first
             if dtype == known:
                 return code
         raise ParamError(
-            f"dtype {value!s} is not supported: use one of f64, f32, f16, bf16 "
-            "(numpy float64, float32, float16 or ml_dtypes.bfloat16)"
+            f"dtype {value!s} is not supported: use one of f64, f32, f16, bf16, tf32 "
+            "(numpy float64, float32, float16, ml_dtypes.bfloat16; tf32 is float32 in memory)"
         )
 
 
-_ITEMSIZE: Final = {DType.f64: 8, DType.f32: 4, DType.f16: 2, DType.bf16: 2}
+_ITEMSIZE: Final = {DType.f64: 8, DType.f32: 4, DType.f16: 2, DType.bf16: 2, DType.tf32: 4}
 _NUMPY: Final[dict[DType, np.dtype]] = {
     DType.f64: np.dtype(np.float64),
     DType.f32: np.dtype(np.float32),
     DType.f16: np.dtype(np.float16),
     DType.bf16: np.dtype(ml_dtypes.bfloat16),
+    DType.tf32: np.dtype(np.float32),
 }
-_ROUNDOFF: Final = {DType.f64: 2.0**-53, DType.f32: 2.0**-24, DType.f16: 2.0**-11, DType.bf16: 2.0**-8}
+_ROUNDOFF: Final = {
+    DType.f64: 2.0**-53,
+    DType.f32: 2.0**-24,
+    DType.f16: 2.0**-11,
+    DType.bf16: 2.0**-8,
+    DType.tf32: 2.0**-24,
+}

@@ -167,8 +167,16 @@ class Machine:
         """
         return self._rate(self.typical_gemm_tflop_per_s, dtype)
 
+    def has_gemm_rate(self, dtype: DType) -> bool:
+        """Return whether products of a type have a rate here."""
+        return dtype.name in self.typical_gemm_tflop_per_s or (
+            dtype is DType.tf32 and DType.f32.name in self.typical_gemm_tflop_per_s
+        )
+
     def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
         rate = rates.get(dtype.name)
+        if rate is None and dtype is DType.tf32:
+            rate = rates.get(DType.f32.name)  # measured before there was tf32, which is no slower
         if rate is None:
             raise TopologyError(
                 f"machine {self.name} has no GEMM rate for {dtype.name}: take another type, or measure it"
@@ -267,7 +275,7 @@ class Machine:
         bandwidth = np.full((size, size), link_gb_per_s)
         bandwidth[num_ranks, :] = bandwidth[:, num_ranks] = host_gb_per_s
         np.fill_diagonal(bandwidth, 4.0 * link_gb_per_s)
-        rates = gemm_tflop_per_s or {"f64": 60.0, "f32": 50.0, "f16": 750.0, "bf16": 750.0}
+        rates = gemm_tflop_per_s or {"f64": 60.0, "f32": 50.0, "f16": 750.0, "bf16": 750.0, "tf32": 400.0}
         return cls(
             name=name,
             key=f"{name}-{num_ranks}",

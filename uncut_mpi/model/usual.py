@@ -33,12 +33,14 @@ _CUDA_SHAPES: Final = {
     "f32": GemmShape(half_depth=35, overhead_s=4e-6),
     "f16": GemmShape(half_depth=390, overhead_s=5e-6),
     "bf16": GemmShape(half_depth=420, overhead_s=4e-6),
+    "tf32": GemmShape(half_depth=200, overhead_s=4e-6),
 }
 _HOST_SHAPES: Final = {
     "f64": GemmShape(half_depth=3, overhead_s=1e-5),
     "f32": GemmShape(half_depth=2, overhead_s=1.5e-5),
     "f16": GemmShape(overhead_s=3e-5),
     "bf16": GemmShape(overhead_s=2e-5),
+    "tf32": GemmShape(overhead_s=2e-5),
 }
 
 # Rows 64 KiB apart, the device multiplying meanwhile.

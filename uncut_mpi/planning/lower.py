@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges
 
 
@@ -238,7 +239,7 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
         operands[name] = operand[name]
     operands["dtype"] = buffer["dtype"]
     operands["rows"], operands["cols"], operands["ld"] = region["rows"], region["cols"], buffer["ld"]
-    itemsize = np.array([8, 4, 2, 2], np.int64)[buffer["dtype"]]
+    itemsize = np.array([dtype.itemsize for dtype in DType], np.int64)[buffer["dtype"]]
     operands["offset"] = (region["col"] * buffer["ld"] + region["row"]) * itemsize
     lanes = schedule.lanes[lane_ids]
     for table in (operations, operands, lanes):

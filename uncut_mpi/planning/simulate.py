@@ -171,8 +171,10 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.port_links = [source * size + destination for port in machine.ports for source, destination in port.links]
     native.port_weights = [weight for port in machine.ports for weight in port.weights]
 
-    unknown = np.zeros(machine.num_ranks)
-    rates = [machine.typical_gemm_tflop_per_s.get(dtype.name, unknown) * 1e12 for dtype in DType]
+    rates = [
+        machine.typical_gemm_rate(dtype) if machine.has_gemm_rate(dtype) else np.zeros(machine.num_ranks)
+        for dtype in DType
+    ]
     native.gemm_rate = np.concatenate(rates).tolist()
     shapes = [machine.gemm_shape.get(dtype.name, GemmShape()) for dtype in DType]
     native.block_rows = [shape.block_rows for shape in shapes]

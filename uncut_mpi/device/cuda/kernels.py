@@ -15,7 +15,13 @@ from uncut_mpi.model.dtypes import DType
 
 MAX_SOURCES: Final = 8
 
-_TYPES: Final = {DType.f64: "double", DType.f32: "float", DType.f16: "half_bits", DType.bf16: "bfloat_bits"}
+_TYPES: Final = {
+    DType.f64: "double",
+    DType.f32: "float",
+    DType.f16: "half_bits",
+    DType.bf16: "bfloat_bits",
+    DType.tf32: "float",
+}
 
 # `arguments` is CombineArguments of csrc/cuda_executor.hpp, field by field.
 _PRELUDE: Final = """

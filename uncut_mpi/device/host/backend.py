@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.device.host.bodies import Fault
+from uncut_mpi.device.host.bodies import Fault, round_to_tf32
 from uncut_mpi.device.host.executor import Disorder, HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
 from uncut_mpi.device.host.views import Array, Extent, bytes_at, matrix_at
@@ -225,16 +225,23 @@ class HostBackend(Backend):
         return HostProbe(lambda: np.copyto(target, origin), self._blas)
 
     def gemm_probe(self, size: int, dtype: DType) -> Probe:
-        """See `Backend.gemm_probe`; half types are widened within the time, as in a task."""
+        """See `Backend.gemm_probe`; operands are widened or rounded within the time, as in a task."""
         random = np.random.default_rng(0)
         a, b = (random.random((size, size)).astype(dtype.numpy) for _ in range(2))
         wide = dtype.accumulator.numpy
         out = np.empty((size, size), wide)
 
+        rounded = np.empty_like(a), np.empty_like(b)
+
+        def multiply_rounded() -> None:
+            for operand, target in zip((a, b), rounded, strict=True):
+                round_to_tf32(operand, target)
+            np.matmul(*rounded, out=out)
+
         def multiply() -> None:
             np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False), out=out)
 
-        return HostProbe(multiply, self._blas)
+        return HostProbe(multiply_rounded if dtype is DType.tf32 else multiply, self._blas)
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: not known."""

@@ -141,7 +141,7 @@ class Gemm:
         self._columns = min(_block_columns(m, n), self._part_columns)
         self._scratch = scratch
         for name, operand in (("a", a), ("b", b)):
-            if operand.dtype is not self._sum:
+            if operand.dtype is not self._sum or operand.dtype is DType.tf32:
                 scratch.reserve(name, self._sum, operand.array.size)
         if self._factor_c != Factor.ZERO or write.dtype is not self._sum:
             scratch.reserve("product", self._sum, m * self._columns)
@@ -198,11 +198,25 @@ class Gemm:
             target[...] = target.astype(self._sum.numpy, copy=False) * factor_c
 
     def _widened(self, name: str, operand: Operand) -> Array:
+        if operand.dtype is DType.tf32:
+            rounded = self._scratch.matrix(name, self._sum, *operand.array.shape)
+            round_to_tf32(operand.array, rounded)
+            return rounded
         if operand.dtype is self._sum:
             return operand.array
         wide = self._scratch.matrix(name, self._sum, *operand.array.shape)
         np.copyto(wide, operand.array)
         return wide
+
+
+def round_to_tf32(array: Array, out: Array) -> None:
+    """Round float32 to the nearest number of 10 bits behind the leading one, ties away from 0; NaN stays NaN."""
+    bits = out.view(np.uint32)
+    np.add(array.view(np.uint32), np.uint32(1 << 12), out=bits)
+    np.bitwise_and(bits, np.uint32(0xFFFFFFFF << 13 & 0xFFFFFFFF), out=bits)
+    not_numbers = np.isnan(array)
+    if not_numbers.any():
+        out[not_numbers] = np.nan
 
 
 class Combine:
