@@ -29,7 +29,7 @@ def fresh(session, where, dtype="f64", order="C", shape=(ROWS, COLS)):
     if where == "device":
         return session.empty_device(shape, dtype, rank=last(session), order=order)
     mine = np.zeros(shape, DType[dtype].numpy, order=order) if session.rank == last(session) else None
-    return session.register(mine, root=last(session))
+    return session.register(mine, root=last(session), dtype=dtype)
 
 
 def fill(session, matrix, data):
@@ -55,7 +55,7 @@ def test_a_registered_array_is_known_to_all_as_it_is_stored(comm, session, order
     root = last(session)
     whole = np.asarray(random_matrix(9, 8, DType[dtype], (4,)), order=order)
     array = {"whole": whole, "part": whole[1:6, 2:6], "transposed": whole.T}[view]
-    matrix = session.register(array if session.rank == root else None, root=root)
+    matrix = session.register(array if session.rank == root else None, root=root, dtype=dtype)
     wanted = {"whole": (9, 8), "part": (5, 4), "transposed": (8, 9)}[view]
     wanted_order = order if view != "transposed" else {"F": "C", "C": "F"}[order]
     ld = 9 if order == "F" else 8
@@ -73,6 +73,22 @@ def test_a_registered_array_is_known_to_all_as_it_is_stored(comm, session, order
     session.release(matrix)
 
 
+def test_float32_arrays_can_be_multiplied_in_tf32_and_others_not(comm, session):
+    root = last(session)
+    array = random_matrix(9, 8, DType.f32, (4,)) if session.rank == root else None
+    matrix, strict = session.register(array, root=root, dtype="tf32"), session.register(array, root=root)
+    collective_assert(comm, (matrix.dtype, strict.dtype) == (DType.tf32, DType.f32), f"{matrix!r}, {strict!r}")
+    with pytest.raises(um.ParamError, match="tf32"):
+        session.gemm(matrix, strict, trans_b="T")
+    half = random_matrix(9, 8, DType.f16, (4,)) if session.rank == root else None
+    with pytest.raises(um.ParamError, match="an array of f16 was registered as tf32, which is float32 in memory"):
+        session.register(half, root=root, dtype="tf32")
+    with pytest.raises(um.ParamError, match="use one of"):
+        session.register(array, root=root, dtype="f128")
+    for one in (matrix, strict):
+        session.release(one)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ["F", "C"])
 @pytest.mark.parametrize("view", ["whole", "part", "transposed"])
@@ -83,7 +99,7 @@ def test_a_registered_device_array_is_known_to_all_as_it_is_stored(comm, session
     fill(session, whole, data)
     mine = session.rank == root
     views = {"whole": lambda x: x, "part": lambda x: x[1:6, 2:6], "transposed": lambda x: x.T}
-    matrix = session.register(views[view](whole.array) if mine else None, root=root)
+    matrix = session.register(views[view](whole.array) if mine else None, root=root, dtype=dtype)
     wanted = views[view](data)
     wanted_order = order if view != "transposed" else {"F": "C", "C": "F"}[order]
     good = (

@@ -204,3 +204,14 @@ def test_a_file_that_is_no_machine_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ParamError, match="nor a file that can be read"):
         load_machine(path)
+
+
+def test_a_machine_measured_before_tf32_has_the_rates_of_f32_for_it() -> None:
+    machine = load_machine("karolina-8xa100")
+    assert "tf32" not in machine.gemm_tflop_per_s
+    assert machine.has_gemm_rate(DType.tf32) == machine.has_gemm_rate(DType.f32)
+    rates = Machine.uniform(2, gemm_tflop_per_s={"f32": 3.0})
+    assert rates.gemm_rate(DType.tf32).tolist() == rates.typical_gemm_rate(DType.f32).tolist() == [3e12, 3e12]
+    assert not rates.has_gemm_rate(DType.f64)
+    own = Machine.uniform(2, gemm_tflop_per_s={"f32": 3.0, "tf32": 9.0})
+    assert own.gemm_rate(DType.tf32).tolist() == [9e12, 9e12]

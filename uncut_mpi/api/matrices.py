@@ -84,11 +84,12 @@ class MatrixStore:
                 self._counters.allocations += 1
         return self.register(array, rank, kind)
 
-    def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
+    def register(self, array: Any, root: int, dtype: object = None) -> Matrix:
         """See `Session.register`."""
         with agreement.collective(self._group, "registering a matrix"):
             if not 0 <= root < self._group.size:
                 raise ParamError(f"root = {root} is not a rank of this session (0 to {self._group.size - 1})")
+            kind = None if dtype is None else DType.parse(dtype)
         self._collect()
         number = self._take_number()
         held: _Held | None = None

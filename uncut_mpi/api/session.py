@@ -28,7 +28,6 @@ from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError, is_agreed
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
@@ -248,7 +247,7 @@ class Session:
         with self._gate.exclusive():
             asked = f"register(root={root})" if dtype is None else f"register(root={root}, dtype={dtype})"
             self._gate.begin("register", asked)
-            return self._store.register(array, root, None if dtype is None else DType.parse(dtype))
+            return self._store.register(array, root, dtype)
 
     def barrier(self) -> None:
         """

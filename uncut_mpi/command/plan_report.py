@@ -11,6 +11,7 @@ import numpy as np
 
 from uncut_mpi.command.report import bytes_text, time_text
 from uncut_mpi.model.bounds import Bound
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -101,6 +102,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
         _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance.split(';')[0]}"),
+        *_borrowed_rate(machine, facts.problem.dtype),
         _line("problem", _problem(facts)),
         _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.metric}"),
         _line("plan", _plan(best)),
@@ -291,3 +293,10 @@ def _memory(facts: PlanFacts) -> list[str]:
         f"rank {rank}: {bytes_text(int(needed))} of {bytes_text(int(there))}"
         for rank, (needed, there) in enumerate(zip(facts.memory_bytes, facts.machine.memory_bytes, strict=True))
     ]
+
+
+def _borrowed_rate(machine: Machine, dtype: DType) -> list[str]:
+    """Say so where a machine was measured before there was the type, and its products are planned as slower ones."""
+    if dtype.name in machine.typical_gemm_tflop_per_s or not machine.has_gemm_rate(dtype):
+        return []
+    return [_line("rates", f"none measured for {dtype.name}: those of f32 are taken, so predictions are too long")]
