@@ -46,7 +46,7 @@ int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const vo
                         static_cast<const double *>(a), extent(lda), static_cast<const double *>(b), extent(ldb),
                         *static_cast<const double *>(beta), static_cast<double *>(c), extent(ldc));
     }
-    if (type_a == 0 && compute == 68) {
+    if (type_a == 0 && (compute == 68 || compute == 77)) {
         return multiply(op_a || op_b, extent(m), extent(n), extent(k), *static_cast<const float *>(alpha),
                         static_cast<const float *>(a), extent(lda), static_cast<const float *>(b), extent(ldb),
                         *static_cast<const float *>(beta), static_cast<float *>(c), extent(ldc));

@@ -61,7 +61,7 @@ def blas(path):
 PLACES = [(None, None, None), (0, 0, 0), (2, 1, None), (None, 1, 0)]
 
 
-@pytest.mark.parametrize("dtype", [DType.f64, DType.f32])
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.tf32])
 @pytest.mark.parametrize("place", PLACES)
 def test_cublas_copies_what_is_elsewhere_and_puts_c_back(blas, place, dtype):
     memory = FakeMemory()

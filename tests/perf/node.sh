@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures and verifies square products on a node with GPUs: f64, all on GPU 0 and all on host, and the
-# ablation at 8192. Usage: tests/perf/node.sh OUTPUT_DIRECTORY [RANKS [SIZE...]]
+# ablation at 8192; then a few of the papers' problems beside other libraries, where those are installed.
+# Usage: tests/perf/node.sh OUTPUT_DIRECTORY [RANKS [SIZE...]]
 set -euo pipefail
 out=${1:?usage: tests/perf/node.sh OUTPUT_DIRECTORY [RANKS [SIZE...]]}
 ranks=${2:-4}
@@ -26,4 +27,8 @@ for place in 0,0,0 h,h,h; do
   product -m 8192 --place "$place" --ablation --warmup 3 --repeat 10 --json "$out/$name.json" >"$out/$name.log" 2>&1 || failed=1
   tail -n 8 "$out/$name.log"
 done
+timeout --kill-after=10 300 ${MPIEXEC:-mpiexec} -n "$ranks" "$python" -m uncut_mpi.bench --backend cuda --dataset uncut-irregular \
+  --sample 6 --scale 0.5 --time-cap 0.5 --methods auto,uncut,one,cyclic,bands,cublas,cublasxt,jax,torch \
+  --output "$out/others.jsonl" --plot "$out/others.png" >"$out/others.log" 2>&1 || failed=1
+tail -n 60 "$out/others.log"
 exit "$failed"

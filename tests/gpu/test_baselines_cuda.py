@@ -1,0 +1,49 @@
+"""Other libraries' products on real GPUs, each in its process, wherever the matrices are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers.baselines import expected, make_task
+from uncut_mpi.command.bench_baselines import BaselineError, BaselineProcess
+from uncut_mpi.device.cuda import visible_devices
+from uncut_mpi.model.dtypes import DType
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=["cublas", "cublasxt", "jax", "torch"])
+def process(request):
+    """A library's process with all GPUs."""
+    uuids, reason = visible_devices()
+    assert uuids, reason
+    started = BaselineProcess(request.param, "cuda", uuids)
+    yield started, len(uuids)
+    started.close()
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+@pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "last,h,0", "h,last,h"])
+def test_a_library_multiplies_what_is_where_it_is(process, place, dtype):
+    library, devices = process
+    where = tuple({"h": None, "0": 0, "last": devices - 1}[word] for word in place.split(","))
+    m, n, k = 768, 512, 640
+    with make_task(m, n, k, dtype, where, tuple(range(devices))) as (task, matrices):
+        try:
+            begun = library.ask({"do": "begin", "task": task.to_json()})
+        except BaselineError as error:
+            if library.alive and ("is not installed" in str(error) or "has no product" in str(error)):
+                pytest.skip(str(error))
+            raise
+        assert begun["call_s"] > 0
+        assert begun["setting"] in begun["settings"]
+        assert not begun["failed"], begun["failed"]
+        assert len(library.ask({"do": "time", "count": 4})["samples_s"]) == 4
+        library.ask({"do": "end"})
+        found, wanted = matrices.out.astype(np.float64), expected(task, matrices)
+        scale = abs(task.alpha) * np.abs(matrices.a.astype(float)) @ np.abs(matrices.b.astype(float)) + 2
+        # γ_{k+3} of the accumulator, twice for tensor cores' truncation; roundings of operands and of the result.
+        relative = 2 * (k + 3) * dtype.accumulator.unit_roundoff + 2.01 * dtype.operand_roundoff
+        bound = relative * scale + 2 * dtype.unit_roundoff * np.abs(wanted)
+        assert (np.abs(found - wanted) <= bound).all(), float((np.abs(found - wanted) / bound).max())
