@@ -232,7 +232,37 @@ def test_every_byte_crosses_the_host_links_once() -> None:
 
 def test_few_products_where_tiles_would_be_many() -> None:
     kinds = cube(16384, "0,0,0").tasks["kind"]
-    assert (kinds == Kind.GEMM).sum() == 4 * (9 + 4)
+    assert (kinds == Kind.GEMM).sum() == 3 * (9 + 4) + 1  # rank 0 has all it needs
+
+
+def products_of(schedule: Schedule, rank: int) -> list[tuple[int, int, int, str]]:
+    """Rows, columns, k and the type written of each product of a rank, in the order of issue."""
+    found = []
+    for task in np.flatnonzero((schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == rank)):
+        c, a = (schedule.regions[operand["region"]] for operand in schedule.operands_of(int(task))[:2])
+        written = DType(int(schedule.buffers["dtype"][c["buffer"]])).name
+        found.append((int(c["rows"]), int(c["cols"]), int(a["cols"]), written))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16"])
+def test_a_rank_that_has_all_it_needs_multiplies_all_of_k_at_once(dtype: str) -> None:
+    def made(place: str, **changes: object) -> Schedule:
+        options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(columns=4, **changes))
+        problem = GemmProblem(1024, 2048, 4096, DType[dtype])
+        return plan(problem, Placement.parse(place), 2, Machine.uniform(2), options).schedule
+
+    schedule = made("0,0,0")
+    # A half type is rounded once, since no partial sum is ever written.
+    assert products_of(schedule, 0) == [(1024, 1024, 4096, dtype)]
+    assert schedule.tasks["rank"][schedule.tasks["kind"] == Kind.GEMM][0] == 0
+    first = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)[0]
+    assert first == 0  # before any fetch is issued
+    assert len(products_of(schedule, 1)) > 4
+    # Where C is elsewhere results leave column block by column block.
+    wide = DType[dtype].accumulator.name
+    assert products_of(made("0,0,1"), 0) == [(1024, 256, 4096, wide)] * 4
+    assert products_of(made("0,0,h", order="columns", combine="worker"), 0)[0][2] < 4096 or dtype == "f16"
 
 
 def test_ranks_that_share_k_add_up_slices() -> None:

@@ -54,7 +54,7 @@ struct WorkerState {
     std::vector<bool> begun;            // column blocks with a product
     std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per column block
     std::vector<Piece> arriving;
-    std::int32_t product = -1;  // the last one
+    std::vector<std::int32_t> product;  // the last one, per column block
 };
 
 struct Summand {
@@ -85,6 +85,7 @@ class Scheduler {
             for (WorkerState &state : states_.back()) {
                 state.begun.assign(columns, false);
                 state.c_there.assign(columns, -1);
+                state.product.assign(columns, -1);
             }
             for (auto &tasks : c_in_.back())
                 tasks.assign(columns, -1);
@@ -93,6 +94,11 @@ class Scheduler {
     }
 
     KTables run() {
+        // What waits for nothing begins before fetches are issued, which takes a while.
+        for (std::size_t block = 0; block < in_.blocks.size(); ++block)
+            for (std::size_t split = 0; split < in_.blocks[block].members.size(); ++split)
+                if (resident(in_.blocks[block].members[split]))
+                    multiply_here(in_.blocks[block].members[split], states_[block][split], static_cast<int>(split), 1);
         for (const KMove &move : in_.moves) {
             if (move.step == fetch_a) {
                 for (int row = 0; row < in_.rows; ++row)
@@ -280,7 +286,34 @@ class Scheduler {
         }
     }
 
+    // Whether a rank has all that its products need from the start.
+    bool resident(const KWorker &w) const {
+        const bool awaits_c = w.panel[matrix_c] >= 0 && in_.first_early < static_cast<int>(w.starts.size()) - 1;
+        return w.panel[matrix_a] < 0 && w.panel[matrix_b] < 0 && !awaits_c;
+    }
+
+    // Products of all of k, whose sums stay in registers: one where C is at home, else one per column block, at most
+    // `most` of those that are left.
+    void multiply_here(const KWorker &w, WorkerState &state, int split, int most) {
+        const int columns = static_cast<int>(w.starts.size()) - 1;
+        const int step = w.panel[matrix_c] < 0 ? columns : 1;
+        for (int column = 0; column < columns && most > 0; column += step) {
+            const KMove whole{multiply, split, 0, w.last_k - w.first_k, column, column + step};
+            if (state.begun[column] || columns_of(w, whole.first, whole.last).size() == 0) continue;
+            multiply_piece(w, state, whole);
+            --most;
+        }
+    }
+
     void multiply_block(const KWorker &w, WorkerState &state, const KMove &move) {
+        if (resident(w)) {
+            multiply_here(w, state, move.split, static_cast<int>(w.starts.size()));
+        } else {
+            multiply_piece(w, state, move);
+        }
+    }
+
+    void multiply_piece(const KWorker &w, WorkerState &state, const KMove &move) {
         const Extent rows{w.first_row, w.last_row}, cols = columns_of(w, move.first, move.last);
         const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
         const Region target = held(w, matrix_c, rows, cols);
@@ -303,7 +336,9 @@ class Scheduler {
             awaits.push_back(piece.task);
             return true;
         });
-        state.product = task(gemm_task, compute(w.rank, product_lane), target, reads, std::move(awaits));
+        const std::int32_t made = task(gemm_task, compute(w.rank, product_lane), target, reads, std::move(awaits));
+        for (int column = move.first; column < move.last; ++column)
+            state.product[column] = made;
     }
 
     // Adds up what the members have of a column block, and hands it on.
@@ -320,7 +355,7 @@ class Scheduler {
             for (std::size_t m = 0; m < of.members.size(); ++m) {
                 const KWorker &member = of.members[m];
                 const Region own = held(member, matrix_c, rows, cols);
-                const std::int32_t product = states_[block][m].product;
+                const std::int32_t product = states_[block][m].product[column];
                 if (member.rank == adder.rank) {
                     summands.push_back({own, product});
                     continue;

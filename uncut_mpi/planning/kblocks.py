@@ -13,6 +13,9 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
   place before the first of them where the order has it there in time, else beside them. Partial sums of a k
   split are added by the owner, or each worker adds up a slice of the columns. Half types sum in float32 and are
   rounded once. Where C is at home, alone and not half, products are formed in place.
+* **A rank that has A and B** multiplies all of k at once, whatever blocks the others take, and begins before the first
+  fetch is issued: one product where C is at home too (in place, half types as well, which it sums in float32 and
+  rounds once), else one per column block.
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
 device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
@@ -265,14 +268,18 @@ class _Plan:
             (
                 panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=False),
                 panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=False),
-                panel(
-                    Matrix.C,
-                    (len(rows), len(cols)),
-                    turned=False,
-                    needed=problem.dtype.is_half or len(self.inner) > 1,
-                ),
+                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank)),
             ),
         )
+
+    def _sums_apart(self, rank: int) -> bool:
+        """
+        Whether a rank's products need a sum of their own even where C is at home.
+
+        Half types do, unless one product has all of k: it sums in float32 and rounds once.
+        """
+        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
+        return len(self.inner) > 1 or (self._problem.dtype.is_half and not resident)
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
         problem, one = self._problem, members[0]
