@@ -382,7 +382,7 @@ def test_labels_of_k_blocks_name_all_parts():
     labels = timeline(make_blocks("0,0,0", "NN", "columns", 1, True)).labels
     assert all(re.search(r"\(\d+,\d+\)", label) for label in labels)
     products = {label for label in labels if "+=" in label}
-    assert {"C(0,0) += A(0,0) B(0,0)", "C(0,0) += A(0,1) B(1,0)"} <= products
+    assert {"C(1,0) += A(1,0) B(0,0)", "C(1,0) += A(1,1) B(1,0)"} <= products
 
 
 def make_blocks(place, trans, order, splits, reads_c):
