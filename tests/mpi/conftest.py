@@ -48,8 +48,15 @@ def session(comm):
 @pytest.fixture
 def few_ranks(comm):
     """For what takes long on many ranks, as whole calibrations, whose probes grow with the square of the ranks."""
-    if comm.size > 4:
-        pytest.skip("takes long with more than 4 ranks, and is the same")
+    if comm.size > 3:
+        pytest.skip("takes long with more than 3 ranks, and is the same")
+
+
+@pytest.fixture
+def two_ranks(comm):
+    """For what takes long on more than two."""
+    if comm.size > 2:
+        pytest.skip("takes long with more than 2 ranks, and is the same")
 
 
 @pytest.fixture

@@ -95,9 +95,7 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(few_ranks,
 
 
 @pytest.mark.mpi(min_size=2)
-def test_pairs_of_links_are_measured_where_there_is_time(comm, capfd, mpi_tmp_path):
-    if comm.size > 2:
-        pytest.skip("takes long with more than 2 ranks, and is the same")
+def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, capfd, mpi_tmp_path):
     path = mpi_tmp_path / "machine.json"
     status, out, err = job(comm, capfd, ["--backend", "host", "--time-limit", "30", "--output", path])
     collective_assert(comm, status == 0, out + err)
@@ -110,7 +108,7 @@ def test_pairs_of_links_are_measured_where_there_is_time(comm, capfd, mpi_tmp_pa
     collective_assert(comm, min(counts) >= 10 and not samples["left_out"], f"{counts}")
 
 
-def test_all_memory_is_closed_and_freed_before_the_backend_ends(few_ranks, comm, capfd, monkeypatch):
+def test_all_memory_is_closed_and_freed_before_the_backend_ends(two_ranks, comm, capfd, monkeypatch):
     balance = {"memory": 0, "peers": 0}
 
     def counted(method, what, step):
