@@ -380,9 +380,12 @@ def test_products_that_share_pieces_of_a_panel_count_each_element_once(place, tr
 
 def test_labels_of_k_blocks_name_all_parts():
     labels = timeline(make_blocks("0,0,0", "NN", "columns", 1, True)).labels
-    assert all(re.search(r"\(\d+,\d+\)", label) for label in labels)
+    part = r"\(\d+(-\d+)?,\d+(-\d+)?\)"
+    assert all(re.search(part, label) for label in labels)
     products = {label for label in labels if "+=" in label}
     assert {"C(1,0) += A(1,0) B(0,0)", "C(1,0) += A(1,1) B(1,0)"} <= products
+    # Of several tiles the first and the last: rank 0 has all that its one product needs.
+    assert "C(0,0-4) += A(0,0-4) B(0-4,0-4)" in products
 
 
 def make_blocks(place, trans, order, splits, reads_c):

@@ -90,8 +90,9 @@ def make_labels(schedule: Schedule, parts: Parts) -> list[str]:
     """
     Return a short name of every task, as ``A(2,3) host->1`` or ``C(1,2) += A(1,0) B(0,2)``.
 
-    Numbers in parentheses are tiles, from 0, of op(A), op(B) and C as the caller has them; ``.n`` after them is
-    the n-th part of a fetch that goes in parts. A JOIN has an empty name.
+    Numbers in parentheses are tiles, from 0, of op(A), op(B) and C as the caller has them, first to last where there
+    are several, as ``C(1,0-4) += A(1,0-2) B(0-2,0-4)``; ``.n`` after them is the n-th part of a fetch that goes in
+    parts. A JOIN has an empty name.
     """
     tasks = schedule.tasks
     names = _part_names(schedule, parts)
@@ -111,7 +112,7 @@ def make_labels(schedule: Schedule, parts: Parts) -> list[str]:
 
 
 def _part_names(schedule: Schedule, parts: Parts) -> list[str]:
-    """Return matrix and tile of every operand."""
+    """Return matrix and tiles of every operand."""
     letters = dict(_NAMES)
     if schedule.problem.swapped:
         letters[Matrix.A], letters[Matrix.B] = letters[Matrix.B], letters[Matrix.A]
@@ -120,22 +121,32 @@ def _part_names(schedule: Schedule, parts: Parts) -> list[str]:
     in_gemm = np.zeros(len(schedule.operands), bool)
     in_gemm[at[multiplied]] = True
     tiles = np.full((len(schedule.operands), 2), -1, np.int64)
+    lasts = tiles.copy()
+    regions = schedule.regions[schedule.operands["region"]]
     for matrix in (Matrix.A, Matrix.B, Matrix.C):
         of = (parts.matrix == matrix) & (parts.row >= 0)
         # Products work on whole tiles; copies may carry parts of them.
         whole = of & in_gemm if (of & in_gemm).any() else of
-        for axis, offsets in enumerate((parts.row, parts.col)):
-            tiles[of, axis] = np.searchsorted(np.unique(offsets[whole]), offsets[of], side="right") - 1
+        for axis, (offsets, extents) in enumerate(((parts.row, regions["rows"]), (parts.col, regions["cols"]))):
+            starts = np.unique(offsets[whole])
+            tiles[of, axis] = np.searchsorted(starts, offsets[of], side="right") - 1
+            lasts[of, axis] = np.searchsorted(starts, (offsets + np.maximum(extents, 1) - 1)[of], side="right") - 1
     # From stored tiles to those of op(A) and op(B), and from the column-major problem to the caller's.
     for matrix, trans in ((Matrix.A, schedule.problem.trans_a), (Matrix.B, schedule.problem.trans_b)):
         if trans == "T":
-            tiles[parts.matrix == matrix] = tiles[parts.matrix == matrix, ::-1]
+            for ends in (tiles, lasts):
+                ends[parts.matrix == matrix] = ends[parts.matrix == matrix, ::-1]
     if schedule.problem.swapped:
-        tiles = tiles[:, ::-1]
+        tiles, lasts = tiles[:, ::-1], lasts[:, ::-1]
     return [
-        f"{letters[Matrix(matrix)]}({row},{col})" if min(row, col) >= 0 else letters[Matrix(matrix)]
-        for matrix, (row, col) in zip(parts.matrix.tolist(), tiles.tolist(), strict=True)
+        letters[Matrix(matrix)]
+        + (f"({_span(first[0], last[0])},{_span(first[1], last[1])})" if min(first) >= 0 else "")
+        for matrix, first, last in zip(parts.matrix.tolist(), tiles.tolist(), lasts.tolist(), strict=True)
     ]
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first}-{last}" if last > first else str(first)
 
 
 def _chunks(schedule: Schedule, parts: Parts) -> dict[int, str]:
