@@ -120,6 +120,22 @@ def test_a_library_that_dies_is_left_out_and_started_again(comm, mpi_tmp_path, m
     collective_assert(comm, good, f"{first}\n{second}")
 
 
+@pytest.mark.parametrize(("much", "started"), [(16, 1), (2**62, 2)])
+def test_a_library_that_keeps_memory_ends_after_large_problems(comm, mpi_tmp_path, monkeypatch, much, started):
+    begun, start = [], BaselineProcess.__init__
+
+    def counted(self, *arguments):
+        begun.append(1)
+        start(self, *arguments)
+
+    monkeypatch.setattr(BaselineProcess, "__init__", counted)
+    monkeypatch.setattr(bench_measure, "HOARDERS", ("numpy",))
+    monkeypatch.setattr(bench_measure, "_MUCH", much)
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--methods", "numpy", "--sample", "2") == 0)
+    collective_assert(comm, len(begun) == (started if comm.rank == 0 else 0), f"{len(begun)} processes")
+
+
 def test_any_failure_of_rank_0_alone_is_told_to_all(comm, mpi_tmp_path, monkeypatch):
     def refuse(self, *arguments):
         raise DeviceError("no more files")

@@ -20,8 +20,9 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_ranks
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import HOST, Space
-from uncut_mpi.planning.search import SearchResult, product_flops, ranks_by_use, search
+from uncut_mpi.planning.search import SearchResult, product_flops, search
 from uncut_mpi.planning.simulate import simulate
 
 

@@ -84,8 +84,6 @@ class CublasXtLibrary(Library):
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
-        if task.dtype not in XT_TYPES:
-            raise Unsupported(f"cuBLASXt has no product of {task.dtype.name}")
         return XtProduct(self._blas, CudaMemory(self._runtime), task, matrices)
 
 
@@ -168,6 +166,8 @@ class XtProduct(_AddressedProduct):
     """One call of cuBLASXt, which takes matrices wherever they are."""
 
     def __init__(self, blas: BlasLibrary, memory: Memory, task: Task, matrices: Matrices) -> None:
+        if task.dtype not in XT_TYPES:
+            raise Unsupported(f"cuBLASXt has no product of {task.dtype.name}")
         super().__init__(memory, task, matrices)
         try:
             self._xt = XtHandle(blas, task.compute)

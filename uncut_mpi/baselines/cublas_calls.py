@@ -122,9 +122,7 @@ class XtHandle:
         scalars: tuple[float, float],
         addresses: tuple[int, int, int],
     ) -> None:
-        """Multiply packed column-major matrices, wherever they are; C is complete on return."""
-        if dtype not in _XT_GEMM:
-            raise Unsupported(f"cuBLASXt has no product of {dtype.name}")
+        """Multiply packed column-major matrices of one of `XT_TYPES`, wherever they are; C is complete on return."""
         m, n, k = extents
         scalar, size = _SCALAR[dtype], ctypes.c_size_t
         alpha, beta = (ctypes.byref(scalar(value)) for value in scalars)

@@ -27,7 +27,7 @@ from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.search import ranks_by_use
+from uncut_mpi.planning.ranks import ranks_by_use
 
 _FEWEST: Final = 3
 _MUCH: Final = 16

@@ -316,7 +316,9 @@ def _element_block(operands: _Operands, tolerance: Tolerance, rows: np.ndarray, 
         np.maximum(partial, np.abs(product), out=partial)
     expected = operands.alpha * product
     magnitude *= abs(operands.alpha)
-    rounded = tolerance.operand_bound(magnitude, np.abs(expected), abs(operands.alpha) * np.sqrt(squares))
+    rounded = 0.0
+    if tolerance.operands:
+        rounded = tolerance.operand_bound(magnitude, np.abs(expected), abs(operands.alpha) * np.sqrt(squares))
     summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
     if operands.c_in is not None:
         scaled = _take(operands.c_in, *block_of_c)
@@ -406,8 +408,10 @@ def _freivalds_rows(
         np.maximum(partial, np.sqrt(np.mean(np.square(product), axis=1)), out=partial)
     expected = operands.alpha * product
     magnitude *= abs(operands.alpha)
-    spread = abs(operands.alpha) * np.sqrt(squares)
-    rounded = tolerance.operand_bound(tolerance.deviations * magnitude[:, None], np.abs(expected), spread)
+    rounded = np.zeros(expected.shape)
+    if tolerance.operands:
+        spread = abs(operands.alpha) * np.sqrt(squares)
+        rounded = tolerance.operand_bound(tolerance.deviations * magnitude[:, None], np.abs(expected), spread)
     summed = partial_sum_bound(magnitude, abs(operands.alpha) * partial, abs(operands.alpha) * block)
     if operands.c_in is not None:
         c_signs, c_norms = _thin_product(operands.c_in[rows], signs)

@@ -169,14 +169,27 @@ class Machine:
 
     def has_gemm_rate(self, dtype: DType) -> bool:
         """Return whether products of a type have a rate here."""
-        return dtype.name in self.typical_gemm_tflop_per_s or (
-            dtype is DType.tf32 and DType.f32.name in self.typical_gemm_tflop_per_s
-        )
+        return self._known_rate(self.typical_gemm_tflop_per_s, dtype) is not None
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """
+        Check that the machine is one of so many ranks.
+
+        Raises
+        ------
+        ParamError
+            If it is not.
+        """
+        if self.num_ranks != num_ranks:
+            raise ParamError(f"machine {self.name} has {self.num_ranks} ranks, the session has {num_ranks}")
+
+    @staticmethod
+    def _known_rate(rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray | None:
+        # A machine measured before there was tf32 has the rate of f32 for it, which is no faster.
+        return rates.get(dtype.name, rates.get(DType.f32.name) if dtype is DType.tf32 else None)
 
     def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
-        rate = rates.get(dtype.name)
-        if rate is None and dtype is DType.tf32:
-            rate = rates.get(DType.f32.name)  # measured before there was tf32, which is no slower
+        rate = self._known_rate(rates, dtype)
         if rate is None:
             raise TopologyError(
                 f"machine {self.name} has no GEMM rate for {dtype.name}: take another type, or measure it"

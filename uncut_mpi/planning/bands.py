@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.errors import PlanError
 from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -72,8 +72,7 @@ def schedule(
         If a rank has too little device memory for its bands.
     """
     placement.check_ranks(num_ranks)
-    if machine.num_ranks != num_ranks:
-        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("bands schedules products; C is only scaled here")
     if any(location.space == "host" for location in (placement.a, placement.b, placement.c)):

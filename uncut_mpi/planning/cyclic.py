@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.errors import PlanError
 from uncut_mpi.model import paralia
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -70,8 +70,7 @@ def schedule(
         If a rank has too little device memory for its panels.
     """
     placement.check_ranks(num_ranks)
-    if machine.num_ranks != num_ranks:
-        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("cyclic schedules products; C is only scaled here")
     on_host = any(location.space == "host" for location in (placement.a, placement.b, placement.c))

@@ -40,16 +40,7 @@ from uncut_mpi.planning.decomposition import block_bounds
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.schedule import (
-    AWAIT_DTYPE,
-    LANE_DTYPE,
-    OPERAND_DTYPE,
-    REGION_DTYPE,
-    TASK_DTYPE,
-    Matrix,
-    Role,
-    Schedule,
-)
+from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
 
 MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
@@ -85,12 +76,10 @@ def schedule(
         If a rank has too little device memory for its panels.
     """
     placement.check_ranks(num_ranks)
-    if machine.num_ranks != num_ranks:
-        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("kblocks schedules products; C is only scaled here")
     plan = _Plan(problem, placement, machine, options)
-    tasks, operands, regions, awaits, lanes = plan.tables()
     made = Schedule(
         num_ranks=num_ranks,
         problem=problem,
@@ -99,12 +88,8 @@ def schedule(
         grid=(plan.grid.rows, plan.grid.cols),
         splits=len(plan.inner),
         tile=0,
-        tasks=tasks.view(TASK_DTYPE),
-        operands=operands.view(OPERAND_DTYPE),
-        regions=regions.view(REGION_DTYPE),
-        awaits=awaits.view(AWAIT_DTYPE),
         buffers=plan.layout.table(),
-        lanes=lanes.view(LANE_DTYPE),
+        **native_tables(*plan.tables()),
     )
     return made, dataclasses.replace(options, grid=made.grid, blocking=plan.how)
 

@@ -414,6 +414,19 @@ class Schedule:
         }
 
 
+def native_tables(
+    tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, lanes: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the tables that a native scheduler made, uint8 arrays, as the fields of a `Schedule`."""
+    return {
+        "tasks": tasks.view(TASK_DTYPE),
+        "operands": operands.view(OPERAND_DTYPE),
+        "regions": regions.view(REGION_DTYPE),
+        "awaits": awaits.view(AWAIT_DTYPE),
+        "lanes": lanes.view(LANE_DTYPE),
+    }
+
+
 def buffer_bytes(buffers: np.ndarray) -> np.ndarray:
     """Return the bytes each buffer record spans: (ld·(cols−1) + rows) elements, 0 if it is empty."""
     sizes = np.array([dtype.itemsize for dtype in DType], np.int64)

@@ -21,16 +21,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.layout import Layout, aligned_ld
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import (
-    AWAIT_DTYPE,
-    LANE_DTYPE,
-    OPERAND_DTYPE,
-    REGION_DTYPE,
-    TASK_DTYPE,
-    Matrix,
-    Role,
-    Schedule,
-)
+from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
 
 MIN_CHUNK_COLUMNS: Final = 100
 """Fewest stored columns in a chunk of a batched fetch."""
@@ -159,7 +150,7 @@ def schedule_tiles(
     _set_relays(native, problem, machine, options, layout)
     native.most_tasks = most_tasks
     try:
-        tasks, operands, regions, awaits, lanes, caches, end_ps = _native.schedule_uncut(native)
+        *tables, caches, end_ps = _native.schedule_uncut(native)
     except ValueError as error:
         raise _too_many(problem, workers.tile, f"more than {most_tasks}", most_tasks) from error
     for rank, matrix, slots in caches:
@@ -173,12 +164,8 @@ def schedule_tiles(
         grid=(grid.rows, grid.cols),
         splits=1,
         tile=workers.tile,
-        tasks=tasks.view(TASK_DTYPE),
-        operands=operands.view(OPERAND_DTYPE),
-        regions=regions.view(REGION_DTYPE),
-        awaits=awaits.view(AWAIT_DTYPE),
         buffers=layout.table(),
-        lanes=lanes.view(LANE_DTYPE),
+        **native_tables(*tables),
     )
     return result, end_ps / _PS_PER_S
 

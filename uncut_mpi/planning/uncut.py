@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from uncut_mpi.errors import ParamError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -101,8 +100,7 @@ def schedule(
         If there would be more than `most_tasks` tasks.
     """
     placement.check_ranks(num_ranks)
-    if machine.num_ranks != num_ranks:
-        raise ParamError(f"machine {machine.name} has {machine.num_ranks} ranks, the session has {num_ranks}")
+    machine.check_ranks(num_ranks)
     devices = options.computing_ranks(num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid)
     tile = _tile(problem, placement, grid, devices, machine, options)
