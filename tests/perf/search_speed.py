@@ -52,10 +52,9 @@ def main() -> None:
     speeds = np.random.default_rng(0).uniform(1, 3, (2, 4))
     rows.append({"what": "fit_shares", "machine": "2x4", "place": "", "n": 8, **timed(lambda: fit_shares(speeds), 99)})
     for row in rows:
-        spread = " to ".join(f"{1e3 * row[key]:.3g}" for key in ("min_s", "max_s"))
-        print(
-            f"{row['what']:10} {row['machine']:22} {row['place']:6} {row['n']:6} {1e3 * row['median_s']:8.3g} ms ({spread})"
-        )
+        median, least, most = (f"{1e3 * row[key]:.3g}" for key in ("median_s", "min_s", "max_s"))
+        about = f"{row['what']:10} {row['machine']:22} {row['place']:6} {row['n']:6}"
+        print(f"{about} {median:>8} ms ({least} to {most})")
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)
