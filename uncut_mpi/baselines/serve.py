@@ -11,8 +11,6 @@ from typing import Any, BinaryIO, Final
 from uncut_mpi.baselines.library import Library, Product, Unsupported
 from uncut_mpi.baselines.task import Matrices, Task, words
 
-NAMES: Final = ("numpy", "cublas", "cublasxt", "jax", "torch")
-
 _TRIES: Final = 3
 """Timed calls of every setting before one of them is chosen."""
 
