@@ -117,7 +117,7 @@ class Decomposition:
     def num_sub_problems(self) -> int:
         """Return the number of sub-problems of all ranks."""
         steps = -(-self.k // self.tile)
-        return _count_tiles(self.row_starts, self.tile) * _count_tiles(self.col_starts, self.tile) * steps
+        return count_tiles(self.row_starts, self.tile) * count_tiles(self.col_starts, self.tile) * steps
 
 
 def block_bounds(
@@ -142,7 +142,8 @@ def _largest(starts: Sequence[int]) -> int:
     return max(stop - start for start, stop in itertools.pairwise(starts))
 
 
-def _count_tiles(starts: tuple[int, ...], tile: int) -> int:
+def count_tiles(starts: Sequence[int], tile: int) -> int:
+    """Return the number of tiles of blocks that start there, the last number being their end."""
     return sum(-(-(stop - start) // tile) for start, stop in itertools.pairwise(starts))
 
 

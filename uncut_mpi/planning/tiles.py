@@ -18,6 +18,7 @@ from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.layout import Layout, aligned_ld
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
@@ -109,15 +110,11 @@ class TileWorkers:
 
     def num_tiles(self) -> int:
         """Return the number of tiles of C."""
-        return _count_tiles(self.row_starts, self.tile) * _count_tiles(self.col_starts, self.tile)
+        return count_tiles(self.row_starts, self.tile) * count_tiles(self.col_starts, self.tile)
 
 
 def _tile_sizes(extent: int, tile: int) -> list[int]:
     return [min(tile, extent - start) for start in range(0, extent, tile)]
-
-
-def _count_tiles(starts: list[int], tile: int) -> int:
-    return sum(-(-(stop - start) // tile) for start, stop in itertools.pairwise(starts))
 
 
 def schedule_tiles(
