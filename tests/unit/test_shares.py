@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uncut_mpi.errors import ParamError
@@ -26,6 +26,7 @@ positive = st.floats(0.01, 100)
 # -- blocks ----------------------------------------------------------------------------------------
 
 
+@example(1302, [2.0, 25.375, 0.5, 0.5], 4)
 @given(st.integers(0, 50_000), st.lists(positive, min_size=1, max_size=64), st.sampled_from([1, 2, 4, 8]))
 def test_blocks_get_their_due_to_a_step_and_cover_everything(extent: int, shares: list[float], step: int) -> None:
     starts = share_starts(extent, shares, step)

@@ -108,7 +108,7 @@ def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
     if extent * min(shares) < step * total:
         step = 1
     units = extent // step
-    dues = [units * (share / total) for share in shares]
+    dues = [extent / step * (share / total) for share in shares]  # of the whole extent, its odd end included
     blocks = [math.floor(due) for due in dues]
     by_loss = sorted(range(len(dues)), key=lambda index: (blocks[index] - dues[index], index))
     for index in by_loss[: units - sum(blocks)]:
