@@ -55,6 +55,7 @@ static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && 
 #define SAME_PLACE(ours, theirs)                                                                                       \
     static_assert(offsetof(own::Memcpy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs), #theirs);                          \
     static_assert(sizeof(own::Memcpy2D::ours) == sizeof(CUDA_MEMCPY2D::theirs), #theirs)
+static_assert(sizeof(own::Uuid) == sizeof(CUuuid) && sizeof(own::Uuid::bytes) == sizeof(CUuuid::bytes));
 static_assert(sizeof(own::Memcpy2D) == sizeof(CUDA_MEMCPY2D));
 SAME_PLACE(src_x_bytes, srcXInBytes);
 SAME_PLACE(src_y, srcY);

@@ -168,6 +168,12 @@ Code f_cuDriverGetVersion(int *version) { return *version = 13000, success; }
 Code f_cuGetErrorName(Code, const char **name) { return *name = "CUDA_ERROR_FAKE", success; }
 Code f_cuGetErrorString(Code, const char **text) { return *text = "a planted error", success; }
 Code f_cuDeviceGet(Device *device, int ordinal) { return *device = ordinal, success; }
+Code f_cuDeviceGetUuid(Uuid *uuid, Device device) {
+    // A zero in the middle, as one device in sixteen has.
+    for (int i = 0; i < 16; ++i)
+        uuid->bytes[i] = static_cast<char>(i == 5 ? 0 : 16 * device + i);
+    return success;
+}
 Code f_cuDeviceGetAttribute(int *value, int attribute, Device) {
     *value = attribute == attribute_can_flush_remote_writes ? can_flush
              : attribute == attribute_max_pitch             ? 2147483647

@@ -413,6 +413,10 @@ def test_a_missing_driver_is_an_error_that_says_what_to_do():
         _native.CudaDriver("libdoes_not_exist.so")
 
 
+def test_a_uuid_has_all_its_bytes_also_when_one_is_zero(fake):
+    assert fake.driver.uuid(1) == bytes(0 if i == 5 else 16 + i for i in range(16))
+
+
 def test_a_missing_cublas_is_named():
     with pytest.raises(_native.CudaError, match="cuBLAS"):
         _native.CudaBlas("libdoes_not_exist.so")

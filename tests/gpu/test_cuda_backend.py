@@ -7,6 +7,8 @@ import dataclasses
 import multiprocessing
 import os
 import re
+import shutil
+import subprocess
 
 import ml_dtypes
 import numpy as np
@@ -39,6 +41,17 @@ def test_the_identity_names_the_device_by_uuid(backend):
     assert identity.uuid == uuids[0]
     assert identity.uuid.startswith("GPU-")
     assert 0 < identity.free_bytes <= identity.memory_bytes
+
+
+def test_devices_have_the_uuids_that_the_drivers_tools_give_them():
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        pytest.skip("nvidia-smi is not installed")
+    query = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
+    listed = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split()
+    uuids, _ = visible_devices()
+    assert set(uuids) <= set(listed)
+    assert len(set(uuids)) == len(uuids)
 
 
 def test_what_computes_is_named_with_its_version(backend, cupy):

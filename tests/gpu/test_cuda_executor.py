@@ -93,14 +93,17 @@ def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(start
             ranks.write(index, contents)
         reports = ranks.run(1.5, 0.5)
         succeed(reports)
-        wanted = np.zeros((problem.m, problem.n))
+        wanted, magnitude = np.zeros((2, problem.m, problem.n))
         if problem.has_product:
             a, b = values[Matrix.A].astype(float), values[Matrix.B].astype(float)
-            wanted += 1.5 * (a if problem.trans_a == "N" else a.T) @ (b if problem.trans_b == "N" else b.T)
+            a, b = 1.5 * (a if problem.trans_a == "N" else a.T), b if problem.trans_b == "N" else b.T
+            wanted += a @ b
+            magnitude += np.abs(a) @ np.abs(b)
         if problem.reads_c:
             wanted += 0.5 * values[Matrix.C]
-        tolerance = 40 * (problem.k + 4) * problem.dtype.unit_roundoff
-        np.testing.assert_allclose(ranks.read(at[Matrix.C]), wanted, rtol=tolerance, atol=tolerance)
+        bound = 40 * (problem.k + 4) * problem.dtype.unit_roundoff * (1 + np.abs(wanted))
+        bound += 2.01 * problem.dtype.operand_roundoff * magnitude
+        np.testing.assert_array_less(np.abs(ranks.read(at[Matrix.C]) - wanted), bound)
         bodies = schedule.tasks["kind"] != Kind.JOIN
         per_rank = np.bincount(schedule.tasks["rank"][bodies], minlength=schedule.num_ranks)
         assert [report.tasks for report in reports] == per_rank.tolist()
@@ -129,9 +132,10 @@ def test_an_operand_whose_factor_is_zero_is_not_read(started, dtype, alpha, beta
         for shape, t in (((m, k), dtype), ((k, n), dtype), ((m, n), wide), ((m, n), dtype))
     ]
     va, vb, vc, vd = (value.astype(np.float64) for value in values)
-    product = np.zeros((m, n))
+    product, rounded = np.zeros((2, m, n))
     if alpha:
         product += alpha * va @ vb
+        rounded += 2.01 * dtype.operand_roundoff * alpha * np.abs(va) @ np.abs(vb)
     else:
         values[0][...] = np.nan
     if beta:
@@ -143,11 +147,13 @@ def test_an_operand_whose_factor_is_zero_is_not_read(started, dtype, alpha, beta
         ranks.write(index, value)
     succeed(ranks.run(alpha, beta))
     tolerance = 4 * (k + 4) * wide.unit_roundoff
-    np.testing.assert_allclose(ranks.read(c).astype(float), product, rtol=tolerance, atol=tolerance)
+    error = np.abs(ranks.read(c).astype(float) - product)
+    np.testing.assert_array_less(error, tolerance * (1 + np.abs(product)) + rounded)
     combined = (alpha * product if alpha else 0.0) + (beta * vd if beta else 0.0)
     combined = np.broadcast_to(combined, (m, n))
     tolerance += 2 * dtype.unit_roundoff
-    np.testing.assert_allclose(ranks.read(d).astype(float), combined, rtol=tolerance, atol=4 * tolerance)
+    error = np.abs(ranks.read(d).astype(float) - combined)
+    np.testing.assert_array_less(error, tolerance * (4 + np.abs(combined)) + alpha * rounded)
 
 
 def test_single_precision_products_are_strict(started):

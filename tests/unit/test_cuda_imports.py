@@ -23,12 +23,6 @@ class Runtime:
         self.opened: list[bytes] = []
         self.closed: list[int] = []
 
-    def getDeviceCount(self):
-        return len(UUIDS)
-
-    def getDeviceProperties(self, ordinal):
-        return {"uuid": UUIDS[ordinal]}
-
     def deviceCanAccessPeer(self, ordinal, peer):
         return int(peer in (0, 1))
 
@@ -53,7 +47,7 @@ def runtime():
 
 @pytest.fixture
 def cache(runtime):
-    return ImportCache(runtime, 0)
+    return ImportCache(runtime, 0, UUIDS)
 
 
 def test_a_device_without_peer_access_is_refused_before_anything_is_mapped(cache, runtime):

@@ -106,7 +106,14 @@ void bind_cuda(nb::module_ &m) {
 
     nb::class_<Driver>(m, "CudaDriver", "The CUDA driver's functions; loading it initialises nothing.")
         .def(nb::init<const std::string &>(), nb::arg("library") = "libcuda.so.1")
-        .def_prop_ro("version", &Driver::version);
+        .def_prop_ro("version", &Driver::version)
+        .def(
+            "uuid",
+            [](const Driver &self, int ordinal) {
+                const std::string bytes = self.uuid(ordinal);
+                return nb::bytes(bytes.data(), bytes.size());
+            },
+            nb::arg("ordinal"));
     nb::class_<Blas>(m, "CudaBlas", "cuBLAS's functions, by default of the library loaded already.")
         .def(nb::init<const std::string &>(), nb::arg("library") = "")
         .def_prop_ro("path", &Blas::path);

@@ -74,6 +74,15 @@ int Driver::version() const {
     return version;
 }
 
+std::string Driver::uuid(int ordinal) const {
+    Device device = 0;
+    Uuid found{};
+    check("cuInit", cuInit(0));
+    check("cuDeviceGet", cuDeviceGet(&device, ordinal));
+    check("cuDeviceGetUuid", cuDeviceGetUuid(&found, device));
+    return {std::begin(found.bytes), std::end(found.bytes)};
+}
+
 Blas::Blas(const std::string &library) : path_(library) {
     void *handle = nullptr;
     if (path_.empty()) {

@@ -42,6 +42,10 @@ inline constexpr unsigned wait_value_flush = 1U << 30;
 inline constexpr std::uint32_t mem_op_wait_value_32 = 1;
 inline constexpr std::uint32_t mem_op_write_value_32 = 2;
 
+struct Uuid {  // CUuuid
+    char bytes[16];
+};
+
 struct Memcpy2D {  // CUDA_MEMCPY2D_v2
     std::size_t src_x_bytes, src_y;
     unsigned src_memory_type;
@@ -92,6 +96,7 @@ inline constexpr int type_r_16bf = 14;
     X(cuGetErrorString, 6000, Code(Code, const char **))                                                               \
     X(cuDeviceGet, 2000, Code(Device *, int))                                                                          \
     X(cuDeviceGetAttribute, 2000, Code(int *, int, Device))                                                            \
+    X(cuDeviceGetUuid, 11040, Code(Uuid *, Device))                                                                    \
     X(cuDevicePrimaryCtxRetain, 7000, Code(Context *, Device))                                                         \
     X(cuDevicePrimaryCtxRelease, 11000, Code(Device))                                                                  \
     X(cuCtxSetCurrent, 4000, Code(Context))                                                                            \
@@ -168,6 +173,7 @@ class Driver {
     std::string describe(const char *call, Code code) const;  // "cuX: CUDA_ERROR_Y (z), text"
     void check(const char *call, Code code) const;            // throws Failure unless success
     int version() const;
+    std::string uuid(int ordinal) const;  // 16 bytes, zeros among them; initialises CUDA
 };
 
 // cuBLAS's functions.

@@ -14,6 +14,7 @@ from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
 from uncut_mpi.device.cuda.library import (
     device_errors,
+    device_uuids,
     driver_version,
     format_uuid,
     import_cupy,
@@ -76,12 +77,13 @@ class CudaBackend(Backend):
                 raise DeviceError(f"CUDA device {ordinal} was asked for, this process sees {count}")
             self._cupy.cuda.Device(ordinal).use()
             properties = self._runtime.getDeviceProperties(ordinal)
-            self._uuid = bytes(properties["uuid"][:16])
+            uuids = device_uuids(count)
+            self._uuid = uuids[ordinal]
             self._name = properties["name"].decode()
             self._multiprocessors = int(properties["multiProcessorCount"])
             self._native = _native.CudaDevice(driver, load_blas(), ordinal)
             self._caller_event = self._cupy.cuda.Event(disable_timing=True)
-        self._imports = ImportCache(self._runtime, ordinal)
+        self._imports = ImportCache(self._runtime, ordinal, uuids)
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()

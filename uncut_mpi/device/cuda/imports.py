@@ -23,11 +23,14 @@ class ImportCache:
         cupy's runtime.
     ordinal : int
         The device that is current whenever a method is called.
+    uuids : list of bytes
+        Of the devices this process sees, by ordinal.
     """
 
-    def __init__(self, runtime: Any, ordinal: int) -> None:
+    def __init__(self, runtime: Any, ordinal: int, uuids: list[bytes]) -> None:
         self._runtime = runtime
         self._ordinal = ordinal
+        self._uuids = uuids
         self._address: dict[tuple[int, bytes, int, int], int] = {}
         self._uses: dict[int, int] = {}  # by address
 
@@ -46,7 +49,7 @@ class ImportCache:
         key = (handle.pid, handle.uuid, handle.base, handle.buffer_id)
         address = self._address.get(key)
         if address is None:
-            peer = self._visible_ordinal(handle.uuid)
+            peer = self._uuids.index(handle.uuid) if handle.uuid in self._uuids else None
             self._check_access(handle, peer)
             if handle.pid == os.getpid():
                 address = self._same_process(handle, peer)
@@ -75,12 +78,6 @@ class ImportCache:
         for address in list(self._uses):
             self._uses[address] = 1
             self.close(address)
-
-    def _visible_ordinal(self, uuid: bytes) -> int | None:
-        for ordinal in range(self._runtime.getDeviceCount()):
-            if self._runtime.getDeviceProperties(ordinal)["uuid"][:16] == uuid:
-                return ordinal
-        return None
 
     def _check_access(self, handle: MemoryHandle, peer: int | None) -> None:
         if peer is None or peer == self._ordinal:

@@ -92,9 +92,19 @@ def driver_version() -> str:
     return ""
 
 
+def device_uuids(count: int) -> list[bytes]:
+    """
+    Return the 16 bytes that tell each of `count` visible devices from all others, by ordinal.
+
+    The driver is asked: cupy's device properties end a UUID at its first zero byte.
+    """
+    driver = load_driver()
+    return [driver.uuid(ordinal) for ordinal in range(count)]
+
+
 def format_uuid(raw: bytes) -> str:
     """Return a device UUID as the driver's tools print it."""
-    text = raw[:16].hex()
+    text = raw.hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
@@ -106,8 +116,8 @@ def visible_devices() -> tuple[list[str], str]:
     """
     try:
         load_driver()
-        runtime = import_cupy().cuda.runtime
-        uuids = [format_uuid(runtime.getDeviceProperties(i)["uuid"]) for i in range(runtime.getDeviceCount())]
+        with device_errors("looking for CUDA devices"):
+            uuids = [format_uuid(raw) for raw in device_uuids(import_cupy().cuda.runtime.getDeviceCount())]
     except DeviceError as error:
         return [], str(error)
     except Exception as error:  # whatever a broken CUDA installation raises is a reason as well
