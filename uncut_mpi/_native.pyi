@@ -136,6 +136,8 @@ class SimulatedMachine:
     block_cols: list[float]
     half_depth: list[float]
     gemm_overhead: list[float]
+    gemm_tail: list[float]
+    c_s_per_byte: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]
     row_device: list[tuple[float, float]]

@@ -39,6 +39,7 @@ std::string failing_call;
 int failing_from = 0, failing_to = 0;
 Code failing_code = 0, sticky_code = 0;
 int allocations = 0, can_flush = 0;
+constexpr int greatest_priority = -5;
 std::size_t most_queued = 0;
 std::uint64_t ticks = 0;  // the devices' common clock: operations that ran
 
@@ -192,6 +193,15 @@ Code f_cuStreamCreate(Stream *stream, unsigned flags) {
         *stream = reinterpret_cast<Stream>(streams.back());
         ++allocations;
     });
+}
+Code f_cuStreamCreateWithPriority(Stream *stream, unsigned flags, int priority) {
+    if (priority != greatest_priority) std::abort();
+    return f_cuStreamCreate(stream, flags);
+}
+Code f_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = greatest_priority;
+    return success;
 }
 Code f_cuStreamDestroy(Stream) { return success; }
 Code f_cuStreamQuery(Stream stream) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,6 +23,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 
 SHAPES = EFFORTS["cuda"].shapes
+PRODUCTS = EFFORTS["cuda"].products
 
 
 class TestStatistics:
@@ -59,10 +61,7 @@ class TestStatistics:
 class TestProducts:
     def seconds(self, shape, rate_tflop_per_s, multiprocessors, noise=0.0):
         random = np.random.default_rng(5)
-        exact = [
-            shape.overhead_s + shape.work(*extents, multiprocessors)[0] / (rate_tflop_per_s * 1e12)
-            for extents in SHAPES
-        ]
+        exact = [shape.seconds(*extents, multiprocessors, rate_tflop_per_s * 1e12) for extents in SHAPES]
         return [value * (1 + noise * random.standard_normal()) for value in exact]
 
     @pytest.mark.parametrize("blocks", [(128.0, 256.0), (256.0, 128.0), (128.0, 128.0), (64.0, 96.0), (1.0, 1.0)])
@@ -81,8 +80,18 @@ class TestProducts:
         assert rate == pytest.approx(62.0, rel=0.03)
         assert error < 0.03
         for extents, seconds in zip(SHAPES, self.seconds(true, 62.0, 132), strict=True):
-            predicted = shape.overhead_s + shape.work(*extents, 132)[0] / (rate * 1e12)
+            predicted = shape.seconds(*extents, 132, rate * 1e12)
             assert predicted == pytest.approx(seconds, rel=0.06), extents
+
+    @pytest.mark.parametrize("blocks", [(128.0, 256.0), (1.0, 1.0)])
+    def test_what_the_last_blocks_leave_idle_and_the_rate_of_c_come_back(self, blocks):
+        true = GemmShape(*blocks, half_depth=40.0, overhead_s=6e-6, tail_elements=2e5, c_s_per_byte=4e-13)
+        extra = [8.0 * m * n * adds for (m, n, _), adds in PRODUCTS]
+        seconds = [true.seconds(*shape, 132, 62e12, moved) for (shape, _), moved in zip(PRODUCTS, extra, strict=True)]
+        shape, rate, error = fit_gemm_shape([shape for shape, _ in PRODUCTS], seconds, 132, extra)
+        assert dataclasses.astuple(shape) == pytest.approx(dataclasses.astuple(true), rel=1e-5)
+        assert rate == pytest.approx(62.0, rel=1e-5)
+        assert error < 1e-9
 
     def test_a_device_without_multiprocessors_has_no_waves(self):
         true = GemmShape(half_depth=30.0, overhead_s=2e-6)
@@ -287,10 +296,10 @@ def synthetic_samples(machine, shape, noise):
     for width in (0, 256, 8192):
         add("rows", [(0, 1)], width)
         add("rows", [(host, 0)], width)
-    for extents in SHAPES:
-        exact = shape.overhead_s + shape.work(*extents, 132)[0] / 60e12
+    for extents, adds in PRODUCTS:
+        exact = shape.seconds(*extents, 132, 60e12, 8.0 * extents[0] * extents[1] * adds)
         seconds = [exact * factor for factor in (1.0, 1.0, 1.25, 1.0)]
-        samples.products.append(ProductSample("f64", *extents, tuple(seconds), summary(exact, random, noise)))
+        samples.products.append(ProductSample("f64", *extents, tuple(seconds), summary(exact, random, noise), adds))
     samples.combine_gb_per_s = [2000.0] * size
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
     samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size}
@@ -304,7 +313,7 @@ def known(request):
     np.fill_diagonal(bandwidth, 2000.0)
     latency = np.random.default_rng(4).uniform(2e-6, 5e-6, (5, 5))
     rows = RowRates(device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)))
-    shape = GemmShape(128.0, 256.0, 150.0, 5e-6)
+    shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13)
     machine = Machine.uniform(4)
     fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
     true = Machine(
@@ -339,7 +348,9 @@ class TestAssembling:
         _, found, samples, tolerance = known
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
-        assert found.gemm_shape["f64"].block_rows == 128.0
+        assert dataclasses.astuple(found.gemm_shape["f64"]) == pytest.approx(
+            (128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5
+        )
         for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("host_out", ())):
             table = getattr(found.row_rates, way)
             assert [width for width, _ in table] == [256, 8192][: len(shares)]

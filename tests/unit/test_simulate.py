@@ -25,14 +25,23 @@ from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule
 from uncut_mpi.planning.simulate import simulate, union_seconds
 
 
-def make(m: int, n: int, k: int, place: str, ranks: int, *, reads_c: bool = False, **options: Any) -> Schedule:
+def make(
+    m: int,
+    n: int,
+    k: int,
+    place: str,
+    ranks: int,
+    *,
+    reads_c: bool = False,
+    dtype: DType = DType.f64,
+    **options: Any,
+) -> Schedule:
     problem = GemmProblem.from_operands(
-        StoredMatrix(m, k, "F", m), StoredMatrix(k, n, "F", k), StoredMatrix(m, n, "F", m), dtype=DType.f64,
+        StoredMatrix(m, k, "F", m), StoredMatrix(k, n, "F", k), StoredMatrix(m, n, "F", m), dtype=dtype,
         reads_c=reads_c,
     )  # fmt: skip
-    planned = plan(
-        problem, Placement.parse(place), ranks, Machine.uniform(ranks), ScheduleOptions(scheduler="uncut", **options)
-    )
+    machine = Machine.uniform(ranks, gemm_tflop_per_s={dtype.name: 1.0})
+    planned = plan(problem, Placement.parse(place), ranks, machine, ScheduleOptions(scheduler="uncut", **options))
     return planned.schedule
 
 
@@ -67,6 +76,23 @@ def test_waves_depth_and_overhead_of_a_product() -> None:
     expected = 1e-5 + 2 * 20 * 128 * 64 * 612 / 1e12
     assert seconds_of(schedule, machine) == pytest.approx(expected)
     assert shape.work(300, 300, 512, 10) == (2 * 20 * 128 * 64 * 612, 0.75)
+
+
+def test_a_product_waits_for_its_last_blocks_and_for_c() -> None:
+    shape = GemmShape(half_depth=100, tail_elements=5000, c_s_per_byte=1e-9)
+    machine = machine_of(
+        1, gemm_shape={"f64": shape, "f16": shape}, gemm_tflop_per_s={"f64": np.ones(1), "f16": np.ones(1)}
+    )
+    operations = 2 * (300 * 200 * 612 + 5000 * 512)
+    # One product that reads C: 8 bytes of each element more than one that only writes it.
+    schedule = make(300, 200, 512, "0,0,0", 1, reads_c=True, tile=4096)
+    assert seconds_of(schedule, machine) == pytest.approx(operations / 1e12 + 8e-9 * 300 * 200)
+    assert shape.work(300, 200, 512, 10) == (operations, 60000 / 65000)
+    # Half types accumulate in 4 bytes, and to write these once is no more than expected.
+    halves = make(300, 200, 512, "0,0,0", 1, reads_c=True, dtype=DType.f16, tile=4096)
+    found = simulate(halves, machine)
+    (product,) = np.flatnonzero(halves.tasks["kind"] == Kind.GEMM)
+    assert found.end_s[product] - found.start_s[product] == pytest.approx(operations / 1e12)
 
 
 def test_fetch_compute_and_write_back_follow_one_another() -> None:

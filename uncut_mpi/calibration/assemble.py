@@ -10,6 +10,7 @@ from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_shares
 from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports, star_ports
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 
@@ -78,7 +79,9 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
     for dtype, products in by_type.items():
         seconds = np.array([one.seconds for one in products])
         extents = [(one.m, one.n, one.k) for one in products]
-        shapes[dtype], rate, errors[dtype] = fit_gemm_shape(extents, seconds[:, 0].tolist(), samples.multiprocessors[0])
+        extra = [float(one.m * one.n * DType[dtype].accumulator.itemsize * one.adds) for one in products]
+        of_rank_0 = seconds[:, 0].tolist()
+        shapes[dtype], rate, errors[dtype] = fit_gemm_shape(extents, of_rank_0, samples.multiprocessors[0], extra)
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
 

@@ -42,14 +42,18 @@ def nonnegative_least_squares(matrix: np.ndarray, values: np.ndarray) -> tuple[n
 
 
 def fit_gemm_shape(
-    shapes: Sequence[tuple[int, int, int]], seconds: Sequence[float], multiprocessors: int
+    shapes: Sequence[tuple[int, int, int]],
+    seconds: Sequence[float],
+    multiprocessors: int,
+    extra_bytes: Sequence[float] = (),
 ) -> tuple[GemmShape, float, float]:
     """
     Fit the time of products by shape; errors count relative to the time.
 
-    For given blocks ``t = overhead + W·k/rate + W·half_depth/rate`` with W the operations per step of k, whole
-    waves counted, is linear in (overhead, 1/rate, half_depth/rate); the blocks are those that fit best. Times
-    that do not grow with the operations (of tiny products on a busy machine) give the best rate seen, and no shape.
+    For given blocks ``t = overhead + W·k/rate + W·half_depth/rate + 2·tail·k/rate + c·extra`` with W the operations
+    per step of k, whole waves counted, is linear in (overhead, 1/rate, half_depth/rate, tail/rate, c); the blocks
+    are those that fit best. Times that do not grow with the operations (of tiny products on a busy machine) give
+    the best rate seen, and no shape.
 
     Parameters
     ----------
@@ -57,6 +61,8 @@ def fit_gemm_shape(
         At least three, of different k and of different m·n.
     seconds : sequence of float
         Time of each.
+    extra_bytes : sequence of float, optional
+        Bytes of C that each moves besides writing it once in the accumulator's type; default none.
     multiprocessors : int
         Of the device; with 1 there are no waves.
 
@@ -79,23 +85,25 @@ def fit_gemm_shape(
     times = np.asarray(seconds, np.float64)
     if len(times) < 3 or not (np.isfinite(times).all() and (times > 0).all()):
         raise ParamError(f"{len(times)} products were timed, at least 3 positive times are needed to fit their rate")
-    ones = np.ones(len(times))
+    ones, depths = np.ones(len(times)), np.array([float(k) for _, _, k in shapes])
+    extra = np.zeros(len(times)) if not len(extra_bytes) else np.asarray(extra_bytes, np.float64)
     operations = np.array([2.0 * m * n * k for m, n, k in shapes])
     fastest = float((operations / times).max())
     found: tuple[float, GemmShape, float] | None = None
     for rows, cols in blocks:
         plain = GemmShape(block_rows=rows, block_cols=cols)
         work = np.array([plain.work(m, n, k, multiprocessors)[0] for m, n, k in shapes])
-        per_step = work / np.array([k for _, _, k in shapes])
-        matrix = np.stack([ones, work, per_step], axis=1) / times[:, None]
+        per_step = work / depths
+        matrix = np.stack([ones, work, per_step, 2.0 * depths, extra], axis=1) / times[:, None]
         scale = np.linalg.norm(matrix, axis=0)
-        (overhead, inverse, fill), norm = nonnegative_least_squares(matrix / scale, ones)
-        overhead, inverse, fill = overhead / scale[0], inverse / scale[1], fill / scale[2]
+        scale[scale == 0] = 1.0
+        fitted, norm = nonnegative_least_squares(matrix / scale, ones)
+        overhead, inverse, fill, tail, moved = (float(value) for value in fitted / scale)
         if inverse * _FASTER * fastest < 1.0:
             continue
         if found is None or norm < found[0] * (1 - 1e-9):
-            shape = GemmShape(rows, cols, float(fill / inverse), float(overhead))
-            found = (norm, shape, 1e-12 / float(inverse))
+            shape = GemmShape(rows, cols, fill / inverse, overhead, tail / inverse, moved)
+            found = (norm, shape, 1e-12 / inverse)
     if found is None:
         errors = 1.0 - operations / fastest / times
         return GemmShape(), fastest * 1e-12, float(np.sqrt(np.mean(errors**2)))

@@ -53,8 +53,8 @@ class Effort:
         Time that transfers and lists of products shall take alone.
     widths_bytes : tuple of int
         Rows of strided copies, rising.
-    shapes : tuple of (int, int, int)
-        Products.
+    shapes, added : tuple of (int, int, int)
+        Products, and such as are added to C.
     combine : tuple of int
         Rows and columns of a COMBINE.
     litmus_bytes : tuple of int
@@ -67,14 +67,20 @@ class Effort:
     target_s: float
     widths_bytes: tuple[int, ...]
     shapes: tuple[tuple[int, int, int], ...]
+    added: tuple[tuple[int, int, int], ...]
     combine: tuple[int, int]
     litmus_bytes: tuple[int, ...]
     asynchronous: bool
 
     @property
+    def products(self) -> list[tuple[tuple[int, int, int], bool]]:
+        """Every product to time, as (m, n, k), and whether it is added to C."""
+        return [*((shape, False) for shape in self.shapes), *((shape, True) for shape in self.added)]
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of the largest operand of a product or COMBINE, in the widest type."""
-        elements = [max(m * n, n * k, m * k) for m, n, k in self.shapes]
+        elements = [max(m * n, n * k, m * k) for (m, n, k), _ in self.products]
         return 8 * max(*elements, self.combine[0] * self.combine[1])
 
 
@@ -89,7 +95,10 @@ EFFORTS: Final = {
             # Thin ones; and those around a whole number of waves, which tell blocks from their transposes.
             *((8192, 512, 2048), (512, 8192, 2048), (1024, 2048, 4096)),
             *((1408, 1408, 2048), (1408, 3072, 1024), (3072, 1408, 1024), (2816, 3072, 1024)),
+            # Few columns, as at the end of a call, and few blocks.
+            *((4096, 256, 2048), (8192, 128, 4096), (4096, 64, 4096), (2048, 512, 1024), (2048, 256, 1024)),
         ),
+        added=((4096, 4096, 128), (4096, 4096, 512), (8192, 512, 1024), (4096, 256, 2048)),
         combine=(4096, 2048),
         litmus_bytes=(4 << 10, 64 << 10, 1 << 20),
         asynchronous=True,
@@ -102,6 +111,7 @@ EFFORTS: Final = {
             *((edge, edge, edge) for edge in (64, 128, 256, 384)),
             *((256, 256, 32), (256, 256, 1024), (512, 64, 256)),
         ),
+        added=((256, 256, 32), (384, 384, 64)),
         combine=(512, 512),
         litmus_bytes=(4 << 10, 64 << 10),
         asynchronous=False,
@@ -214,7 +224,7 @@ class _Run:
     def _count(self) -> int:
         links, together = len(self.links()), sum(1 for _ in self.together())
         rows = 3 * (len(self.effort.widths_bytes) + 1)
-        return 2 * links + together + rows + len(DType) * len(self.effort.shapes) + 3 + self.size + len(self.pairs())
+        return 2 * links + together + rows + len(DType) * len(self.effort.products) + 3 + self.size + len(self.pairs())
 
     def _step(self, what: str) -> str:
         self._progress(self._done, self._total, what)
@@ -315,18 +325,18 @@ class _Run:
         for dtype in DType:
             with agreement.collective(self.bench.group, "preparing random operands"):
                 self.bench.fill(self.bench.result_offset, dtype)
-            for shape in self.effort.shapes:
-                what = self._step(f"{dtype.name} product of {'×'.join(map(str, shape))}")
-                pilot = self.bench.time(self._product(shape, dtype, 1), what, samples=1)
+            for shape, adds in self.effort.products:
+                what = self._step(f"{dtype.name} product of {'×'.join(map(str, shape))}{', added' if adds else ''}")
+                pilot = self.bench.time(self._product(shape, dtype, 1, adds), what, samples=1)
                 count = min(_MAX_PRODUCTS, max(1, math.ceil(self.effort.target_s / pilot.together.min_s)))
-                timed = self.bench.time(self._product(shape, dtype, count), what)
+                timed = self.bench.time(self._product(shape, dtype, count, adds), what)
                 seconds = tuple((timed.by_rank_s / count).tolist())
                 self.samples.products.append(
-                    ProductSample(dtype.name, *shape, seconds, _scaled(timed.together, 1.0 / count))
+                    ProductSample(dtype.name, *shape, seconds, _scaled(timed.together, 1.0 / count), adds)
                 )
 
-    def _product(self, shape: tuple[int, int, int], dtype: DType, count: int) -> probes.Probe:
-        return probes.products(self.size, shape, dtype, count, self.bench.result_offset)
+    def _product(self, shape: tuple[int, int, int], dtype: DType, count: int, adds: bool = False) -> probes.Probe:
+        return probes.products(self.size, shape, dtype, count, self.bench.result_offset, adds=adds)
 
     def _combine(self) -> None:
         what, count = self._step("COMBINE"), 8

@@ -157,11 +157,19 @@ class ProbeBuild:
         """Append a copy and return its task."""
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
-    def multiply(self, rank: int, shape: tuple[int, int, int], dtype: DType, result_offset: int) -> None:
-        """Append a product C' := A B on a device: A and B over one another at offset 0, C' at `result_offset`."""
+    def multiply(
+        self, rank: int, shape: tuple[int, int, int], dtype: DType, result_offset: int, *, adds: bool = False
+    ) -> None:
+        """
+        Append a product C' := A B, or one added to C', on a device.
+
+        A and B lie over one another at offset 0, C' at `result_offset`.
+        """
         m, n, k = shape
         reads = [(self.window(rank, 0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
         c = self.window(rank, result_offset, m, n, dtype.accumulator)
+        if adds:
+            reads.append((c, *_READ))
         self.build.task(Kind.GEMM, self.build.compute_lane(rank), c, reads)
 
     def probe(self) -> Probe:
@@ -249,16 +257,18 @@ def signalled(areas: Areas, count: int) -> Probe:
     return built.probe()
 
 
-def products(num_ranks: int, shape: tuple[int, int, int], dtype: DType, count: int, result_offset: int) -> Probe:
+def products(
+    num_ranks: int, shape: tuple[int, int, int], dtype: DType, count: int, result_offset: int, *, adds: bool = False
+) -> Probe:
     """
-    Return products C' := A B on every device at once, one after another.
+    Return products C' := A B, or such that are added to C', on every device at once, one after another.
 
     A and B lie over one another at offset 0 of each device's memory, C' at `result_offset`.
     """
     built = ProbeBuild(num_ranks)
     for _ in range(count):
         for rank in range(num_ranks):
-            built.multiply(rank, shape, dtype, result_offset)
+            built.multiply(rank, shape, dtype, result_offset, adds=adds)
     return built.probe()
 
 

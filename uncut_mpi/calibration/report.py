@@ -10,6 +10,7 @@ import numpy as np
 from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
 from uncut_mpi.calibration.refine import Refinement
 from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.machine import Machine
 
 _MOST_PAIRS: Final = 12
@@ -73,7 +74,8 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         blocks = f"blocks of {shape.block_rows:g}×{shape.block_cols:g}" if shape.block_rows > 1 else "no waves"
         lines.append(
             f"{dtype} products: {blocks}, half rate at k = {shape.half_depth:.0f}, {shape.overhead_s * 1e6:.1f} us to "
-            f"start; the fit is off by {100 * errors[dtype]:.1f} %"
+            f"start, at the end idle for {1e-3 * shape.tail_elements:.0f} thousand elements, C at "
+            f"{_c_rate(shape)}; the fit is off by {100 * errors[dtype]:.1f} %"
         )
     lines.append(f"COMBINE {_numbers(machine.combine_gb_per_s, '{:.0f}')} GB/s read and written, by rank")
     costs = dataclasses.asdict(machine.costs)
@@ -125,6 +127,10 @@ def _matrix(title: str, table: np.ndarray, form: str) -> list[str]:
 
 def _link(link: tuple[int, int], host: int) -> str:
     return " to ".join("host" if end == host else str(end) for end in link)
+
+
+def _c_rate(shape: GemmShape) -> str:
+    return f"{1e-9 / shape.c_s_per_byte:.0f} GB/s" if shape.c_s_per_byte else "no cost"
 
 
 def _numbers(values: np.ndarray, form: str) -> str:

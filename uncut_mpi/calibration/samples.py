@@ -77,6 +77,8 @@ class ProductSample:
         Median time of one product on each rank.
     time : Summary
         Of one product, from the first rank's start to the last one's end.
+    adds : bool
+        Whether the product is added to C.
     """
 
     dtype: str
@@ -85,6 +87,7 @@ class ProductSample:
     k: int
     seconds: tuple[float, ...]
     time: Summary
+    adds: bool = False
 
 
 @dataclasses.dataclass(slots=True)

@@ -25,7 +25,12 @@ _POOL: Final = 1 << 20
 
 # Edges of squares per type; thin products are made of the last two.
 _EDGES: Final = {
-    "cuda": {DType.f64: (2048, 4096, 6144, 8192), DType.f32: (4096, 8192), DType.f16: (4096, 8192)},
+    "cuda": {
+        DType.f64: (2048, 4096, 6144, 8192),
+        DType.f32: (4096, 8192),
+        DType.f16: (4096, 8192),
+        DType.tf32: (4096, 8192),
+    },
     "host": {DType.f64: (256, 512, 768, 1024), DType.f32: (512, 1024), DType.f16: (256, 512)},
 }
 

@@ -17,6 +17,8 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
     d.check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&context_, device_));
     try {
         use();
+        int least_priority = 0;
+        d.check("cuCtxGetStreamPriorityRange", d.cuCtxGetStreamPriorityRange(&least_priority, &greatest_priority_));
         void *words = nullptr;
         d.check("cuMemHostAlloc", d.cuMemHostAlloc(&words, max_lanes * sizeof(std::uint32_t),
                                                    host_alloc_portable | host_alloc_device_map));
@@ -60,8 +62,10 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
         num_created_ += 3;
     }
     while (copy_streams_.size() < copy_lanes) {
+        // A COMBINE that others wait for takes the multiprocessors that a product's blocks leave, before its next ones.
         Stream stream = nullptr;
-        d.check("cuStreamCreate", d.cuStreamCreate(&stream, stream_non_blocking));
+        d.check("cuStreamCreateWithPriority",
+                d.cuStreamCreateWithPriority(&stream, stream_non_blocking, greatest_priority_));
         copy_streams_.push_back(stream);
         ++num_created_;
     }

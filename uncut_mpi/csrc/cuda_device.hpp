@@ -79,6 +79,7 @@ class DeviceState {
     Context context_ = nullptr;
     int multiprocessors_ = 0;
     int max_pitch_ = 0;
+    int greatest_priority_ = 0;
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
     std::vector<Stream> copy_streams_;

@@ -100,7 +100,9 @@ inline constexpr int type_r_16bf = 14;
     X(cuDevicePrimaryCtxRetain, 7000, Code(Context *, Device))                                                         \
     X(cuDevicePrimaryCtxRelease, 11000, Code(Device))                                                                  \
     X(cuCtxSetCurrent, 4000, Code(Context))                                                                            \
+    X(cuCtxGetStreamPriorityRange, 5050, Code(int *, int *))                                                           \
     X(cuStreamCreate, 2000, Code(Stream *, unsigned))                                                                  \
+    X(cuStreamCreateWithPriority, 5050, Code(Stream *, unsigned, int))                                                 \
     X(cuStreamDestroy, 4000, Code(Stream))                                                                             \
     X(cuStreamQuery, 2000, Code(Stream))                                                                               \
     X(cuStreamSynchronize, 2000, Code(Stream))                                                                         \

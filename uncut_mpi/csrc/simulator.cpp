@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
+constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
 
@@ -181,16 +182,24 @@ class Simulator {
         if (c.rows == 0 || c.cols == 0 || k == 0) return body;
         const double depth = static_cast<double>(k) + m_.half_depth[dtype];
         const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
-        double operations = 2.0 * static_cast<double>(c.rows) * static_cast<double>(c.cols) * depth;
+        const double wanted = static_cast<double>(c.rows) * static_cast<double>(c.cols);
+        double elements = wanted;
         if (rows > 1 || cols > 1) {
             const double blocks =
                 std::ceil(static_cast<double>(c.rows) / rows) * std::ceil(static_cast<double>(c.cols) / cols);
             const auto width = static_cast<double>(m_.multiprocessors[task.rank]);
             const double slots = std::ceil(blocks / width) * width;
-            operations = 2.0 * slots * rows * cols * depth;
+            elements = slots * rows * cols;
             body.demand = blocks / slots;
         }
-        body.amount = m_.gemm_overhead[dtype] + operations / rate;
+        const double tail = m_.gemm_tail[dtype];
+        body.demand *= elements / (elements + tail);
+        const double operations = 2.0 * (elements * depth + tail * static_cast<double>(k));
+        // C is written once in any case, which is part of `half_depth`.
+        const std::int64_t item = element_bytes[t_.buffers[c.buffer].dtype];
+        const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - accumulator_bytes[dtype];
+        const double extra = wanted * static_cast<double>(moved);
+        body.amount = m_.gemm_overhead[dtype] + std::max(operations / rate + m_.c_s_per_byte[dtype] * extra, 0.0);
         return body;
     }
 

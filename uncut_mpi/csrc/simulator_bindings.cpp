@@ -60,6 +60,8 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("block_cols", &SimulatedMachine::block_cols)
         .def_rw("half_depth", &SimulatedMachine::half_depth)
         .def_rw("gemm_overhead", &SimulatedMachine::gemm_overhead)
+        .def_rw("gemm_tail", &SimulatedMachine::gemm_tail)
+        .def_rw("c_s_per_byte", &SimulatedMachine::c_s_per_byte)
         .def_rw("multiprocessors", &SimulatedMachine::multiprocessors)
         .def_rw("combine_rate", &SimulatedMachine::combine_rate)
         .def_rw("row_device", &SimulatedMachine::row_device)

@@ -28,12 +28,15 @@ class GemmShape(_NonNegative):
 
     A product of m×n×k runs as blocks of `block_rows` × `block_cols`, as many at once as the device has
     multiprocessors, so that its time grows in waves; each block needs `half_depth` more steps of k than
-    the arithmetic says to fill and drain its pipeline, and `overhead_s` passes before the first:
+    the arithmetic says to fill and drain its pipeline, and `overhead_s` passes before the first. The last blocks
+    leave multiprocessors idle, for as long as `tail_elements` of C take; and C is moved:
 
-        t = overhead_s + 2 · waves · multiprocessors · block_rows · block_cols · (k + half_depth) / rate
+        t = overhead_s + 2 · (W · (k + half_depth) + tail_elements · k) / rate + c_s_per_byte · extra bytes of C
 
-    with waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ / multiprocessors⌉. The rate is the one of a large product,
-    `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no waves: 2·m·n·(k + half_depth) operations.
+    with W = waves · multiprocessors · block_rows · block_cols and waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ /
+    multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no
+    waves: W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
+    is read where the product is added to it) are the extra bytes.
 
     Attributes
     ----------
@@ -43,12 +46,18 @@ class GemmShape(_NonNegative):
         Steps of k at which half the rate is reached.
     overhead_s : float
         Start and end of a kernel.
+    tail_elements : float
+        Elements of C.
+    c_s_per_byte : float
+        Time to read or write a byte of C.
     """
 
     block_rows: float = 1.0
     block_cols: float = 1.0
     half_depth: float = 0.0
     overhead_s: float = 0.0
+    tail_elements: float = 0.0
+    c_s_per_byte: float = 0.0
 
     def work(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[float, float]:
         """
@@ -64,16 +73,37 @@ class GemmShape(_NonNegative):
         Returns
         -------
         operations : float
-            Whole waves counted; divided by the rate of a large product this is the time.
+            Whole waves and the tail counted; divided by the rate of a large product this is the time.
         occupancy : float
             In (0, 1]; what is left can run another kernel meanwhile.
         """
-        if self.block_rows <= 1 and self.block_cols <= 1:
-            return 2.0 * m * n * (k + self.half_depth), 1.0
-        blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
-        slots = math.ceil(blocks / multiprocessors) * multiprocessors
-        operations = 2.0 * slots * self.block_rows * self.block_cols * (k + self.half_depth)
-        return operations, blocks / slots
+        elements, occupancy = float(m * n), 1.0
+        if self.block_rows > 1 or self.block_cols > 1:
+            blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
+            slots = math.ceil(blocks / multiprocessors) * multiprocessors
+            elements, occupancy = slots * self.block_rows * self.block_cols, blocks / slots
+        operations = 2.0 * (elements * (k + self.half_depth) + self.tail_elements * k)
+        return operations, occupancy * elements / (elements + self.tail_elements)
+
+    def seconds(
+        self, m: int, n: int, k: int, multiprocessors: int, flop_per_s: float, extra_bytes: float = 0.0
+    ) -> float:
+        """
+        Return the time of a product alone on its device.
+
+        Parameters
+        ----------
+        m, n, k : int
+            Extents (elements).
+        multiprocessors : int
+            Of the device.
+        flop_per_s : float
+            Rate of a large product.
+        extra_bytes : float, optional
+            Of C, moved besides writing it once in the accumulator's type; negative where C is narrower.
+        """
+        busy_s = self.work(m, n, k, multiprocessors)[0] / flop_per_s + self.c_s_per_byte * extra_bytes
+        return self.overhead_s + max(busy_s, 0.0)
 
 
 RowTable = tuple[tuple[float, float], ...]

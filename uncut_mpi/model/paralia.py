@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.machine import Machine
@@ -358,12 +359,12 @@ class _Predictor:
 
     def _product_s(self, device: int, m: int, n: int, k: int) -> float:
         machine, dtype = self.machine, self.problem.dtype
-        shape = machine.gemm_shape.get(dtype.name)
-        operations, overhead_s = 2.0 * m * n * k, 0.0
-        if shape is not None:
-            operations, _ = shape.work(m, n, k, int(machine.multiprocessors[device]))
-            overhead_s = shape.overhead_s
-        return overhead_s + operations / float(machine.gemm_rate(dtype)[device])
+        shape = machine.gemm_shape.get(dtype.name, GemmShape())
+        item = dtype.itemsize if k == self.problem.k else dtype.accumulator.itemsize
+        adds = self.problem.reads_c or k < self.problem.k
+        extra_bytes = m * n * ((2 if adds else 1) * item - dtype.accumulator.itemsize)
+        rate = float(machine.gemm_rate(dtype)[device])
+        return shape.seconds(m, n, k, int(machine.multiprocessors[device]), rate, extra_bytes)
 
     def _index(self, location: Location) -> int:
         return self.machine.host if location.space == "host" or location.rank is None else location.rank

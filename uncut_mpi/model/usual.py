@@ -29,11 +29,11 @@ _CUDA_COSTS: Final = IssueCosts(
 _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
 
 _CUDA_SHAPES: Final = {
-    "f64": GemmShape(half_depth=40, overhead_s=5e-6),
-    "f32": GemmShape(half_depth=35, overhead_s=4e-6),
-    "f16": GemmShape(half_depth=390, overhead_s=5e-6),
-    "bf16": GemmShape(half_depth=420, overhead_s=4e-6),
-    "tf32": GemmShape(half_depth=200, overhead_s=4e-6),
+    "f64": GemmShape(half_depth=39, overhead_s=5e-6, tail_elements=1e5, c_s_per_byte=2.2e-13),
+    "f32": GemmShape(half_depth=33, overhead_s=9e-6, tail_elements=5e4, c_s_per_byte=2.5e-13),
+    "f16": GemmShape(half_depth=370, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=3e-13),
+    "bf16": GemmShape(half_depth=370, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=3e-13),
+    "tf32": GemmShape(half_depth=320, overhead_s=5e-6, tail_elements=1e6, c_s_per_byte=3e-13),
 }
 _HOST_SHAPES: Final = {
     "f64": GemmShape(half_depth=3, overhead_s=1e-5),

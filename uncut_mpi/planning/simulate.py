@@ -181,6 +181,8 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.block_cols = [shape.block_cols for shape in shapes]
     native.half_depth = [shape.half_depth for shape in shapes]
     native.gemm_overhead = [shape.overhead_s for shape in shapes]
+    native.gemm_tail = [shape.tail_elements for shape in shapes]
+    native.c_s_per_byte = [shape.c_s_per_byte for shape in shapes]
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]
     combine = np.where(machine.combine_gb_per_s > 0, machine.combine_gb_per_s, 0.5 * within)

@@ -23,10 +23,12 @@ from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thr
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
 # from running, so it is all but left out. Yielding hands a core on within microseconds, a sleep
 # wakes up to a millisecond late and a collective call takes several turns: with 8 ranks on 2 cores
-# an exchange took 0.8 to 1.3 ms where yielding came first, and 6 ms where sleeping did.
-_SPIN_S = 200e-6
-_SPIN_SHARED_S = 10e-6
-_YIELD_S = 5e-3
+# an exchange took 0.8 to 1.3 ms where yielding came first, and 6 ms where sleeping did. A rank with a
+# core of its own yields for longer and sleeps less: one that had no part in a product of 14 ms woke up half
+# a millisecond after its end, and a call ends when its last rank does.
+_SPIN_S, _SPIN_SHARED_S = 200e-6, 10e-6
+_YIELD_S, _YIELD_SHARED_S = 50e-3, 5e-3
+_SLEEP_SHARE, _SLEEP_SHARE_SHARED = 1 / 256, 1 / 8
 _SLEEP_MIN_S, _SLEEP_MAX_S = 50e-6, 1e-3
 
 Progress = Callable[[], bytes]
@@ -41,20 +43,23 @@ BROADCAST_FORMAT = 1
 
 class Backoff:
     """
-    Waiting in short steps: spin, then yield, then sleep 50 µs to 1 ms.
+    Waiting in short steps: spin, then yield, then sleep for a part of the time waited, 50 µs to 1 ms.
 
     Parameters
     ----------
     spin_s : float
         How long to spin before yielding.
+    shared : bool, default True
+        Whether others need this core, so that yielding is short and sleeping long.
     """
 
-    __slots__ = ("_sleep_s", "_spin_s", "_start_s")
+    __slots__ = ("_share", "_spin_s", "_start_s", "_yield_s")
 
-    def __init__(self, spin_s: float) -> None:
+    def __init__(self, spin_s: float, shared: bool = True) -> None:
         self._spin_s = spin_s
+        self._yield_s = spin_s + (_YIELD_SHARED_S if shared else _YIELD_S)
+        self._share = _SLEEP_SHARE_SHARED if shared else _SLEEP_SHARE
         self._start_s = time.perf_counter()
-        self._sleep_s = _SLEEP_MIN_S
 
     def elapsed_s(self) -> float:
         """Return the time since the wait began."""
@@ -65,11 +70,10 @@ class Backoff:
         waited = time.perf_counter() - self._start_s
         if waited < self._spin_s:
             return
-        if waited < self._spin_s + _YIELD_S:
+        if waited < self._yield_s:
             os.sched_yield()
             return
-        time.sleep(self._sleep_s)
-        self._sleep_s = min(1.25 * self._sleep_s, _SLEEP_MAX_S)
+        time.sleep(min(max(_SLEEP_MIN_S, self._share * waited), _SLEEP_MAX_S))
 
 
 class Group:
@@ -121,7 +125,7 @@ class Group:
         if not MPI.Is_thread_main():
             require_thread_multiple()
         self._thread = threading.get_ident()
-        self._spin_s = _SPIN_SHARED_S
+        self._spin_s, self.oversubscribed = _SPIN_SHARED_S, True  # until it is known
         self._stalled: list[Any] = []
         self._freed = False
         self.bytes_broadcast = 0
@@ -154,7 +158,7 @@ class Group:
 
     def backoff(self) -> Backoff:
         """Return a fresh `Backoff` that suits this node. Not collective."""
-        return Backoff(self._spin_s)
+        return Backoff(self._spin_s, self.oversubscribed)
 
     def wait(
         self,
@@ -191,7 +195,7 @@ class Group:
         """
         if request.Test():
             return
-        backoff = Backoff(self._spin_s)
+        backoff = Backoff(self._spin_s, self.oversubscribed)
         seen, since_s = b"" if progress is None else progress(), 0.0
         while True:
             backoff.pause()
