@@ -7,7 +7,8 @@ into column blocks (C leaves block by block). Two orders:
 
 ``"k"``
     Each k-block updates all columns. The k-blocks within the last quarter of k are done column block by column
-    block, so that results leave while others are computed.
+    block, so that results leave while others are computed; the last of them is halved a few times, so that little
+    is left to send at the end, and the others are large, as products run best.
 ``"columns"``
     The first column block is done k-block by k-block, as A arrives; then each other block at once,
     as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the
@@ -28,7 +29,7 @@ TAIL_PARTS: Final = 4
 """The last 1/TAIL_PARTS of k is done column block by column block in the order ``"k"``."""
 
 HALVINGS: Final = 2
-"""How often the last column block is halved in the order ``"columns"``."""
+"""How often the last of several column blocks is halved."""
 
 LOOKAHEAD: Final = 2
 """Products for which fetches are issued before a product is: issuing one takes as long as six copies."""
@@ -90,7 +91,7 @@ def k_blocks(extent: int, first: int, most: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(stops))
 
 
-def column_starts(extent: int, blocks: int, order: str, step: int) -> list[int]:
+def column_starts(extent: int, blocks: int, step: int) -> list[int]:
     """
     Return where column blocks start, and `extent` at the end.
 
@@ -99,25 +100,23 @@ def column_starts(extent: int, blocks: int, order: str, step: int) -> list[int]:
     extent : int
         Columns.
     blocks : int
-        How many equal blocks there are; the last is halved `HALVINGS` times in the order ``"columns"``.
-    order : str
-        ``"k"`` or ``"columns"``.
+        How many equal blocks there are, the last of which is halved `HALVINGS` times if there are several.
     step : int
         Blocks start at multiples of it where that leaves none empty.
     """
     units = extent // step
-    if units < num_column_blocks(blocks, order):
+    if units < num_column_blocks(blocks):
         step, units = 1, extent
     starts = block_starts(units, blocks)
-    if order == "columns" and blocks > 1:
+    if blocks > 1:
         for _ in range(HALVINGS):
             starts.insert(-1, starts[-2] + (starts[-1] - starts[-2] + 1) // 2)
     return [*(step * start for start in starts[:-1]), extent]
 
 
-def num_column_blocks(blocks: int, order: str) -> int:
+def num_column_blocks(blocks: int) -> int:
     """Return how many blocks `column_starts` makes of `blocks`."""
-    return blocks + HALVINGS if order == "columns" and blocks > 1 else blocks
+    return blocks + HALVINGS if blocks > 1 else blocks
 
 
 def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool) -> list[Move]:
@@ -133,14 +132,18 @@ def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole:
     first, most : int
         As for `k_blocks`.
     blocks : int
-        Equal column blocks, at least 1.
+        As for `column_starts`, at least 1.
     order : str
         ``"k"`` or ``"columns"``.
     whole : bool
         Whether the order ``"columns"`` fetches all k of B's columns at once.
     """
     ramp = k_blocks(extent, first, most)
-    fetches, work = _by_k(ramp, extent, blocks) if order == "k" else _by_columns(ramp, extent, most, blocks, whole)
+    fetches, work = (
+        _by_k(ramp, extent, num_column_blocks(blocks))
+        if order == "k"
+        else _by_columns(ramp, extent, most, blocks, whole)
+    )
     merged: list[Move] = []
     issued = 0
     for at, (need, move) in enumerate(work):
@@ -188,7 +191,7 @@ def _by_columns(
         work.append((len(fetches), Move(Step.MULTIPLY, start, stop, 0, 1)))
     fetches.append(Move(Step.FETCH_C, 0, extent, 0, 1))
     work.append((len(fetches), Move(Step.FINISH, 0, extent, 0, 1)))
-    for at in range(1, num_column_blocks(blocks, "columns")):
+    for at in range(1, num_column_blocks(blocks)):
         fetches.append(Move(Step.FETCH_C, 0, extent, at, at + 1))
         for start, stop in [(0, extent)] if whole or at < blocks else k_blocks(extent, most, most):
             fetches.append(Move(Step.FETCH_B, start, stop, at, at + 1))

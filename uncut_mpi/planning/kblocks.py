@@ -172,7 +172,7 @@ class _Plan:
         self._row_starts, self._col_starts = block_bounds(problem, self.grid, options.row_shares, options.col_shares)
         parts = itertools.pairwise(block_starts(problem.k, how.splits))
         self.inner = [range(start, stop) for start, stop in parts if stop > start]
-        self._num_blocks = num_column_blocks(how.columns, how.order)
+        self._num_blocks = num_column_blocks(how.columns)
         # What needs a sum of its own: C beside the products, a conversion, or partial sums.
         self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1
         alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
@@ -249,7 +249,7 @@ class _Plan:
             rows,
             cols,
             inner,
-            column_starts(len(cols), self.how.columns, self.how.order, step),
+            column_starts(len(cols), self.how.columns, step),
             (
                 panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=False),
                 panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=False),

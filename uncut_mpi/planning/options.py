@@ -56,7 +56,7 @@ class Blocking:
     block : int
         Elements of the largest k-block.
     columns : int
-        Equal column blocks in which a rank hands its C on.
+        Equal column blocks in which a rank hands its C on; the last of several is halved twice.
     order : str
         ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"columns"``: one column
         block after the other.

@@ -1,0 +1,216 @@
+// What issuing operations takes without a library around it, one by one and as a CUDA graph, on one GPU. Host times of
+// a call, and of a program of 32 × (copy, flag, wait for the flag, product) on two streams, its end included.
+//
+//   nvcc -O2 -std=c++17 -o issuing tests/perf/issuing.cu -lcuda -lcublas && ./issuing
+#include <cublas_v2.h>
+#include <cuda.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+using Clock = std::chrono::steady_clock;
+
+static void check(int code, const char *what) {
+    if (code == 0) return;
+    std::fprintf(stderr, "%s: %d\n", what, code);
+    std::exit(1);
+}
+#define CHECK(call) check(static_cast<int>(call), #call)
+
+static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+static double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+constexpr int repeats = 200, pieces = 32;
+
+static CUstream copies, products;
+static CUdeviceptr flags, memory, host_flags;
+static cublasHandle_t blas;
+static CUevent fork_event, join_event;
+static unsigned epoch = 0;
+static int size = 256;
+
+static CUstreamBatchMemOpParams wait_op(int flag, unsigned value) {
+    CUstreamBatchMemOpParams op{};
+    op.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    op.waitValue.address = flags + 4 * flag;
+    op.waitValue.value = value;
+    op.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    return op;
+}
+
+static CUstreamBatchMemOpParams write_op(CUdeviceptr address, unsigned value) {
+    CUstreamBatchMemOpParams op{};
+    op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    op.writeValue.address = address;
+    op.writeValue.value = value;
+    return op;
+}
+
+static void copy() {
+    CUDA_MEMCPY2D shape{};
+    shape.srcMemoryType = shape.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    shape.srcDevice = memory;
+    shape.dstDevice = memory + (64 << 20);
+    shape.srcPitch = shape.dstPitch = 4096;
+    shape.WidthInBytes = 2048;
+    shape.Height = 32;
+    CHECK(cuMemcpy2DAsync(&shape, copies));
+}
+
+static void product() {
+    const double alpha = 1.2345, beta = 1.1154;
+    const auto *a = reinterpret_cast<const double *>(memory);
+    CHECK(cublasDgemm(blas, CUBLAS_OP_N, CUBLAS_OP_N, size, size, size, &alpha, a, size, a, size, &beta,
+                      reinterpret_cast<double *>(memory + (128 << 20)), size));
+}
+
+static void waits(int flag) {
+    CUstreamBatchMemOpParams ops[3] = {write_op(host_flags, 1), wait_op(flag, epoch), write_op(host_flags, 2)};
+    CHECK(cuStreamBatchMemOp(products, 3, ops, 0));
+}
+
+static void program() {
+    for (int i = 0; i < pieces; ++i) {
+        copy();
+        CHECK(cuStreamWriteValue32(copies, flags + 4 * i, epoch, 0));
+        waits(i);
+        product();
+    }
+}
+
+static void finish() {
+    CHECK(cuStreamSynchronize(copies));
+    CHECK(cuStreamSynchronize(products));
+}
+
+static void time_call(const char *name, const std::function<void()> &call) {
+    std::vector<double> times;
+    for (int r = 0; r < repeats; ++r) {
+        finish();
+        const auto start = Clock::now();
+        for (int i = 0; i < pieces; ++i)
+            call();
+        times.push_back(seconds_since(start) / pieces);
+    }
+    finish();
+    std::printf("%-28s %7.2f us\n", name, 1e6 * median(times));
+}
+
+int main() {
+    CHECK(cuInit(0));
+    CUdevice device;
+    CUcontext context;
+    CHECK(cuDeviceGet(&device, 0));
+    CHECK(cuDevicePrimaryCtxRetain(&context, device));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING));
+    CHECK(cuStreamCreate(&products, CU_STREAM_NON_BLOCKING));
+    CHECK(cuEventCreate(&fork_event, CU_EVENT_DISABLE_TIMING));
+    CHECK(cuEventCreate(&join_event, CU_EVENT_DISABLE_TIMING));
+    CHECK(cuMemAlloc(&flags, 4096));
+    CHECK(cuMemsetD32(flags, 0, 1024));
+    CHECK(cuMemAlloc(&memory, 256 << 20));
+    CHECK(cuMemsetD32(memory, 0x3f000000, 64 << 20));
+    void *words;
+    CHECK(cuMemHostAlloc(&words, 4096, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE));
+    CHECK(cuMemHostGetDevicePointer(&host_flags, words, 0));
+    CUdeviceptr workspace;
+    CHECK(cuMemAlloc(&workspace, 32 << 20));
+    CHECK(cublasCreate(&blas));
+    CHECK(cublasSetStream(blas, products));
+    CHECK(cublasSetWorkspace(blas, reinterpret_cast<void *>(workspace), 32 << 20));
+
+    time_call("copy, two-dimensional", copy);
+    time_call("copy, contiguous", [] { CHECK(cuMemcpyAsync(memory + (64 << 20), memory, 65536, copies)); });
+    time_call("flag written", [] { CHECK(cuStreamWriteValue32(copies, flags, epoch, 0)); });
+    time_call("flag awaited, with progress", [] { waits(0); });
+    time_call("event recorded and awaited", [] {
+        CHECK(cuEventRecord(join_event, copies));
+        CHECK(cuStreamWaitEvent(products, join_event, 0));
+    });
+    for (int edge : {256, 2048}) {
+        size = edge;
+        time_call(edge == 256 ? "product of 256" : "product of 2048", product);
+    }
+
+    size = 256;
+    for (int edge : {64, 256, 1024}) {
+        size = edge;
+        std::vector<double> issue, whole;
+        for (int r = 0; r < repeats; ++r) {
+            ++epoch;
+            const auto start = Clock::now();
+            program();
+            issue.push_back(seconds_since(start));
+            finish();
+            whole.push_back(seconds_since(start));
+        }
+        std::printf("program, products of %4d: issued in %7.1f us, done in %7.1f us\n", edge, 1e6 * median(issue),
+                    1e6 * median(whole));
+
+        ++epoch;
+        CUgraph graph;
+        CUgraphExec ready;
+        CHECK(cuStreamBeginCapture(products, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        CHECK(cuEventRecord(fork_event, products));
+        CHECK(cuStreamWaitEvent(copies, fork_event, 0));
+        program();
+        CHECK(cuEventRecord(join_event, copies));
+        CHECK(cuStreamWaitEvent(products, join_event, 0));
+        CHECK(cuStreamEndCapture(products, &graph));
+        auto start = Clock::now();
+        CHECK(cuGraphInstantiate(&ready, graph, 0));
+        const double instantiate = seconds_since(start);
+        size_t count = 0;
+        CHECK(cuGraphGetNodes(graph, nullptr, &count));
+        std::vector<CUgraphNode> nodes(count);
+        CHECK(cuGraphGetNodes(graph, nodes.data(), &count));
+        std::vector<std::pair<CUgraphNode, CUDA_BATCH_MEM_OP_NODE_PARAMS>> batches;
+        for (CUgraphNode node : nodes) {
+            CUgraphNodeType type;
+            CHECK(cuGraphNodeGetType(node, &type));
+            if (type != CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) continue;
+            CUDA_BATCH_MEM_OP_NODE_PARAMS parameters{};
+            CHECK(cuGraphBatchMemOpNodeGetParams(node, &parameters));
+            batches.emplace_back(node, parameters);
+        }
+        CHECK(cuGraphUpload(ready, products));
+        finish();
+        std::vector<double> update, launch, all;
+        for (int r = 0; r < repeats; ++r) {
+            ++epoch;
+            start = Clock::now();
+            for (auto &[node, parameters] : batches) {
+                for (unsigned i = 0; i < parameters.count; ++i) {
+                    CUstreamBatchMemOpParams &op = parameters.paramArray[i];
+                    const CUdeviceptr address = op.waitValue.address;
+                    if (address >= flags && address < flags + 4096) op.waitValue.value = epoch;
+                }
+                CHECK(cuGraphExecBatchMemOpNodeSetParams(ready, node, &parameters));
+            }
+            update.push_back(seconds_since(start));
+            const auto begun = Clock::now();
+            CHECK(cuGraphLaunch(ready, products));
+            launch.push_back(seconds_since(begun));
+            CHECK(cuStreamSynchronize(products));
+            all.push_back(seconds_since(start));
+        }
+        std::printf("   as a graph of %zu nodes, %zu with flags: instantiated in %.0f us, updated in %.1f us, launched in "
+                    "%.1f us, done in %.1f us\n",
+                    count, batches.size(), 1e6 * instantiate, 1e6 * median(update), 1e6 * median(launch),
+                    1e6 * median(all));
+        CHECK(cuGraphExecDestroy(ready));
+        CHECK(cuGraphDestroy(graph));
+    }
+    return 0;
+}
