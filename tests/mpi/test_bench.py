@@ -13,6 +13,7 @@ import uncut_mpi.command.bench_measure as bench_measure
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
+from uncut_mpi.command.bench_arguments import TRIED
 from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, DeviceError, agreed
 
@@ -68,6 +69,15 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
     collective_assert(comm, len(set(keys)) == len(keys), "measured twice")
     said = capfd.readouterr().out
     collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
+
+
+def test_schedules_are_tried_before_they_are_timed(comm, mpi_tmp_path):
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "tuned,auto") == 0)
+    tuned, auto = results(comm, path)
+    good = tuned["passed"] and len(tuned["samples_s"]) == 3 and 1 <= tuned["tried"] <= TRIED and auto["tried"] == 1
+    collective_assert(comm, good, f"{tuned}\n{auto}")
+    collective_assert(comm, comm.size == 1 or tuned["tried"] > 1, f"{tuned}")
 
 
 def test_another_library_computes_the_same_products(comm, mpi_tmp_path):

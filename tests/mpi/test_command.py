@@ -382,6 +382,23 @@ def test_a_report_replaces_no_input(comm, job, folder):
     collective_assert(comm, good and kept and not (folder / "KEPT.npy").exists(), f"status {status} {out}{err}")
 
 
+def test_schedules_are_tried_and_the_fastest_is_reported(comm, job, mpi_tmp_path):
+    path = mpi_tmp_path / "out.json"
+    status, text, _ = job(["-m", "200", "--tune", "4", "--warmup", "0", "--repeat", "2", "--json", path])
+    value = json.loads(path.read_text())
+    good = status == 0 and value["passed"] and len(value["samples_s"]) == 2 and 1 <= value["tried"] <= 4
+    collective_assert(comm, good, text)
+    said = f"fastest of {value['tried']} tried: auto" in text
+    collective_assert(comm, said == (value["tried"] > 1), text)
+    for words, part in (
+        (["--tune", "3", "--scheduler", "uncut"], "--tune with --scheduler uncut"),
+        (["--tune", "3", "--ablation"], "--tune with --ablation"),
+        (["--tune", "99"], "at most 16 schedules"),
+    ):
+        status, _, err = job(words)
+        collective_assert(comm, status == 2 and part in err, err)
+
+
 def test_a_searched_plan_is_called_so(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "auto.json"
     status, out, err = job(["-m", "96", "--warmup", "0", "--repeat", "1", "--scheduler", "auto", "--json", path])

@@ -65,6 +65,7 @@ FACTS = Facts(
     bytes_by_link={"host_to_device": 48_000_000, "device_to_host": 0, "device_to_device": 1500, "local": 12},
     plan_s=0.0123,
     predicted_s=0.0005,
+    tried=1,
     first_call_s=1.5,
     samples_s=(0.0025, 0.0009, 0.001, 0.00095, 0.0011),
     bound_s=0.0004,
@@ -79,7 +80,7 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error samples_s digest splits how bound_formula command_line date "
+    "rms_error samples_s digest splits how tried bound_formula command_line date "
     "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
 )
 

@@ -10,6 +10,7 @@ barrier no rank may leave alone: what goes wrong is carried as a value and raise
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import numbers
 import struct
@@ -27,6 +28,7 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
 from uncut_mpi.api.trace import Trace, merge_times
+from uncut_mpi.api.trials import Trials, fastest
 from uncut_mpi.device.interface import (
     MAX_LANES,
     Backend,
@@ -42,8 +44,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import describe
-from uncut_mpi.planning.planner import plan as plan_schedule
+from uncut_mpi.planning.planner import Planned, describe, plan_several
 from uncut_mpi.planning.schedule import Role, Schedule
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement, exchange
@@ -210,46 +211,36 @@ class CallMachinery:
         before = self._group.bytes_broadcast
         data = agreement.from_root(self._group, lambda: self._plan_on_root(entry.key))
         with agreement.collective(self._group, "decoding the schedule"):
-            (about_bytes,) = struct.unpack_from("<Q", data)
-            about = json.loads(data[8 : 8 + about_bytes])
-            schedule = Schedule.decode(data[8 + about_bytes :])
-            about["grid"] = tuple(about["grid"])
-            entry.fill(schedule, lower(schedule), PlanSummary(**about), self._group.rank)
+            rivals: list[PlanEntry] = []
+            for number, (about, encoded) in enumerate(_unpacked(data)):
+                if number:
+                    rivals.append(PlanEntry(entry.key))
+                schedule = Schedule.decode(encoded)
+                about["grid"] = tuple(about["grid"])
+                into = rivals[-1] if number else entry
+                into.fill(schedule, lower(schedule), PlanSummary(**about), self._group.rank)
+            if rivals:
+                entry.try_others(rivals)
         self._entries.add(entry)
         self._counters.planner_calls += 1
         self._counters.schedule_bytes_broadcast += self._group.bytes_broadcast - before
 
     def _plan_on_root(self, key: PlanKey) -> bytes:
         started = time.perf_counter()
-        planned = plan_schedule(key.problem, key.placement, self._group.size, self._machine, key.options)
+        several = plan_several(key.problem, key.placement, self._group.size, self._machine, key.options)
         plan_s = time.perf_counter() - started
-        schedule = planned.schedule
         if self._verify:
-            verify(schedule, lower(schedule))
-        about = json.dumps(
-            dataclasses.asdict(
-                PlanSummary(
-                    scheduler=_scheduler_text(key.options, schedule),
-                    grid=schedule.grid,
-                    splits=schedule.splits,
-                    tile=schedule.tile,
-                    how=describe(schedule, planned.options),
-                    tasks=len(schedule.tasks),
-                    bytes_by_link=schedule.bytes_by_link(),
-                    predicted_s=planned.predicted_s,
-                    plan_s=plan_s,
-                    digest=schedule.digest(),
-                    softbuf_bytes=schedule.softbuf_bytes().tolist(),
-                )
-            )
-        ).encode()
-        return struct.pack("<Q", len(about)) + about + schedule.encode()
+            for planned in several:
+                verify(planned.schedule, lower(planned.schedule))
+        about = [_summary(key.options, planned, plan_s, len(several)) for planned in several]
+        return _packed(about, [planned.schedule for planned in several])
 
-    def prepare(self, entry: PlanEntry, matrices: Operands) -> None:
-        """Reserve memory and bind the plan to these matrices. Collective."""
-        if self._softbuf.ensure(entry.softbuf_bytes):
+    def prepare(self, plan: PlanEntry, matrices: Operands, entry: PlanEntry | None = None) -> None:
+        """Reserve memory and bind a plan, or another schedule that it tries, to these matrices. Collective."""
+        entry = entry or plan
+        if self._softbuf.ensure(plan.softbuf_bytes):
             self._close_bindings()
-        needed = 4 * entry.num_flags.astype(np.int64)
+        needed = 4 * plan.num_flags.astype(np.int64)
         if not self._flags.fits(needed):
             self._close_bindings()
             try:
@@ -315,20 +306,21 @@ class CallMachinery:
         take_times : callable, optional
             Takes when this rank's tasks ran, which is measured only for it; given on all ranks or none.
         """
+        tries = take_times is None
         error: BaseException | None = None
-        entry: PlanEntry | None = None
+        plan: PlanEntry | None = None
         binding: Binding | None = None
         digest = _NO_DIGEST
         try:
             check_scalars(alpha, beta)
-            entry = find()
-            digest = _call_digest(entry, matrices, alpha, beta)
-            binding = entry.bindings.get(self._binding_key(matrices))
+            plan = find()
+            digest = _call_digest(plan, matrices, alpha, beta)
+            binding = plan.turn(tries).bindings.get(self._binding_key(matrices))
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
         all_ready = self.gate.open(name, asked, digest, epoch=self._epoch, ready=binding is not None, error=error)
-        assert entry is not None  # no rank had an error
+        assert plan is not None  # no rank had an error
         try:
             self._order.acquire(self._arrival_timeout_s)
         except StallError:
@@ -336,16 +328,26 @@ class CallMachinery:
             raise
         try:
             if not all_ready:
-                if not entry.filled:
-                    self._fill(entry)
-                self.prepare(entry, matrices)
+                if not plan.filled:
+                    self._fill(plan)
+                self.prepare(plan, matrices, plan.turn(tries))
                 if keep is not None:
-                    keep(entry)
-                binding = entry.bindings[self._binding_key(matrices)]
+                    keep(plan)
+                binding = plan.turn(tries).bindings[self._binding_key(matrices)]
             assert binding is not None  # ready or just prepared
-            return self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
+            started = time.perf_counter()
+            result = self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
+            if tries and plan.trials is not None:
+                self._learn(plan, plan.trials, time.perf_counter() - started if all_ready else None)
+            return result
         finally:
             self._order.release()
+
+    def _learn(self, plan: PlanEntry, trials: Trials, seconds: float | None) -> None:
+        """Take in what a call took; after the last trial keep the fastest schedule. Collective."""
+        trials.record(seconds)
+        if trials.over:
+            plan.settle(fastest(self._group.allgather_bytes(trials.table(), "comparing schedules")))
 
     def trace(
         self,
@@ -465,6 +467,39 @@ class CallMachinery:
     def _forget_matrix(self, number: int) -> None:
         for entry in self._entries:
             entry.forget_matrix(number)
+
+
+def _summary(options: ScheduleOptions, planned: Planned, plan_s: float, tried: int) -> PlanSummary:
+    schedule = planned.schedule
+    return PlanSummary(
+        scheduler=_scheduler_text(options, schedule),
+        grid=schedule.grid,
+        splits=schedule.splits,
+        tile=schedule.tile,
+        how=describe(schedule, planned.options),
+        tasks=len(schedule.tasks),
+        bytes_by_link=schedule.bytes_by_link(),
+        predicted_s=planned.predicted_s,
+        plan_s=plan_s,
+        digest=schedule.digest(),
+        softbuf_bytes=schedule.softbuf_bytes().tolist(),
+        tried=tried,
+    )
+
+
+def _packed(summaries: Sequence[PlanSummary], schedules: Sequence[Schedule]) -> bytes:
+    """Return plans as one message: how many, the bytes of each part, then of each its summary and its schedule."""
+    parts: list[bytes] = []
+    for summary, schedule in zip(summaries, schedules, strict=True):
+        parts += [json.dumps(dataclasses.asdict(summary)).encode(), schedule.encode()]
+    return struct.pack(f"<{1 + len(parts)}Q", len(schedules), *map(len, parts)) + b"".join(parts)
+
+
+def _unpacked(data: bytes) -> list[tuple[dict[str, Any], bytes]]:
+    (count,) = struct.unpack_from("<Q", data)
+    ends = np.cumsum([8 * (1 + 2 * count), *struct.unpack_from(f"<{2 * count}Q", data, 8)]).tolist()
+    parts = [data[start:end] for start, end in itertools.pairwise(ends)]
+    return [(json.loads(about), encoded) for about, encoded in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _scheduler_text(options: ScheduleOptions, schedule: Schedule) -> str:

@@ -7,6 +7,7 @@ import hashlib
 
 import numpy as np
 
+from uncut_mpi.api.trials import Trials
 from uncut_mpi.device.interface import Executable
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -71,6 +72,8 @@ class PlanSummary:
         Of the schedule, the same on all ranks.
     softbuf_bytes : list of int
         SoftBuf each rank needs.
+    tried : int
+        Schedules of which this one was chosen by trying them, or that still are to be tried; 1 if there was no trial.
     """
 
     scheduler: str
@@ -84,6 +87,7 @@ class PlanSummary:
     plan_s: float
     digest: str
     softbuf_bytes: list[int]
+    tried: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,12 +121,18 @@ class Binding:
 
 
 class PlanEntry:
-    """A plan as this rank holds it: the schedule, this rank's operations, and their bindings to addresses."""
+    """
+    A plan as this rank holds it: the schedule, this rank's operations, and their bindings to addresses.
+
+    While schedules are tried it holds the others as entries of their own, and takes over the one that wins.
+    """
 
     def __init__(self, key: PlanKey) -> None:
         self.key = key
         self.key_digest = key.digest()
         self.bindings: dict[tuple[int, ...], Binding] = {}
+        self.trials: Trials | None = None
+        self._rivals: list[PlanEntry] = []
         self._schedule: Schedule | None = None
         self._summary: PlanSummary | None = None
 
@@ -133,6 +143,32 @@ class PlanEntry:
         self.softbuf_bytes = schedule.softbuf_bytes()
         self.num_flags = lowering.num_flags()
         self.foreign = _touched_by_peers(schedule)
+
+    def try_others(self, rivals: list[PlanEntry]) -> None:
+        """Take in other plans, of which the next calls show the fastest."""
+        self._rivals = rivals
+        self.trials = Trials(1 + len(rivals))
+        # Room for all, so that no turn frees what another has bound.
+        everybody = [self, *rivals]
+        self.softbuf_bytes = np.max([one.softbuf_bytes for one in everybody], axis=0)
+        self.num_flags = np.max([one.num_flags for one in everybody], axis=0)
+
+    def turn(self, tries: bool = True) -> PlanEntry:
+        """Return the entry whose schedule the next call runs: this one, or another if it tries schedules."""
+        at = self.trials.turn if tries and self.trials is not None else 0
+        return self._rivals[at - 1] if at else self
+
+    def settle(self, winner: int) -> None:
+        """End the trials: take over a rival, or stay if `winner` is 0, and forget the others. Local."""
+        rivals, self._rivals, self.trials = self._rivals, [], None
+        if winner:
+            taken = rivals.pop(winner - 1)
+            self.close()
+            self.bindings, taken.bindings = taken.bindings, {}
+            self._schedule, self._summary, self.program = taken.schedule, taken.summary, taken.program
+            self.softbuf_bytes, self.num_flags, self.foreign = taken.softbuf_bytes, taken.num_flags, taken.foreign
+        for rival in rivals:
+            rival.close()
 
     @property
     def filled(self) -> bool:
@@ -156,11 +192,15 @@ class PlanEntry:
         for binding in self.bindings.values():
             binding.executable.close()
         self.bindings.clear()
+        for rival in self._rivals:
+            rival.close()
 
     def forget_matrix(self, number: int) -> None:
         """Release the bindings that use one matrix. Local."""
         for key in [key for key in self.bindings if number in key[:3]]:
             self.bindings.pop(key).executable.close()
+        for rival in self._rivals:
+            rival.forget_matrix(number)
 
 
 def _touched_by_peers(schedule: Schedule) -> list[int]:

@@ -35,13 +35,18 @@ class GemmPlan:
 
     @property
     def summary(self) -> PlanSummary:
-        """What the plan does, in numbers."""
+        """What the plan does, in numbers; while schedules are tried that of the one predicted best."""
         return self._entry.summary
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule: every task of every rank."""
+        """The schedule: every task of every rank; while others are tried the one predicted best."""
         return self._entry.schedule
+
+    @property
+    def tuning(self) -> bool:
+        """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
+        return self._entry.trials is not None
 
     def execute(
         self,

@@ -12,7 +12,7 @@ from uncut_mpi.command.flags import HelpRequested, join_negative_values, make_pa
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
 
 __all__ = ["GemmArguments", "HelpRequested", "parse"]
 
@@ -245,6 +245,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
     """Return what is fixed about the schedule."""
     if given.ablation:
         _check_ablation(given)
+    _check_tuning(given)
     chosen: dict[str, Any] = {
         "scheduler": given.scheduler or ("uncut" if given.ablation else "auto"),
         "tile": given.tile,
@@ -262,6 +263,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "wr_lazy": given.wr_lazy,
         "order": given.order or "eta",
         "distribution": given.distribution or "2d-cyclic",
+        "tune": given.tune,
         "blocking": Blocking(
             splits=given.splits,
             first=given.k_first,
@@ -288,6 +290,14 @@ def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
         flags = " ".join(_FLAGS[name] for name in foreign)
         other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
         raise ParamError(f"{flags} with {other}, which does not take that: leave out one or the other")
+
+
+def _check_tuning(given: argparse.Namespace) -> None:
+    if given.tune > MOST_TRIED:
+        raise ParamError(f"--tune {given.tune}: at most {MOST_TRIED} schedules are tried")
+    if given.tune > 1 and (given.ablation or given.scheduler not in (None, "auto")):
+        other = "--ablation" if given.ablation else f"--scheduler {given.scheduler}"
+        raise ParamError(f"--tune with {other}: it tries schedules that a search finds; leave out one or the other")
 
 
 def _check_ablation(given: argparse.Namespace) -> None:

@@ -19,11 +19,14 @@ DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irre
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
 
-METHODS: Final = ("auto", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS, *BASELINES)
+METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS, *BASELINES)
 TILED: Final = ("uncut", "cyclic", "bands")
 """Methods that take a tile, as ``"uncut:2048"``."""
 
-_EPILOG: Final = """\
+TRIED: Final = 8
+"""Schedules that the method ``"tuned"`` tries."""
+
+_EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
 calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3. One sample is
 the slowest rank between two barriers. No method keeps tiles from one call to the next, so there is no cache to flush.
@@ -32,6 +35,7 @@ which memory is too small are named and left out, and tried again by the next ru
 
 methods:
   auto      the schedule that a search by simulation chooses (what the library does by default)
+  tuned     the fastest of the {TRIED} schedules that it expects most of, tried beforehand
   uncut     the scheduler of the Uncut-GEMMs paper with its heuristics
   kblocks   few large products per rank, without a search
   cyclic    PARALiA's scheduler: tiles dealt out to the devices that its model chooses
@@ -213,7 +217,10 @@ def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
     if method in STEPS:
         return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
     name, _, tile = method.partition(":")
-    return ScheduleOptions(scheduler="auto" if name == "one" else name, tile=int(tile or 0), devices=devices)
+    scheduler = "auto" if name in ("one", "tuned") else name
+    return ScheduleOptions(
+        scheduler=scheduler, tile=int(tile or 0), devices=devices, tune=TRIED if name == "tuned" else 0
+    )
 
 
 def _words(text: str) -> list[str]:

@@ -11,7 +11,15 @@ import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ORDERS, ROUTINGS, SCHEDULERS
+from uncut_mpi.planning.options import (
+    BLOCK_ORDERS,
+    COMBINES,
+    DISTRIBUTIONS,
+    MOST_TRIED,
+    ORDERS,
+    ROUTINGS,
+    SCHEDULERS,
+)
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
@@ -97,7 +105,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         _PLAN_EPILOG,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False)
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=0)
     _add_problem(parser.add_argument_group("problem"), "default 8192")
     group = parser.add_argument_group("machine")
     group.add_argument(
@@ -322,6 +330,14 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ablation", action="store_true", help="measure the steps of the paper's Fig. 8")
+    group.add_argument(
+        "--tune",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help=f"try the N schedules predicted best, at most {MOST_TRIED}, in the first calls and keep the fastest; "
+        "default: the one predicted best",
+    )
     group.add_argument("--warmup", type=whole(0), default=2, metavar="N", help="untimed calls first; default 2")
     group.add_argument("--repeat", type=whole(1), default=5, metavar="N", help="timed calls; default 5")
     group.add_argument(

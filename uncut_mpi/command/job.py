@@ -296,6 +296,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         bytes_by_link=summary.bytes_by_link,
         plan_s=summary.plan_s,
         predicted_s=summary.predicted_s,
+        tried=summary.tried,
         first_call_s=timing.first_call_s,
         samples_s=timing.samples_s,
         bound_s=measured.bound.seconds,

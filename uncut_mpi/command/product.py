@@ -175,7 +175,8 @@ def measure(
     """
     Time a plan's calls. Collective.
 
-    One sample is the slowest rank between two barriers; every call ends with its device work done.
+    One sample is the slowest rank between two barriers; every call ends with its device work done. Schedules are tried
+    before the timed calls.
 
     Parameters
     ----------
@@ -189,8 +190,10 @@ def measure(
         return timed_call(session, plan, arguments)
 
     first = planned_s + once()
-    for _ in range(arguments.warmup):
+    warmups = 0
+    while plan.tuning or warmups < arguments.warmup:
         once()
+        warmups += 1
     samples = [once() for _ in range(arguments.repeat - 1)]
     prepare_last()
     samples.append(once())

@@ -134,6 +134,8 @@ class Facts:
         Bytes copied per kind of link.
     plan_s, predicted_s : float
         Planning time on rank 0; time of a call that the planner expects.
+    tried : int
+        Schedules of which this one was the fastest when they were tried; 1 without a trial.
     first_call_s : float
         The first call, slowest rank.
     samples_s : sequence of float
@@ -163,6 +165,7 @@ class Facts:
     bytes_by_link: Mapping[str, int]
     plan_s: float
     predicted_s: float
+    tried: int
     first_call_s: float
     samples_s: Sequence[float]
     bound_s: float
@@ -358,8 +361,9 @@ def _plan(facts: Facts) -> str:
     moved = ", ".join(
         f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in facts.bytes_by_link.items() if size
     )
+    tried = f"fastest of {facts.tried} tried: " if facts.tried > 1 else ""
     return (
-        f"{facts.scheduler}, {facts.how}, {facts.tasks} tasks, "
+        f"{tried}{facts.scheduler}, {facts.how}, {facts.tasks} tasks, "
         f"{moved or 'no bytes'} moved, planned in {time_text(facts.plan_s)}, digest {facts.digest[:16]}"
     )
 
@@ -422,7 +426,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
-    value["splits"], value["how"] = facts.splits, facts.how
+    value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
     value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi

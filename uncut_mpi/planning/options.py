@@ -40,6 +40,7 @@ _TAKES = {
 """The options that each scheduler takes."""
 MAX_HOPS = 2
 MOST_CHUNKS = 8
+MOST_TRIED = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,6 +148,10 @@ class ScheduleOptions:
         ``"sequential"``.
     blocking : Blocking
         What `kblocks` alone takes.
+    tune : int
+        With ``"auto"``: how many of the schedules that the search found are tried, in turns, by the first calls of a
+        plan (four each), after which it keeps the fastest. At most `MOST_TRIED`; 0 and 1 take the search's choice.
+        Sums of k are then added in another order from call to call until the choice is made.
 
     Notes
     -----
@@ -173,6 +178,7 @@ class ScheduleOptions:
     order: str = "eta"
     distribution: str = "2d-cyclic"
     blocking: Blocking = Blocking()
+    tune: int = 0
 
     def computing_ranks(self, num_ranks: int) -> tuple[int, ...]:
         """
@@ -224,11 +230,11 @@ class ScheduleOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the options that differ from their defaults, but for the scheduler; those of `Blocking` with it."""
+        """Names of what was said of the schedule itself: all that differs from its default, `Blocking` included."""
         names = [
             field.name
             for field in dataclasses.fields(self)
-            if field.name not in ("scheduler", "blocking") and getattr(self, field.name) != field.default
+            if field.name not in ("scheduler", "blocking", "tune") and getattr(self, field.name) != field.default
         ]
         names += [f"blocking.{one.name}" for one in dataclasses.fields(Blocking) if getattr(self.blocking, one.name)]
         return tuple(names)
@@ -255,6 +261,13 @@ class ScheduleOptions:
             raise ParamError(f"chunks = {self.chunks} is below 1")
         if self.min_chunk_bytes is not None and self.min_chunk_bytes < 1:
             raise ParamError(f"min_chunk_bytes = {self.min_chunk_bytes} is below 1")
+        if not 0 <= self.tune <= MOST_TRIED:
+            raise ParamError(f"tune = {self.tune} is not 0 to {MOST_TRIED}")
+        if self.tune > 1 and self.scheduler != "auto":
+            raise ParamError(
+                f"tune = {self.tune} with scheduler {self.scheduler!r}: it tries what a search finds, so take "
+                "scheduler='auto', or leave tune out"
+            )
         if self.compute_lanes > 64:
             raise ParamError(f"compute_lanes = {self.compute_lanes} is above 64")
         if self.grid is not None and min(self.grid) < 1:

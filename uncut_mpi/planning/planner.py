@@ -11,6 +11,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
+from uncut_mpi.planning.variety import varied
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,13 +68,25 @@ def plan(
     CapacityError
         If a rank has too little device memory.
     """
-    options = options or ScheduleOptions()
+    return plan_several(problem, placement, num_ranks, machine, options or ScheduleOptions())[0]
+
+
+def plan_several(
+    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+) -> list[Planned]:
+    """
+    Return the schedules to try for a problem, as many as ``options.tune`` says or as there are, the best first.
+
+    Parameters, errors and the rest are those of `plan`, which returns the first one.
+    """
     options.check()
-    if options.scheduler == "auto":
-        best = search(problem, placement, num_ranks, machine, options).best
-        return Planned(best.schedule, best.predicted_s, best.options)
-    made = make_schedule(problem, placement, num_ranks, machine, options)
-    return Planned(made.schedule, made.seconds(machine), made.options)
+    if options.scheduler != "auto":
+        made = make_schedule(problem, placement, num_ranks, machine, options)
+        return [Planned(made.schedule, made.seconds(machine), made.options)]
+    found = search(problem, placement, num_ranks, machine, dataclasses.replace(options, tune=0))
+    return [
+        Planned(one.schedule, one.predicted_s, one.options) for one in varied(found.candidates, max(1, options.tune))
+    ]
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:

@@ -1,0 +1,89 @@
+"""Schedules tried by a plan's first calls: whose turn it is, when it is over, which one wins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from uncut_mpi.api.trials import CALLS, Trials, fastest
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan, plan_several
+from uncut_mpi.planning.search import search
+from uncut_mpi.planning.variety import varied
+
+PROBLEM, PLACE = GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("0,0,0")
+
+
+def test_schedules_take_turns_and_the_call_that_binds_is_not_timed():
+    trials, turns = Trials(3), []
+    bound: set[int] = set()
+    while not trials.over:
+        turns.append(trials.turn)
+        trials.record(1.0 + trials.turn if trials.turn in bound else None)
+        bound.add(turns[-1])
+    assert turns == [0, 0, 1, 1, 2, 2] + [0, 1, 2] * (CALLS - 1)
+    assert trials.calls == len(turns)
+    assert trials.table().tolist() == [[1.0] * CALLS, [2.0] * CALLS, [3.0] * CALLS]
+
+
+def test_trials_end_though_every_call_has_to_bind():
+    trials = Trials(4)
+    while not trials.over:
+        trials.record(None)
+    assert trials.calls == 2 * 4 * (CALLS + 1)
+    assert np.isinf(trials.table()).all()
+    assert fastest(np.stack([trials.table()] * 2)) == 0
+
+
+def test_the_slowest_rank_and_the_median_call_decide():
+    ranks = np.array(
+        [
+            [[1.0, 1.0, 1.0], [2.0, 2.0, 9.0], [3.0, 3.0, 3.0]],
+            [[4.0, 4.0, 4.0], [2.5, 2.5, 2.5], [1.0, 1.0, 1.0]],
+        ]
+    )
+    assert fastest(ranks) == 1
+    ranks[0, 1, 1] = 9.0  # now it is slow in two calls of three
+    assert fastest(ranks) == 2
+
+
+def test_what_is_tried_are_the_best_predicted_no_two_of_a_kind():
+    machine = load_machine("h200-4x")
+    found = search(PROBLEM, PLACE, 4, machine)
+    chosen = varied(found.candidates, 6)
+    assert len(chosen) == 6
+    assert chosen[0] is found.best
+    values = [one.value for one in chosen]
+    assert values == sorted(values)
+    assert values[-1] <= 1.25 * values[0]
+    assert len({one.schedule.digest() for one in chosen}) == 6
+    alike = [(one.schedule.scheduler, one.schedule.grid, one.schedule.tile, one.options.blocking) for one in chosen]
+    shares = [(one.options.row_shares, one.options.col_shares) for one in chosen]
+    assert len(set(zip(alike, shares, strict=True))) == 6
+    assert varied(found.candidates, 1) == [found.best]
+
+
+def test_the_planner_returns_as_many_as_asked_and_plans_the_same_first_one():
+    machine = load_machine("h200-4x")
+    one = plan(PROBLEM, PLACE, 4, machine)
+    several = plan_several(PROBLEM, PLACE, 4, machine, ScheduleOptions(tune=4))
+    assert len(several) == 4
+    assert several[0].schedule.digest() == one.schedule.digest()
+    assert [planned.options.tune for planned in several] == [0] * 4
+    assert plan(PROBLEM, PLACE, 4, machine, ScheduleOptions(tune=4)).schedule.digest() == one.schedule.digest()
+    # What the caller fixed stays fixed.
+    fixed = ScheduleOptions(tune=3, blocking=Blocking(columns=2))
+    assert {planned.options.blocking.columns for planned in plan_several(PROBLEM, PLACE, 4, machine, fixed)} == {2}
+
+
+def test_nothing_else_can_be_tried():
+    with pytest.raises(ParamError, match=r"tune = 4 with scheduler 'uncut'.*scheduler='auto'"):
+        ScheduleOptions(scheduler="uncut", tune=4)
+    with pytest.raises(ParamError, match=rf"tune = {MOST_TRIED + 1} is not 0 to {MOST_TRIED}"):
+        ScheduleOptions(tune=MOST_TRIED + 1)
+    assert ScheduleOptions(scheduler="uncut", tune=1).given == ()
