@@ -62,6 +62,17 @@ class FakeCuda:
         self._library.fake_can_flush(int(value))
 
     @property
+    def current_context(self) -> int:
+        """Of the calling thread."""
+        context = ctypes.c_void_p()
+        self._library.f_cuCtxGetCurrent(ctypes.byref(context))
+        return context.value or 0
+
+    @current_context.setter
+    def current_context(self, context: int) -> None:
+        self._library.f_cuCtxSetCurrent(ctypes.c_void_p(context))
+
+    @property
     def allocations(self) -> int:
         return int(self._library.fake_allocations())
 

@@ -40,6 +40,7 @@ int failing_from = 0, failing_to = 0;
 Code failing_code = 0, sticky_code = 0;
 int allocations = 0, can_flush = 0;
 constexpr int greatest_priority = -5;
+thread_local Context current_context = nullptr;
 std::size_t most_queued = 0;
 std::uint64_t ticks = 0;  // the devices' common clock: operations that ran
 
@@ -183,8 +184,9 @@ Code f_cuDeviceGetAttribute(int *value, int attribute, Device) {
 }
 Code f_cuDevicePrimaryCtxRetain(Context *context, Device) { return *context = reinterpret_cast<Context>(8), success; }
 Code f_cuDevicePrimaryCtxRelease(Device) { return success; }
-Code f_cuCtxSetCurrent(Context) {
-    return at_once("cuCtxSetCurrent", [] {});
+Code f_cuCtxGetCurrent(Context *context) { return *context = current_context, success; }
+Code f_cuCtxSetCurrent(Context context) {
+    return at_once("cuCtxSetCurrent", [=] { current_context = context; });
 }
 Code f_cuStreamCreate(Stream *stream, unsigned flags) {
     return at_once("cuStreamCreate", [&] {
@@ -262,6 +264,13 @@ Code f_cuEventRecord(Event event, Stream stream) {
     });
     if (code == success) target->recorded = mark;
     return code;
+}
+Code f_cuEventSynchronize(Event event) {
+    auto *target = reinterpret_cast<FakeEvent *>(event);
+    do {
+        if (const Code code = at_once("cuEventSynchronize", [] {}); code != success) return code;
+    } while (target->reached < target->recorded);
+    return success;
 }
 Code f_cuEventElapsedTime(float *milliseconds, Event first, Event second) {
     const auto *from = reinterpret_cast<FakeEvent *>(first), *to = reinterpret_cast<FakeEvent *>(second);

@@ -405,6 +405,27 @@ def test_two_threads_on_one_backend_are_refused(fake):
     assert "two threads" in str(error)
 
 
+def test_a_thread_has_its_own_current_context_back(fake):
+    executable = FakeCluster(fake, Pushed(ranks=1).build()).executables[0]
+    device = fake.device()
+    device.reserve(1, 0, 0)
+    fake.current_context = 99
+    assert executable.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
+    assert fake.current_context == 99
+    device.await_stream(device.compute_stream(0))
+    assert fake.current_context == 99
+
+
+def test_the_callers_stream_is_awaited(fake):
+    device = fake.device()
+    device.reserve(1, 0, 0)
+    device.await_stream(device.compute_stream(0))
+    assert [line.split()[-1] for line in fake.log() if "record" in line]
+    fake.fail("cuEventSynchronize")
+    with pytest.raises(_native.CudaError, match="cuEventSynchronize"):
+        device.await_stream(device.compute_stream(0))
+
+
 # -- refusals ----------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,9 @@ def test_what_is_tried_are_the_best_predicted_no_two_of_a_kind():
     shares = [(one.options.row_shares, one.options.col_shares) for one in chosen]
     assert len(set(zip(alike, shares, strict=True))) == 6
     assert varied(found.candidates, 1) == [found.best]
+    # The best of another scheduler comes before more of the same.
+    schedulers = {one.schedule.scheduler for one in found.candidates if one.value <= 1.1 * found.best.value}
+    assert {one.schedule.scheduler for one in varied(found.candidates, len(schedulers))} == schedulers
 
 
 def test_the_planner_returns_as_many_as_asked_and_plans_the_same_first_one():

@@ -137,6 +137,10 @@ void bind_cuda(nb::module_ &m) {
                 return reinterpret_cast<std::uintptr_t>(d.compute_lane(number).stream);
             },
             nb::arg("number"))
+        .def(
+            "await_stream",
+            [](DeviceState &d, std::uintptr_t stream) { d.await_stream(reinterpret_cast<Stream>(stream)); },
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("pointer_attribute", &DeviceState::pointer_attribute, nb::arg("attribute"), nb::arg("address"))

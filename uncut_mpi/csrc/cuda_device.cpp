@@ -26,6 +26,7 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
         std::memset(words, 0, max_lanes * sizeof(std::uint32_t));
         d.check("cuMemHostGetDevicePointer", d.cuMemHostGetDevicePointer(&progress_device_, words, 0));
         ++num_created_;
+        reserve_events(caller_event_, 1, event_disable_timing);
     } catch (...) {
         close();
         throw;
@@ -35,6 +36,15 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
 DeviceState::~DeviceState() { close(); }
 
 void DeviceState::use() const { driver_->check("cuCtxSetCurrent", driver_->cuCtxSetCurrent(context_)); }
+
+DeviceState::Scope::Scope(const DeviceState &device) : driver_(device.driver()), own_(device.context()) {
+    code_ = driver_.cuCtxGetCurrent(&before_);
+    if (code_ == success && before_ != own_) code_ = driver_.cuCtxSetCurrent(own_);
+}
+
+DeviceState::Scope::~Scope() {
+    if (code_ == success && before_ != own_) driver_.cuCtxSetCurrent(before_);
+}
 
 void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std::size_t events) {
     const Driver &d = *driver_;
@@ -86,6 +96,15 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
     }
 }
 
+void DeviceState::await_stream(Stream stream) {
+    const Driver &d = *driver_;
+    const Scope scope(*this);
+    d.check("cuCtxSetCurrent", scope.code());
+    // An event of the legacy stream follows what blocking streams hold as well; asking that stream itself would not.
+    d.check("cuEventRecord", d.cuEventRecord(caller_event_.front(), stream));
+    d.check("cuEventSynchronize", d.cuEventSynchronize(caller_event_.front()));
+}
+
 void DeviceState::fill_words(Address address, std::size_t count, std::uint32_t value) {
     const Driver &d = *driver_;
     reserve(0, 1, 0);
@@ -114,7 +133,7 @@ void DeviceState::close() {
         }
         for (Stream stream : copy_streams_)
             d.cuStreamDestroy(stream);
-        for (const auto *events : {&events_, &timing_events_})
+        for (const auto *events : {&events_, &timing_events_, &caller_event_})
             for (Event event : *events)
                 d.cuEventDestroy(event);
         if (progress_ != nullptr) d.cuMemFreeHost(progress_);
@@ -124,6 +143,7 @@ void DeviceState::close() {
     copy_streams_.clear();
     events_.clear();
     timing_events_.clear();
+    caller_event_.clear();
     progress_ = nullptr;
     context_ = nullptr;
 }

@@ -39,6 +39,21 @@ class DeviceState {
     // Make this device's context current in the calling thread.
     void use() const;
 
+    // The same for a scope: the thread has its own current context back afterwards.
+    class Scope {
+      public:
+        explicit Scope(const DeviceState &device);
+        ~Scope();
+        Scope(const Scope &) = delete;
+        Scope &operator=(const Scope &) = delete;
+        Code code() const { return code_; }
+
+      private:
+        const Driver &driver_;
+        Context before_ = nullptr, own_;
+        Code code_;
+    };
+
     // Have at least so many of each; nothing may be in flight. Out of memory is a Failure that
     // keeps what was made.
     void reserve(std::size_t compute_lanes, std::size_t copy_lanes, std::size_t events);
@@ -59,6 +74,8 @@ class DeviceState {
     // Premise P1: held by the thread that issues.
     std::mutex &issuing() { return issuing_; }
 
+    // Return when the work that a stream of the caller's holds now is done; call without the interpreter lock.
+    void await_stream(Stream stream);
     // Set `count` 32-bit words at `address` and wait for it.
     void fill_words(Address address, std::size_t count, std::uint32_t value);
     std::uint64_t pointer_attribute(int attribute, Address address) const;
@@ -83,7 +100,7 @@ class DeviceState {
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
     std::vector<Stream> copy_streams_;
-    std::vector<Event> events_, timing_events_;
+    std::vector<Event> events_, timing_events_, caller_event_;
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;
     std::int64_t num_created_ = 0;

@@ -99,6 +99,7 @@ inline constexpr int type_r_16bf = 14;
     X(cuDeviceGetUuid, 11040, Code(Uuid *, Device))                                                                    \
     X(cuDevicePrimaryCtxRetain, 7000, Code(Context *, Device))                                                         \
     X(cuDevicePrimaryCtxRelease, 11000, Code(Device))                                                                  \
+    X(cuCtxGetCurrent, 4000, Code(Context *))                                                                          \
     X(cuCtxSetCurrent, 4000, Code(Context))                                                                            \
     X(cuCtxGetStreamPriorityRange, 5050, Code(int *, int *))                                                           \
     X(cuStreamCreate, 2000, Code(Stream *, unsigned))                                                                  \
@@ -112,6 +113,7 @@ inline constexpr int type_r_16bf = 14;
     X(cuEventCreate, 2000, Code(Event *, unsigned))                                                                    \
     X(cuEventDestroy, 4000, Code(Event))                                                                               \
     X(cuEventRecord, 2000, Code(Event, Stream))                                                                        \
+    X(cuEventSynchronize, 2000, Code(Event))                                                                           \
     X(cuEventElapsedTime, 2000, Code(float *, Event, Event))                                                           \
     X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                                                  \
     X(cuMemFree, 3020, Code(Address))                                                                                  \

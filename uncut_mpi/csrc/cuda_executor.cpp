@@ -321,9 +321,9 @@ RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double t
     const std::int64_t created = device_->num_created();
     const auto began = Clock::now();
     start(alpha, beta, epoch, timeout_s);
-    const Code code = device_->driver().cuCtxSetCurrent(device_->context());
-    if (code != success) {
-        fail("cuCtxSetCurrent", code, false, nullptr);
+    const DeviceState::Scope scope(*device_);
+    if (scope.code() != success) {
+        fail("cuCtxSetCurrent", scope.code(), false, nullptr);
         result_.fatal = true;
     } else if (traced) {
         mark_reference();

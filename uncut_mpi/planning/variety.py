@@ -10,10 +10,13 @@ from uncut_mpi.planning.search import Candidate
 _WORTH_TRYING: Final = 1.25
 """A candidate predicted to take so many times as long as the best one is not tried."""
 
+_CLOSE: Final = 1.1
+"""Up to this the best of another scheduler comes before more of the same."""
+
 
 def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """
-    Return up to so many candidates, the best first, no two of a kind.
+    Return up to so many candidates, the best first, no two of a kind, with each scheduler's best if it is close.
 
     What a simulation cannot know is how a library's products run on particular shapes (on an H200 5 to 10 % of a
     product's time either way) and what meets on the machine; schedules with the same blocks meet the same.
@@ -25,12 +28,17 @@ def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     count : int
         At least 1.
     """
-    chosen: dict[Hashable, Candidate] = {}
-    for candidate in candidates:
-        if len(chosen) == count or candidate.value > _WORTH_TRYING * candidates[0].value:
-            break
-        chosen.setdefault(_kind(candidate), candidate)
-    return list(chosen.values())
+    least = candidates[0].value
+    worth = [one for one in candidates if one.value <= _WORTH_TRYING * least]
+    of_schedulers: dict[str, Candidate] = {}
+    for one in worth:
+        if one.value <= _CLOSE * least:
+            of_schedulers.setdefault(one.schedule.scheduler, one)
+    kinds: dict[Hashable, Candidate] = {}
+    for one in (*of_schedulers.values(), *worth):
+        kinds.setdefault(_kind(one), one)
+    chosen = list(kinds.values())[:count]
+    return sorted(chosen, key=lambda one: one.value)
 
 
 def _kind(candidate: Candidate) -> Hashable:

@@ -82,7 +82,6 @@ class CudaBackend(Backend):
             self._name = properties["name"].decode()
             self._multiprocessors = int(properties["multiProcessorCount"])
             self._native = _native.CudaDevice(driver, load_blas(), ordinal)
-            self._caller_event = self._cupy.cuda.Event(disable_timing=True)
         self._imports = ImportCache(self._runtime, ordinal, uuids)
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
@@ -250,11 +249,10 @@ class CudaBackend(Backend):
 
     def await_caller(self, stream: Any = None) -> None:
         """Return once the work that `stream` (cupy's current stream by default) holds now is done."""
-        with self._current("awaiting the caller's stream"):
-            if stream is None:
-                stream = self._cupy.cuda.get_current_stream()
-            self._runtime.eventRecord(self._caller_event.ptr, int(getattr(stream, "ptr", stream)))
-            self._caller_event.synchronize()
+        if stream is None:
+            stream = self._cupy.cuda.get_current_stream()
+        with device_errors("awaiting the caller's stream"):
+            self._native.await_stream(int(getattr(stream, "ptr", stream)))
 
     # -- plans -------------------------------------------------------------------------------
 
