@@ -406,11 +406,11 @@ def test_two_threads_on_one_backend_are_refused(fake):
 
 
 def test_a_thread_has_its_own_current_context_back(fake):
-    executable = FakeCluster(fake, Pushed(ranks=1).build()).executables[0]
+    cluster = FakeCluster(fake, Pushed(ranks=1).build())
     device = fake.device()
     device.reserve(1, 0, 0)
     fake.current_context = 99
-    assert executable.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
+    assert cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
     assert fake.current_context == 99
     device.await_stream(device.compute_stream(0))
     assert fake.current_context == 99
