@@ -143,7 +143,24 @@ int main() {
         time_call(edge == 256 ? "product of 256" : "product of 2048", product);
     }
 
-    size = 256;
+    for (int edge : {64, 256}) {
+        size = edge;
+        std::vector<double> alone, after_idle;
+        for (int r = 0; r < repeats; ++r) {
+            for (auto *times : {&alone, &after_idle}) {
+                if (times == &after_idle)
+                    for (const auto idle = Clock::now(); seconds_since(idle) < 100e-6;) {
+                    }
+                const auto start = Clock::now();
+                product();
+                while (cuStreamQuery(products) == CUDA_ERROR_NOT_READY) {
+                }
+                times->push_back(seconds_since(start));
+            }
+        }
+        std::printf("product of %4d and its end: %7.1f us, after 100 us of idleness %7.1f us\n", edge,
+                    1e6 * median(alone), 1e6 * median(after_idle));
+    }
     for (int edge : {64, 256, 1024}) {
         size = edge;
         std::vector<double> issue, whole;
