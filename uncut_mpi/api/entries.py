@@ -131,6 +131,7 @@ class PlanEntry:
         self.key = key
         self.key_digest = key.digest()
         self.bindings: dict[tuple[int, ...], Binding] = {}
+        self.call_digests: dict[tuple[float, ...], bytes] = {}  # of matrices and scalars, made once
         self.trials: Trials | None = None
         self._rivals: list[PlanEntry] = []
         self._schedule: Schedule | None = None

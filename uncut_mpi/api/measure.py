@@ -252,7 +252,7 @@ def alike(rates: np.ndarray, models: Sequence[str]) -> np.ndarray:
     models : sequence of str
         Name of each rank's device.
     """
-    found = rates.copy()
+    found: np.ndarray = rates.copy()
     for model in set(models):
         mine = np.array([one == model for one in models])
         near = mine & (rates >= (1 - _ALIKE) * rates[mine].max())
