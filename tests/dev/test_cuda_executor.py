@@ -414,13 +414,22 @@ def test_a_thread_has_its_own_current_context_back(fake):
     assert fake.current_context == 99
     device.await_stream(device.compute_stream(0))
     assert fake.current_context == 99
+    cluster.executables[0].prepare_trace()
+    assert fake.current_context == 99
+    device.close()
+    with pytest.raises(_native.CudaError, match="is closed"):
+        device.await_stream(0)
 
 
 def test_the_callers_stream_is_awaited(fake):
     device = fake.device()
-    device.reserve(1, 0, 0)
+    device.reserve(2, 0, 0)
+    fake.reset()
+    device.await_stream(device.compute_stream(1))
+    (recorded,) = fake.log()
     device.await_stream(device.compute_stream(0))
-    assert [line.split()[-1] for line in fake.log() if "record" in line]
+    assert recorded.endswith(" record")
+    assert fake.log()[1] != recorded  # another stream
     fake.fail("cuEventSynchronize")
     with pytest.raises(_native.CudaError, match="cuEventSynchronize"):
         device.await_stream(device.compute_stream(0))

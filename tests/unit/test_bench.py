@@ -48,7 +48,7 @@ def test_every_flag_reaches_its_field() -> None:
     ("words", "message"),
     [
         ("--dataset other", "'other' does not exist: use one of uncut-regular, uncut-irregular, paralia"),
-        ("--methods auto,magma", "'magma' does not exist: use one of auto, uncut, kblocks, cyclic, bands, one"),
+        ("--methods auto,magma", "'magma' does not exist: use one of auto, tuned, uncut, kblocks, cyclic, bands, one"),
         ("--methods auto,auto", "names something twice"),
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),
         ("--methods kblocks:64", "'kblocks:64' does not exist"),

@@ -277,7 +277,7 @@ def test_a_machine_comes_back_from_json_bit_for_bit() -> None:
     assert back.to_json() == machine.to_json()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"format": 3}', "not json"])
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"format": 4}', "not json"])
 def test_other_text_is_no_machine_file(text: str) -> None:
     with pytest.raises(ParamError, match="not a machine file"):
         Machine.from_json(text)

@@ -19,5 +19,9 @@ def test_a_slow_device_stays_slow_and_other_models_count_apart():
     assert rates[0] == 60.0  # what was measured is kept
 
 
+def test_the_best_that_one_of_them_reaches_all_can_reach():
+    assert alike(np.array([57.0, 60.0, 20.0]), ["H200"] * 3, np.max) == pytest.approx([60.0, 60.0, 20.0])
+
+
 def test_one_device_is_itself():
     assert alike(np.array([3.5]), ["any"]).tolist() == [3.5]

@@ -19,25 +19,30 @@ from uncut_mpi.planning.variety import varied
 PROBLEM, PLACE = GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("0,0,0")
 
 
-def test_schedules_take_turns_and_the_call_that_binds_is_not_timed():
-    trials, turns = Trials(3), []
-    bound: set[int] = set()
+def test_schedules_take_turns_and_the_first_call_of_each_is_not_timed():
+    trials, turns, states = Trials(3), [], []
     while not trials.over:
         turns.append(trials.turn)
-        trials.record(1.0 + trials.turn if trials.turn in bound else None)
-        bound.add(turns[-1])
-    assert turns == [0, 0, 1, 1, 2, 2] + [0, 1, 2] * (CALLS - 1)
-    assert trials.calls == len(turns)
+        states.append(trials.state)
+        trials.record(100.0 if turns.count(trials.turn) == 1 else 1.0 + trials.turn)
+    assert turns == [0, 1, 2] * (CALLS + 1)
+    assert len(set(states)) == len(states)
     assert trials.table().tolist() == [[1.0] * CALLS, [2.0] * CALLS, [3.0] * CALLS]
 
 
-def test_trials_end_though_every_call_has_to_bind():
-    trials = Trials(4)
+def test_a_schedule_that_cannot_run_is_tried_no_more_and_does_not_win():
+    trials = Trials(3)
+    trials.record(9.0)
+    before = trials.state
+    trials.leave_out(1)
+    assert trials.state != before
+    turns = []
     while not trials.over:
-        trials.record(None)
-    assert trials.calls == 2 * 4 * (CALLS + 1)
-    assert np.isinf(trials.table()).all()
-    assert fastest(np.stack([trials.table()] * 2)) == 0
+        turns.append(trials.turn)
+        trials.record(5.0 - trials.turn)
+    assert turns == [2, 0, 2, 0, 2, 0, 2]
+    assert np.isinf(trials.table()[1]).all()
+    assert fastest(np.stack([trials.table()] * 2)) == 2
 
 
 def test_the_slowest_rank_and_the_median_call_decide():
@@ -87,6 +92,7 @@ def test_the_planner_returns_as_many_as_asked_and_plans_the_same_first_one():
 def test_nothing_else_can_be_tried():
     with pytest.raises(ParamError, match=r"tune = 4 with scheduler 'uncut'.*scheduler='auto'"):
         ScheduleOptions(scheduler="uncut", tune=4)
-    with pytest.raises(ParamError, match=rf"tune = {MOST_TRIED + 1} is not 0 to {MOST_TRIED}"):
-        ScheduleOptions(tune=MOST_TRIED + 1)
+    for tune in (MOST_TRIED + 1, -1, 2.5, "3", None):
+        with pytest.raises(ParamError, match=rf"tune = {tune!r} is not a whole number from 0 to {MOST_TRIED}"):
+            ScheduleOptions(tune=tune)
     assert ScheduleOptions(scheduler="uncut", tune=1).given == ()

@@ -16,7 +16,7 @@ import numbers
 import struct
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     TaskTimes,
 )
-from uncut_mpi.errors import ParamError, StallError, UncutError, is_agreed
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, StallError, UncutError, is_agreed
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -236,40 +236,52 @@ class CallMachinery:
         about = [_summary(key.options, planned, plan_s, len(several)) for planned in several]
         return _packed(about, [planned.schedule for planned in several])
 
-    def prepare(self, plan: PlanEntry, matrices: Operands, entry: PlanEntry | None = None) -> None:
-        """Reserve memory and bind a plan, or another schedule that it tries, to these matrices. Collective."""
-        entry = entry or plan
-        if self._softbuf.ensure(plan.softbuf_bytes):
+    def prepare(self, entry: PlanEntry, matrices: Operands) -> None:
+        """Reserve memory and bind the plan to these matrices. Collective."""
+        if self._softbuf.ensure(entry.softbuf_bytes):
             self._close_bindings()
-        needed = 4 * plan.num_flags.astype(np.int64)
+        needed = 4 * entry.num_flags.astype(np.int64)
         if not self._flags.fits(needed):
             self._close_bindings()
             try:
                 self._flags.ensure(needed)
             finally:
                 self._reset_flags()  # new memory, also where growing failed and the old size was restored
-        staged = False
+        staged: set[int] = set()
         operands = _in_schedule_order(entry.key.problem, matrices)
         for buffer in entry.foreign:
-            staged |= self._store.share(operands[entry.schedule.buffers["matrix"][buffer]])
+            matrix = operands[entry.schedule.buffers["matrix"][buffer]]
+            if self._store.share(matrix):
+                staged.add(matrix.info.number)
         with agreement.collective(self._group, "binding the plan"):
             key = self._binding_key(matrices)
             if key not in entry.bindings:
                 while len(entry.bindings) >= _MAX_BINDINGS:
                     entry.bindings.pop(next(iter(entry.bindings))).executable.close()
                 flags = FlagTable(int(self._flags.addresses[self._group.rank]), self._flags.addresses.copy())
-                executable = self._backend.executable(
-                    entry.program, self._addresses(entry, operands), flags, self._board
-                )
-                entry.bindings[key] = Binding(executable, staged)
+                addresses = self._addresses(entry, operands, staged)
+                executable = self._backend.executable(entry.program, addresses, flags, self._board)
+                entry.bindings[key] = Binding(executable, frozenset(staged))
 
-    def _addresses(self, entry: PlanEntry, operands: Sequence[Matrix]) -> np.ndarray:
+    def _prepare_turn(self, plan: PlanEntry, matrices: Operands, tries: bool) -> None:
+        """Prepare a plan, or the schedule that it tries now; one that cannot run here is left out. Collective."""
+        while (turn := plan.turn(tries)) is not plan:
+            try:
+                return self.prepare(turn, matrices)
+            except (CapacityError, DeviceError) as error:  # of one type on all ranks
+                if not is_agreed(error):
+                    raise
+                plan.leave_out(turn)
+        return self.prepare(plan, matrices)
+
+    def _addresses(self, entry: PlanEntry, operands: Sequence[Matrix], staged: Collection[int]) -> np.ndarray:
         buffers = entry.schedule.buffers
         addresses = np.zeros(len(buffers), np.int64)
         for index in entry.program.buffers_used():
             buffer = buffers[index]
             if buffer["role"] == Role.USER:
-                addresses[index] = self._store.address(operands[buffer["matrix"]])
+                matrix = operands[buffer["matrix"]]
+                addresses[index] = self._store.address(matrix, staged=matrix.info.number in staged)
             else:
                 addresses[index] = self._softbuf.addresses[buffer["owner"]] + buffer["offset"]
         return addresses
@@ -317,6 +329,8 @@ class CallMachinery:
             check_scalars(alpha, beta)
             plan = find()
             digest = _call_digest(plan, matrices, alpha, beta)
+            if plan.trials is not None:  # ranks that run different schedules would wait for each other
+                digest = agreement.digest_of(digest + struct.pack("<q", plan.trials.state)).tobytes()
             binding = plan.turn(tries).bindings.get(self._binding_key(matrices))
             self._backend.await_caller(stream)
         except Exception as caught:  # carried to every rank by the opening record
@@ -332,24 +346,42 @@ class CallMachinery:
             if not all_ready:
                 if not plan.filled:
                     self._fill(plan)
-                self.prepare(plan, matrices, plan.turn(tries))
+                self._prepare_turn(plan, matrices, tries)
                 if keep is not None:
                     keep(plan)
                 binding = plan.turn(tries).bindings[self._binding_key(matrices)]
             assert binding is not None  # ready or just prepared
-            started = time.perf_counter()
-            result = self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
-            if tries and plan.trials is not None:
-                self._learn(plan, plan.trials, time.perf_counter() - started if all_ready else None)
-            return result
+            if plan.trials is None or not tries:
+                return self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
+            return self._try(plan, plan.trials, binding, matrices, alpha, beta, planned=not all_ready)
         finally:
             self._order.release()
 
-    def _learn(self, plan: PlanEntry, trials: Trials, seconds: float | None) -> None:
-        """Take in what a call took; after the last trial keep the fastest schedule. Collective."""
-        trials.record(seconds)
+    def _try(
+        self,
+        plan: PlanEntry,
+        trials: Trials,
+        binding: Binding,
+        matrices: Operands,
+        alpha: float,
+        beta: float,
+        *,
+        planned: bool,
+    ) -> CallResult:
+        """Run one product by the schedule whose turn it is; after the last trial keep the fastest. Collective."""
+        turn = plan.turn()
+        started = time.perf_counter()
+        try:
+            result = self._fire(binding, matrices, float(alpha), float(beta), None, planned=planned)
+        except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
+            if turn is not plan and is_agreed(error) and not self.gate.broken:
+                plan.leave_out(turn)
+            raise
+        trials.record(time.perf_counter() - started)
         if trials.over:
-            plan.settle(fastest(self._group.allgather_bytes(trials.table(), "comparing schedules")))
+            tables = self._group.allgather_bytes(trials.table(), "comparing schedules", self._timeout_s)
+            plan.settle(fastest(tables))
+        return result
 
     def trace(
         self,
@@ -383,7 +415,7 @@ class CallMachinery:
         if self._epoch % _FLAG_PERIOD == 0:
             self._reset_flags()
         if binding.staged:
-            self._stage(matrices, inward=True)
+            self._stage(binding, matrices, inward=True)
         self._board.words[self._group.rank] = 0
         if planned or binding.staged or traced:
             self._group.barrier()
@@ -400,8 +432,9 @@ class CallMachinery:
         if take_times is not None and report.times is not None:
             take_times(report.times)
         if binding.staged:
-            self._stage(matrices, inward=False)
-        return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, binding.staged)
+            self._stage(binding, matrices, inward=False)
+        staged = bool(binding.staged)
+        return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, planned, staged)
 
     def _finish(self, report: ExecutionReport) -> None:
         """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
@@ -412,10 +445,11 @@ class CallMachinery:
             self.gate.broken |= any(self._group.allgather_objects(lost))
             agreement.collective_result(self._group, report.error, "gemm")
 
-    def _stage(self, matrices: Operands, *, inward: bool) -> None:
+    def _stage(self, binding: Binding, matrices: Operands, *, inward: bool) -> None:
         with agreement.collective(self._group, "staging"):
             for matrix in matrices if inward else matrices[2:]:
-                self._store.stage(matrix, inward=inward)
+                if matrix.info.number in binding.staged:
+                    self._store.stage(matrix, inward=inward)
 
     def _count(self, report: ExecutionReport) -> None:
         counters = self._counters
@@ -515,12 +549,12 @@ def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
 
 def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float) -> bytes:
     a, b, c = matrices
-    which = (a.info.number, b.info.number, c.info.number, alpha, beta)
+    which = struct.pack("<3qdd", a.info.number, b.info.number, c.info.number, alpha, beta)
     known = entry.call_digests.get(which)
     if known is None:
         if len(entry.call_digests) >= _MAX_DIGESTS:
             entry.call_digests.clear()
-        known = agreement.digest_of(entry.key_digest + struct.pack("<3qdd", *which)).tobytes()
+        known = agreement.digest_of(entry.key_digest + which).tobytes()
         entry.call_digests[which] = known
     return known
 

@@ -112,12 +112,12 @@ class Binding:
     ----------
     executable : Executable
         This rank's operations with addresses.
-    staged : bool
-        Whether one of these matrices goes through memory of our own; the same on all ranks.
+    staged : frozenset of int
+        Numbers of those of these matrices that go through memory of our own; the same on all ranks.
     """
 
     executable: Executable
-    staged: bool
+    staged: frozenset[int]
 
 
 class PlanEntry:
@@ -131,7 +131,7 @@ class PlanEntry:
         self.key = key
         self.key_digest = key.digest()
         self.bindings: dict[tuple[int, ...], Binding] = {}
-        self.call_digests: dict[tuple[float, ...], bytes] = {}  # of matrices and scalars, made once
+        self.call_digests: dict[bytes, bytes] = {}  # of matrices and scalars, made once
         self.trials: Trials | None = None
         self._rivals: list[PlanEntry] = []
         self._schedule: Schedule | None = None
@@ -149,27 +149,31 @@ class PlanEntry:
         """Take in other plans, of which the next calls show the fastest."""
         self._rivals = rivals
         self.trials = Trials(1 + len(rivals))
-        # Room for all, so that no turn frees what another has bound.
-        everybody = [self, *rivals]
-        self.softbuf_bytes = np.max([one.softbuf_bytes for one in everybody], axis=0)
-        self.num_flags = np.max([one.num_flags for one in everybody], axis=0)
 
     def turn(self, tries: bool = True) -> PlanEntry:
         """Return the entry whose schedule the next call runs: this one, or another if it tries schedules."""
         at = self.trials.turn if tries and self.trials is not None else 0
         return self._rivals[at - 1] if at else self
 
+    def leave_out(self, rival: PlanEntry) -> None:
+        """Try another plan no more: it cannot run here. Local."""
+        assert self.trials is not None  # else there are none
+        self.trials.leave_out(1 + self._rivals.index(rival))
+        rival.close()
+
     def settle(self, winner: int) -> None:
         """End the trials: take over a rival, or stay if `winner` is 0, and forget the others. Local."""
         rivals, self._rivals, self.trials = self._rivals, [], None
+        done = [dict(rival.bindings) for rival in rivals]
         if winner:
-            taken = rivals.pop(winner - 1)
-            self.close()
-            self.bindings, taken.bindings = taken.bindings, {}
+            taken = rivals[winner - 1]
+            done[winner - 1] = dict(self.bindings)
+            self.bindings = taken.bindings
             self._schedule, self._summary, self.program = taken.schedule, taken.summary, taken.program
             self.softbuf_bytes, self.num_flags, self.foreign = taken.softbuf_bytes, taken.num_flags, taken.foreign
-        for rival in rivals:
-            rival.close()
+        for bindings in done:  # last: whatever this meets, the plan is the winner's
+            for binding in bindings.values():
+                binding.executable.close()
 
     @property
     def filled(self) -> bool:

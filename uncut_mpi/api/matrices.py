@@ -133,12 +133,16 @@ class MatrixStore:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
 
-    def address(self, matrix: Matrix) -> int:
-        """Return where this rank finds element (0, 0): its own address, or the peer's memory mapped here. Local."""
+    def address(self, matrix: Matrix, *, staged: bool) -> int:
+        """
+        Return where this rank finds element (0, 0): its own address, or the peer's memory mapped here. Local.
+
+        `staged` says whether the caller copies the matrix into its shadow before use, and back.
+        """
         held = self._held[matrix.info.number]
         owner = matrix.location.rank
         if matrix.location.space == "host" or owner == self._group.rank:
-            return held.shadow.address if held.shadow else held.address
+            return held.shadow.address if staged and held.shadow else held.address
         if not held.peer_address:
             assert held.peer_handle is not None or matrix.info.handle is not None  # `share` came first
             handle = held.peer_handle or matrix.info.handle or b""

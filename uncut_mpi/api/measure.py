@@ -200,12 +200,13 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     usual = usual_figures(backend.name, bandwidth)
     models = [one.name for one in identities]
     typical = {name: alike(np.median(rate, axis=0), models) for name, rate in rates.items()}
+    best = {name: alike(np.max(rate, axis=0), models, np.max) for name, rate in rates.items()}
     return Machine(
         name=f"{size}×{identities[0].name}",
         key=key,
         bandwidth_gb_per_s=bandwidth,
         latency_s=latency,
-        gemm_tflop_per_s={name: np.maximum(rate.max(axis=0), typical[name]) for name, rate in rates.items()},
+        gemm_tflop_per_s={name: np.maximum(best[name], typical[name]) for name in rates},
         typical_gemm_tflop_per_s=typical,
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
         ports=(*usual.pop("ports"), *_host_ports(inward, outward)),
@@ -237,7 +238,7 @@ def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], samp
     return seconds
 
 
-def alike(rates: np.ndarray, models: Sequence[str]) -> np.ndarray:
+def alike(rates: np.ndarray, models: Sequence[str], common: Callable[[np.ndarray], float] = np.median) -> np.ndarray:
     """
     Return rates in which devices of one model that hardly differ are the same.
 
@@ -251,12 +252,14 @@ def alike(rates: np.ndarray, models: Sequence[str]) -> np.ndarray:
         Measured ones, any unit.
     models : sequence of str
         Name of each rank's device.
+    common : callable, default numpy.median
+        What those that hardly differ have in common.
     """
     found: np.ndarray = rates.copy()
     for model in set(models):
         mine = np.array([one == model for one in models])
         near = mine & (rates >= (1 - _ALIKE) * rates[mine].max())
-        found[near] = np.median(rates[near])
+        found[near] = common(rates[near])
     return found
 
 

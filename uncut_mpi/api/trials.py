@@ -7,10 +7,7 @@ from typing import Final
 import numpy as np
 
 CALLS: Final = 3
-"""Calls of each schedule that are timed; the one that binds it comes before them and is not."""
-
-_PATIENCE: Final = 2
-"""Times as many calls as needed are made at most, where memory grows or matrices change on the way."""
+"""Calls of each schedule that are timed; its first one comes before them and is not."""
 
 
 class Trials:
@@ -22,41 +19,49 @@ class Trials:
     Parameters
     ----------
     count : int
-        Schedules.
+        Schedules; the first one is never left out.
     """
 
     def __init__(self, count: int) -> None:
         self._seconds: list[list[float]] = [[] for _ in range(count)]
-        self._most = _PATIENCE * count * (CALLS + 1)
-        self.calls = 0
+        self._left_out: set[int] = set()
 
     @property
     def turn(self) -> int:
-        """The schedule of the next call: one with the fewest times, so that all meet the same conditions."""
-        return min(range(len(self._seconds)), key=lambda index: len(self._seconds[index]))
+        """The schedule of the next call: the one that ran least, so that all meet the same conditions."""
+        left = (index for index in range(len(self._seconds)) if index not in self._left_out)
+        return min(left, key=lambda index: len(self._seconds[index]))
+
+    @property
+    def state(self) -> int:
+        """A number that differs between any two moments of the trials."""
+        return sum(map(len, self._seconds)) * len(self._seconds) + len(self._left_out)
 
     @property
     def over(self) -> bool:
-        """Whether enough is known, or too much was tried."""
-        return self.calls >= self._most or all(len(times) >= CALLS for times in self._seconds)
+        """Whether every schedule that is not left out has its times."""
+        return all(len(times) > CALLS or index in self._left_out for index, times in enumerate(self._seconds))
 
-    def record(self, seconds: float | None) -> None:
-        """Take the time of a call of the schedule whose turn it was; None where it had to bind first."""
-        self.calls += 1
-        if seconds is not None:
-            self._seconds[self.turn].append(seconds)
+    def record(self, seconds: float) -> None:
+        """Take the time of a call of the schedule whose turn it was."""
+        self._seconds[self.turn].append(seconds)
+
+    def leave_out(self, index: int) -> None:
+        """Try a schedule no more: it cannot run here."""
+        self._left_out.add(index)
 
     def table(self) -> np.ndarray:
-        """Return this rank's times (s), shape (schedules, CALLS); infinite where there are fewer."""
+        """Return this rank's times (s), shape (schedules, CALLS); infinite for schedules that are left out."""
         table = np.full((len(self._seconds), CALLS), np.inf)
-        for row, times in zip(table, self._seconds, strict=True):
-            row[: min(len(times), CALLS)] = times[:CALLS]
+        for index, times in enumerate(self._seconds):
+            if index not in self._left_out:
+                table[index] = times[1 : 1 + CALLS]
         return table
 
 
 def fastest(tables: np.ndarray) -> int:
     """
-    Return the schedule whose calls take least, in the median of the slowest rank; the first one if none was timed.
+    Return the schedule whose calls take least, in the median of the slowest rank.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def fit_gemm_shape(
     Parameters
     ----------
     shapes : sequence of (m, n, k)
-        At least three, of different k and of different m·n.
+        At least three, of different k and of different m·n. Of fewer than six neither tail nor c are told.
     seconds : sequence of float
         Time of each.
     extra_bytes : sequence of float, optional
@@ -97,7 +97,9 @@ def fit_gemm_shape(
         matrix = np.stack([ones, work, per_step, 2.0 * depths, extra], axis=1) / times[:, None]
         scale = np.linalg.norm(matrix, axis=0)
         scale[scale == 0] = 1.0
-        fitted, norm = nonnegative_least_squares(matrix / scale, ones)
+        fitted = np.zeros(5)
+        known = 5 if len(times) > 5 else 3
+        fitted[:known], norm = nonnegative_least_squares((matrix / scale)[:, :known], ones)
         overhead, inverse, fill, tail, moved = (float(value) for value in fitted / scale)
         if inverse * _FASTER * fastest < 1.0:
             continue

@@ -83,7 +83,8 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
 }
 
 void DeviceState::reserve_timing(std::size_t events) {
-    use();
+    const Scope scope(*this);
+    driver_->check("cuCtxSetCurrent", scope.code());
     reserve_events(timing_events_, events, event_default);
 }
 
@@ -98,6 +99,7 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
 
 void DeviceState::await_stream(Stream stream) {
     const Driver &d = *driver_;
+    if (caller_event_.empty()) throw Failure("a stream was to be awaited by a device that is closed", -1);
     const Scope scope(*this);
     d.check("cuCtxSetCurrent", scope.code());
     // An event of the legacy stream follows what blocking streams hold as well; asking that stream itself would not.

@@ -83,7 +83,7 @@ class GemmShape(_NonNegative):
             slots = math.ceil(blocks / multiprocessors) * multiprocessors
             elements, occupancy = slots * self.block_rows * self.block_cols, blocks / slots
         operations = 2.0 * (elements * (k + self.half_depth) + self.tail_elements * k)
-        return operations, occupancy * elements / (elements + self.tail_elements)
+        return operations, occupancy * elements / max(elements + self.tail_elements, 1.0)
 
     def seconds(
         self, m: int, n: int, k: int, multiprocessors: int, flop_per_s: float, extra_bytes: float = 0.0

@@ -19,7 +19,7 @@ from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 
 _PER_RANK: Final = {"multiprocessors": 1, "combine_gb_per_s": 0.0, "idle_watts": 0.0, "busy_watts": 0.0}
 

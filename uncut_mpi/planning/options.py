@@ -261,8 +261,8 @@ class ScheduleOptions:
             raise ParamError(f"chunks = {self.chunks} is below 1")
         if self.min_chunk_bytes is not None and self.min_chunk_bytes < 1:
             raise ParamError(f"min_chunk_bytes = {self.min_chunk_bytes} is below 1")
-        if not 0 <= self.tune <= MOST_TRIED:
-            raise ParamError(f"tune = {self.tune} is not 0 to {MOST_TRIED}")
+        if not isinstance(self.tune, int) or not 0 <= self.tune <= MOST_TRIED:
+            raise ParamError(f"tune = {self.tune!r} is not a whole number from 0 to {MOST_TRIED}")
         if self.tune > 1 and self.scheduler != "auto":
             raise ParamError(
                 f"tune = {self.tune} with scheduler {self.scheduler!r}: it tries what a search finds, so take "

@@ -83,7 +83,7 @@ def plan_several(
     if options.scheduler != "auto":
         made = make_schedule(problem, placement, num_ranks, machine, options)
         return [Planned(made.schedule, made.seconds(machine), made.options)]
-    found = search(problem, placement, num_ranks, machine, dataclasses.replace(options, tune=0))
+    found = search(problem, placement, num_ranks, machine, options)
     return [
         Planned(one.schedule, one.predicted_s, one.options) for one in varied(found.candidates, max(1, options.tune))
     ]

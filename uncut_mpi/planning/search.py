@@ -183,7 +183,7 @@ def search(
     if budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     explorer = _Explorer(problem, placement, num_ranks, machine, metric, budget_tasks, issuing_threads)
-    explorer.explore(options or ScheduleOptions())
+    explorer.explore(dataclasses.replace(options or ScheduleOptions(), tune=0))
     order = sorted(range(len(explorer.tried)), key=lambda i: (explorer.tried[i].value, i))
     return SearchResult(
         [explorer.tried[i] for i in order],

@@ -250,7 +250,7 @@ class CudaBackend(Backend):
     def await_caller(self, stream: Any = None) -> None:
         """Return once the work that `stream` (cupy's current stream by default) holds now is done."""
         if stream is None:
-            stream = self._cupy.cuda.get_current_stream()
+            stream = self._cupy.cuda.get_current_stream(self._ordinal)  # cupy has one for each device
         with device_errors("awaiting the caller's stream"):
             self._native.await_stream(int(getattr(stream, "ptr", stream)))
 
