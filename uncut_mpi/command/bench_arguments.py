@@ -28,10 +28,11 @@ TRIED: Final = 8
 
 _EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
-calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3. One sample is
-the slowest rank between two barriers; what tuned tries comes before and is not counted. No method keeps tiles from one call to the next, so there is no cache to flush.
-Data are random with every bit of the mantissa in use, alpha is 1.2345, beta 1.1154; results are verified. Problems for
-which memory is too small are named and left out, and tried again by the next run, as are wrong results.
+calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3; before them
+come the calls in which tuned tries schedules. One sample is the slowest rank between two barriers. No method keeps
+tiles from one call to the next, so there is no cache to flush. Data are random with every bit of the mantissa in use,
+alpha is 1.2345, beta 1.1154; results are verified. Problems for which memory is too small are named and left out, and
+tried again by the next run, as are wrong results.
 
 methods:
   auto      the schedule that a search by simulation chooses (what the library does by default)
