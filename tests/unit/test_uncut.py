@@ -721,4 +721,4 @@ def test_the_three_routings_differ() -> None:
 
 def test_every_option_has_its_change_tested() -> None:
     names = {field.name for field in dataclasses.fields(ScheduleOptions)}
-    assert names == {*CHANGES, "scheduler", "blocking", "distribution"}  # the last two are of other schedulers
+    assert names == {*CHANGES, "scheduler", "tune", "blocking", "distribution"}  # the last two are of other schedulers

@@ -20,7 +20,7 @@ from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
 
 _ROUNDS: Final = 3
-_SCALES: Final = (2.0, 1.0, 0.5, 0.25)
+_SCALES: Final = (4.0, 2.0, 1.0, 0.5, 0.25)  # the first steps are large: numbers that explain the same trap small ones
 _PROGRESS: Final = 1e-4
 _LEAST_GAIN: Final = 1e-6
 _SQUARES_WEIGHT: Final = 2.0
