@@ -28,7 +28,7 @@ for place in 0,0,0 h,h,h; do
   tail -n 8 "$out/$name.log"
 done
 timeout --kill-after=10 300 ${MPIEXEC:-mpiexec} -n "$ranks" "$python" -m uncut_mpi.bench --backend cuda --dataset uncut-irregular \
-  --sample 6 --scale 0.5 --time-cap 0.5 --methods auto,uncut,one,cyclic,bands,cublas,cublasxt,jax,torch \
+  --sample 6 --scale 0.5 --time-cap 0.5 --methods auto,tuned,uncut,one,cyclic,bands,cublas,cublasxt,jax,torch \
   --output "$out/others.jsonl" --plot "$out/others.png" >"$out/others.log" 2>&1 || failed=1
 tail -n 60 "$out/others.log"
 exit "$failed"
