@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -12,25 +11,12 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from tests.helpers.sessions import hide_arrays
+from uncut_mpi.api.trials import Trials
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
 CASE = Case(150, 130, 170, place=("h", "h", "h"))
 ENOUGH = 40
-
-
-class Slow:
-    """An executable that takes its time."""
-
-    def __init__(self, executable, seconds):
-        self._executable, self._seconds = executable, seconds
-
-    def run(self, **options):
-        time.sleep(self._seconds)
-        return self._executable.run(**options)
-
-    def __getattr__(self, name):
-        return getattr(self._executable, name)
 
 
 class Failing:
@@ -46,16 +32,11 @@ class Failing:
         return getattr(self._executable, name)
 
 
-def settle(session, plan, operands, *, slowed=None):
+def settle(session, plan, operands):
     """Call until a plan has chosen; return the digests of what ran, and what was wrong with the results here."""
     digests, wrongs = [], []
     while plan.tuning and len(digests) < ENOUGH:
-        turn = plan._entry.turn()
-        digests.append(turn.summary.digest)
-        if slowed is not None and turn.summary.digest == slowed:
-            for key, binding in turn.bindings.items():
-                if not isinstance(binding.executable, Slow):
-                    turn.bindings[key] = dataclasses.replace(binding, executable=Slow(binding.executable, 0.02))
+        digests.append(plan._entry.turn().summary.digest)
         set_matrix(session, operands.c, operands.c_MN)
         session.barrier()
         plan.execute(CASE.alpha, CASE.beta)
@@ -88,16 +69,27 @@ def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(s
     release(session, operands)
 
 
-def test_a_schedule_that_is_slow_on_one_rank_is_not_kept(session, comm):
+def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
+    record = Trials.record
+
+    def made_up(self, seconds):
+        slow = 5.0 if self.turn == 0 and comm.rank == comm.size - 1 else 0.0
+        record(self, 1.0 + 0.1 * self.turn + slow)
+
+    monkeypatch.setattr(Trials, "record", made_up)
     operands = make_operands(session, CASE)
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
-        first = plan.summary.digest
         if not plan.tuning:
             pytest.skip("the search found one kind of schedule")
-        _, wrongs = settle(session, plan, operands, slowed=first if comm.rank == comm.size - 1 else None)
+        second = plan._entry._rivals[0].summary.digest
+        _, wrongs = settle(session, plan, operands)
         collective_assert(comm, not wrongs, f"{wrongs}")
-        collective_assert(comm, plan.summary.digest != first, "the slowed one was kept")
+        collective_assert(comm, plan.summary.digest == second == plan.schedule.digest(), plan.summary.how)
+        set_matrix(session, operands.c, operands.c_MN)
+        session.barrier()
         plan.execute(CASE.alpha, CASE.beta)  # what it took over is its own
+        wrong = mismatch(CASE, operands)
+        collective_assert(comm, not wrong, wrong)
     release(session, operands)
 
 
