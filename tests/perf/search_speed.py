@@ -7,6 +7,7 @@ versions, run it with each in turns on an idle machine.
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -47,7 +48,7 @@ def main() -> None:
         for place in PLACES:
             for n in EXTENTS:
                 problem, placement = GemmProblem(n, n, n, DType.f64), Placement.parse(place)
-                spent = timed(lambda: search(problem, placement, machine.num_ranks, machine))  # noqa: B023
+                spent = timed(functools.partial(search, problem, placement, machine.num_ranks, machine))
                 rows.append({"what": "search", "machine": name, "place": place, "n": n, **spent})
     speeds = np.random.default_rng(0).uniform(1, 3, (2, 4))
     rows.append({"what": "fit_shares", "machine": "2x4", "place": "", "n": 8, **timed(lambda: fit_shares(speeds), 99)})

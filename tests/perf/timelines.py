@@ -20,16 +20,7 @@ from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.product import generated_sources, make_product, measure, release_product, reset_result
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.planning.simulate import simulate
-
-
-def covered(start, end):
-    """Return how long at least one of some intervals lasts, in seconds."""
-    total, last = 0.0, -np.inf
-    for s, e in sorted(zip(start.tolist(), end.tolist(), strict=True)):
-        total += max(0.0, e - max(s, last))
-        last = max(last, e)
-    return total
+from uncut_mpi.planning.simulate import simulate, union_seconds
 
 
 def describe(schedule, times):
@@ -41,7 +32,7 @@ def describe(schedule, times):
             chosen = (tasks["rank"] == rank) & (tasks["kind"] == kind)
             if chosen.any():
                 start, end = times[0][chosen], times[1][chosen]
-                facts = (start.min(), end.max(), covered(start, end))
+                facts = (start.min(), end.max(), union_seconds(start, end))
                 rows[f"{rank} {kind.name.lower()}"] = [round(1e3 * float(x), 4) for x in facts] + [int(chosen.sum())]
     return rows
 

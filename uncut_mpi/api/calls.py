@@ -9,9 +9,6 @@ barrier no rank may leave alone: what goes wrong is carried as a value and raise
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
 import numbers
 import struct
 import time
@@ -21,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.api import plan_message
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.entries import Binding, CallResult, PlanEntry, PlanKey, PlanSummary
+from uncut_mpi.api.entries import Binding, CallResult, PlanEntry, PlanKey
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
@@ -44,8 +42,8 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import Planned, describe, plan_several
-from uncut_mpi.planning.schedule import Role, Schedule
+from uncut_mpi.planning.planner import plan_several
+from uncut_mpi.planning.schedule import Role
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -55,6 +53,7 @@ Operands = tuple[Matrix, Matrix, Matrix]
 _FIRST_FLAGS = 1 << 16
 # Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
 _MAX_BINDINGS = 8
+# Sets of matrices and scalars of which a plan keeps the digest.
 _MAX_DIGESTS = 64
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
@@ -212,16 +211,12 @@ class CallMachinery:
         before = self._group.bytes_broadcast
         data = agreement.from_root(self._group, lambda: self._plan_on_root(entry.key))
         with agreement.collective(self._group, "decoding the schedule"):
-            rivals: list[PlanEntry] = []
-            for number, (about, encoded) in enumerate(_unpacked(data)):
-                if number:
-                    rivals.append(PlanEntry(entry.key))
-                schedule = Schedule.decode(encoded)
-                about["grid"] = tuple(about["grid"])
-                into = rivals[-1] if number else entry
-                into.fill(schedule, lower(schedule), PlanSummary(**about), self._group.rank)
-            if rivals:
-                entry.try_others(rivals)
+            plans = plan_message.decode(data)
+            entries = [entry, *(PlanEntry(entry.key) for _ in plans[1:])]
+            for one, (summary, schedule) in zip(entries, plans, strict=True):
+                one.fill(schedule, lower(schedule), summary, self._group.rank)
+            if len(entries) > 1:
+                entry.try_others(entries[1:])
         self._entries.add(entry)
         self._counters.planner_calls += 1
         self._counters.schedule_bytes_broadcast += self._group.bytes_broadcast - before
@@ -233,8 +228,7 @@ class CallMachinery:
         if self._verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
-        about = [_summary(key.options, planned, plan_s, len(several)) for planned in several]
-        return _packed(about, [planned.schedule for planned in several])
+        return plan_message.encode(several, key.options, plan_s)
 
     def prepare(self, entry: PlanEntry, matrices: Operands) -> None:
         """Reserve memory and bind the plan to these matrices. Collective."""
@@ -265,14 +259,16 @@ class CallMachinery:
 
     def _prepare_turn(self, plan: PlanEntry, matrices: Operands, tries: bool) -> None:
         """Prepare a plan, or the schedule that it tries now; one that cannot run here is left out. Collective."""
-        while (turn := plan.turn(tries)) is not plan:
+        while True:
+            turn = plan.turn(tries)
             try:
-                return self.prepare(turn, matrices)
+                self.prepare(turn, matrices)
             except (CapacityError, DeviceError) as error:  # of one type on all ranks
-                if not is_agreed(error):
+                if turn is plan or not is_agreed(error):
                     raise
                 plan.leave_out(turn)
-        return self.prepare(plan, matrices)
+            else:
+                return
 
     def _addresses(self, entry: PlanEntry, operands: Sequence[Matrix], staged: Collection[int]) -> np.ndarray:
         buffers = entry.schedule.buffers
@@ -503,43 +499,6 @@ class CallMachinery:
     def _forget_matrix(self, number: int) -> None:
         for entry in self._entries:
             entry.forget_matrix(number)
-
-
-def _summary(options: ScheduleOptions, planned: Planned, plan_s: float, tried: int) -> PlanSummary:
-    schedule = planned.schedule
-    return PlanSummary(
-        scheduler=_scheduler_text(options, schedule),
-        grid=schedule.grid,
-        splits=schedule.splits,
-        tile=schedule.tile,
-        how=describe(schedule, planned.options),
-        tasks=len(schedule.tasks),
-        bytes_by_link=schedule.bytes_by_link(),
-        predicted_s=planned.predicted_s,
-        plan_s=plan_s,
-        digest=schedule.digest(),
-        softbuf_bytes=schedule.softbuf_bytes().tolist(),
-        tried=tried,
-    )
-
-
-def _packed(summaries: Sequence[PlanSummary], schedules: Sequence[Schedule]) -> bytes:
-    """Return plans as one message: how many, the bytes of each part, then of each its summary and its schedule."""
-    parts: list[bytes] = []
-    for summary, schedule in zip(summaries, schedules, strict=True):
-        parts += [json.dumps(dataclasses.asdict(summary)).encode(), schedule.encode()]
-    return struct.pack(f"<{1 + len(parts)}Q", len(schedules), *map(len, parts)) + b"".join(parts)
-
-
-def _unpacked(data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-    (count,) = struct.unpack_from("<Q", data)
-    ends = np.cumsum([8 * (1 + 2 * count), *struct.unpack_from(f"<{2 * count}Q", data, 8)]).tolist()
-    parts = [data[start:end] for start, end in itertools.pairwise(ends)]
-    return [(json.loads(about), encoded) for about, encoded in zip(parts[::2], parts[1::2], strict=True)]
-
-
-def _scheduler_text(options: ScheduleOptions, schedule: Schedule) -> str:
-    return f"auto ({schedule.scheduler})" if options.scheduler == "auto" else schedule.scheduler
 
 
 def _in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:

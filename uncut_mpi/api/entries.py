@@ -164,16 +164,13 @@ class PlanEntry:
     def settle(self, winner: int) -> None:
         """End the trials: take over a rival, or stay if `winner` is 0, and forget the others. Local."""
         rivals, self._rivals, self.trials = self._rivals, [], None
-        done = [dict(rival.bindings) for rival in rivals]
         if winner:
             taken = rivals[winner - 1]
-            done[winner - 1] = dict(self.bindings)
-            self.bindings = taken.bindings
+            self.bindings, taken.bindings = taken.bindings, self.bindings
             self._schedule, self._summary, self.program = taken.schedule, taken.summary, taken.program
             self.softbuf_bytes, self.num_flags, self.foreign = taken.softbuf_bytes, taken.num_flags, taken.foreign
-        for bindings in done:  # last: whatever this meets, the plan is the winner's
-            for binding in bindings.values():
-                binding.executable.close()
+        for rival in rivals:  # last: whatever this meets, the plan is the winner's
+            rival.close()
 
     @property
     def filled(self) -> bool:

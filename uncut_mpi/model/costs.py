@@ -93,10 +93,8 @@ class GemmShape(_NonNegative):
 
         Parameters
         ----------
-        m, n, k : int
-            Extents (elements).
-        multiprocessors : int
-            Of the device.
+        m, n, k, multiprocessors : int
+            As for `work`.
         flop_per_s : float
             Rate of a large product.
         extra_bytes : float, optional

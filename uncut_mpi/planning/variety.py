@@ -18,7 +18,7 @@ def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """
     Return up to so many candidates, the best first, no two of a kind, with each scheduler's best if it is close.
 
-    What a simulation cannot know is how a library's products run on particular shapes (on an H200 5 to 10 % of a
+    What a simulation cannot know is how a library's products run on particular shapes (on an H200 5 to 15 % of a
     product's time either way) and what meets on the machine; schedules with the same blocks meet the same.
 
     Parameters
