@@ -178,7 +178,7 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
     operands = make_operands(session, case)
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(tune=5)) as plan:
         collective_assert(comm, plan.tuning, "there is one kind of schedule")
-        refused = plan._entry._rivals[0]
+        refused, tried = plan._entry._rivals[0], plan.summary.tried
         refused_digest = refused.summary.digest
         if comm.rank == comm.size - 1 and when == "bound":
             executable = session._backend.executable
@@ -214,6 +214,7 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
         assert errors == (1 if when == "run" else 0)
         assert not plan.tuning
         assert plan.summary.digest != refused_digest
+        assert plan.summary.tried == tried - 1
         plan.execute(case.alpha, case.beta)
     release(session, operands)
 

@@ -73,7 +73,7 @@ class PlanSummary:
     softbuf_bytes : list of int
         SoftBuf each rank needs.
     tried : int
-        Schedules of which this one was chosen by trying them, or that still are to be tried; 1 if there was no trial.
+        Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
     """
 
     scheduler: str
@@ -163,12 +163,15 @@ class PlanEntry:
 
     def settle(self, winner: int) -> None:
         """End the trials: take over a rival, or stay if `winner` is 0, and forget the others. Local."""
+        assert self.trials is not None  # they end here
+        tried = self.trials.num_left
         rivals, self._rivals, self.trials = self._rivals, [], None
         if winner:
             taken = rivals[winner - 1]
             self.bindings, taken.bindings = taken.bindings, self.bindings
             self._schedule, self._summary, self.program = taken.schedule, taken.summary, taken.program
             self.softbuf_bytes, self.num_flags, self.foreign = taken.softbuf_bytes, taken.num_flags, taken.foreign
+        self._summary = dataclasses.replace(self.summary, tried=tried)
         for rival in rivals:  # last: whatever this meets, the plan is the winner's
             rival.close()
 

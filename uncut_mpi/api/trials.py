@@ -33,6 +33,11 @@ class Trials:
         return min(left, key=lambda index: len(self._seconds[index]))
 
     @property
+    def num_left(self) -> int:
+        """How many schedules are not left out."""
+        return len(self._seconds) - len(self._left_out)
+
+    @property
     def state(self) -> int:
         """A number that differs between any two moments of the trials."""
         return sum(map(len, self._seconds)) * len(self._seconds) + len(self._left_out)

@@ -36,7 +36,8 @@ class GemmShape(_NonNegative):
     with W = waves · multiprocessors · block_rows · block_cols and waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ /
     multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no
     waves: W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
-    is read where the product is added to it) are the extra bytes.
+    is read where the product is added to it) are the extra bytes. The tail and the extra bytes are what measured
+    products asked for (``docs/performance.md``, 2026-11-22); no paper has them.
 
     Attributes
     ----------
