@@ -30,6 +30,7 @@ class UncutInput:
     finish_first: bool
     chunks: int
     chunks_per_hop: int
+    serial_copies: bool
     compute_lanes: int
     min_chunk_columns: int
     min_chunk_bytes: int
@@ -81,6 +82,7 @@ class KBlocksInput:
     reads_c: bool
     half: bool
     combines: bool
+    serial_copies: bool
     first_early: int
     itemsize: int
     min_slice_bytes: int
@@ -155,6 +157,7 @@ class SimulatedMachine:
     signal_lane: float
     call_s: float
     issuing_threads: int
+    serial_copies: bool
     def __init__(self) -> None: ...
 
 def simulate(

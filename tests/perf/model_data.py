@@ -3,11 +3,12 @@ Measures many products with many options in one session, for comparison with the
 
     mpiexec -n 4 python tests/perf/model_data.py CASES.json OUT.json [SECONDS]
 
-CASES.json is a list of {"m", "n", "k", "dtype", "place", "options": [{...}, ...], "energy": false};
-the options are fields of `ScheduleOptions`. Writes each sample of the slowest rank, what was planned
-(digest, tile, tasks, prediction) and, with "energy", the joules per call of all devices (NVML's
-counter over at least two seconds of calls). Data are random with every bit of the mantissa in use,
-a block of them repeated. Stops after SECONDS and says what is missing.
+CASES.json is a list of {"m", "n", "k", "dtype", "place", "options": ["...", ...], "energy": false, "trace": false};
+the options are written as for sweep.py. Writes each sample of the slowest rank, what was planned
+(digest, tile, tasks, prediction), with "energy" the joules per call of all devices (NVML's
+counter over at least two seconds of calls), and with "trace" when each task of one call ran (us).
+Data are random with every bit of the mantissa in use, a block of them repeated. Stops after SECONDS
+and says what is missing.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import time
 
 import numpy as np
 from mpi4py import MPI
+from sweep import options_of
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
@@ -82,6 +84,11 @@ def measure(session, plan, joules):
     return slowest, sum(session.gather((joules() - before) / calls))
 
 
+def microseconds(times):
+    """Return times rounded for the file; -1 where there is none."""
+    return np.round(1e6 * np.nan_to_num(times, nan=-1e-6), 1).tolist()
+
+
 def main():
     """Run the cases and print one line for each."""
     with open(sys.argv[1], encoding="utf-8") as file:
@@ -102,10 +109,9 @@ def main():
             sources = source(m, k, values), source(k, n, values), source(m, n, values)
             product = make_product(session, arguments, (m, n, k), DType[case["dtype"]], sources, "F")
             for options in case["options"]:
-                options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
-                asked = um.ScheduleOptions(**{"scheduler": "uncut", **options})
-                with session.plan(product.a, product.b, product.c, reads_c=True, options=asked) as plan:
+                with session.plan(product.a, product.b, product.c, reads_c=True, options=options_of(options)) as plan:
                     samples, energy_j = measure(session, plan, counter if case.get("energy") else None)
+                    traced = plan.trace(1.2345, 1.1154) if case.get("trace") else None
                     about = plan.summary
                 rows.append(
                     {
@@ -119,6 +125,12 @@ def main():
                         "samples_s": samples,
                         "median_s": statistics.median(samples),
                         "energy_j": energy_j,
+                        "how": about.how,
+                        **(
+                            {}
+                            if traced is None
+                            else {"trace_us": [microseconds(x) for x in (traced.start_s, traced.end_s)]}
+                        ),
                     }
                 )
                 if session.rank == 0:

@@ -95,6 +95,32 @@ def test_every_signalled_copy_has_a_flag_and_a_wait():
     assert [int((codes[1] == code).sum()) for code in (Code.COPY, Code.WAIT_FLAG)] == [7, 7]
 
 
+def test_small_copies_beside_large_ones_are_on_other_lanes_and_touch_nothing_of_theirs():
+    probe = probes.beside(AREAS, 3, 5)
+    tasks, lanes = probe.schedule.tasks, probe.schedule.lanes
+    assert len(lanes) == 3
+    large = tasks["lane"] == 0
+    assert (int(large.sum()), int((~large).sum())) == (3, 10)
+    assert (
+        sum(int((lower(probe.schedule).rank_list(rank).operations["code"] == Code.WAIT_FLAG).sum()) for rank in (0, 1))
+        == 9
+    )
+    found = spans(probe, 4)
+    for where, first, last, task, written in found:
+        assert 0 <= first < last <= AREAS.device_bytes
+        for other_where, other_first, other_last, other, _ in found:
+            apart = where != other_where or last <= other_first or other_last <= first
+            assert apart or not written or bool(large[task]) == bool(large[other])
+
+
+def test_waits_for_flags_that_are_set_are_all_that_two_probes_differ_by():
+    lists = [lower(probes.waiting(AREAS, 7, waits=waits).schedule) for waits in (True, False)]
+    for code, of_rank, counts in ((Code.WAIT_FLAG, 1, (7, 0)), (Code.SIGNAL, 0, (7, 0)), (Code.COPY, 0, (7, 7))):
+        assert tuple(int((one.rank_list(of_rank).operations["code"] == code).sum()) for one in lists) == counts
+    copies = [int((one.rank_list(1).operations["code"] == Code.COPY).sum()) for one in lists]
+    assert copies[0] == copies[1] > 7
+
+
 @pytest.mark.parametrize("dtype", list(DType))
 def test_products_lie_in_the_memory_of_their_effort(dtype):
     for effort in EFFORTS.values():

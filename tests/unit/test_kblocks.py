@@ -21,7 +21,7 @@ from uncut_mpi.planning.blocking import Step, column_starts, k_blocks, moves, nu
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import HOST, Kind, Schedule
+from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Schedule
 from uncut_mpi.planning.verify import verify
 
 CHANGES = {"splits": 2, "first": 512, "block": 1024, "columns": 3, "order": "columns", "combine": "worker"}
@@ -82,6 +82,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
     first = location()
     placement = rng.choice((Placement(first, first, first), Placement(first, location(), location())))
     machine = Machine.uniform(num_ranks, memory_bytes=10**10)
+    machine = dataclasses.replace(machine, serial_copies=rng.random() < 0.5)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
 
 
@@ -213,6 +214,28 @@ def test_every_byte_leaves_the_owner_once() -> None:
     assert copies[copies[:, 2] == 0, 3].sum() == 3 * matrix // 4
 
 
+def test_a_device_that_copies_in_turn_has_one_lane_for_fetches_and_one_for_results_to_devices() -> None:
+    machine = dataclasses.replace(Machine.uniform(4), serial_copies=True)
+    problem = GemmProblem(4096, 4096, 4096, DType.f64)
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2), blocking=Blocking(first=512))
+    schedule = plan(problem, Placement.parse("0,0,0"), 4, machine, options).schedule
+    lanes = schedule.lanes[schedule.lanes["kind"] != LaneKind.COMPUTE]
+    assert set(lanes["destination"].tolist()) == {ANY_DEVICE}
+    kinds = sorted((int(lane["rank"]), int(lane["kind"])) for lane in lanes)
+    assert kinds == [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+    # Its copies are few and whole: each piece goes to one rank, which hands it on.
+    from_owner = schedule.copies()[schedule.copies()[:, 1] == 0]
+    assert from_owner[:, 3].sum() == 2 * 8 * 4096**2
+    pieces = sum(1 for start, _ in k_blocks(4096, 512, 2048)) * 4
+    assert len(from_owner) == pieces
+    # From the host each of the ranks fetches a part.
+    schedule = plan(problem, Placement.parse("h,h,h"), 4, machine, options).schedule
+    ends = {(int(lane["source"]), int(lane["destination"])) for lane in schedule.lanes if lane["kind"] != 0}
+    assert ends == {(HOST, 0), (HOST, 1), (HOST, 2), (HOST, 3), (0, HOST), (1, HOST), (2, HOST), (3, HOST)} | {
+        (rank, ANY_DEVICE) for rank in range(4)
+    }
+
+
 def test_every_byte_crosses_the_host_links_once() -> None:
     schedule = cube(8192, "h,h,h", order="columns")
     copies = schedule.copies()
@@ -255,7 +278,7 @@ def test_a_rank_that_has_all_it_needs_multiplies_all_of_k_at_once(dtype: str) ->
     assert products_of(schedule, 0) == [(1024, 1024, 4096, dtype)]
     assert schedule.tasks["rank"][schedule.tasks["kind"] == Kind.GEMM][0] == 0
     first = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)[0]
-    assert first == 0  # before any fetch is issued
+    assert first == 1  # after the fetch that all others wait for
     assert len(products_of(schedule, 1)) > 4
     # Where C is elsewhere results leave column block by column block.
     wide = DType[dtype].accumulator.name

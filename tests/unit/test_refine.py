@@ -55,6 +55,20 @@ def test_products_of_a_slower_machine_are_explained() -> None:
     assert rates["bf16"] == pytest.approx(machine.typical_gemm_tflop_per_s["bf16"] * found.parameters["rate f16"])
 
 
+def test_rates_are_those_of_traced_products() -> None:
+    machine = probed()
+    truth = adjusted(machine, {**NOTHING, "rate f64": 0.8, "rate f16": 0.9, "call": 8e-5})
+    traced = []
+    for one in observations(truth, machine):
+        run = simulate(one.schedule, truth)
+        traced.append(Observation(one.schedule, run.seconds, run.end_s - run.start_s))
+    _, found = refine(machine, traced)
+    assert found.parameters["rate f64"] == pytest.approx(0.8, rel=0.02)
+    assert found.parameters["rate f16"] == pytest.approx(0.9, rel=0.03)
+    assert found.parameters["rate f32"] == pytest.approx(1.0, rel=0.01)
+    assert found.median_error < 0.01
+
+
 def test_noise_is_not_fitted_away_and_does_no_harm() -> None:
     machine = probed()
     hidden = {**NOTHING, "device latency": 12e-6, "host ports": 0.84}

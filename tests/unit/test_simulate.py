@@ -19,9 +19,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports, duplex_ports
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op, Role, Schedule
 from uncut_mpi.planning.simulate import simulate, union_seconds
 
 
@@ -263,7 +264,11 @@ def test_lanes_pay_for_waits_and_signals_and_a_call_for_itself() -> None:
     schedule = make(512, 512, 512, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
     still = seconds_of(schedule, machine_of(2))
     assert seconds_of(schedule, machine_of(2, costs=IssueCosts(call_s=1e-3))) - still == pytest.approx(1e-3)
-    assert seconds_of(schedule, machine_of(2, costs=IssueCosts(wait_lane_s=1e-3))) - still == pytest.approx(1e-3)
+    # A lane that comes to its wait late pays for it; one that has waited longer for the tile does not.
+    (product,) = np.flatnonzero((schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == 0))
+    slow = simulate(schedule, machine_of(2, costs=IssueCosts(wait_lane_s=1e-3)))
+    assert slow.start_s[product] == pytest.approx(1e-3)
+    assert seconds_of(schedule, machine_of(2, costs=IssueCosts(wait_lane_s=1e-6))) == pytest.approx(still)
     # Two tiles on one lane: the second starts after the first one's signal.
     schedule = make(512, 512, 1024, "1,1,0", 2, grid=(1, 2), tile=512, batch=False)
     run = simulate(schedule, machine_of(2, costs=IssueCosts(signal_lane_s=1e-3)))
@@ -271,6 +276,43 @@ def test_lanes_pay_for_waits_and_signals_and_a_call_for_itself() -> None:
     # Tiles of A and of B; the product awaits both, so the second of them signals.
     _, signalling, after, _ = np.flatnonzero((lanes["kind"] == LaneKind.COPY) & (schedule.tasks["rank"] == 1))
     assert run.start_s[after] - run.end_s[signalling] == pytest.approx(1e-3)
+
+
+def three_copies(*, serial_copies: bool) -> Schedule:
+    """Rank 0 copies 1 MB to rank 1, then to rank 2, then to rank 1; rank 1 hands the first one on to rank 3."""
+    build = ScheduleBuilder(4, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"), serial_copies=serial_copies)
+    rows = 10**6 // 8
+    goals = [
+        build.buffer(owner=rank, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=index * 10**6)
+        for index, rank in enumerate((0, 1, 2, 1, 3))
+    ]
+    whole = [RegionRef(goal, 0, 0, rows, 1) for goal in goals]
+    reads = [(region, Factor.ONE, Op.N) for region in whole]
+    came = [
+        build.task(Kind.COPY, build.copy_lane(0, 0, rank), whole[goal], [reads[0]])
+        for goal, rank in ((1, 1), (2, 2), (3, 1))
+    ]
+    build.task(Kind.COPY, build.copy_lane(1, 1, 3), whole[4], [reads[1]], [came[0]])
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+def test_a_device_that_copies_in_turn_tells_of_a_copy_when_its_lane_s_turn_comes() -> None:
+    # 1 MB at 100 GB/s: 10 us each.
+    together = machine_of(4)
+    in_turn = dataclasses.replace(together, serial_copies=True)
+    lanes = three_copies(serial_copies=False)
+    assert simulate(lanes, together).end_s * 1e6 == pytest.approx([10, 10, 20, 20])
+    # The first copy is over after 10 us, but its lane comes to the flag behind it after the other lane's copy.
+    run = simulate(lanes, in_turn)
+    assert run.start_s * 1e6 == pytest.approx([0, 10, 20, 20])
+    assert run.end_s * 1e6 == pytest.approx([20, 20, 30, 30])
+    # On one lane nothing comes between a copy and its flag.
+    run = simulate(three_copies(serial_copies=True), in_turn)
+    assert run.start_s * 1e6 == pytest.approx([0, 10, 20, 10])
+    assert run.end_s * 1e6 == pytest.approx([10, 20, 30, 20])
+    # Latency is the engine's time too.
+    slow = dataclasses.replace(in_turn, latency_s=np.full((5, 5), 5e-6))
+    assert simulate(three_copies(serial_copies=True), slow).end_s * 1e6 == pytest.approx([15, 30, 45, 30])
 
 
 def test_lanes_on_one_link_share_it() -> None:

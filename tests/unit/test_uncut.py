@@ -26,7 +26,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import tiles, uncut
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import HOST, Factor, Kind, LaneKind, Matrix, Role, Schedule
+from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Factor, Kind, LaneKind, Matrix, Role, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
@@ -230,6 +230,7 @@ def test_any_problem_on_any_machine_gives_the_product(case: tuple[GemmProblem, s
         gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
         typical_gemm_tflop_per_s={dtype.name: rng.uniform(1e-6, 1e-5, ranks) for dtype in DType},
         memory_bytes=np.full(ranks, 10**9),
+        serial_copies=bool(rng.integers(2)),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
@@ -314,6 +315,18 @@ def test_results_between_devices_have_lanes_of_their_own(place: str) -> None:
         result = matrix == Matrix.C and role == Role.USER and destination != HOST
         assert kinds[task] == (LaneKind.RESULT if result else LaneKind.COPY)
     assert (kinds == LaneKind.RESULT).any() == (place != "0,2,h")
+
+
+@pytest.mark.parametrize("place", ["0,0,0", "0,1,2", "0,2,h", "h1,h1,1"])
+def test_a_device_that_copies_in_turn_has_one_lane_of_a_kind_to_devices(place: str) -> None:
+    machine = dataclasses.replace(Machine.uniform(4), serial_copies=True)
+    schedule = make(problem_of(64, 64, 64), place, 4, machine, tile=16)
+    ends = schedule.lanes[schedule.lanes["kind"] != LaneKind.COMPUTE]
+    to_devices = [lane for lane in ends if lane["source"] == lane["rank"] and lane["destination"] != HOST]
+    assert to_devices
+    assert all(lane["destination"] == ANY_DEVICE for lane in to_devices)
+    assert len({(int(lane["rank"]), int(lane["kind"])) for lane in to_devices}) == len(to_devices)
+    check(schedule)
 
 
 def test_a_result_that_awaits_its_product_holds_up_no_fetch_over_the_same_link() -> None:

@@ -35,6 +35,7 @@ _CHAIN: Final = 100
 _IDLE_S: Final = 0.5
 _WARM_S, _BUSY_S = 0.3, 1.0
 _MAX_COPIES: Final = 128
+_LARGE: Final = 4
 _MAX_PRODUCTS: Final = 32
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
@@ -378,6 +379,25 @@ class _Run:
             signalled = self.bench.time(probes.signalled(areas, _CHAIN), what)
             costs["signal_s"] = max(0.0, float(signalled.issue_s[0]) / _CHAIN - copy_s)
             costs["wait_s"] = max(0.0, float(signalled.issue_s[1]) / _CHAIN - copy_s)
+            self._lane_costs(what)
+            self._beside(what, costs["flag_latency_s"] + pushed)
+
+    def _lane_costs(self, what: str) -> None:
+        """Time what waiting for a flag that is there and writing one take of a lane."""
+        areas, costs = self.bench.areas, self.samples.costs
+        with_waits, without = (
+            self.bench.time(probes.waiting(areas, _CHAIN, waits=waits), what).by_rank_s for waits in (True, False)
+        )
+        costs["wait_lane_s"] = max(0.0, float(with_waits[1] - without[1]) / _CHAIN)
+        costs["signal_lane_s"] = max(0.0, float(with_waits[0] - without[0]) / _CHAIN)
+
+    def _beside(self, what: str, hop_s: float) -> None:
+        """Find out whether a device serves its copies to others one after another."""
+        areas, large_s = self.bench.areas, _LARGE * self.effort.area_bytes / self._rate((0, 1))
+        rounds = max(_LARGE, math.ceil(0.5 * large_s / hop_s))
+        cases = {"large": (_LARGE, 0), "small": (0, rounds), "together": (_LARGE, rounds)}
+        for name, (large, small) in cases.items():
+            self.samples.beside[name] = self.bench.time(probes.beside(areas, large, small), what).together.median_s
 
     # -- power -------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ SMALL_BYTES: Final = 4096
 
 _READ: Final = (Factor.ONE, Op.N)
 _ROW_DISTANCE: Final = 64 << 10
+_BEFORE_WAITS: Final = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -242,6 +243,59 @@ def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
             lane = built.build.copy_lane(here, here, there)
         to = built.window(there, areas.destination((here, there), hop), rows, 1)
         last = [built.copy(lane, to, built.window(here, 0, rows, 1), last)]
+    return built.probe()
+
+
+def beside(areas: Areas, large: int, rounds: int) -> Probe:
+    """
+    Return large copies from rank 0 to rank 1, and beside them a small copy's way there and back, on other lanes.
+
+    Parameters
+    ----------
+    areas : Areas
+        The large copies are as long as one.
+    large : int
+        Copies, one after another.
+    rounds : int
+        Ways there and back.
+    """
+    built = ProbeBuild(areas.num_ranks)
+    rows = areas.nbytes // 8
+    for turn in range(large):
+        to = built.window(1, areas.destination((0, 1), turn), rows, 1)
+        built.copy(built.build.copy_lane(0, 0, 1), to, built.window(0, areas.source((0, 1), turn), rows, 1))
+    few, last = SMALL_BYTES // 8, list[int]()
+    for _ in range(rounds):
+        for here, there in ((0, 1), (1, 0)):
+            # Where the large copies do not write.
+            to = built.window(there, areas.destination((1, 0) if there == 0 else (1, 1), 0), few, 1)
+            last = [built.copy(built.build.result_lane(here, here, there), to, built.window(here, 0, few, 1), last)]
+    return built.probe()
+
+
+def waiting(areas: Areas, count: int, *, waits: bool) -> Probe:
+    """
+    Return small copies on rank 1's device, behind a large one, each of which awaits a flag that was written before.
+
+    Without `waits` they await nothing: the difference is the time of a lane for a wait.
+    """
+    built = ProbeBuild(areas.num_ranks)
+    few, all_of_it = SMALL_BYTES // 8, areas.nbytes // 8
+    sent = [
+        built.copy(
+            built.build.copy_lane(0, 0, 1),
+            built.window(1, areas.destination((0, 1), 0), few, 1),
+            built.window(0, 0, few, 1),
+        )
+        for _ in range(count)
+    ]
+    lane = built.build.copy_lane(1, 1, 1)
+    whole = built.window(1, areas.destination((1, 1), 0), all_of_it, 1), built.window(1, 0, all_of_it, 1)
+    for _ in range(_BEFORE_WAITS):
+        built.copy(lane, *whole)
+    kept = built.window(1, areas.destination((1, 1), 0), few, 1)
+    for one in sent:
+        built.copy(lane, kept, built.window(1, 0, few, 1), [one] if waits else [])
     return built.probe()
 
 

@@ -2,9 +2,10 @@
 The last step of a calibration: what whole products say about sums of what was measured alone. Pure.
 
 Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small
-costs that no probe sees add up. A few numbers of the machine are therefore moved, by coordinate descent, until the
-simulated times of measured products fit best. Bounds are left as they are: what moves is what to expect (rates,
-`Port.typical_gb_per_s`, latencies), not what is possible (best rates, capacities, bandwidths).
+costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products are those that
+traced calls show; the others are moved by coordinate descent, until the simulated times of measured products fit best.
+Bounds are left as they are: what moves is what to expect (rates, `Port.typical_gb_per_s`, latencies), not what is
+possible (best rates, capacities, bandwidths).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.simulate import simulate
 
 _ROUNDS: Final = 3
@@ -24,6 +25,7 @@ _SCALES: Final = (4.0, 2.0, 1.0, 0.5, 0.25)  # the first steps are large: number
 _PROGRESS: Final = 1e-4
 _LEAST_GAIN: Final = 1e-6
 _SQUARES_WEIGHT: Final = 2.0
+_TELLING_S: Final = 5e-5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -37,10 +39,13 @@ class Observation:
         What ran.
     seconds : float
         Median over its calls of the slowest rank's time.
+    task_s : ndarray of float64, shape (number of tasks,), or None
+        What each task of one call took, if it was traced; NaN for a JOIN.
     """
 
     schedule: Schedule
     seconds: float
+    task_s: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -112,8 +117,10 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
         At least one; of several sizes, types and placements, or what is not exercised stays.
     """
     dtypes = sorted({one.schedule.problem.dtype.name for one in observations if one.schedule.problem.has_product})
-    steps = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes}}
+    seen = rates_in_calls(machine, observations)
+    steps = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes if dtype not in seen}}
     found = {name: start for name, (start, *_) in steps.items()}
+    found |= {f"rate {dtype}": factor for dtype, factor in seen.items()}
     best = _misfit(_log_errors(adjusted(machine, found), observations))
     for scale in _SCALES:
         for _ in range(_ROUNDS):
@@ -134,6 +141,27 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
     result = adjusted(machine, found)
     errors = np.exp(_log_errors(result, observations)) - 1.0
     return result, Refinement(found, tuple(errors.tolist()), tuple(one.name for one in observations))
+
+
+def rates_in_calls(machine: Machine, observations: Sequence[Observation]) -> dict[str, float]:
+    """
+    Return by type what traced products run at inside calls, as a factor of what the machine says.
+
+    Long products count, by their time, and only those that have their device to themselves.
+    """
+    said: dict[str, float] = {}
+    took: dict[str, float] = {}
+    for one in observations:
+        if one.task_s is None or one.schedule.scheduler != "kblocks" or not one.schedule.problem.has_product:
+            continue
+        run = simulate(one.schedule, machine)
+        expected = run.end_s - run.start_s
+        long = (one.schedule.tasks["kind"] == Kind.GEMM) & (expected >= _TELLING_S)
+        dtype = one.schedule.problem.dtype.name
+        said[dtype] = said.get(dtype, 0.0) + float(expected[long].sum())
+        took[dtype] = took.get(dtype, 0.0) + float(one.task_s[long].sum())
+    _, _, least, most = _RATE
+    return {dtype: min(max(said[dtype] / took[dtype], least), most) for dtype in took if took[dtype] > 0}
 
 
 def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:

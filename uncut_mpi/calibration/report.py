@@ -78,6 +78,13 @@ def samples_text(samples: Samples, machine: Machine) -> str:
             f"{_c_rate(shape)}; the fit is off by {100 * errors[dtype]:.1f} %"
         )
     lines.append(f"COMBINE {_numbers(machine.combine_gb_per_s, '{:.0f}')} GB/s read and written, by rank")
+    if samples.beside:
+        large, small, together = (1e6 * samples.beside[name] for name in ("large", "small", "together"))
+        how = "one after another" if samples.serial_copies else "together"
+        lines.append(
+            f"copies of a device to others run {how}: large ones {large:.0f} us, small ones there and back "
+            f"{small:.0f} us, both at once {together:.0f} us"
+        )
     costs = dataclasses.asdict(machine.costs)
     lines.append("costs, us: " + ", ".join(f"{name[:-2]} {value * 1e6:.2f}" for name, value in costs.items()))
     lines.append(_verdict(samples))

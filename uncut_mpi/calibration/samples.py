@@ -109,6 +109,9 @@ class Samples:
         Bytes read and written by COMBINE per second on each device (1e9).
     costs : dict of str to float
         Fields of `IssueCosts`.
+    beside : dict of str to float
+        Time (s) of large copies and of a small copy's ways there and back between the same devices: ``"large"`` and
+        ``"small"`` alone, ``"together"`` at once on lanes of their own; empty if not measured.
     watts : dict of str to list of float
         ``"idle"`` and ``"busy"`` of each device; 0 where unknown.
     litmus : dict of str to int
@@ -123,6 +126,7 @@ class Samples:
     products: list[ProductSample] = dataclasses.field(default_factory=list)
     combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
     costs: dict[str, float] = dataclasses.field(default_factory=dict)
+    beside: dict[str, float] = dataclasses.field(default_factory=dict)
     watts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     litmus: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: list[str] = dataclasses.field(default_factory=list)
@@ -130,6 +134,13 @@ class Samples:
     def of_kind(self, *kinds: str, telling: bool = False) -> list[TransferSample]:
         """Return the transfers of some kinds; only the `telling` ones if that is asked for."""
         return [one for one in self.transfers if one.kind in kinds and (one.telling or not telling)]
+
+    @property
+    def serial_copies(self) -> bool:
+        """Whether small copies had to wait for the large ones on another lane, as `Machine.serial_copies`."""
+        if not self.beside:
+            return False
+        return self.beside["together"] > self.beside["large"] + 0.5 * self.beside["small"]
 
     @property
     def summaries(self) -> list[Summary]:

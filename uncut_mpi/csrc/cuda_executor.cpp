@@ -169,9 +169,7 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
                          steps_.back().lane == operation.lane && !lane.checkpoints.empty() &&
                          lane.checkpoints.back().operation + 1 == index &&
                          mem_ops_.size() - batches_.back().first < max_batch_ops;
-    if (extends) {
-        mem_ops_.pop_back();  // the next wait's "reached" says that this one is over
-    } else {
+    if (!extends) {
         batches_.push_back({static_cast<std::uint32_t>(mem_ops_.size()), 0});
         lane.checkpoints.push_back({index, lane.num_steps});
         add_step(operation, index, static_cast<std::uint32_t>(batches_.size() - 1));
@@ -181,9 +179,9 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
     wait.value.operation = mem_op_wait_value_32;
     wait.value.address = program.own_flags + 4 * static_cast<Address>(operation.slot);
     wait.value.flags = device_->wait_flags();
+    // A write takes the lane 1.5 us: before a wait mostly while it would wait anyway, after it never.
     mem_ops_.push_back(write_word(word, 2 * index + 1));
     mem_ops_.push_back(wait);
-    mem_ops_.push_back(write_word(word, 2 * index + 2));
     batches_.back().count = static_cast<std::uint32_t>(mem_ops_.size()) - batches_.back().first;
 }
 

@@ -1,8 +1,9 @@
 // The CUDA executor: one rank's operation list, bound to addresses, issued eagerly in list order.
 //
 // Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream;
-// nothing is created or allocated. Flag waits go out in one batch with two writes of a progress
-// word (2i+1 before, 2i+2 after the wait that is operation i), so that a stall can be explained. If
+// nothing is created or allocated. Flag waits go out in one batch, a progress word (2i+1 for the wait
+// that is operation i) written before each, so that a stall can be explained; a lane without waits
+// writes one (2i+2 after operation i) now and then. If
 // a call fails, the first error is kept and from there only SIGNALs are issued, so that no peer
 // waits for ever. Then all lanes are polled until they are empty, an error shows, or nothing has
 // moved on any rank for the time allowed.

@@ -42,6 +42,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("reads_c", &KInput::reads_c)
         .def_rw("half", &KInput::half)
         .def_rw("combines", &KInput::combines)
+        .def_rw("serial_copies", &KInput::serial_copies)
         .def_rw("first_early", &KInput::first_early)
         .def_rw("itemsize", &KInput::itemsize)
         .def_rw("min_slice_bytes", &KInput::min_slice_bytes)

@@ -94,27 +94,36 @@ class Scheduler {
     }
 
     KTables run() {
-        // What waits for nothing begins before fetches are issued, which takes a while.
-        for (std::size_t block = 0; block < in_.blocks.size(); ++block)
-            for (std::size_t split = 0; split < in_.blocks[block].members.size(); ++split)
-                if (resident(in_.blocks[block].members[split]))
-                    multiply_here(in_.blocks[block].members[split], states_[block][split], static_cast<int>(split), 1);
-        for (const KMove &move : in_.moves) {
-            if (move.step == fetch_a) {
-                for (int row = 0; row < in_.rows; ++row)
-                    fetch(matrix_a, blocks_of_row(row), move);
-            } else if (move.step == fetch_b) {
-                for (int col = 0; col < in_.cols; ++col)
-                    fetch(matrix_b, blocks_of_col(col), move);
-            } else {
-                for (std::size_t block = 0; block < in_.blocks.size(); ++block)
-                    take(block, move);
-            }
+        // What waits for nothing begins before most fetches are issued, which takes a while. All others wait for the
+        // first one, which goes before it.
+        for (std::size_t at = 0; at < in_.moves.size(); ++at) {
+            if (at == 1) begin_residents();
+            make(in_.moves[at]);
         }
         return std::move(out_);
     }
 
   private:
+    void begin_residents() {
+        for (std::size_t block = 0; block < in_.blocks.size(); ++block)
+            for (std::size_t split = 0; split < in_.blocks[block].members.size(); ++split)
+                if (resident(in_.blocks[block].members[split]))
+                    multiply_here(in_.blocks[block].members[split], states_[block][split], static_cast<int>(split), 1);
+    }
+
+    void make(const KMove &move) {
+        if (move.step == fetch_a) {
+            for (int row = 0; row < in_.rows; ++row)
+                fetch(matrix_a, blocks_of_row(row), move);
+        } else if (move.step == fetch_b) {
+            for (int col = 0; col < in_.cols; ++col)
+                fetch(matrix_b, blocks_of_col(col), move);
+        } else {
+            for (std::size_t block = 0; block < in_.blocks.size(); ++block)
+                take(block, move);
+        }
+    }
+
     // -- who ---------------------------------------------------------------------------------
 
     std::vector<std::size_t> blocks_of_row(int row) const {
@@ -171,6 +180,9 @@ class Scheduler {
         if (fresh) out_.lanes.push_back({rank, kind, source, destination});
         return found->second;
     }
+    std::int32_t lane_to(int rank, LaneKind kind, int to) {
+        return lane(rank, kind, rank, in_.serial_copies && to != rank ? any_device : to);
+    }
     std::int32_t compute(int rank, int number) { return lane(rank, compute_lane, no_source, number); }
 
     std::int32_t task(Kind kind, std::int32_t on, const Region &write, const std::vector<Operand> &reads,
@@ -198,11 +210,11 @@ class Scheduler {
         return task(copy_task, on, there, {{source}}, {awaited});
     }
     std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
-        return copy(lane(rank, copy_lane, rank, to), there, source, awaited);
+        return copy(lane_to(rank, copy_lane, to), there, source, awaited);
     }
     // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
     std::int32_t push_result(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
-        return copy(lane(rank, result_lane, rank, to), there, source, awaited);
+        return copy(lane_to(rank, result_lane, to), there, source, awaited);
     }
     std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
@@ -235,8 +247,10 @@ class Scheduler {
         if (source.rows == 0 || source.cols == 0) return;
         const auto count = static_cast<std::int64_t>(takers_.size());
         const std::int64_t size = source.rows * source.cols * in_.itemsize;
+        // A device that serves its copies one after another sends fewer, longer ones.
+        const bool whole = in_.serial_copies && !in_.origin[matrix].on_host;
         const std::int64_t parts =
-            std::max<std::int64_t>(1, std::min({count, source.cols, size / in_.min_slice_bytes}));
+            whole ? 1 : std::max<std::int64_t>(1, std::min({count, source.cols, size / in_.min_slice_bytes}));
         const std::int64_t turn = move.first_k / in_.first_block;
         for (std::int64_t part = 0; part < parts; ++part) {
             const Extent slice = part_of(source.cols, parts, part);

@@ -51,8 +51,9 @@ struct KInput {
     std::vector<KMove> moves;
     std::array<KOrigin, 3> origin;
     bool trans_a = false, trans_b = false, reads_c = false, half = false;
-    bool combines = false;  // whether sums are formed apart from products
-    int first_early = 0;    // first column block whose C is fetched before its products
+    bool combines = false;       // whether sums are formed apart from products
+    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
+    int first_early = 0;         // first column block whose C is fetched before its products
     std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
     int most_summands = 8;
 };

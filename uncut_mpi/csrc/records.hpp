@@ -7,6 +7,9 @@ namespace uncut {
 
 enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
 enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
+// Where the copies of a lane go that is for all other devices.
+inline constexpr std::int32_t any_device = -3;
+
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 
 struct TaskRecord {

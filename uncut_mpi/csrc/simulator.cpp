@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <queue>
 #include <stdexcept>
@@ -41,11 +42,24 @@ struct Device {
     bool changed = false;
 };
 
+// What moves a device's copies one way: to other devices, from the host or to it. It serves the lanes in turn, and
+// what follows a copy on its lane, the news of its end included, has to wait for the lane's next turn.
+struct Engine {
+    struct Turn {
+        std::int32_t task;
+        bool over;  // its copy has been made
+    };
+    std::deque<Turn> waiting;
+    bool busy = false;
+};
+constexpr std::int32_t ways = 3;
+
 struct Body {
     double amount = 0;   // copy: bytes; kernel: seconds alone
     double latency = 0;  // before a copy moves its first byte
     double demand = 1;
-    std::int32_t of = -1;  // copy: class of shared rates
+    std::int32_t of = -1;      // copy: class of shared rates
+    std::int32_t engine = -1;  // copy: that serves it, if copies are served one after another
 };
 
 struct Event {
@@ -90,7 +104,7 @@ class Simulator {
                 if (domain < devices_.size()) {
                     finish_kernels(domain, now);
                 } else {
-                    finish_flow(static_cast<std::int32_t>(domain - devices_.size()));
+                    finish_flow(static_cast<std::int32_t>(domain - devices_.size()), now);
                 }
             }
             std::sort(done_.begin(), done_.end());
@@ -132,6 +146,7 @@ class Simulator {
     void make_bodies() {
         bodies_.resize(t_.tasks.size());
         devices_.resize(m_.num_ranks);
+        engines_.resize(static_cast<std::size_t>(m_.num_ranks * ways));
         for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
             const TaskRecord &task = t_.tasks[i];
             if (task.rank < 0 || task.rank >= m_.num_ranks)
@@ -161,6 +176,8 @@ class Simulator {
             if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
             from_at = task.rank;
         }
+        if (m_.serial_copies && from_at != to_at)
+            body.engine = task.rank * ways + (from_at == host_ ? 1 : to_at == host_ ? 2 : 0);
         const std::size_t link = link_of(from_at, to_at);
         limit = std::min(limit, m_.bandwidth[link]);
         const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
@@ -295,7 +312,7 @@ class Simulator {
             double &now = clock[t_.tasks[i].rank % threads];
             const double at = now + own[i];
             now = at + extra[i];
-            satisfy(static_cast<std::int32_t>(i), at);
+            satisfy(static_cast<std::int32_t>(i), at + before_[i]);
         }
     }
 
@@ -303,7 +320,7 @@ class Simulator {
 
     void satisfy(std::int32_t task, double time) {
         ready_[task] = std::max(ready_[task], time);
-        if (--pending_[task] == 0) starts_.push({ready_[task] + before_[task], task});
+        if (--pending_[task] == 0) starts_.push({ready_[task], task});
     }
 
     void touch(std::size_t device) {
@@ -317,18 +334,27 @@ class Simulator {
         result_.start[task] = now;
         if (body.amount <= 0) {
             end(task, now);
+        } else if (body.engine >= 0 && engines_[body.engine].busy) {
+            engines_[body.engine].waiting.push_back({task, false});
         } else if (body.of >= 0) {
-            if (body.latency > 0) {
-                starts_.push({now + body.latency, task, true});
-            } else {
-                move(task, now);
-            }
+            if (body.engine >= 0) engines_[body.engine].busy = true;
+            send(task, now);
         } else {
             const std::int32_t rank = t_.tasks[task].rank;
             Device &device = devices_[rank];
             advance(device, now);
             device.kernels.push_back({task, body.amount, body.demand, 0, infinity});
             touch(static_cast<std::size_t>(rank));
+        }
+    }
+
+    void send(std::int32_t task, double now) {
+        result_.start[task] = now;
+        const double latency = bodies_[task].latency;
+        if (latency > 0) {
+            starts_.push({now + latency, task, true});
+        } else {
+            move(task, now);
         }
     }
 
@@ -348,7 +374,8 @@ class Simulator {
     void end(std::int32_t task, double now) {
         result_.end[task] = now;
         ++finished_;
-        if (next_on_lane_[task] >= 0) satisfy(next_on_lane_[task], now + behind_[task]);
+        const std::int32_t next = next_on_lane_[task];
+        if (next >= 0) satisfy(next, now + behind_[task] + before_[next]);
         const std::int32_t rank = t_.tasks[task].rank;
         for (std::int64_t at = first_after_[task]; at < first_after_[task + 1]; ++at) {
             const std::int32_t waiter = after_[at];
@@ -364,10 +391,31 @@ class Simulator {
             kernel.left -= kernel.rate * passed;
     }
 
-    void finish_flow(std::int32_t id) {
-        done_.push_back(flows_[id].task);
+    void finish_flow(std::int32_t id, double now) {
+        const std::int32_t task = flows_[id].task;
         rates_.end(id, flows_[id].of);
         free_flows_.push_back(id);
+        if (bodies_[task].engine < 0) {
+            done_.push_back(task);
+            return;
+        }
+        Engine &engine = engines_[bodies_[task].engine];
+        engine.waiting.push_back({task, true});
+        serve(engine, now);
+    }
+
+    void serve(Engine &engine, double now) {
+        engine.busy = false;
+        while (!engine.waiting.empty() && !engine.busy) {
+            const Engine::Turn turn = engine.waiting.front();
+            engine.waiting.pop_front();
+            if (turn.over) {
+                done_.push_back(turn.task);
+            } else {
+                engine.busy = true;
+                send(turn.task, now);
+            }
+        }
     }
 
     void finish_kernels(std::size_t number, double now) {
@@ -415,6 +463,7 @@ class Simulator {
     std::vector<Flow> flows_;
     std::vector<std::int32_t> free_flows_;
     std::vector<Device> devices_;
+    std::vector<Engine> engines_;
 
     std::vector<Body> bodies_;
     std::vector<std::int32_t> pending_, next_on_lane_, after_;

@@ -32,6 +32,7 @@ struct SimulatedMachine {
     double wait_lane = 0, signal_lane = 0;  // time of a lane for its waits for flags, and for each signal
     double call_s = 0;                      // before anything is issued
     int issuing_threads = 0;                // 0: one per rank
+    bool serial_copies = false;             // a device serves its copies one way one after another
 };
 
 struct SimulatedTables {

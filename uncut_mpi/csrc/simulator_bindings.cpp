@@ -78,7 +78,8 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("wait_lane", &SimulatedMachine::wait_lane)
         .def_rw("signal_lane", &SimulatedMachine::signal_lane)
         .def_rw("call_s", &SimulatedMachine::call_s)
-        .def_rw("issuing_threads", &SimulatedMachine::issuing_threads);
+        .def_rw("issuing_threads", &SimulatedMachine::issuing_threads)
+        .def_rw("serial_copies", &SimulatedMachine::serial_copies);
     m.def("simulate", &simulate_tables, nb::arg("machine"), nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"),
           nb::arg("awaits"), nb::arg("buffers"), nb::arg("lanes"),
           "Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule.");

@@ -103,6 +103,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("chunks", &Input::chunks)
         .def_rw("chunks_per_hop", &Input::chunks_per_hop)
         .def_rw("compute_lanes", &Input::compute_lanes)
+        .def_rw("serial_copies", &Input::serial_copies)
         .def_rw("min_chunk_columns", &Input::min_chunk_columns)
         .def_rw("min_chunk_bytes", &Input::min_chunk_bytes)
         .def_rw("row_starts", &Input::row_starts)

@@ -32,6 +32,7 @@ struct Input {
     bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;
     bool finish_first = false;  // with eta_order: opening a C tile counts against a sub-problem
     Routing routing = Routing::eta;
+    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     int chunks = 1, compute_lanes = 1;
     int chunks_per_hop = 0;  // of a chain, the first hop apart; 0: `chunks`, however long it is
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;

@@ -99,11 +99,15 @@ std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     if (!in_.overlap) return lane_for_compute(l.issuer, 0);
     result = result && l.source != host_ && l.destination != host_;
     auto &lanes = result ? lane_of_result_ : lane_of_copy_;
-    std::int32_t &lane = lanes[index(l.source, l.destination) * in_.num_ranks + l.issuer];
+    const bool together = in_.serial_copies && l.source == l.issuer && l.destination != host_ && l.source != host_;
+    const int destination = together ? l.issuer : l.destination;  // its own place in the table is free
+    std::int32_t &lane = lanes[index(l.source, destination) * in_.num_ranks + l.issuer];
     if (lane < 0) {
         lane = static_cast<std::int32_t>(out_.lanes.size());
         out_.lanes.push_back({l.issuer, result ? result_lane : copy_lane, l.source == host_ ? host_owner : l.source,
-                              l.destination == host_ ? host_owner : l.destination});
+                              l.destination == host_ ? host_owner
+                              : together             ? any_device
+                                                     : l.destination});
     }
     return lane;
 }

@@ -154,7 +154,7 @@ class IssueCosts(_NonNegative):
     flag_latency_s : float
         The same between ranks.
     wait_lane_s, signal_lane_s : float
-        Time of a lane for a task's waits for flags, reached or not, and for each flag that it writes.
+        Time of a lane for a task's waits for flags that are set already, and for each flag that it writes.
     call_s : float
         From the opening barrier of a call to its first operation, and from its last one to the end of the call.
     """

@@ -19,7 +19,7 @@ from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 
 _PER_RANK: Final = {"multiprocessors": 1, "combine_gb_per_s": 0.0, "idle_watts": 0.0, "busy_watts": 0.0}
 
@@ -65,6 +65,9 @@ class Machine:
         Host time of issuing, and latencies of events and flags.
     idle_watts, busy_watts : ndarray of float64, shape (num_ranks,)
         Power of each device at rest and in a product; 0 where unknown.
+    serial_copies : bool
+        A device serves its copies one way (to other devices, from the host, to the host) one after another, each
+        with its latency; else those on different links run together.
     provenance : str
         Who measured it, how and when.
     steady : bool
@@ -90,6 +93,7 @@ class Machine:
     costs: IssueCosts = dataclasses.field(default_factory=IssueCosts)
     idle_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     busy_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
+    serial_copies: bool = False
     provenance: str = ""
     steady: bool = True
 
@@ -314,6 +318,7 @@ class Machine:
                     name: rate.tolist() for name, rate in self.typical_gemm_tflop_per_s.items()
                 },
                 "steady": self.steady,
+                "serial_copies": self.serial_copies,
                 "memory_bytes": self.memory_bytes.tolist(),
                 "ports": [
                     {
@@ -357,6 +362,7 @@ class Machine:
                 gemm_tflop_per_s=_rates(data["gemm_tflop_per_s"]),
                 typical_gemm_tflop_per_s=_rates(data["typical_gemm_tflop_per_s"]),
                 steady=bool(data["steady"]),
+                serial_copies=bool(data["serial_copies"]),
                 memory_bytes=np.array(data["memory_bytes"], np.int64),
                 ports=tuple(
                     Port(

@@ -25,6 +25,8 @@ _CUDA_COSTS: Final = IssueCosts(
     event_s=0.2e-6,
     event_latency_s=0.5e-6,
     flag_latency_s=8.0e-6,
+    wait_lane_s=3.5e-6,
+    signal_lane_s=2.5e-6,
 )
 _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
 
@@ -71,4 +73,10 @@ def usual_figures(backend: str, bandwidth_gb_per_s: np.ndarray) -> dict[str, Any
     if len(links):
         most, best = (len(ranks) - 1) * float(links.max()), float(links.max())
         ports = [dataclasses.replace(port, typical_gb_per_s=best) for port in device_ports(ranks, most, most)]
-    return {"costs": _CUDA_COSTS, "gemm_shape": _CUDA_SHAPES, "row_rates": _CUDA_ROWS, "ports": ports}
+    return {
+        "costs": _CUDA_COSTS,
+        "gemm_shape": _CUDA_SHAPES,
+        "row_rates": _CUDA_ROWS,
+        "ports": ports,
+        "serial_copies": True,
+    }

@@ -155,7 +155,7 @@ class _Bands:
     ) -> None:
         self._problem, self._placement, self._machine, self._devices = problem, placement, machine, devices
         self._tile = tile
-        self._build = ScheduleBuilder(machine.num_ranks, problem, placement)
+        self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
         self._layout = Layout(machine.num_ranks, problem, placement)
         self._rows = [range(start, min(start + tile, problem.m)) for start in range(0, problem.m, tile)]
         self._cols = [range(start, min(start + tile, problem.n)) for start in range(0, problem.n, tile)]

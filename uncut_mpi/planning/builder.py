@@ -11,8 +11,10 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import (
+    ANY_DEVICE,
     AWAIT_DTYPE,
     BUFFER_DTYPE,
+    HOST,
     LANE_DTYPE,
     OPERAND_DTYPE,
     REGION_DTYPE,
@@ -43,11 +45,14 @@ class ScheduleBuilder:
     Collects buffers, lanes and tasks in the global order and makes a `Schedule` of them.
 
     For schedulers written in Python and for tests; the inner loops of large schedulers fill the
-    tables natively.
+    tables natively. With `serial_copies` (`Machine.serial_copies`) copies to other devices share a lane of their kind.
     """
 
-    def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
+    def __init__(
+        self, num_ranks: int, problem: GemmProblem, placement: Placement, *, serial_copies: bool = False
+    ) -> None:
         self._about = (num_ranks, problem, placement)
+        self._serial_copies = serial_copies
         self._buffers: list[tuple[Any, ...]] = []
         self._lanes: dict[tuple[int, int, int, int], int] = {}
         self._rank_of_lane: list[int] = []
@@ -81,11 +86,15 @@ class ScheduleBuilder:
 
     def copy_lane(self, rank: int, source: int, destination: int) -> int:
         """Return the index of the lane on which `rank` issues copies source → destination."""
-        return self._lane((rank, LaneKind.COPY, source, destination))
+        return self._lane((rank, LaneKind.COPY, source, self._end(rank, source, destination)))
 
     def result_lane(self, rank: int, source: int, destination: int) -> int:
         """Return the index of the lane on which `rank` issues copies of results source → destination."""
-        return self._lane((rank, LaneKind.RESULT, source, destination))
+        return self._lane((rank, LaneKind.RESULT, source, self._end(rank, source, destination)))
+
+    def _end(self, rank: int, source: int, destination: int) -> int:
+        together = self._serial_copies and source == rank and destination not in (rank, HOST)
+        return ANY_DEVICE if together else destination
 
     def task(
         self,

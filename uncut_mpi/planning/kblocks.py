@@ -165,7 +165,7 @@ class _Plan:
         how = choose(problem, placement, len(devices), options)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
-        self._problem, self._placement, self.how = problem, placement, how
+        self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
         self.grid = choose_grid(placement, len(devices) // how.splits, options)
         self.layout = Layout(machine.num_ranks, problem, placement)
@@ -201,6 +201,7 @@ class _Plan:
         given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
         given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
         given.first_early = self._first_early
+        given.serial_copies = self._machine.serial_copies
         given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
         given.first_block, given.most_summands = how.first, MOST_SUMMANDS
         for matrix in (Matrix.A, Matrix.B, Matrix.C):

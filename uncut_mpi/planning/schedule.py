@@ -37,6 +37,12 @@ from uncut_mpi.model.problem import GemmProblem
 HOST: Final = -1
 """Owner of memory that every rank of the node can read; also the host end of a copy lane."""
 
+ANY_DEVICE: Final = -3
+"""Destination of a lane that carries a rank's copies to all other devices."""
+
+END_NAMES: Final = {HOST: "host", ANY_DEVICE: "devices"}
+"""Ends of copy lanes that are no rank, in words."""
+
 
 class Kind(enum.IntEnum):
     """What a task does."""
@@ -89,7 +95,8 @@ class LaneKind(enum.IntEnum):
     A lane becomes one stream.
 
     COMPUTE lanes carry GEMM and COMBINE. COPY lanes carry copies. RESULT lanes carry copies between devices of
-    what was computed, so that those which await products hold up no fetch over the same link.
+    what was computed, so that those which await products hold up no fetch over the same link. Where a device serves
+    its copies one after another (`Machine.serial_copies`), those to all other devices share a lane of either kind.
     """
 
     COMPUTE = 0
@@ -128,7 +135,7 @@ LANE_DTYPE: Final = np.dtype(
         ("rank", "<i4"),  # whose device issues it
         ("kind", "<i4"),
         ("source", "<i4"),  # COPY, RESULT: rank or HOST; COMPUTE: -2
-        ("destination", "<i4"),  # COPY, RESULT: rank or HOST; COMPUTE: number of the lane on its rank
+        ("destination", "<i4"),  # COPY, RESULT: rank, HOST or ANY_DEVICE; COMPUTE: number of the lane on its rank
     ]
 )
 TASK_DTYPE: Final = np.dtype(

@@ -5,13 +5,15 @@ What is modelled (the inner loop is native):
 
 * **Order.** Lanes are first in, first out; a task starts when the task before it on its lane and all it
   awaits have ended and it has been issued. What a task awaits on another lane is seen `event_latency_s`
-  after its end, on another rank `flag_latency_s` after; waiting for flags and writing them takes time of the
-  lane itself (`wait_lane_s`, `signal_lane_s`).
+  after its end, on another rank `flag_latency_s` after; flags that are set already and those that are written take
+  time of the lane itself (`wait_lane_s`, `signal_lane_s`).
 * **Issuing.** `call_s` after the start of a call, each rank's operations are issued in the global order by one
   thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
   Nothing holds it up.
 * **Copies.** After the link's latency a copy moves at its max-min fair rate among all that run
-  (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_rates`).
+  (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_rates`). Where a device serves
+  its copies one after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host,
+  to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
   served; a later one gets the part that the earlier leave idle (their last wave).
 * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, and the whole device meanwhile.
@@ -162,6 +164,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native = _native.SimulatedMachine()
     size = machine.num_ranks + 1
     native.num_ranks, native.issuing_threads = machine.num_ranks, issuing_threads
+    native.serial_copies = machine.serial_copies
     native.bandwidth = (np.maximum(machine.bandwidth_gb_per_s, 1e-6) * 1e9).ravel().tolist()
     native.latency = machine.latency_s.ravel().tolist()
     native.port_capacity = [port.expected_gb_per_s * 1e9 for port in machine.ports]

@@ -244,6 +244,7 @@ def _native_input(
     given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
     given.chunks = options.most_chunks
     given.chunks_per_hop = CHUNKS_PER_HOP if options.chunks is None else 0
+    given.serial_copies = machine.serial_copies
     given.compute_lanes = options.compute_lanes if options.overlap else 1
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.min_chunk_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES

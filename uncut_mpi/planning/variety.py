@@ -34,11 +34,13 @@ def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     for one in worth:
         if one.value <= _CLOSE * least:
             of_schedulers.setdefault(one.schedule.scheduler, one)
-    kinds: dict[Hashable, Candidate] = {}
+    kinds: set[Hashable] = set()
+    chosen: dict[str, Candidate] = {}  # by digest: different options may come to the same
     for one in (*of_schedulers.values(), *worth):
-        kinds.setdefault(_kind(one), one)
-    chosen = list(kinds.values())[:count]
-    return sorted(chosen, key=lambda one: one.value)
+        if len(chosen) < count and _kind(one) not in kinds:
+            kinds.add(_kind(one))
+            chosen.setdefault(one.schedule.digest(), one)
+    return sorted(chosen.values(), key=lambda one: one.value)
 
 
 def _kind(candidate: Candidate) -> Hashable:

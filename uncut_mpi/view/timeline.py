@@ -10,7 +10,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.schedule import HOST, Kind, LaneKind, Schedule
+from uncut_mpi.planning.schedule import END_NAMES, HOST, Kind, LaneKind, Schedule
 from uncut_mpi.view.parts import find_parts, make_labels
 
 
@@ -199,7 +199,7 @@ class Timeline:
 def _lane(record: np.void) -> Lane:
     if record["kind"] == LaneKind.COMPUTE:
         return Lane(int(record["rank"]), True, f"compute {record['destination']}")
-    ends = ("host" if end == HOST else str(end) for end in (record["source"], record["destination"]))
+    ends = (END_NAMES.get(int(end), str(end)) for end in (record["source"], record["destination"]))
     kind = "results" if record["kind"] == LaneKind.RESULT else "copy"
     return Lane(int(record["rank"]), False, "{} {}->{}".format(kind, *ends))
 

@@ -11,7 +11,7 @@ from uncut_mpi.device.cuda.library import device_errors
 from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import HOST, LaneKind, Space
+from uncut_mpi.planning.schedule import END_NAMES, LaneKind, Space
 
 
 class DeadContextError(DeviceError):
@@ -147,7 +147,9 @@ class CudaExecutable(Executable):
             name = self._lane_name(lane)
             if word % 2:
                 record = self._program.operations[word // 2]
-                waits.append(f"{name}: task {record['task']} awaits rank {record['peer']} (flag slot {record['slot']})")
+                waits.append(
+                    f"{name}: task {record['task']} awaits rank {record['peer']} (flag slot {record['slot']}) or runs"
+                )
             else:
                 after = self._task_of(word // 2 - 1) if word else ", before its first wait"
                 others.append(f"{name}: unfinished{after.replace(', task', ' after task')}")
@@ -157,5 +159,5 @@ class CudaExecutable(Executable):
         record = self._program.lanes[lane]
         if record["kind"] == LaneKind.COMPUTE:
             return f"compute lane {record['destination']}"
-        ends = ("host" if end == HOST else f"rank {end}" for end in (record["source"], record["destination"]))
+        ends = (END_NAMES.get(int(end), f"rank {end}") for end in (record["source"], record["destination"]))
         return "{} lane {} to {}".format("result" if record["kind"] == LaneKind.RESULT else "copy", *ends)
