@@ -71,6 +71,15 @@ def uncut_best_chain(
 ) -> tuple[int, list[int], list[int]]:
     """As planning.routing.best_chain, times as integers."""
 
+class Meeting:
+    """Records given to all ranks of a node through memory that they share; csrc/meeting.cpp."""
+
+    def __init__(self, room: np.ndarray, rank: int, size: int, record_bytes: int) -> None: ...
+    @staticmethod
+    def room_bytes(size: int) -> int: ...
+    def post(self, mine: np.ndarray) -> None: ...
+    def collect(self, everyone: np.ndarray, spin_s: float) -> int: ...
+
 class KBlocksInput:
     """What the scheduler of few large products works on; planning/kblocks.py fills it."""
 

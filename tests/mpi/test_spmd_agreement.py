@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.collective import allgather, carried
 from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
-from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd import agreement, exchange
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -19,6 +19,13 @@ def raised(body):
     except BaseException as error:
         return type(error).__name__, str(error)
     return "", ""
+
+
+def call_exchange(group):
+    """A `CallExchange` in memory of its own, which its arrays keep."""
+    nbytes = agreement.room_bytes(group)
+    room = exchange.shared_segment(group, nbytes, "a test").array(np.uint8, nbytes)
+    return agreement.CallExchange(group, room)
 
 
 def same_everywhere(comm, agree_all, found, kind, *parts):
@@ -163,7 +170,7 @@ def test_a_foreign_error_of_the_root_names_it(comm, agree_all, group):
 
 def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agree_all, group):
     agree_all(agreement.RECORD.itemsize == 64, agreement.RECORD)
-    calls = agreement.CallExchange(group)
+    calls = call_exchange(group)
     for call in range(3):
         calls.mine["digest"] = agreement.digest_of(b"arguments")
         calls.mine["call"], calls.mine["epoch"], calls.mine["status"] = b"gemm", call, -comm.rank
@@ -178,8 +185,36 @@ def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agre
         calls.mine[field] = calls.everyone[field][0]
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_waits_for_a_record_lets_mpi_get_on(comm, agree_all, group):
+    """A message too large to be sent at once moves while its sender waits in an exchange."""
+    calls = call_exchange(group)
+    calls.fill("gemm", bytes(16), 5, flags=1, status=0)
+    data = np.arange(1 << 20) if comm.rank == 0 else np.zeros(1 << 20, np.int64)
+    request = None
+    if comm.rank == 0:
+        request = comm.Isend(data, dest=1, tag=77)
+    elif comm.rank == 1:
+        comm.Recv(data, source=0, tag=77)
+    calls.exchange("opening barrier", 20)
+    if request is not None:
+        request.Wait()
+    agree_all(comm.rank > 1 or np.array_equal(data, np.arange(1 << 20)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_does_not_come_to_an_exchange_is_named(comm, agree_all, group):
+    calls = call_exchange(group)
+    calls.fill("gemm", bytes(16), 5, flags=1, status=0)
+    found = ("StallError", "for rank 0;")
+    if comm.rank > 0:
+        found = raised(lambda: calls.exchange("opening barrier", 0.2, lambda: [0]))
+    agree_all(found[0] == StallError.__name__ and "for rank 0;" in found[1], found)
+    agree_all(group.stalled == (comm.rank > 0))
+
+
 def test_a_record_written_at_once_is_the_one_written_field_by_field(comm, agree_all, group):
-    calls = agreement.CallExchange(group)
+    calls = call_exchange(group)
     digest = agreement.digest_of(b"arguments")
     calls.fill("execute", digest.tobytes(), 2**32 - 1, flags=1, status=-3)
     one = calls.mine[0]
@@ -188,7 +223,7 @@ def test_a_record_written_at_once_is_the_one_written_field_by_field(comm, agree_
 
 
 def test_an_exchange_of_equal_records_is_unanimous_and_no_other(comm, agree_all, group):
-    calls = agreement.CallExchange(group)
+    calls = call_exchange(group)
     calls.fill("gemm", bytes(16), 5, flags=1, status=0)
     calls.exchange("opening barrier")
     agree_all(calls.unanimous())

@@ -83,16 +83,21 @@ class CallMachinery:
         self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
         store.on_release.append(self._forget_matrix)
 
-        board_bytes = group.size * MAX_LANES * 4
-        self._control = exchange.shared_segment(group, board_bytes + group.size * 8, "the progress board")
+        board_bytes, room_bytes = group.size * MAX_LANES * 4, agreement.room_bytes(group)
+        control_bytes = room_bytes + board_bytes + group.size * 8
+        self._control = exchange.shared_segment(group, control_bytes, "the progress board")
+        room = self._control.array(np.uint8, room_bytes)
         self._board = ProgressBoard(
-            self._control.array(np.uint32, group.size * MAX_LANES).reshape(group.size, MAX_LANES), group.rank
+            self._control.array(np.uint32, group.size * MAX_LANES, offset_bytes=room_bytes).reshape(
+                group.size, MAX_LANES
+            ),
+            group.rank,
         )
-        arrivals = self._control.array(np.uint64, group.size, offset_bytes=board_bytes)
+        arrivals = self._control.array(np.uint64, group.size, offset_bytes=room_bytes + board_bytes)
         self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
         self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
         self._flags = Arena(group, backend, store.mappings, counters, "flags")
-        self.gate = Gate(group, self._order, arrival_timeout_s)
+        self.gate = Gate(group, self._order, arrival_timeout_s, room)
         try:
             self._flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
             self._reset_flags()
@@ -333,11 +338,7 @@ class CallMachinery:
             error = caught
         all_ready = self.gate.open(name, asked, digest, epoch=self._epoch, ready=binding is not None, error=error)
         assert plan is not None  # no rank had an error
-        try:
-            self._order.acquire(self._arrival_timeout_s)
-        except StallError:
-            self.gate.broken = True  # some ranks may hold their devices by now
-            raise
+        self.gate.take_devices()
         try:
             if not all_ready:
                 if not plan.filled:
@@ -482,6 +483,7 @@ class CallMachinery:
         self._order.close()
         # Arrays of the segment would keep it mapped.
         del self._order, self._board
+        self.gate.let_go()
         self._control.close()
 
     def _reset_flags(self) -> None:

@@ -13,11 +13,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from uncut_mpi.api.exclusive import Exclusive
 from uncut_mpi.errors import ParamError, RankMismatchError, StallError, agreed
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.order import DeviceOrder
+
+_READY, _ALONE = 1, 2  # flags of a record
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
@@ -33,6 +37,8 @@ class Gate:
         Told when this rank begins a call, so that those who wait for it can name it.
     arrival_timeout_s : float or None
         How long to wait for the others to begin a call.
+    room : ndarray of uint8, shape (`agreement.room_bytes(group)`,)
+        Zeros in memory that all ranks share.
 
     Attributes
     ----------
@@ -45,13 +51,18 @@ class Gate:
         Closes the session on this rank; collective.
     """
 
-    def __init__(self, group: Group, order: DeviceOrder, arrival_timeout_s: float | None) -> None:
+    def __init__(self, group: Group, order: DeviceOrder, arrival_timeout_s: float | None, room: np.ndarray) -> None:
         self._group, self._order = group, order
         self._arrival_timeout_s = arrival_timeout_s
-        self._exchange = agreement.CallExchange(group)
+        self._exchange = agreement.CallExchange(group, room)
+        self._alone = False
         self._busy = threading.Lock()
         self.closed = self.broken = False
         self.on_close: Callable[[], None] = lambda: None
+
+    def let_go(self) -> None:
+        """Drop the memory that ranks share; no call is possible any more. Not collective."""
+        del self._exchange, self._order
 
     def exclusive(self) -> Exclusive:
         """
@@ -135,7 +146,8 @@ class Gate:
         """
         if digest is None:
             digest = agreement.digest_of(str(text).encode()).tobytes()
-        self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
+        flags = (_READY if ready else 0) | (_ALONE if self._order.alone else 0)
+        self._exchange.fill(call, digest, epoch, flags=flags, status=error is not None)
         self._order.arrive()
         try:
             records = self._exchange.exchange(
@@ -145,7 +157,10 @@ class Gate:
             self.broken = True
             raise
         if error is None and self._exchange.unanimous():
+            self._alone = flags & _ALONE != 0
             return ready
+        every = int(np.bitwise_and.reduce(records["flags"]))
+        self._alone = every & _ALONE != 0
         text = text if isinstance(text, str) else text()
         same = self._exchange.alike()
         if not same and (records["call"] != records["call"][0]).any():
@@ -154,7 +169,22 @@ class Gate:
             agreement.collective_result(self._group, error, text)
         if not same:
             agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: text)
-        return bool(records["flags"].all())
+        return every & _READY != 0
+
+    def take_devices(self) -> None:
+        """
+        Take the devices of all ranks for the call opened last. Collective.
+
+        Raises
+        ------
+        StallError
+            If they are not to be had in the time allowed. The session is broken then: some ranks may hold theirs.
+        """
+        try:
+            self._order.acquire(self._arrival_timeout_s, alone=self._alone)
+        except StallError:
+            self.broken = True
+            raise
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -21,6 +21,7 @@ _WARMUP: Final = 2
 _CALLS: Final = 7
 _ALPHA, _BETA = 1.2345, 1.1154
 _SCHEDULERS: Final = ("uncut", "kblocks")
+_TINY: Final = 128
 _POOL: Final = 1 << 20
 
 # Edges of squares per type; thin products are made of the last two.
@@ -74,8 +75,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
             _operand(session, shape, location, piece.dtype, pools[piece.dtype])
             for shape, location in zip(shapes, (place.a, place.b, place.c), strict=True)
         )
-        for scheduler in _SCHEDULERS:
-            options = ScheduleOptions(scheduler=scheduler)
+        for options in _options_for(piece):
             with session.plan(a, b, c, reads_c=True, options=options) as plan:
                 samples = []
                 for _ in range(_WARMUP + _CALLS):
@@ -90,6 +90,14 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
             session.release(matrix)
     progress(len(pieces), len(pieces), "done")
     return observations
+
+
+def _options_for(piece: Piece) -> list[ScheduleOptions]:
+    several = [ScheduleOptions(scheduler=scheduler) for scheduler in _SCHEDULERS]
+    if max(piece.m, piece.n, piece.k) > _TINY or piece.placement != "0,0,0":
+        return several
+    # On one device nothing waits for another: what such a call takes is the call.
+    return [*several, ScheduleOptions(scheduler="kblocks", devices=(0,))]
 
 
 def _pool(dtype: DType) -> np.ndarray:

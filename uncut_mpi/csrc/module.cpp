@@ -1,4 +1,4 @@
-// The extension module: inner loops of planning and the CUDA executor. No policy, no global state.
+// The extension module: inner loops of planning, the CUDA executor and where ranks meet. No policy, no global state.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;
@@ -9,13 +9,15 @@ void bind_kblocks_scheduler(nb::module_ &m);
 void bind_shares(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
+void bind_meeting(nb::module_ &m);
 }  // namespace uncut
 
 NB_MODULE(_native, m) {
-    m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor.";
+    m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator, the CUDA executor, meetings of ranks.";
     uncut::bind_uncut_scheduler(m);
     uncut::bind_kblocks_scheduler(m);
     uncut::bind_shares(m);
     uncut::bind_simulator(m);
     uncut::bind_cuda(m);
+    uncut::bind_meeting(m);
 }

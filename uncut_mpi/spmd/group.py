@@ -156,6 +156,15 @@ class Group:
         """Whether a wait ran past its deadline: this group can only be abandoned. Not collective."""
         return bool(self._stalled)
 
+    @property
+    def spin_s(self) -> float:
+        """How long a wait on this node spins before it yields (s). Not collective."""
+        return self._spin_s
+
+    def drive(self) -> None:
+        """Let MPI get on with messages of the program, which others may wait for. Not collective."""
+        self._comm.Iprobe()
+
     def backoff(self) -> Backoff:
         """Return a fresh `Backoff` that suits this node. Not collective."""
         return Backoff(self._spin_s, self.oversubscribed)
@@ -193,19 +202,44 @@ class Group:
         StallError
             Past the deadline.
         """
-        if request.Test():
-            return
+        if not request.Test():
+            self.watch(request.Test, what, timeout_s, (request, keep), missing, progress)
+
+    def watch(
+        self,
+        done: Callable[[], object],
+        what: str,
+        timeout_s: float | None,
+        keep: object = None,
+        missing: Missing | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """
+        Ask until something is done, as `wait`. Not collective.
+
+        Parameters
+        ----------
+        done : callable
+            Returns something true when it is.
+        what, timeout_s, keep, missing, progress
+            As for `wait`.
+
+        Raises
+        ------
+        StallError
+            Past the deadline.
+        """
         backoff = Backoff(self._spin_s, self.oversubscribed)
         seen, since_s = b"" if progress is None else progress(), 0.0
         while True:
             backoff.pause()
-            if request.Test():
+            if done():
                 return
             if timeout_s is not None and backoff.elapsed_s() - since_s > timeout_s:
                 if progress is not None and progress() != seen:
                     seen, since_s = progress(), backoff.elapsed_s()
                     continue
-                self._stalled.append((request, keep))
+                self._stalled.append(keep)
                 raise StallError(self._stall_message(what, timeout_s, missing))
 
     def _stall_message(self, what: str, timeout_s: float, missing: Missing | None) -> str:
@@ -216,7 +250,8 @@ class Group:
             "computing, or does not make this collective call: see the other ranks' output, or allow more time"
         )
 
-    def _enter(self) -> None:
+    def check_usable(self) -> None:
+        """Raise unless collective calls are possible. Not collective."""
         if self._freed:
             raise ParamError("the group of this session is freed: make a new session")
         if self._stalled:
@@ -236,7 +271,7 @@ class Group:
         StallError
             If they are not within `timeout_s`; names those that `missing` tells.
         """
-        self._enter()
+        self.check_usable()
         self.wait(self._comm.Ibarrier(), what, timeout_s, None, missing)
 
     def allgather_into(
@@ -263,7 +298,7 @@ class Group:
         StallError
             If a rank does not take part within `timeout_s`.
         """
-        self._enter()
+        self.check_usable()
         request = self._comm.Iallgather(mine, everyone)
         self.wait(request, what, timeout_s, (mine, everyone), missing, progress)
 
@@ -349,7 +384,7 @@ class Group:
             On all ranks, if `content` is an error: the same type and message, or `PeerFailedError`
             on the other ranks for a type that is not one of ours.
         """
-        self._enter()
+        self.check_usable()
         header = np.zeros(3, np.int64)  # format, whether the body is an error, and its bytes
         body = np.empty(0, np.uint8)
         if self.rank == root:

@@ -1,0 +1,120 @@
+// Where the ranks of a node meet: each gives a record to all others through memory that they share.
+//
+// A rank has two places, used in turn, each a word with the number of the meeting and a record. It writes the
+// record, then the word; it reads the others' records when all their words have the number. Nobody begins a
+// meeting before it has read all of the one before it, so when a place is used again all have read it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+namespace nb = nanobind;
+
+namespace uncut {
+namespace {
+
+using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::size_t line = 128;  // two cache lines: processors fetch them in pairs
+constexpr int looks_per_clock = 32;
+
+enum Outcome : int { waiting = 0, met_alike = 1, met = 2 };
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+class Meeting {
+  public:
+    Meeting(Room room, std::size_t rank, std::size_t size, std::size_t record_bytes)
+        : room_(std::move(room)), rank_(rank), size_(size), bytes_(record_bytes) {
+        if (rank >= size || record_bytes + sizeof(std::uint64_t) > line || room_.size() < room_bytes(size))
+            throw std::invalid_argument("the ranks' records do not fit into the memory where they meet");
+    }
+
+    static std::size_t room_bytes(std::size_t size) { return 2 * size * line; }
+
+    // Begin the next meeting: give this rank's record to the others.
+    void post(const Record &mine) {
+        if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
+        ++number_;
+        std::uint8_t *place = place_of(rank_);
+        std::memcpy(place + sizeof(std::uint64_t), mine.data(), bytes_);
+        word(place).store(number_, std::memory_order_release);
+    }
+
+    // Wait for the others for at most so long; copy all records, in the order of ranks, when they are there.
+    int collect(const Room &everyone, double spin_s) {
+        if (everyone.size() != size_ * bytes_) throw std::invalid_argument("the records' memory has a wrong size");
+        if (!present()) {
+            const nb::gil_scoped_release unlocked;
+            if (!spin(spin_s)) return waiting;
+        }
+        const std::uint8_t *own = place_of(rank_) + sizeof(std::uint64_t);
+        int outcome = met_alike;
+        for (std::size_t r = 0; r < size_; ++r) {
+            const std::uint8_t *theirs = place_of(r) + sizeof(std::uint64_t);
+            if (std::memcmp(own, theirs, bytes_) != 0) outcome = met;
+            std::memcpy(everyone.data() + r * bytes_, theirs, bytes_);
+        }
+        return outcome;
+    }
+
+  private:
+    std::uint8_t *place_of(std::size_t rank) const { return room_.data() + (2 * rank + number_ % 2) * line; }
+    static std::atomic_ref<std::uint64_t> word(std::uint8_t *place) {
+        return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t *>(place));
+    }
+
+    // Whether everybody is there; goes on where it stopped last.
+    bool present() {
+        if (seen_of_ != number_) {
+            seen_of_ = number_;
+            seen_ = 0;
+        }
+        while (seen_ < size_ && word(place_of(seen_)).load(std::memory_order_acquire) == number_)
+            ++seen_;
+        return seen_ == size_;
+    }
+
+    bool spin(double spin_s) {
+        const auto until = std::chrono::steady_clock::now() +
+                           std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                               std::chrono::duration<double>(spin_s));
+        do {
+            for (int i = 0; i < looks_per_clock; ++i) {
+                if (present()) return true;
+                relax();
+            }
+        } while (std::chrono::steady_clock::now() < until);
+        return false;
+    }
+
+    Room room_;
+    std::size_t rank_, size_, bytes_;
+    std::uint64_t number_ = 0, seen_of_ = 0;
+    std::size_t seen_ = 0;
+};
+
+}  // namespace
+
+void bind_meeting(nb::module_ &m) {
+    nb::class_<Meeting>(m, "Meeting", "Records given to all ranks of a node through memory that they share.")
+        .def(nb::init<Room, std::size_t, std::size_t, std::size_t>(), nb::arg("room"), nb::arg("rank"),
+             nb::arg("size"), nb::arg("record_bytes"))
+        .def_static("room_bytes", &Meeting::room_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
+        .def("post", &Meeting::post, nb::arg("mine"), "Begin the next meeting with this rank's record.")
+        .def("collect", &Meeting::collect, nb::arg("everyone"), nb::arg("spin_s"),
+             "Return 0 if others are still missing after so long, 1 if all gave the same record, else 2.");
+}
+
+}  // namespace uncut
