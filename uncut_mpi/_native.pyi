@@ -151,6 +151,8 @@ class SimulatedMachine:
     c_s_per_byte: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]
+    half_combine_rate: list[float]
+    combine_start: float
     row_device: list[tuple[float, float]]
     row_in: list[tuple[float, float]]
     row_out: list[tuple[float, float]]

@@ -298,9 +298,9 @@ def h200() -> Machine:
     measured = Machine.from_json((DATA / "h200_calibration.json").read_text())
     return dataclasses.replace(
         measured,
-        provenance="a node with 4 H200 (NVSwitch), one NUMA node, 2026-11-21: python -m uncut_mpi.calibrate, driver "
-        "580.159.04, CUDA 13, Open MPI 4.1.6, 26 products rehearsed; host memory gave 161 GB/s in and 134 out then, "
-        "elsewhere up to 204",
+        provenance="a node with 4 H200 (NVSwitch), one NUMA node, 2026-11-22: python -m uncut_mpi.calibrate, driver "
+        "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 172 GB/s in and 168 both ways "
+        "then, elsewhere 150 to 204",
     )
 
 

@@ -301,6 +301,7 @@ def synthetic_samples(machine, shape, noise):
         seconds = [exact * factor for factor in (1.0, 1.0, 1.25, 1.0)]
         samples.products.append(ProductSample("f64", *extents, tuple(seconds), summary(exact, random, noise), adds))
     samples.combine_gb_per_s = [2000.0] * size
+    samples.half_combine_gb_per_s = [1500.0] * size
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
     samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size}
     samples.litmus = {"rounds": 100, "wrong_words": 0}

@@ -9,14 +9,13 @@ import pytest
 
 from uncut_mpi.calibration.refine import STEPS, Observation, adjusted, refine
 from uncut_mpi.calibration.report import refinement_text
-from uncut_mpi.command.rehearsal import pieces_of
+from uncut_mpi.command.rehearsal import options_for, pieces_of
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.simulate import simulate
 
@@ -29,8 +28,7 @@ def observations(truth: Machine, machine: Machine, noise: float = 0.0) -> list[O
     found = []
     for piece in pieces_of("cuda", 4):
         problem = GemmProblem(piece.m, piece.n, piece.k, piece.dtype, "N", "N")
-        for scheduler in ("uncut", "kblocks"):
-            options = ScheduleOptions(scheduler=scheduler)
+        for options in options_for(piece):
             schedule = plan(problem, Placement.parse(piece.placement), 4, machine, options).schedule
             found.append(Observation(schedule, simulate(schedule, truth).seconds * (1 + noise * rng.uniform(-1, 1))))
     return found
@@ -50,7 +48,7 @@ def test_products_of_a_slower_machine_are_explained() -> None:
     assert found.median_error < 0.01
     assert found.worst_error < 0.05
     assert found.parameters["host ports"] == pytest.approx(0.84, abs=0.04)
-    assert len(found.errors) == 2 * len(pieces_of("cuda", 4))
+    assert len(found.errors) == 2 * len(pieces_of("cuda", 4)) + 1
     rates = result.typical_gemm_tflop_per_s
     assert rates["bf16"] == pytest.approx(machine.typical_gemm_tflop_per_s["bf16"] * found.parameters["rate f16"])
 

@@ -315,6 +315,26 @@ def test_a_device_that_copies_in_turn_tells_of_a_copy_when_its_lane_s_turn_comes
     assert simulate(three_copies(serial_copies=True), slow).end_s * 1e6 == pytest.approx([15, 30, 45, 30])
 
 
+@pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])
+def test_a_combine_takes_its_bytes_at_the_rate_of_its_type_and_a_start(dtype: str, each: int) -> None:
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType[dtype]), Placement.parse("0,0,0"))
+    narrow, wide = (
+        build.buffer(owner=0, rows=1000, cols=1000, dtype=kind, role=Role.PANEL, offset=offset)
+        for kind, offset in ((DType[dtype], 0), (DType[dtype].accumulator, 10**8))
+    )
+    c, sums = RegionRef(narrow, 0, 0, 1000, 1000), RegionRef(wide, 0, 0, 1000, 1000)
+    build.task(Kind.COMBINE, build.compute_lane(0), c, [(sums, Factor.ONE, Op.N), (c, Factor.BETA, Op.N)])
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    rates = {"combine_gb_per_s": np.array([1000.0]), "half_combine_gb_per_s": np.array([500.0])}
+    known = {"gemm_tflop_per_s": {dtype: np.ones(1)}}
+    machine = machine_of(1, costs=IssueCosts(combine_start_s=1e-3), **rates, **known)
+    rate = 500e9 if dtype == "f16" else 1000e9
+    assert seconds_of(schedule, machine) == pytest.approx(1e-3 + each * 1e6 / rate)
+    # A rate that is not known is that of the other types.
+    machine = machine_of(1, combine_gb_per_s=np.array([1000.0]), **known)
+    assert seconds_of(schedule, machine) == pytest.approx(each * 1e6 / 1000e9)
+
+
 def test_lanes_on_one_link_share_it() -> None:
     # Private host memory of rank 1 goes to every rank over the one link of rank 1.
     for place in ("h1,h1,h1", "h1,2,h", "h,h,h1"):

@@ -47,6 +47,7 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
         multiprocessors=np.array(samples.multiprocessors, np.int64),
         row_rates=fit_rows(samples, latency),
         combine_gb_per_s=np.array(samples.combine_gb_per_s, np.float64),
+        half_combine_gb_per_s=np.array(samples.half_combine_gb_per_s, np.float64),
         costs=IssueCosts(**samples.costs),
         serial_copies=samples.serial_copies,
         idle_watts=np.array(samples.watts.get("idle", ()), np.float64),

@@ -342,14 +342,17 @@ class _Run:
     def _combine(self) -> None:
         what, count = self._step("COMBINE"), 8
         rows, cols = self.effort.combine
-        with agreement.collective(self.bench.group, "preparing random operands"):
-            self.bench.fill(self.bench.result_offset, DType.f64)
-        timed = self.bench.time(self._combines(rows, cols, count), what)
-        nbytes = 3 * 8 * rows * cols * count  # C and C' are read, C is written
-        self.samples.combine_gb_per_s = (nbytes / timed.by_rank_s / 1e9).tolist()
+        found = []
+        for dtype in (DType.f64, DType.f16):
+            with agreement.collective(self.bench.group, "preparing random operands"):
+                self.bench.fill(self.bench.result_offset, dtype)
+            timed = self.bench.time(self._combines(rows, cols, count, dtype), what)
+            each = 2 * dtype.itemsize + dtype.accumulator.itemsize  # C and C' are read, C is written
+            found.append((each * rows * cols * count / timed.by_rank_s / 1e9).tolist())
+        self.samples.combine_gb_per_s, self.samples.half_combine_gb_per_s = found
 
-    def _combines(self, rows: int, cols: int, count: int) -> probes.Probe:
-        return probes.combines(self.size, rows, cols, DType.f64, count, self.bench.result_offset)
+    def _combines(self, rows: int, cols: int, count: int, dtype: DType = DType.f64) -> probes.Probe:
+        return probes.combines(self.size, rows, cols, dtype, count, self.bench.result_offset)
 
     # -- issuing and waiting -----------------------------------------------------------------
 
@@ -373,6 +376,7 @@ class _Run:
         costs["gemm_s"] = float(gemms.issue_s[0]) / _CHAIN
         combines = self.bench.time(self._combines(64, 64, _CHAIN), what)
         costs["combine_s"] = float(combines.issue_s[0]) / _CHAIN
+        costs["combine_start_s"] = combines.together.median_s / _CHAIN
         # A hop is a copy, an event recorded and an event awaited.
         costs["event_s"] = 0.5 * max(0.0, float(chain.issue_s[0]) / _CHAIN - copy_s)
         if self.size > 1:

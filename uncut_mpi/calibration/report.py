@@ -77,7 +77,8 @@ def samples_text(samples: Samples, machine: Machine) -> str:
             f"start, at the end idle for {1e-3 * shape.tail_elements:.0f} thousand elements, C at "
             f"{_c_rate(shape)}; the fit is off by {100 * errors[dtype]:.1f} %"
         )
-    lines.append(f"COMBINE {_numbers(machine.combine_gb_per_s, '{:.0f}')} GB/s read and written, by rank")
+    for kind, rates in (("", machine.combine_gb_per_s), (" of half types", machine.half_combine_gb_per_s)):
+        lines.append(f"COMBINE{kind} {_numbers(rates, '{:.0f}')} GB/s read and written, by rank")
     if samples.beside:
         large, small, together = (1e6 * samples.beside[name] for name in ("large", "small", "together"))
         how = "one after another" if samples.serial_copies else "together"

@@ -107,6 +107,8 @@ class Samples:
         Likewise.
     combine_gb_per_s : list of float
         Bytes read and written by COMBINE per second on each device (1e9).
+    half_combine_gb_per_s : list of float
+        The same where C is float16.
     costs : dict of str to float
         Fields of `IssueCosts`.
     beside : dict of str to float
@@ -125,6 +127,7 @@ class Samples:
     transfers: list[TransferSample] = dataclasses.field(default_factory=list)
     products: list[ProductSample] = dataclasses.field(default_factory=list)
     combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
+    half_combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
     costs: dict[str, float] = dataclasses.field(default_factory=dict)
     beside: dict[str, float] = dataclasses.field(default_factory=dict)
     watts: dict[str, list[float]] = dataclasses.field(default_factory=dict)

@@ -75,7 +75,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
             _operand(session, shape, location, piece.dtype, pools[piece.dtype])
             for shape, location in zip(shapes, (place.a, place.b, place.c), strict=True)
         )
-        for options in _options_for(piece):
+        for options in options_for(piece):
             with session.plan(a, b, c, reads_c=True, options=options) as plan:
                 samples = []
                 for _ in range(_WARMUP + _CALLS):
@@ -92,7 +92,8 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
     return observations
 
 
-def _options_for(piece: Piece) -> list[ScheduleOptions]:
+def options_for(piece: Piece) -> list[ScheduleOptions]:
+    """Return with which options a piece is rehearsed."""
     several = [ScheduleOptions(scheduler=scheduler) for scheduler in _SCHEDULERS]
     if max(piece.m, piece.n, piece.k) > _TINY or piece.placement != "0,0,0":
         return several

@@ -87,9 +87,9 @@ class Meeting {
     }
 
     bool spin(double spin_s) {
-        const auto until = std::chrono::steady_clock::now() +
-                           std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                               std::chrono::duration<double>(spin_s));
+        const auto until =
+            std::chrono::steady_clock::now() +
+            std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(spin_s));
         do {
             for (int i = 0; i < looks_per_clock; ++i) {
                 if (present()) return true;
@@ -109,8 +109,8 @@ class Meeting {
 
 void bind_meeting(nb::module_ &m) {
     nb::class_<Meeting>(m, "Meeting", "Records given to all ranks of a node through memory that they share.")
-        .def(nb::init<Room, std::size_t, std::size_t, std::size_t>(), nb::arg("room"), nb::arg("rank"),
-             nb::arg("size"), nb::arg("record_bytes"))
+        .def(nb::init<Room, std::size_t, std::size_t, std::size_t>(), nb::arg("room"), nb::arg("rank"), nb::arg("size"),
+             nb::arg("record_bytes"))
         .def_static("room_bytes", &Meeting::room_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
         .def("post", &Meeting::post, nb::arg("mine"), "Begin the next meeting with this rank's record.")
         .def("collect", &Meeting::collect, nb::arg("everyone"), nb::arg("spin_s"),

@@ -227,7 +227,10 @@ class Simulator {
             bytes += static_cast<double>(region.rows * region.cols * element_bytes[t_.buffers[region.buffer].dtype]);
         }
         Body body;
-        body.amount = bytes / m_.combine_rate[task.rank];
+        const int dtype = t_.buffers[t_.regions[operand(task, 0).region].buffer].dtype;
+        const bool half = element_bytes[dtype] < accumulator_bytes[dtype];
+        body.amount = bytes / (half ? m_.half_combine_rate : m_.combine_rate)[task.rank];
+        if (bytes > 0) body.amount += m_.combine_start;
         return body;
     }
 

@@ -23,10 +23,11 @@ struct SimulatedMachine {
     std::vector<double> gemm_rate;  // flop/s [dtype * num_ranks + rank], 0 where unknown
     std::vector<double> block_rows, block_cols, half_depth, gemm_overhead, gemm_tail, c_s_per_byte;  // per dtype
     std::vector<std::int64_t> multiprocessors;                                                       // per rank
-    std::vector<double> combine_rate;  // bytes per second, per rank
+    std::vector<double> combine_rate, half_combine_rate;  // bytes per second, per rank
     // (row width in bytes, share of the bandwidth): model/costs.py
     std::vector<std::pair<double, double>> row_device, row_in, row_out;
 
+    double combine_start = 0;
     double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
     double event_latency = 0, flag_latency = 0;
     double wait_lane = 0, signal_lane = 0;  // time of a lane for its waits for flags, and for each signal

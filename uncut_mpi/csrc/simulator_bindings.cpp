@@ -64,6 +64,8 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("c_s_per_byte", &SimulatedMachine::c_s_per_byte)
         .def_rw("multiprocessors", &SimulatedMachine::multiprocessors)
         .def_rw("combine_rate", &SimulatedMachine::combine_rate)
+        .def_rw("half_combine_rate", &SimulatedMachine::half_combine_rate)
+        .def_rw("combine_start", &SimulatedMachine::combine_start)
         .def_rw("row_device", &SimulatedMachine::row_device)
         .def_rw("row_in", &SimulatedMachine::row_in)
         .def_rw("row_out", &SimulatedMachine::row_out)

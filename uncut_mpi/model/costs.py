@@ -147,6 +147,8 @@ class IssueCosts(_NonNegative):
     ----------
     copy_s, gemm_s, combine_s : float
         Host time of one task's body.
+    combine_start_s : float
+        Time of a device for a COMBINE besides moving its bytes.
     wait_s, signal_s, event_s : float
         Host time of one wait for a flag, one write of a flag, one event recorded or awaited.
     event_latency_s : float
@@ -162,6 +164,7 @@ class IssueCosts(_NonNegative):
     copy_s: float = 0.0
     gemm_s: float = 0.0
     combine_s: float = 0.0
+    combine_start_s: float = 0.0
     wait_s: float = 0.0
     signal_s: float = 0.0
     event_s: float = 0.0

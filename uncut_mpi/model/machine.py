@@ -21,7 +21,13 @@ from uncut_mpi.model.ports import Port, fair_rates
 
 FORMAT_VERSION: Final = 5
 
-_PER_RANK: Final = {"multiprocessors": 1, "combine_gb_per_s": 0.0, "idle_watts": 0.0, "busy_watts": 0.0}
+_PER_RANK: Final = {
+    "multiprocessors": 1,
+    "combine_gb_per_s": 0.0,
+    "half_combine_gb_per_s": 0.0,
+    "idle_watts": 0.0,
+    "busy_watts": 0.0,
+}
 
 
 def _unknown() -> np.ndarray:
@@ -61,6 +67,8 @@ class Machine:
         What narrow rows cost a copy.
     combine_gb_per_s : ndarray of float64, shape (num_ranks,)
         Rate at which COMBINE reads and writes device memory; 0: half the bandwidth from the device to itself.
+    half_combine_gb_per_s : ndarray of float64, shape (num_ranks,)
+        The same where the result is of a half type; 0: as for the others.
     costs : IssueCosts
         Host time of issuing, and latencies of events and flags.
     idle_watts, busy_watts : ndarray of float64, shape (num_ranks,)
@@ -90,6 +98,7 @@ class Machine:
     multiprocessors: np.ndarray = dataclasses.field(default_factory=_unknown)
     row_rates: RowRates = dataclasses.field(default_factory=RowRates)
     combine_gb_per_s: np.ndarray = dataclasses.field(default_factory=_unknown)
+    half_combine_gb_per_s: np.ndarray = dataclasses.field(default_factory=_unknown)
     costs: IssueCosts = dataclasses.field(default_factory=IssueCosts)
     idle_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     busy_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
@@ -379,6 +388,7 @@ class Machine:
                 costs=IssueCosts(**data["costs"]),
                 multiprocessors=np.array(data["multiprocessors"], np.int64),
                 combine_gb_per_s=np.array(data["combine_gb_per_s"], np.float64),
+                half_combine_gb_per_s=np.array(data["half_combine_gb_per_s"], np.float64),
                 idle_watts=np.array(data["idle_watts"], np.float64),
                 busy_watts=np.array(data["busy_watts"], np.float64),
             )

@@ -16,7 +16,8 @@ What is modelled (the inner loop is native):
   to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
   served; a later one gets the part that the earlier leave idle (their last wave).
-* **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, and the whole device meanwhile.
+* **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
+  meanwhile.
 * **JOIN** takes no time.
 """
 
@@ -189,12 +190,15 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]
     combine = np.where(machine.combine_gb_per_s > 0, machine.combine_gb_per_s, 0.5 * within)
+    half = np.where(machine.half_combine_gb_per_s > 0, machine.half_combine_gb_per_s, combine)
     native.combine_rate = (np.maximum(combine, 1e-6) * 1e9).tolist()
+    native.half_combine_rate = (np.maximum(half, 1e-6) * 1e9).tolist()
     rows = machine.row_rates
     native.row_device, native.row_in, native.row_out = list(rows.device), list(rows.host_in), list(rows.host_out)
 
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
+    native.combine_start = costs.combine_start_s
     native.wait_s, native.signal_s, native.event_s = costs.wait_s, costs.signal_s, costs.event_s
     native.event_latency, native.flag_latency = costs.event_latency_s, costs.flag_latency_s
     native.wait_lane, native.signal_lane, native.call_s = costs.wait_lane_s, costs.signal_lane_s, costs.call_s
