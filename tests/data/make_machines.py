@@ -299,7 +299,7 @@ def h200() -> Machine:
     return dataclasses.replace(
         measured,
         provenance="a node with 4 H200 (NVSwitch), one NUMA node, 2026-11-22: python -m uncut_mpi.calibrate, driver "
-        "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 172 GB/s in and 168 both ways "
+        "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways "
         "then, elsewhere 150 to 204",
     )
 

@@ -123,7 +123,7 @@ static void moved(const std::string &name, const std::function<size_t(size_t)> &
     std::printf("\n");
 }
 
-int main(int argc, char **) {
+int main() {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     CHECK(cuInit(0));
     CHECK(cuDeviceGetCount(&num_gpus));
@@ -163,7 +163,6 @@ int main(int argc, char **) {
     CHECK(cublasSetWorkspace(blas, reinterpret_cast<void *>(workspace), 32 << 20));
     product(256);
 
-    const bool arrivals_only = argc > 1;
     const CUdeviceptr own = gpus[0].flags, peer = gpus[num_gpus > 1 ? 1 : 0].flags;
     auto batch = [](std::vector<CUstreamBatchMemOpParams> ops) {
         CHECK(cuStreamBatchMemOp(stream(0), static_cast<unsigned>(ops.size()), ops.data(), 0));

@@ -2,16 +2,16 @@
 The last step of a calibration: what whole products say about sums of what was measured alone. Pure.
 
 Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small
-costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products are those that
-traced calls show; the others are moved by coordinate descent, until the simulated times of measured products fit best.
-Bounds are left as they are: what moves is what to expect (rates, `Port.typical_gb_per_s`, latencies), not what is
-possible (best rates, capacities, bandwidths).
+costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products and what each
+costs besides are those that traced calls show; the others are moved by coordinate descent, until the simulated times of
+measured products fit best. Bounds are left as they are: what moves is what to expect (rates, `Port.typical_gb_per_s`,
+latencies), not what is possible (best rates, capacities, bandwidths).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,9 @@ _PROGRESS: Final = 1e-4
 _LEAST_GAIN: Final = 1e-6
 _SQUARES_WEIGHT: Final = 2.0
 _TELLING_S: Final = 5e-5
+_SHORT_S: Final = (1.5e-5, 1.5e-4)
+_TRACING_S: Final = 2.5e-6
+"""What the two events around a traced product add to it (events on an H200 take 2 to 3 us)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +120,12 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
         At least one; of several sizes, types and placements, or what is not exercised stays.
     """
     dtypes = sorted({one.schedule.problem.dtype.name for one in observations if one.schedule.problem.has_product})
-    seen = rates_in_calls(machine, observations)
-    steps = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes if dtype not in seen}}
-    found = {name: start for name, (start, *_) in steps.items()}
-    found |= {f"rate {dtype}": factor for dtype, factor in seen.items()}
+    seen: dict[str, float] = {f"rate {dtype}": one for dtype, one in rates_in_calls(machine, observations).items()}
+    if seen:
+        seen["kernel overhead"] = overhead_in_calls(machine, observations, seen)
+    every = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes}}
+    steps = {name: step for name, step in every.items() if name not in seen}
+    found = {name: seen.get(name, start) for name, (start, *_) in every.items()}
     best = _misfit(_log_errors(adjusted(machine, found), observations))
     for scale in _SCALES:
         for _ in range(_ROUNDS):
@@ -151,17 +156,42 @@ def rates_in_calls(machine: Machine, observations: Sequence[Observation]) -> dic
     """
     said: dict[str, float] = {}
     took: dict[str, float] = {}
+    for dtype, expected, measured in _products(machine, observations):
+        long = expected >= _TELLING_S
+        said[dtype] = said.get(dtype, 0.0) + float(expected[long].sum())
+        took[dtype] = took.get(dtype, 0.0) + float(measured[long].sum())
+    _, _, least, most = _RATE
+    return {dtype: min(max(said[dtype] / took[dtype], least), most) for dtype in took if took[dtype] > 0}
+
+
+def overhead_in_calls(machine: Machine, observations: Sequence[Observation], rates: Mapping[str, float]) -> float:
+    """
+    Return what short traced products take inside calls besides what the machine says at `rates` (s).
+
+    Parameters
+    ----------
+    rates : mapping of str to float
+        ``rate TYPE``: factors of the machine's rates, as `rates_in_calls` finds them.
+    """
+    start, _, least, most = STEPS["kernel overhead"]
+    nothing = {name: value for name, (value, *_) in STEPS.items()}
+    slower = adjusted(machine, {**nothing, **rates})
+    more = []
+    for _, expected, measured in _products(slower, observations):
+        short = (expected >= _SHORT_S[0]) & (expected <= _SHORT_S[1])
+        more.append(measured[short] - expected[short] - _TRACING_S)
+    every = np.concatenate(more) if more else np.zeros(0)
+    return min(max(float(np.median(every)), least), most) if len(every) else start
+
+
+def _products(machine: Machine, observations: Sequence[Observation]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield type, expected and measured seconds of the traced products that have their device to themselves."""
     for one in observations:
         if one.task_s is None or one.schedule.scheduler != "kblocks" or not one.schedule.problem.has_product:
             continue
         run = simulate(one.schedule, machine)
-        expected = run.end_s - run.start_s
-        long = (one.schedule.tasks["kind"] == Kind.GEMM) & (expected >= _TELLING_S)
-        dtype = one.schedule.problem.dtype.name
-        said[dtype] = said.get(dtype, 0.0) + float(expected[long].sum())
-        took[dtype] = took.get(dtype, 0.0) + float(one.task_s[long].sum())
-    _, _, least, most = _RATE
-    return {dtype: min(max(said[dtype] / took[dtype], least), most) for dtype in took if took[dtype] > 0}
+        products = one.schedule.tasks["kind"] == Kind.GEMM
+        yield one.schedule.problem.dtype.name, (run.end_s - run.start_s)[products], one.task_s[products]
 
 
 def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:

@@ -35,6 +35,9 @@ EQUAL_PARTS: Final = (1, 2, 3, 4, 6, 8)
 """Into how many equal parts of an extent `candidate_tiles` looks for tiles that cut it."""
 
 _TILE_ALIGNMENT: Final = 16  # bytes
+_EVEN_ELEMENTS: Final = 64
+_LARGE_TILE: Final = 512
+_MANY_STEPS: Final = 16
 _NEAR: Final = 0.05
 
 
@@ -124,7 +127,7 @@ def block_bounds(
     problem: GemmProblem, grid: ProcessGrid, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the bounds of the blocks of rows and of columns of C, as `Decomposition.make` takes them."""
-    step = _TILE_ALIGNMENT // problem.dtype.itemsize
+    aligned = _TILE_ALIGNMENT // problem.dtype.itemsize
     bounds = []
     for what, extent, blocks, shares in (
         ("row", problem.m, grid.rows, row_shares),
@@ -134,7 +137,12 @@ def block_bounds(
             raise ParamError(
                 f"{len(shares)} {what}_shares were given, grid {grid} has {blocks} {what}s: name one for each"
             )
-        bounds.append(tuple(block_starts(extent, blocks) if shares is None else share_starts(extent, shares, step)))
+        if shares is None:
+            bounds.append(tuple(block_starts(extent, blocks)))
+            continue
+        # Where it changes shares by few per cent, blocks are even.
+        even = extent * min(shares) >= _MANY_STEPS * _EVEN_ELEMENTS * math.fsum(shares)
+        bounds.append(tuple(share_starts(extent, shares, _EVEN_ELEMENTS if even else aligned)))
     return bounds[0], bounds[1]
 
 
@@ -221,10 +229,10 @@ def candidate_tiles(
     """
     Return tile edges worth trying, at most `count`: the heuristic's own first, the others by rising cost.
 
-    The others are the edges of least cost (see `tile_cost`) near the powers of two and near what
-    cuts m_r, n_c or k into 1, 2, 3, 4, 6 or 8 equal parts; they too start tiles on 16-byte boundaries and
-    may exceed the smaller extents. Of edges that differ by less than a twentieth only the best is
-    kept, of equal costs the larger edge comes first. A tile that `options` fixes is the only one.
+    The others are the edges of least cost (see `tile_cost`) near the powers of two and near what cuts m_r, n_c or k
+    into 1, 2, 3, 4, 6 or 8 equal parts; they too start tiles on 16-byte boundaries, large ones are multiples of 64
+    or divide an extent, and they may exceed the smaller extents. Of edges that differ by less than a twentieth only
+    the best is kept, of equal costs the larger edge comes first. A tile that `options` fixes is the only one.
 
     Parameters
     ----------
@@ -255,6 +263,11 @@ def candidate_tiles(
     if count == 1:
         return [own]
     edges = _aligned_tiles(most, problem)
+    # Libraries multiply odd extents slower by a fifth (docs/performance.md, 2026-11-22), and short ones at the end too.
+    even = (edges < _LARGE_TILE) | (edges % _EVEN_ELEMENTS == 0)
+    for extent in extents:
+        even |= extent % edges == 0
+    edges = edges[even]
     edges = edges[_issue_s(edges, m_r, n_c, problem, copies) <= 0.5 * bound_s]
     cost = tile_cost(edges, problem, grid.size, options.tile_min)
     wanted = {2**power for power in range(most.bit_length())}
