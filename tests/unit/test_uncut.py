@@ -329,6 +329,19 @@ def test_a_device_that_copies_in_turn_has_one_lane_of_a_kind_to_devices(place: s
     check(schedule)
 
 
+def test_what_a_device_sends_in_turn_is_expected_in_turn() -> None:
+    together = Machine.uniform(4, link_gb_per_s=100.0, latency_s=0.0, gemm_tflop_per_s={"f64": 1e6})
+    in_turn = dataclasses.replace(together, serial_copies=True)
+    problem = problem_of(512, 2048, 512, reads_c=False)
+    expected = [
+        result_of(problem, "0,0,0", 4, machine, grid=(1, 4), tile=512, batch=False).predicted_s
+        for machine in (together, in_turn)
+    ]
+    # Rank 0 sends a tile of B to each of three ranks, and one of A at least once.
+    least_s = 4 * 8 * 512**2 / 100e9
+    assert expected[0] < least_s <= expected[1]
+
+
 def test_a_result_that_awaits_its_product_holds_up_no_fetch_over_the_same_link() -> None:
     # B comes to rank 0 over the link that rank 1's part of C takes.
     machine = dataclasses.replace(Machine.uniform(2), ports=tuple(device_ports(range(2), 400, 400)))

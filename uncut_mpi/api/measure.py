@@ -31,7 +31,7 @@ from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
-from uncut_mpi.model.usual import usual_figures
+from uncut_mpi.model.usual import ISSUED_S, usual_figures
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
@@ -180,6 +180,8 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     parts = group.allgather_objects((bandwidth, latency, seconds, time.perf_counter() - began))
     bandwidth = sum(part[0] for part in parts)
     latency = sum(part[1] for part in parts)
+    # The stream was idle while the copy was issued.
+    latency = np.maximum(latency - ISSUED_S[backend.name], 0.25 * latency)
     gb, tflop = nbytes / 1e9, 2.0 * edge**3 / 1e12
     # Work per second of each (sample, rank).
     rates = {

@@ -22,7 +22,9 @@ Link Scheduler::link(int source, int destination, int private_rank, int worker) 
         l.onward = source == host_ ? index(private_rank, device) : index(device, private_rank);
         l.ps_per_byte = std::max(l.ps_per_byte, in_.ps_per_byte[l.onward]);
     }
-    l.resource = in_.overlap ? l.at : resource_of(l.issuer);
+    // A device that serves its copies in turn is one resource for all that it sends, in the place of its own link.
+    const bool in_turn = in_.serial_copies && from != to && from != host_ && to != host_;
+    l.resource = !in_.overlap ? resource_of(l.issuer) : in_turn ? index(from, from) : l.at;
     return l;
 }
 

@@ -7,6 +7,7 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, bool inward, Tim
     const int from = inward ? in_.c.location : w.rank, to = inward ? w.rank : in_.c.location;
     CWay way;
     way.link = link_of(matrix_c, from, to, w.rank);
+    if (!inward && in_.overlap) way.link.resource = way.link.at;  // results have a lane of their own
     way.busy = cost(way.link, c_bytes(w, i, j));
     way.arrival = std::max(free_[way.link.resource], not_before) + way.busy;
     const Detour *d = detour(matrix_c, from, to);
