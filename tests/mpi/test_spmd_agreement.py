@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -211,6 +213,26 @@ def test_a_rank_that_does_not_come_to_an_exchange_is_named(comm, agree_all, grou
         found = raised(lambda: calls.exchange("opening barrier", 0.2, lambda: [0]))
     agree_all(found[0] == StallError.__name__ and "for rank 0;" in found[1], found)
     agree_all(group.stalled == (comm.rank > 0))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupted_wait_keeps_later_exchanges_in_step(comm, agree_all, group):
+    """Whoever comes late to the exchange that an interrupt ended elsewhere still finds all records of it."""
+    calls = call_exchange(group)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    found = []
+    if comm.rank == 0:
+        calls.fill("gemm", bytes(16), 0, flags=1, status=0)
+        with contextlib.suppress(KeyboardInterrupt):
+            calls.exchange("opening barrier", 20, progress=interrupt)
+    comm.Barrier()
+    for number in range(0 if comm.rank else 1, 5):
+        calls.fill("gemm", bytes(16), number, flags=1, status=0)
+        found.append(calls.exchange("opening barrier", 20)["epoch"].tolist())
+    agree_all(found == [[number] * comm.size for number in range(0 if comm.rank else 1, 5)], found)
 
 
 def test_a_record_written_at_once_is_the_one_written_field_by_field(comm, agree_all, group):

@@ -239,44 +239,6 @@ def test_a_device_that_another_session_keeps_is_named_and_free_afterwards(comm, 
     agree_all(log == ["again", "again"], log)
 
 
-def test_a_session_is_alone_until_another_has_its_device(agree_all, comm, make):
-    first = make(comm)
-    agree_all(first.order.alone)
-    second = make(comm)
-    agree_all(not first.order.alone and not second.order.alone)
-    second.order.close()
-    agree_all(first.order.alone)
-
-
-def test_a_call_that_was_alone_meets_one_that_came_meanwhile(comm, agree_all, make):
-    """It asks nobody, and the other session, which does, waits for all of it or makes it wait for all of itself."""
-    first, log = make(comm), []
-    first.order.arrive()
-    was_alone = first.order.alone
-    second = make(comm)
-    errors = []
-
-    def other():
-        try:
-            second.call(log, "second")
-        except Exception as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    if comm.rank % 2:  # some ranks take their device before the other session tries, some after
-        time.sleep(0.05)
-    first.order.acquire(LIMIT_S, alone=was_alone)
-    log.append("first")
-    first.group.barrier()
-    log.append("first")
-    first.order.release()
-    thread.join(LIMIT_S)
-    agree_all(not errors, errors)
-    agree_all(was_alone and sorted(log) == ["first", "first", "second", "second"], log)
-    agree_all(alternates(log), log)
-
-
 def test_words_of_another_shape_are_refused(comm, agree_all):
     group = Group(comm)
     refused = False

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from uncut_mpi.calibration.refine import STEPS, Observation, adjusted, refine
+from uncut_mpi.calibration.refine import STEPS, Observation, adjusted, overhead_in_calls, refine
 from uncut_mpi.calibration.report import refinement_text
 from uncut_mpi.command.rehearsal import options_for, pieces_of
 from uncut_mpi.model.bounds import bound
@@ -65,6 +65,21 @@ def test_rates_are_those_of_traced_products() -> None:
     assert found.parameters["rate f16"] == pytest.approx(0.9, rel=0.03)
     assert found.parameters["rate f32"] == pytest.approx(1.0, rel=0.01)
     assert found.median_error < 0.01
+
+
+def test_what_short_traced_products_take_besides_is_an_overhead_and_unknown_without_any() -> None:
+    machine = probed()
+    truth = adjusted(machine, {**NOTHING, "kernel overhead": 2e-5, "rate f64": 0.9})
+    plain = observations(truth, machine)
+    traced = []
+    for one in plain:
+        run = simulate(one.schedule, truth)
+        whole = run.end_s - run.start_s + 2.5e-6  # what the two events around a task add
+        traced.append(Observation(one.schedule, run.seconds, whole))
+    _, seen = refine(machine, traced)
+    assert seen.parameters["kernel overhead"] == pytest.approx(2e-5, abs=4e-6)
+    assert overhead_in_calls(machine, plain, {}) is None
+    assert overhead_in_calls(machine, [], {}) is None
 
 
 def test_noise_is_not_fitted_away_and_does_no_harm() -> None:

@@ -21,8 +21,6 @@ from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.order import DeviceOrder
 
-_READY, _ALONE = 1, 2  # flags of a record
-
 CLOSE = "close"
 """The call after which a rank makes no other."""
 
@@ -55,7 +53,6 @@ class Gate:
         self._group, self._order = group, order
         self._arrival_timeout_s = arrival_timeout_s
         self._exchange = agreement.CallExchange(group, room)
-        self._alone = False
         self._busy = threading.Lock()
         self.closed = self.broken = False
         self.on_close: Callable[[], None] = lambda: None
@@ -146,8 +143,7 @@ class Gate:
         """
         if digest is None:
             digest = agreement.digest_of(str(text).encode()).tobytes()
-        flags = (_READY if ready else 0) | (_ALONE if self._order.alone else 0)
-        self._exchange.fill(call, digest, epoch, flags=flags, status=error is not None)
+        self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:
             records = self._exchange.exchange(
@@ -157,10 +153,7 @@ class Gate:
             self.broken = True
             raise
         if error is None and self._exchange.unanimous():
-            self._alone = flags & _ALONE != 0
             return ready
-        every = int(np.bitwise_and.reduce(records["flags"]))
-        self._alone = every & _ALONE != 0
         text = text if isinstance(text, str) else text()
         same = self._exchange.alike()
         if not same and (records["call"] != records["call"][0]).any():
@@ -169,7 +162,7 @@ class Gate:
             agreement.collective_result(self._group, error, text)
         if not same:
             agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: text)
-        return every & _READY != 0
+        return bool(records["flags"].all())
 
     def take_devices(self) -> None:
         """
@@ -181,7 +174,7 @@ class Gate:
             If they are not to be had in the time allowed. The session is broken then: some ranks may hold theirs.
         """
         try:
-            self._order.acquire(self._arrival_timeout_s, alone=self._alone)
+            self._order.acquire(self._arrival_timeout_s)
         except StallError:
             self.broken = True
             raise

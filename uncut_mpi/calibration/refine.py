@@ -121,8 +121,9 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
     """
     dtypes = sorted({one.schedule.problem.dtype.name for one in observations if one.schedule.problem.has_product})
     seen: dict[str, float] = {f"rate {dtype}": one for dtype, one in rates_in_calls(machine, observations).items()}
-    if seen:
-        seen["kernel overhead"] = overhead_in_calls(machine, observations, seen)
+    overhead_s = overhead_in_calls(machine, observations, seen)
+    if overhead_s is not None:
+        seen["kernel overhead"] = overhead_s
     every = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes}}
     steps = {name: step for name, step in every.items() if name not in seen}
     found = {name: seen.get(name, start) for name, (start, *_) in every.items()}
@@ -164,16 +165,18 @@ def rates_in_calls(machine: Machine, observations: Sequence[Observation]) -> dic
     return {dtype: min(max(said[dtype] / took[dtype], least), most) for dtype in took if took[dtype] > 0}
 
 
-def overhead_in_calls(machine: Machine, observations: Sequence[Observation], rates: Mapping[str, float]) -> float:
+def overhead_in_calls(
+    machine: Machine, observations: Sequence[Observation], rates: Mapping[str, float]
+) -> float | None:
     """
-    Return what short traced products take inside calls besides what the machine says at `rates` (s).
+    Return what short traced products take inside calls besides what the machine says at `rates` (s), None without any.
 
     Parameters
     ----------
     rates : mapping of str to float
         ``rate TYPE``: factors of the machine's rates, as `rates_in_calls` finds them.
     """
-    start, _, least, most = STEPS["kernel overhead"]
+    _, _, least, most = STEPS["kernel overhead"]
     nothing = {name: value for name, (value, *_) in STEPS.items()}
     slower = adjusted(machine, {**nothing, **rates})
     more = []
@@ -181,7 +184,7 @@ def overhead_in_calls(machine: Machine, observations: Sequence[Observation], rat
         short = (expected >= _SHORT_S[0]) & (expected <= _SHORT_S[1])
         more.append(measured[short] - expected[short] - _TRACING_S)
     every = np.concatenate(more) if more else np.zeros(0)
-    return min(max(float(np.median(every)), least), most) if len(every) else start
+    return min(max(float(np.median(every)), least), most) if len(every) else None
 
 
 def _products(machine: Machine, observations: Sequence[Observation]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -1,8 +1,9 @@
 // Where the ranks of a node meet: each gives a record to all others through memory that they share.
 //
 // A rank has two places, used in turn, each a word with the number of the meeting and a record. It writes the
-// record, then the word; it reads the others' records when all their words have the number. Nobody begins a
-// meeting before it has read all of the one before it, so when a place is used again all have read it.
+// record, then the word; it reads the others' records when all their words have the number. Nobody may begin
+// a meeting before it has read all of the one before it (spmd/agreement.py sees to that), so when a place is used again
+// all have read it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 

@@ -74,8 +74,9 @@ class Machine:
     idle_watts, busy_watts : ndarray of float64, shape (num_ranks,)
         Power of each device at rest and in a product; 0 where unknown.
     serial_copies : bool
-        A device serves its copies one way (to other devices, from the host, to the host) one after another, each
-        with its latency; else those on different links run together.
+        A device serves the copies that it issues one way (to other devices, from the host, to the host) one after
+        another, each with its latency; else those on different links run together. Measured between devices; each
+        way with the host has one lane per rank.
     provenance : str
         Who measured it, how and when.
     steady : bool

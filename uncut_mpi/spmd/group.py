@@ -280,8 +280,6 @@ class Group:
         everyone: np.ndarray[Any, Any],
         what: str = "allgather",
         timeout_s: float | None = None,
-        missing: Missing | None = None,
-        progress: Progress | None = None,
     ) -> None:
         """
         Gather one record of every rank, without allocating.
@@ -300,7 +298,7 @@ class Group:
         """
         self.check_usable()
         request = self._comm.Iallgather(mine, everyone)
-        self.wait(request, what, timeout_s, (mine, everyone), missing, progress)
+        self.wait(request, what, timeout_s, (mine, everyone))
 
     def allgather_bytes(
         self, record: np.ndarray[Any, Any], what: str = "allgather", timeout_s: float | None = None

@@ -21,11 +21,7 @@ Nothing waits in a circle. A call that waits for a lock is in step 3, so it hold
 processes than the one it waits for. Whoever holds a lock in step 2 gives it back or has all of its
 locks. So among the waiting calls, the one that waits for the highest process waits for a call that
 itself waits for no lock. Locks are granted in order of arrival and a try fails while anyone queues, so
-no session starves. One may come or go at any time.
-
-Where no rank of a call shares its device with another session when it begins the call, steps 1 to 3 are left out and
-each rank queues for its own lock, which is free. Should another session have come meanwhile and hold it, that one is in
-step 2 or has all of its locks: it finds a lock of this call's taken and gives its own back, or ends.
+no session starves. How many sessions share a device is asked nowhere: one may come or go at any time.
 """
 
 from __future__ import annotations
@@ -82,25 +78,13 @@ class DeviceOrder:
         self._call += 1
         self._write(_ARRIVED)
 
-    @property
-    def alone(self) -> bool:
-        """Whether no other session of this process has this rank's device. Not collective."""
-        return self._lock.sessions == 1
-
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
         return self._below(self._word(_ARRIVED))
 
-    def acquire(self, timeout_s: float | None = None, *, alone: bool = False) -> None:
+    def acquire(self, timeout_s: float | None = None) -> None:
         """
         Take the devices of all ranks for the call begun last. Collective, and so must something be before `release`.
-
-        Parameters
-        ----------
-        timeout_s : float, optional
-            How long to wait; for ever by default.
-        alone : bool, default False
-            Every rank was `alone` when it began the call. Then each takes its own device and asks nobody.
 
         Raises
         ------
@@ -108,14 +92,8 @@ class DeviceOrder:
             If they are not to be had within `timeout_s`; says what is awaited. The session cannot
             make calls any more then.
         """
-        if alone and self._lock.try_take(self):
-            self._holds = True
-            return
         arrived, tried = self._word(_ARRIVED), self._word(_HELD)
         try:
-            if alone:
-                self._take_own(timeout_s)
-                return
             self._await(lambda: min(self._words) >= arrived, timeout_s, "to begin this call", self.missing)
             self._holds = self._lock.try_take(self)
             self._write(_HELD if self._holds else _BLOCKED)
@@ -148,11 +126,6 @@ class DeviceOrder:
         words = self._words.tolist()
         return self._word(_BLOCKED) in words or self._word(_LOCKED) in words
 
-    def _take_own(self, timeout_s: float | None) -> None:
-        self._lock.queue(self)
-        self._await(lambda: self._lock.take_in_turn(self), timeout_s, f"for device {self._key}", None)
-        self._holds = True
-
     def _take_turns(self, timeout_s: float | None) -> None:
         if self._holds:
             self._holds = False
@@ -160,7 +133,9 @@ class DeviceOrder:
         locked, before, last = self._word(_LOCKED), self._before, self._last
         if before is not None:
             self._await(lambda: self._words[before] >= locked, timeout_s, "to take its device", lambda: [before])
-        self._take_own(timeout_s)
+        self._lock.queue(self)
+        self._await(lambda: self._lock.take_in_turn(self), timeout_s, f"for device {self._key}", None)
+        self._holds = True
         self._write(_LOCKED)
         self._await(lambda: self._words[last] >= locked, timeout_s, "to take its device", lambda: [last])
 

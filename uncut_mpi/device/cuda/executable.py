@@ -148,7 +148,8 @@ class CudaExecutable(Executable):
             if word % 2:
                 record = self._program.operations[word // 2]
                 waits.append(
-                    f"{name}: task {record['task']} awaits rank {record['peer']} (flag slot {record['slot']}) or runs"
+                    f"{name}: task {record['task']} awaits rank {record['peer']} (flag slot {record['slot']}), "
+                    "or is past that and not done"
                 )
             else:
                 after = self._task_of(word // 2 - 1) if word else ", before its first wait"
