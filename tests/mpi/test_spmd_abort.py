@@ -78,6 +78,28 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(comm, tmp_path, inte
     on_rank_0(comm, tmp_path, check)
 
 
+def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(comm, tmp_path):
+    program = """
+import sys
+from uncut_mpi.command.ranks import run_on_ranks
+
+def load():
+    from mpi4py import MPI
+    if MPI.COMM_WORLD.rank == 1:
+        raise KeyboardInterrupt
+    return lambda comm, arguments, words: not comm.Barrier()
+
+sys.exit(run_on_ranks("test", lambda words: None, load, [], None))
+"""
+
+    def check(tmp_path):
+        status, output = job(tmp_path, program, start="")
+        assert status not in (None, 0), output
+        assert "[rank 1 of 2] KeyboardInterrupt" in output
+
+    on_rank_0(comm, tmp_path, check)
+
+
 def test_the_end_of_a_job_leaves_no_shared_memory(comm, tmp_path):
     def check(tmp_path):
         made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"

@@ -55,13 +55,14 @@ def run_on_ranks(
     try:
         from uncut_mpi.spmd import abort, runtime
 
+        comm = runtime.world() if comm is None else comm
+        # Loading takes a while, and a rank that is interrupted meanwhile must not leave the others waiting.
+        abort.install_abort_hook(comm)
         run = load()
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
         sys.stderr.write(f"{name}: {type(error).__name__}: {error}\n")
         return 2
-    comm = runtime.world() if comm is None else comm
-    abort.install_abort_hook(comm)
     try:
         runtime.check_launcher()
         if isinstance(arguments, UncutError):
