@@ -3,24 +3,13 @@
 //
 //   nvcc -O2 -std=c++17 -o device_costs tests/perf/device_costs.cu -lcuda -lcublas && ./device_costs
 #include <cublas_v2.h>
-#include <cuda.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
-using Clock = std::chrono::steady_clock;
-
-static void check(int code, const char *what) {
-    if (code == 0) return;
-    std::fprintf(stderr, "%s: %d\n", what, code);
-    std::exit(1);
-}
-#define CHECK(call) check(static_cast<int>(call), #call)
+#include "streams.cuh"
 
 constexpr int pieces = 64, max_gpus = 4, streams_each = 8;
 constexpr size_t arena = size_t{512} << 20;
@@ -46,24 +35,6 @@ static void hold(int gpu, int number = 0) {
     CHECK(cuStreamWaitValue32(stream(gpu, number), gate_address, epoch, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
-static CUstreamBatchMemOpParams wait_op(CUdeviceptr address, unsigned value) {
-    CUstreamBatchMemOpParams op{};
-    op.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-    op.waitValue.address = address;
-    op.waitValue.value = value;
-    op.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-    return op;
-}
-
-static CUstreamBatchMemOpParams write_op(CUdeviceptr address, unsigned value, unsigned flags) {
-    CUstreamBatchMemOpParams op{};
-    op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    op.writeValue.address = address;
-    op.writeValue.value = value;
-    op.writeValue.flags = flags;
-    return op;
-}
-
 static double open_and_finish() {
     const auto begun = Clock::now();
     *gate_word = epoch;
@@ -72,7 +43,7 @@ static double open_and_finish() {
         for (int s = 0; s < streams_each; ++s)
             CHECK(cuStreamSynchronize(stream(g, s)));
     }
-    return std::chrono::duration<double>(Clock::now() - begun).count();
+    return seconds_since(begun);
 }
 
 // Microseconds of one of `pieces` equal steps in stream 0 of GPU 0, between two events of that stream.
@@ -109,7 +80,8 @@ static void copy(int gpu, int number, int to, int from, size_t offset, size_t by
 }
 
 // GB/s of copies of `megabytes` from GPU 0 to its peers, issued by `issue`; wall clock from the opened gate on.
-static void moved(const std::string &name, const std::function<size_t(size_t)> &issue, const std::vector<double> &sizes) {
+static void moved(const std::string &name, const std::function<size_t(size_t)> &issue,
+                  const std::vector<double> &sizes) {
     std::printf("%-66s", name.c_str());
     for (double megabytes : sizes) {
         double best = 0.0;
@@ -169,14 +141,13 @@ int main() {
     };
     steps("nothing (two events)", [](int) {});
     steps("flag on this device awaited (set)", [&](int) { batch({wait_op(own, 0)}); });
-    steps("four flags awaited in a batch (set)", [&](int) { batch({wait_op(own, 0), wait_op(own + 4, 0), wait_op(own + 8, 0), wait_op(own + 12, 0)}); });
-    steps("flag awaited, host word written before and after", [&](int) {
-        batch({write_op(words_address, 1, 0), wait_op(own, 0), write_op(words_address, 2, 0)});
-    });
-    steps("the same with words on the device", [&](int) {
-        batch({write_op(own + 64, 1, 0), wait_op(own, 0), write_op(own + 64, 2, 0)});
-    });
-    steps("host word written, then flag awaited", [&](int) { batch({write_op(words_address, 1, 0), wait_op(own, 0)}); });
+    steps("four flags awaited in a batch (set)",
+          [&](int) { batch({wait_op(own, 0), wait_op(own + 4, 0), wait_op(own + 8, 0), wait_op(own + 12, 0)}); });
+    steps("flag awaited, host word written before and after",
+          [&](int) { batch({write_op(words_address, 1), wait_op(own, 0), write_op(words_address, 2)}); });
+    steps("the same with words on the device",
+          [&](int) { batch({write_op(own + 64, 1), wait_op(own, 0), write_op(own + 64, 2)}); });
+    steps("host word written, then flag awaited", [&](int) { batch({write_op(words_address, 1), wait_op(own, 0)}); });
     steps("host word written", [&](int) { CHECK(cuStreamWriteValue32(stream(0), words_address, 1, 0)); });
     steps("word on this device written", [&](int) { CHECK(cuStreamWriteValue32(stream(0), own + 64, 1, 0)); });
     steps("peer's word written", [&](int) { CHECK(cuStreamWriteValue32(stream(0), peer + 64, 1, 0)); });
@@ -190,7 +161,7 @@ int main() {
         });
     steps("product of 64", [&](int) { product(64); });
     steps("flag awaited as above, product of 64", [&](int) {
-        batch({write_op(words_address, 1, 0), wait_op(own, 0), write_op(words_address, 2, 0)});
+        batch({write_op(words_address, 1), wait_op(own, 0), write_op(words_address, 2)});
         product(64);
     });
     steps("flag awaited alone, product of 64", [&](int) {
@@ -211,26 +182,25 @@ int main() {
         CHECK(cuStreamWaitEvent(stream(0), back, 0));
     });
     if (num_gpus > 1) {
-        const unsigned flags = 0;
-            for (bool progress : {false, true})
-                steps((std::string("there and back by flags, two GPUs") + (progress ? ", host words" : "")).c_str(),
-                      [&](int i) {
-                          auto waits = [&](int g, unsigned value) {
-                              std::vector<CUstreamBatchMemOpParams> ops;
-                              if (progress) ops.push_back(write_op(words_address, 1, flags));
-                              ops.push_back(wait_op(gpus[g].flags + 1024, value));
-                              if (progress) ops.push_back(write_op(words_address, 2, flags));
-                              CHECK(cuStreamBatchMemOp(stream(g), static_cast<unsigned>(ops.size()), ops.data(), 0));
-                          };
-                          const unsigned value = epoch * 4096 + static_cast<unsigned>(i);
-                          use(0);
-                          CHECK(cuStreamWriteValue32(stream(0), gpus[1].flags + 1024, value, flags));
-                          use(1);
-                          waits(1, value);
-                          CHECK(cuStreamWriteValue32(stream(1), gpus[0].flags + 1024, value, flags));
-                          use(0);
-                          waits(0, value);
-                      });
+        for (bool progress : {false, true})
+            steps((std::string("there and back by flags, two GPUs") + (progress ? ", host words" : "")).c_str(),
+                  [&](int i) {
+                      auto waits = [&](int g, unsigned value) {
+                          std::vector<CUstreamBatchMemOpParams> ops;
+                          if (progress) ops.push_back(write_op(words_address, 1));
+                          ops.push_back(wait_op(gpus[g].flags + 1024, value));
+                          if (progress) ops.push_back(write_op(words_address, 2));
+                          CHECK(cuStreamBatchMemOp(stream(g), static_cast<unsigned>(ops.size()), ops.data(), 0));
+                      };
+                      const unsigned value = epoch * 4096 + static_cast<unsigned>(i);
+                      use(0);
+                      CHECK(cuStreamWriteValue32(stream(0), gpus[1].flags + 1024, value, 0));
+                      use(1);
+                      waits(1, value);
+                      CHECK(cuStreamWriteValue32(stream(1), gpus[0].flags + 1024, value, 0));
+                      use(0);
+                      waits(0, value);
+                  });
         // Not smaller: issuing into a full queue blocks, and the gate would never open.
         const std::vector<double> sizes{2, 4, 8, 16, 32};
         std::printf("%-66s", "GB/s out of GPU 0, copies of MiB");
@@ -239,7 +209,7 @@ int main() {
         std::printf("\n");
         const int peers = num_gpus - 1;
         const size_t each = size_t{128} << 20;
-        auto push = [&](int lanes, bool signals, unsigned flags) {
+        auto push = [&](int lanes, bool signals) {
             return [=](size_t bytes) {
                 for (int s = 0; s < lanes; ++s)
                     hold(0, s);
@@ -248,14 +218,15 @@ int main() {
                     for (int p = 1; p <= peers; ++p, ++number) {
                         const int lane = lanes == peers ? p - 1 : number % lanes;
                         copy(0, lane, p, 0, at, bytes);
-                        if (signals) CHECK(cuStreamWriteValue32(stream(0, lane), gpus[p].flags + 4 * (number % 4096), 1, flags));
+                        if (signals)
+                            CHECK(cuStreamWriteValue32(stream(0, lane), gpus[p].flags + 4 * (number % 4096), 1, 0));
                     }
                 return each * peers;
             };
         };
-        moved("pushed, one stream", push(1, false, 0), sizes);
-        moved("pushed, one stream per peer", push(peers, false, 0), sizes);
-        moved("pushed, one stream per peer, flags", push(peers, true, 0), sizes);
+        moved("pushed, one stream", push(1, false), sizes);
+        moved("pushed, one stream per peer", push(peers, false), sizes);
+        moved("pushed, one stream per peer, flags", push(peers, true), sizes);
         auto pull = [&](int lanes, bool signals) {
             return [=](size_t bytes) {
                 for (int p = 1; p <= peers; ++p)
@@ -265,7 +236,9 @@ int main() {
                 for (size_t at = 0; at < each; at += bytes, ++number)
                     for (int p = 1; p <= peers; ++p) {
                         copy(p, number % lanes, p, 0, at, bytes);
-                        if (signals) CHECK(cuStreamWriteValue32(stream(p, number % lanes), gpus[p].flags + 4 * (number % 4096), 1, 0));
+                        if (signals)
+                            CHECK(cuStreamWriteValue32(stream(p, number % lanes), gpus[p].flags + 4 * (number % 4096),
+                                                       1, 0));
                     }
                 return each * peers;
             };
@@ -286,7 +259,7 @@ int main() {
         moved("one pair, both ways, pushed", both(false), sizes);
         moved("one pair, both ways, pulled", both(true), sizes);
         // A chain 0 → 1 → 2 → …: every chunk is handed on when it has arrived.
-        auto chain = [&](bool pulled, unsigned flags) {
+        auto chain = [&](bool pulled) {
             return [=](size_t bytes) {
                 hold(0);
                 if (pulled) hold(1);
@@ -295,25 +268,27 @@ int main() {
                     const unsigned value = epoch;
                     for (int hop = 0; hop < peers; ++hop) {
                         const int by = pulled ? hop + 1 : hop;
-                        const CUdeviceptr mine = gpus[by].flags + 8192 + 4 * number, next = gpus[by + 1 < num_gpus ? by + 1 : 0].flags + 8192 + 4 * number;
+                        const CUdeviceptr mine = gpus[by].flags + 8192 + 4 * number,
+                                          next = gpus[by + 1 < num_gpus ? by + 1 : 0].flags + 8192 + 4 * number;
                         use(by);
                         if (hop > 0) {
                             auto wait = wait_op(mine, value);
                             CHECK(cuStreamBatchMemOp(stream(by), 1, &wait, 0));
                         }
                         copy(by, 0, hop + 1, hop, at, bytes);
-                        if (hop + 1 < peers) CHECK(cuStreamWriteValue32(stream(by), next, value, flags));
+                        if (hop + 1 < peers) CHECK(cuStreamWriteValue32(stream(by), next, value, 0));
                     }
                 }
                 return each;
             };
         };
         if (peers > 1) {
-            moved("chain over all, pushed, per link", chain(false, 0), sizes);
-            moved("chain over all, pulled, per link", chain(true, 0), sizes);
+            moved("chain over all, pushed, per link", chain(false), sizes);
+            moved("chain over all, pulled, per link", chain(true), sizes);
         }
     }
-    // When flags arrive: 8 MiB to each peer in turn, one flag after each, seen by a stream of the peer that waits for it.
+    // When flags arrive: 8 MiB to each peer in turn, one flag after each, seen by a stream of the peer that waits for
+    // it.
     for (int way = 0; num_gpus > 1 && way < 4; ++way) {
         const int peers = num_gpus - 1, rounds = 8;
         const char *names[] = {"one stream", "one stream per peer", "one stream per peer, flags from another stream",
@@ -351,7 +326,7 @@ int main() {
             for (int left = peers * rounds; left > 0;)
                 for (int i = 0; i < peers * rounds; ++i)
                     if (at[i] == 0.0 && words[i] != 0) {
-                        at[i] = std::chrono::duration<double>(Clock::now() - begun).count();
+                        at[i] = seconds_since(begun);
                         --left;
                     }
             open_and_finish();
@@ -366,17 +341,6 @@ int main() {
             std::printf(" %5.0f", 1e6 * times[times.size() / 2]);
         }
         std::printf("\n");
-    }
-    // Copies beside a product.
-    if (num_gpus > 1) {
-        use(0);
-        steps("product of 4096", [&](int) { product(4096); }, 4);
-        steps("product of 4096 while 16 MiB copies leave", [&](int) {
-            for (int i = 0; i < 48; ++i) {
-                copy(0, 1, 1, 0, (i % 8) * (size_t{16} << 20), size_t{16} << 20);
-            }
-            product(4096);
-        }, 4);
     }
     return 0;
 }

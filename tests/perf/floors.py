@@ -22,13 +22,13 @@ import time
 
 import cupy
 import numpy as np
+from model_data import pool, source
 from mpi4py import MPI
 from sweep import options_of
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.product import (
-    Source,
     generated_sources,
     make_product,
     measure,
@@ -37,6 +37,7 @@ from uncut_mpi.command.product import (
     verify_product,
 )
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.grid import ProcessGrid
 
 CUDA_TYPES = {"f64": 1, "f32": 0, "tf32": 0, "f16": 2, "bf16": 14}
 COMPUTE_TYPES = {"f64": 70, "f32": 68, "tf32": 77, "f16": 68, "bf16": 68}
@@ -48,8 +49,8 @@ def shares(m, n, k, ranks):
     """Return the product of one rank with equal shares, and whether ranks share k."""
     if k >= 8 * max(m, n):
         return (m, n, k // ranks), True
-    rows = max(r for r in range(1, ranks + 1) if ranks % r == 0 and r * r <= ranks)
-    return (m // rows, n // (ranks // rows), k), False
+    grid = ProcessGrid.choose(ranks, None)
+    return (m // grid.rows, n // grid.cols, k), False
 
 
 class Floor:
@@ -76,13 +77,13 @@ class Floor:
     def compute(self, m, n, k, dtype, values, repeats=7):
         """Return seconds of one product of every rank at once."""
         itemsize = DType[dtype].itemsize
-        source = values[dtype].view(np.uint8)
+        block = values[dtype].view(np.uint8)
 
         def filled(count):
-            pool = cupy.empty(count * itemsize, np.uint8)
-            for at in range(0, len(pool), len(source)):
-                pool[at : at + len(source)] = source[: len(pool) - at]
-            return pool
+            operand = cupy.empty(count * itemsize, np.uint8)
+            for at in range(0, len(operand), len(block)):
+                operand[at : at + len(block)] = block[: len(operand) - at]
+            return operand
 
         a, b, c = filled(m * k), filled(k * n), filled(m * n)
         wide = DType[dtype] is DType.f64
@@ -202,7 +203,9 @@ def main():
             extents = [int(part) for part in size.split("x")]
             m, n, k = extents * 3 if len(extents) == 1 else extents
             arguments = parse(["-m", str(m), "-n", str(n), "-k", str(k), "--warmup", "5", "--repeat", "15"])
-            host = make_product(session, arguments, (m, n, k), DType[dtype], sources(arguments, m, n, k), "F")
+            host = make_product(
+                session, arguments, (m, n, k), DType[dtype], sources(arguments, m, n, k, DType[dtype]), "F"
+            )
             for place in places.split(";"):
                 case = measured(session, floor, values, host, dtype, place, ["", *variants])
                 if session.rank == 0:
@@ -216,22 +219,12 @@ def main():
         print("rates GB/s:", {name: round(rate / 1e9, 1) for name, rate in floor.rates.items()}, "missing:", missing)
 
 
-def sources(arguments, m, n, k):
-    """Return random A, B and C: of large ones the first columns are repeated, each a little shifted."""
+def sources(arguments, m, n, k, dtype):
+    """Return random A, B and C: of large ones a block of values is repeated."""
     if max(m * k, k * n, m * n) <= 1 << 27:
         return generated_sources(arguments, m, n, k)
-    pool = np.random.default_rng(7).random(1 << 22) * 2 - 1
-
-    def source(rows, cols):
-        def fill(part, lines):
-            kept = pool.astype(part.dtype)
-            for at, column in enumerate(range(lines.start, lines.stop)):
-                start = column * 7919 % (len(kept) - rows)
-                part[:, at] = kept[start : start + rows]
-
-        return Source(rows, cols, "F", fill)
-
-    return source(m, k), source(k, n), source(m, n)
+    values = pool(dtype)
+    return source(m, k, values), source(k, n, values), source(m, n, values)
 
 
 def measured(session, floor, values, host, dtype, place, variants):
@@ -239,12 +232,12 @@ def measured(session, floor, values, host, dtype, place, variants):
     m, n, k = host.m, host.n, host.k
     arguments = parse(["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--warmup", "5", "--repeat", "15"])
     placed = []
-    for source, location in ((host.a, arguments.place.a), (host.b, arguments.place.b), (host.c, arguments.place.c)):
+    for matrix, location in ((host.a, arguments.place.a), (host.b, arguments.place.b), (host.c, arguments.place.c)):
         if location.space == "device":
-            placed.append(session.empty_device(source.shape, host.dtype, rank=location.rank, order="F"))
-            session.upload(source, placed[-1])
+            placed.append(session.empty_device(matrix.shape, host.dtype, rank=location.rank, order="F"))
+            session.upload(matrix, placed[-1])
         else:
-            placed.append(source)
+            placed.append(matrix)
     product = dataclasses.replace(host, a=placed[0], b=placed[1], c=placed[2])
     share, _ = shares(m, n, k, session.size)
     compute = floor.compute(*share, dtype, values)

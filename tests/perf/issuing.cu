@@ -3,27 +3,12 @@
 //
 //   nvcc -O2 -std=c++17 -o issuing tests/perf/issuing.cu -lcuda -lcublas && ./issuing
 #include <cublas_v2.h>
-#include <cuda.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <vector>
 
-using Clock = std::chrono::steady_clock;
-
-static void check(int code, const char *what) {
-    if (code == 0) return;
-    std::fprintf(stderr, "%s: %d\n", what, code);
-    std::exit(1);
-}
-#define CHECK(call) check(static_cast<int>(call), #call)
-
-static double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
+#include "streams.cuh"
 
 static double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
@@ -38,23 +23,6 @@ static cublasHandle_t blas;
 static CUevent fork_event, join_event;
 static unsigned epoch = 0;
 static int size = 256;
-
-static CUstreamBatchMemOpParams wait_op(int flag, unsigned value) {
-    CUstreamBatchMemOpParams op{};
-    op.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-    op.waitValue.address = flags + 4 * flag;
-    op.waitValue.value = value;
-    op.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-    return op;
-}
-
-static CUstreamBatchMemOpParams write_op(CUdeviceptr address, unsigned value) {
-    CUstreamBatchMemOpParams op{};
-    op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    op.writeValue.address = address;
-    op.writeValue.value = value;
-    return op;
-}
 
 static void copy() {
     CUDA_MEMCPY2D shape{};
@@ -75,7 +43,8 @@ static void product() {
 }
 
 static void waits(int flag) {
-    CUstreamBatchMemOpParams ops[3] = {write_op(host_flags, 1), wait_op(flag, epoch), write_op(host_flags, 2)};
+    CUstreamBatchMemOpParams ops[3] = {write_op(host_flags, 1), wait_op(flags + 4 * flag, epoch),
+                                       write_op(host_flags, 2)};
     CHECK(cuStreamBatchMemOp(products, 3, ops, 0));
 }
 
@@ -222,10 +191,10 @@ int main() {
             CHECK(cuStreamSynchronize(products));
             all.push_back(seconds_since(start));
         }
-        std::printf("   as a graph of %zu nodes, %zu with flags: instantiated in %.0f us, updated in %.1f us, launched in "
-                    "%.1f us, done in %.1f us\n",
-                    count, batches.size(), 1e6 * instantiate, 1e6 * median(update), 1e6 * median(launch),
-                    1e6 * median(all));
+        std::printf(
+            "   as a graph of %zu nodes, %zu with flags: instantiated in %.0f us, updated in %.1f us, launched in "
+            "%.1f us, done in %.1f us\n",
+            count, batches.size(), 1e6 * instantiate, 1e6 * median(update), 1e6 * median(launch), 1e6 * median(all));
         CHECK(cuGraphExecDestroy(ready));
         CHECK(cuGraphDestroy(graph));
     }

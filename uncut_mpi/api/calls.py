@@ -338,7 +338,11 @@ class CallMachinery:
             error = caught
         all_ready = self.gate.open(name, asked, digest, epoch=self._epoch, ready=binding is not None, error=error)
         assert plan is not None  # no rank had an error
-        self.gate.take_devices()
+        try:
+            self._order.acquire(self._arrival_timeout_s)
+        except StallError:
+            self.gate.broken = True  # some ranks may hold their devices by now
+            raise
         try:
             if not all_ready:
                 if not plan.filled:

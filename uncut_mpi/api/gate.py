@@ -59,7 +59,7 @@ class Gate:
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
-        del self._exchange, self._order
+        del self._exchange
 
     def exclusive(self) -> Exclusive:
         """
@@ -163,21 +163,6 @@ class Gate:
         if not same:
             agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: text)
         return bool(records["flags"].all())
-
-    def take_devices(self) -> None:
-        """
-        Take the devices of all ranks for the call opened last. Collective.
-
-        Raises
-        ------
-        StallError
-            If they are not to be had in the time allowed. The session is broken then: some ranks may hold theirs.
-        """
-        try:
-            self._order.acquire(self._arrival_timeout_s)
-        except StallError:
-            self.broken = True
-            raise
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -3,10 +3,9 @@
 // Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream;
 // nothing is created or allocated. Flag waits go out in one batch, a progress word (2i+1 for the wait
 // that is operation i) written before each, so that a stall can be explained; a lane without waits
-// writes one (2i+2 after operation i) now and then. If
-// a call fails, the first error is kept and from there only SIGNALs are issued, so that no peer
-// waits for ever. Then all lanes are polled until they are empty, an error shows, or nothing has
-// moved on any rank for the time allowed.
+// writes one (2i+2 after operation i) now and then. If a call fails, the first error is kept and from
+// there only SIGNALs are issued, so that no peer waits for ever. Then all lanes are polled until they
+// are empty, an error shows, or nothing has moved on any rank for the time allowed.
 //
 // A traced run records an event before and after each body, on its lane, and reads them when all
 // lanes are empty. It is another instance of the issuing loop: a run that is not traced does not
@@ -168,7 +167,7 @@ class Executor {
         std::size_t next_checkpoint = 0;
     };
 
-    // Construction.
+    // Construction: cuda_executor_build.cpp.
     void bind_lanes(const Program &program);
     void add_copy(const Program &program, const Operation &operation);
     void add_gemm(const Program &program, const Operation &operation);
@@ -178,7 +177,7 @@ class Executor {
     void add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload);
     void add_checkpoint_if_due(const Operation &operation, std::uint32_t index);
 
-    // Running.
+    // Running: cuda_executor.cpp.
     void start(double alpha, double beta, std::uint32_t epoch, double timeout_s);
     template <bool traced>
     void issue_all();

@@ -8,8 +8,6 @@
 namespace uncut {
 namespace {
 
-constexpr int host_owner = -1;
-constexpr int no_source = -2;
 constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
 constexpr int product_lane = 0, sum_lane = 1;  // compute lanes of a rank
 

@@ -7,10 +7,10 @@ namespace uncut {
 
 enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
 enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
-// Where the copies of a lane go that is for all other devices.
-inline constexpr std::int32_t any_device = -3;
-
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
+
+// Ends of lanes that are no rank: shared host memory, none (of a compute lane), all devices but the lane's own.
+inline constexpr std::int32_t host_owner = -1, no_source = -2, any_device = -3;
 
 struct TaskRecord {
     std::uint8_t kind = 0, pad = 0;

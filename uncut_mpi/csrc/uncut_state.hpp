@@ -17,8 +17,6 @@
 
 namespace uncut {
 
-inline constexpr int host_owner = -1;
-inline constexpr int no_source = -2;
 inline constexpr std::array<int, 3> user_buffer = {0, 1, 2};
 enum Side { side_a = 0, side_b = 1 };
 inline constexpr int matrix_c = 2;

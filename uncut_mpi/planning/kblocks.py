@@ -13,13 +13,15 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
   place before the first of them where the order has it there in time, else beside them. Partial sums of a k
   split are added by the owner, or each worker adds up a slice of the columns. Half types sum in float32 and are
   rounded once. Where C is at home, alone and not half, products are formed in place.
-* **A rank that has A and B** multiplies all of k at once, whatever blocks the others take, and begins before the first
-  fetch is issued: one product where C is at home too (in place, half types as well, which it sums in float32 and
-  rounds once), else one per column block.
+* **A rank that has A and B** multiplies all of k at once, whatever blocks the others take, and begins when the first
+  fetch, for which all others wait, is issued: one product where C is at home too (in place, half types as well, which
+  it sums in float32 and rounds once), else one per column block.
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
 device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
-another for results, which await products; products are on compute lane 0, COMBINE on lane 1.
+another for results, which await products; products are on compute lane 0, COMBINE on lane 1. Where a device serves
+its copies one after another (`Machine.serial_copies`) it has one lane for fetches and one for results to all other
+devices, and a piece that several ranks need goes from its device to one of them whole.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ What happens to one sub-problem (i, j, p) of a rank, C_ij += op(A)_ip op(B)_pj:
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device,
 the device; between devices, the source (push). One lane per (issuing rank, source, destination), and between
-devices another for C tiles on their way back, which await their products.
+devices another for C tiles on their way back, which await their products; where a device serves its copies one
+after another (`Machine.serial_copies`), one of each kind for all other devices.
 Without overlap each rank has one lane and pulls what it needs.
 
 The order "eta" (III-G1) serves ranks in turn. A sub-problem's start is the later of its tiles' ETA (of the

@@ -218,8 +218,8 @@ class CallExchange:
     """
     The exchange of one `RECORD` per rank that opens and closes a call, on buffers kept for all calls.
 
-    The ranks meet in memory that they share: on a node with 4 GPUs a message of MPI's takes ten times as long. A rank
-    that has to wait for the others lets MPI get on meanwhile, as it would inside an MPI call.
+    The ranks meet in memory that they share, which is quicker than a message of MPI's (docs/performance.md,
+    2026-11-22). A rank that has to wait for the others lets MPI get on meanwhile, as it would inside an MPI call.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ class CallExchange:
                 self._outcome = collect(everyone, self._pause_s)
                 return self._outcome
 
-            group.watch(met, what, timeout_s, None, missing, progress)
+            group.watch(met, what, timeout_s, missing=missing, progress=progress)
         self._posted = False
 
     def unanimous(self) -> bool:

@@ -176,7 +176,6 @@ class Group:
         timeout_s: float | None,
         keep: object,
         missing: Missing | None = None,
-        progress: Progress | None = None,
     ) -> None:
         """
         Poll a request until it is complete. Not collective.
@@ -185,17 +184,11 @@ class Group:
         ----------
         request : mpi4py.MPI.Request
             Of a nonblocking operation.
-        what : str
-            What is awaited, as the error calls it.
-        timeout_s : float or None
-            Deadline; None waits for ever.
+        what, timeout_s, missing
+            As for `watch`.
         keep : object
             The buffers of the operation. After a stall MPI may still write to them, so the group
             keeps them alive.
-        missing : callable, optional
-            Tells which ranks have not arrived.
-        progress : callable, optional
-            Returns bytes that change while other ranks get on; the deadline starts anew when they have.
 
         Raises
         ------
@@ -203,26 +196,35 @@ class Group:
             Past the deadline.
         """
         if not request.Test():
-            self.watch(request.Test, what, timeout_s, (request, keep), missing, progress)
+            self.watch(request.Test, what, timeout_s, keep=(request, keep), missing=missing)
 
     def watch(
         self,
         done: Callable[[], object],
         what: str,
         timeout_s: float | None,
+        *,
         keep: object = None,
         missing: Missing | None = None,
         progress: Progress | None = None,
     ) -> None:
         """
-        Ask until something is done, as `wait`. Not collective.
+        Ask until something is done: spin, then yield, then sleep between. Not collective.
 
         Parameters
         ----------
         done : callable
             Returns something true when it is.
-        what, timeout_s, keep, missing, progress
-            As for `wait`.
+        what : str
+            What is awaited, as the error calls it.
+        timeout_s : float or None
+            Deadline; None waits for ever.
+        keep : object, optional
+            What has to live on after a stall.
+        missing : callable, optional
+            Tells which ranks have not arrived.
+        progress : callable, optional
+            Returns bytes that change while other ranks get on; the deadline starts anew when they have.
 
         Raises
         ------

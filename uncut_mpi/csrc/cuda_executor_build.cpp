@@ -1,0 +1,295 @@
+// Makes an executor's steps of an operation list and the addresses of its buffers, once for all runs.
+#include "cuda_executor.hpp"
+
+#include <algorithm>
+
+namespace uncut::cuda {
+namespace {
+
+// A lane without waits writes its progress word after so many steps.
+constexpr std::int64_t checkpoint_interval = 64;
+constexpr std::uint32_t max_batch_ops = 96;
+
+constexpr std::int64_t element_bytes[] = {8, 4, 2, 2, 4};
+
+constexpr unsigned threads_per_block = 256;
+constexpr unsigned rows_per_thread = 4;
+constexpr unsigned blocks_per_multiprocessor = 16;
+
+[[noreturn]] void refuse(const Operation &operation, const std::string &what) {
+    throw Failure("task " + std::to_string(operation.task) + " cannot run on a CUDA device: " + what, -1);
+}
+
+Address address_of(const Program &program, const Operand &operand) {
+    return static_cast<Address>(program.addresses[operand.buffer]) + static_cast<Address>(operand.offset);
+}
+
+unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
+    unsigned power = 1;
+    while (power < most && power < value)
+        power *= 2;
+    return power;
+}
+
+MemOp write_word(Address address, std::uint32_t value) {
+    MemOp op{};
+    op.value.operation = mem_op_write_value_32;
+    op.value.address = address;
+    op.value.value = value;
+    return op;
+}
+
+}  // namespace
+
+std::uint64_t combine_signature(const Operand *operands, std::size_t count) {
+    std::uint64_t signature = operands[0].dtype;
+    for (std::size_t i = 1; i < count; ++i)
+        signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);
+    return signature;
+}
+
+Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
+    : device_(std::move(device)),
+      board_(program.board),
+      board_words_(program.num_ranks * DeviceState::max_lanes),
+      rank_(program.rank) {
+    if (program.num_lanes > DeviceState::max_lanes)
+        throw Failure(std::to_string(program.num_lanes) + " lanes on one rank; at most " +
+                          std::to_string(DeviceState::max_lanes) + " are supported: use fewer compute lanes",
+                      -1);
+    if (program.rank >= program.num_ranks) throw Failure("the program's rank is outside the session", -1);
+    for (std::size_t i = 0; i < program.num_operations; ++i) {
+        const Operation &operation = program.operations[i];
+        if (operation.lane < 0 || static_cast<std::size_t>(operation.lane) >= program.num_lanes)
+            refuse(operation, "its lane does not exist");
+        const bool body = operation.code <= code_combine;
+        if (!body) continue;
+        const std::int64_t stop = std::int64_t{operation.first_operand} + operation.num_operands;
+        if (operation.num_operands == 0 || operation.first_operand < 0 ||
+            stop > static_cast<std::int64_t>(program.num_operands))
+            refuse(operation, "its operands are missing");
+        for (std::int64_t j = operation.first_operand; j < stop; ++j) {
+            const Operand &operand = program.operands[j];
+            if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.num_buffers ||
+                operand.dtype > dtype_tf32 || operand.factor > factor_beta)
+                refuse(operation, "an operand is malformed");
+            if (program.addresses[operand.buffer] == 0 && operand.rows > 0 && operand.cols > 0)
+                refuse(operation, "buffer " + std::to_string(operand.buffer) + " has no address");
+        }
+    }
+    bind_lanes(program);
+    for (std::size_t i = 0; i < program.num_operations; ++i) {
+        const Operation &operation = program.operations[i];
+        const auto index = static_cast<std::uint32_t>(i);
+        switch (operation.code) {
+            case code_copy: add_copy(program, operation); break;
+            case code_gemm: add_gemm(program, operation); break;
+            case code_combine: add_combine(program, operation); break;
+            case code_wait_flag: add_wait(program, operation, index); continue;
+            case code_wait_event:
+            case code_record:
+                if (operation.slot < 0 || static_cast<std::size_t>(operation.slot) >= program.num_events)
+                    refuse(operation, "its event does not exist");
+                add_step(operation, index, static_cast<std::uint32_t>(operation.slot));
+                continue;
+            case code_signal:
+                if (operation.peer < 0 || static_cast<std::size_t>(operation.peer) >= program.num_ranks ||
+                    program.peer_flags[operation.peer] == 0)
+                    refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
+                signals_.push_back({static_cast<Address>(program.peer_flags[operation.peer]) +
+                                    4 * static_cast<Address>(operation.slot)});
+                add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
+                continue;
+            default: refuse(operation, "operation code " + std::to_string(operation.code) + " is unknown");
+        }
+        const std::size_t payload = operation.code == code_copy   ? copies_.size()
+                                    : operation.code == code_gemm ? gemms_.size()
+                                                                  : combines_.size();
+        add_step(operation, index, static_cast<std::uint32_t>(payload - 1));
+        add_checkpoint_if_due(operation, index);
+    }
+    seen_.resize(board_words_);
+    result_.stuck.reserve(program.num_lanes);
+}
+
+void Executor::bind_lanes(const Program &program) {
+    lanes_.resize(program.num_lanes);
+    std::vector<std::uint8_t> multiplies(program.num_lanes, 0);
+    for (std::size_t i = 0; i < program.num_operations; ++i)
+        if (program.operations[i].code == code_gemm) multiplies[program.operations[i].lane] = 1;
+    const auto computing = static_cast<std::size_t>(std::count(multiplies.begin(), multiplies.end(), 1));
+    device_->reserve(computing, program.num_lanes - computing, program.num_events);
+    std::size_t next_compute = 0, next_copy = 0;
+    for (std::size_t l = 0; l < program.num_lanes; ++l) {
+        if (multiplies[l] != 0) {
+            const DeviceState::ComputeLane &lane = device_->compute_lane(next_compute++);
+            lanes_[l].stream = lane.stream;
+            lanes_[l].handle = lane.handle;
+        } else {
+            lanes_[l].stream = device_->copy_stream(next_copy++);
+        }
+    }
+}
+
+void Executor::add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload) {
+    steps_.push_back({operation.code, operation.lane, index, payload});
+    ++lanes_[operation.lane].num_steps;
+    if (operation.code <= code_combine) ++num_bodies_;
+}
+
+void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t index) {
+    Lane &lane = lanes_[operation.lane];
+    const std::int64_t last = lane.checkpoints.empty() ? 0 : lane.checkpoints.back().issued;
+    if (lane.num_steps - last < checkpoint_interval) return;
+    const auto first = static_cast<std::uint32_t>(mem_ops_.size());
+    mem_ops_.push_back(write_word(device_->progress_address(operation.lane), 2 * index + 2));
+    batches_.push_back({first, 1});
+    lane.checkpoints.push_back({index, lane.num_steps});
+    steps_.push_back({code_wait_flag, operation.lane, index, static_cast<std::uint32_t>(batches_.size() - 1)});
+    ++lane.num_steps;
+}
+
+void Executor::add_wait(const Program &program, const Operation &operation, std::uint32_t index) {
+    if (program.own_flags == 0 || operation.slot < 0) refuse(operation, "this rank has no flags to wait for");
+    const Address word = device_->progress_address(operation.lane);
+    Lane &lane = lanes_[operation.lane];
+    // Waits that follow one another on a lane share a batch: nothing stands between them.
+    const bool extends = !steps_.empty() && steps_.back().code == code_wait_flag &&
+                         steps_.back().lane == operation.lane && !lane.checkpoints.empty() &&
+                         lane.checkpoints.back().operation + 1 == index &&
+                         mem_ops_.size() - batches_.back().first < max_batch_ops;
+    if (!extends) {
+        batches_.push_back({static_cast<std::uint32_t>(mem_ops_.size()), 0});
+        lane.checkpoints.push_back({index, lane.num_steps});
+        add_step(operation, index, static_cast<std::uint32_t>(batches_.size() - 1));
+    }
+    lane.checkpoints.back().operation = index;
+    MemOp wait{};
+    wait.value.operation = mem_op_wait_value_32;
+    wait.value.address = program.own_flags + 4 * static_cast<Address>(operation.slot);
+    wait.value.flags = device_->wait_flags();
+    // A write takes the lane 1.5 us: before a wait mostly while it would wait anyway, after it never.
+    mem_ops_.push_back(write_word(word, 2 * index + 1));
+    mem_ops_.push_back(wait);
+    batches_.back().count = static_cast<std::uint32_t>(mem_ops_.size()) - batches_.back().first;
+}
+
+void Executor::add_copy(const Program &program, const Operation &operation) {
+    if (operation.num_operands != 2) refuse(operation, "a COPY has one destination and one source");
+    const Operand &to = program.operands[operation.first_operand];
+    const Operand &from = program.operands[operation.first_operand + 1];
+    if (to.rows != from.rows || to.cols != from.cols || to.dtype != from.dtype)
+        refuse(operation, "its regions differ in shape or type");
+    const std::int64_t size = element_bytes[to.dtype];
+    Copy copy{};
+    copy.destination = address_of(program, to);
+    copy.source = address_of(program, from);
+    copy.bytes = static_cast<std::size_t>(to.rows * to.cols * size);
+    copy.contiguous = to.cols <= 1 || (to.ld == to.rows && from.ld == from.rows);
+    if (!copy.contiguous && std::max(to.ld, from.ld) * size > device_->max_pitch_bytes())
+        refuse(operation, "a leading dimension of " + std::to_string(std::max(to.ld, from.ld)) +
+                              " elements exceeds the device's largest pitch of " +
+                              std::to_string(device_->max_pitch_bytes()) + " bytes");
+    Memcpy2D &shape = copy.shape;
+    shape.width_bytes = static_cast<std::size_t>(to.rows * size);
+    shape.height = static_cast<std::size_t>(to.cols);
+    shape.src_pitch = static_cast<std::size_t>(from.ld * size);
+    shape.dst_pitch = static_cast<std::size_t>(to.ld * size);
+    shape.src_memory_type = program.in_host[from.buffer] != 0 ? memory_type_host : memory_type_device;
+    shape.dst_memory_type = program.in_host[to.buffer] != 0 ? memory_type_host : memory_type_device;
+    shape.src_host = reinterpret_cast<const void *>(copy.source);
+    shape.src_device = copy.source;
+    shape.dst_host = reinterpret_cast<void *>(copy.destination);
+    shape.dst_device = copy.destination;
+    copies_.push_back(copy);
+}
+
+void Executor::add_gemm(const Program &program, const Operation &operation) {
+    const std::size_t count = operation.num_operands;
+    if (count != 3 && count != 4) refuse(operation, "a GEMM has C, A, B and, if it accumulates, C again");
+    const Operand *operands = program.operands + operation.first_operand;
+    const Operand &c = operands[0], &a = operands[1], &b = operands[2];
+    const bool same = a.dtype == b.dtype;
+    const bool half = a.dtype == dtype_f16 || a.dtype == dtype_bf16;
+    if (!same || (c.dtype != a.dtype && !(half && c.dtype == dtype_f32)))
+        refuse(operation, "cuBLAS has no product for its types");
+    Gemm gemm{};
+    gemm.handle = lanes_[operation.lane].handle;
+    gemm.op_a = a.op != 0 ? blas_op_t : blas_op_n;
+    gemm.op_b = b.op != 0 ? blas_op_t : blas_op_n;
+    gemm.m = c.rows;
+    gemm.n = c.cols;
+    gemm.k = a.op != 0 ? a.rows : a.cols;
+    const std::int64_t m = a.op != 0 ? a.cols : a.rows;
+    const std::int64_t k = b.op != 0 ? b.cols : b.rows;
+    const std::int64_t n = b.op != 0 ? b.rows : b.cols;
+    if (m != gemm.m || n != gemm.n || k != gemm.k) refuse(operation, "the shapes of its operands do not fit");
+    gemm.a = address_of(program, a);
+    gemm.b = address_of(program, b);
+    gemm.c = address_of(program, c);
+    gemm.lda = a.ld;
+    gemm.ldb = b.ld;
+    gemm.ldc = c.ld;
+    gemm.dtype = a.dtype;
+    gemm.dtype_c = c.dtype;
+    gemm.factor_product = a.factor;
+    gemm.factor_c = factor_zero;
+    Operand scaling[2] = {c, c};
+    std::size_t num_scaling = 1;
+    if (count == 4) {
+        const Operand &old = operands[3];
+        if (address_of(program, old) != gemm.c || old.ld != c.ld || old.dtype != c.dtype)
+            refuse(operation, "it accumulates onto another region than it writes");
+        gemm.factor_c = old.factor;
+        scaling[1].factor = old.factor;
+        num_scaling = 2;
+    }
+    combines_.push_back(make_combine(program, scaling, num_scaling));
+    gemm.scale = static_cast<std::uint32_t>(combines_.size() - 1);
+    gemms_.push_back(gemm);
+}
+
+void Executor::add_combine(const Program &program, const Operation &operation) {
+    const Operand *operands = program.operands + operation.first_operand;
+    if (operation.num_operands > max_sources + 1)
+        refuse(operation, "a COMBINE of " + std::to_string(operation.num_operands - 1) + " regions; at most " +
+                              std::to_string(max_sources));
+    for (std::size_t i = 0; i < operation.num_operands; ++i) {
+        if (operands[i].rows != operands[0].rows || operands[i].cols != operands[0].cols)
+            refuse(operation, "the regions of a COMBINE differ in shape");
+        if (operands[i].op != 0) refuse(operation, "a COMBINE does not transpose");
+    }
+    combines_.push_back(make_combine(program, operands, operation.num_operands));
+}
+
+Executor::Combine Executor::make_combine(const Program &program, const Operand *operands, std::size_t count) const {
+    Combine combine{};
+    const auto found = program.kernels.find(combine_signature(operands, count));
+    if (found == program.kernels.end()) throw Failure("no COMBINE kernel for these types was given", -1);
+    combine.function = reinterpret_cast<Function>(found->second);
+    combine.num_sources = count - 1;
+    CombineArguments &arguments = combine.arguments;
+    arguments.destination = address_of(program, operands[0]);
+    arguments.ld = operands[0].ld;
+    arguments.rows = operands[0].rows;
+    arguments.cols = operands[0].cols;
+    for (std::size_t i = 1; i < count; ++i) {
+        arguments.source[i - 1] = address_of(program, operands[i]);
+        arguments.source_ld[i - 1] = operands[i].ld;
+        combine.factors[i - 1] = operands[i].factor;
+    }
+    // Threads run along a column, where memory is contiguous; short columns share a block.
+    combine.block_x =
+        power_of_two_at_least((arguments.rows + rows_per_thread - 1) / rows_per_thread, threads_per_block);
+    combine.block_y = threads_per_block / combine.block_x;
+    const auto blocks = static_cast<std::int64_t>(blocks_per_multiprocessor) * device_->multiprocessors();
+    const std::int64_t reach = std::int64_t{combine.block_x} * rows_per_thread;
+    const std::int64_t grid_x = std::clamp<std::int64_t>((arguments.rows + reach - 1) / reach, 1, blocks);
+    const std::int64_t deep = (arguments.cols + combine.block_y - 1) / combine.block_y;
+    combine.grid_x = static_cast<unsigned>(grid_x);
+    combine.grid_y = static_cast<unsigned>(
+        std::clamp<std::int64_t>(deep, 1, std::min<std::int64_t>(std::max<std::int64_t>(blocks / grid_x, 1), 65535)));
+    return combine;
+}
+
+}  // namespace uncut::cuda
