@@ -183,6 +183,7 @@ SPOILT = {
 }
 
 
+@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
 def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(comm, cache, measurements, spoil):
     machine_of(comm)

@@ -267,12 +267,12 @@ def test_tiles_and_results_go_round_slow_links(slow_links, comm, max_hops, batch
     last = slow_links.size - 1
     computing = tuple(rank for rank in range(slow_links.size) if rank != max(0, last - 1)) or (0,)
     for number, devices in enumerate((None, computing)):
-        for routing, place in itertools.product(("bw", "eta"), ((str(last), "0", "0"), ("h", str(last), "h"))):
+        routes = itertools.product(("bw", "eta"), ((str(last), "0", "0"), ("h", str(last), "h")))
+        for dtype, (routing, place) in zip(("f64", "f16", "f16", "f64"), routes, strict=True):
             options = um.ScheduleOptions(
                 scheduler="uncut", tile=16, devices=devices, max_hops=max_hops, batch=batch, routing=routing
             )
-            for dtype in ("f64", "f16"):
-                run(slow_links, comm, Case(70, 66, 50, place=place, dtype=dtype, seed=number), options)
+            run(slow_links, comm, Case(70, 66, 50, place=place, dtype=dtype, seed=number), options)
             operands = make_operands(slow_links, Case(70, 66, 50, place=place))
             with slow_links.plan(operands.a, operands.b, operands.c, reads_c=True, options=options) as plan:
                 relays = (plan.schedule.buffers["role"] == Role.CACHE).any()
