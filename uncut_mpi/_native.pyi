@@ -148,6 +148,7 @@ class SimulatedMachine:
     half_depth: list[float]
     gemm_overhead: list[float]
     gemm_tail: list[float]
+    gemm_uneven: list[float]
     c_s_per_byte: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]

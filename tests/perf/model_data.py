@@ -3,10 +3,12 @@ Measures many products with many options in one session, for comparison with the
 
     mpiexec -n 4 python tests/perf/model_data.py CASES.json OUT.json [SECONDS]
 
-CASES.json is a list of {"m", "n", "k", "dtype", "place", "options": ["...", ...], "energy": false, "trace": false};
-the options are written as for sweep.py. Writes each sample of the slowest rank, what was planned
-(digest, tile, tasks, prediction), with "energy" the joules per call of all devices (NVML's
-counter over at least two seconds of calls), and with "trace" when each task of one call ran (us).
+CASES.json (`model_cases.py` writes some) is a list of {"m", "n", "k", "dtype", "place", "options": ["...", ...]}; the
+options are written as for sweep.py, or are ``metric=`` and what the search shall minimise. Writes each sample of the
+slowest rank and what was planned (digest, tile, tasks, prediction and simulated time). More keys of a case: "energy":
+true adds the joules per call of every device (NVML's counter over two seconds of calls) and who takes part; "trace":
+true when each task of one call ran (us); "again": N measures the fastest N and the last schedule once more, three times
+in turns.
 Data are random with every bit of the mantissa in use, a block of them repeated. Stops after SECONDS
 and says what is missing.
 """
@@ -25,6 +27,9 @@ import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.product import Source, make_product
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.metrics import working_ranks
+from uncut_mpi.planning.search import search
+from uncut_mpi.planning.simulate import simulate
 
 WARMUP, REPEAT, REPEAT_S = 2, 7, 0.7
 ENERGY_S = 2.0
@@ -66,8 +71,8 @@ def timed(session, plan):
     return time.perf_counter() - start
 
 
-def measure(session, plan, joules):
-    """Return samples of the slowest rank and joules per call of all devices (0 if not asked for)."""
+def measure(session, plan, joules=None):
+    """Return samples of the slowest rank and joules per call of every device (empty if not asked for)."""
     for _ in range(WARMUP):
         timed(session, plan)
     once = max(session.gather(timed(session, plan)))
@@ -75,13 +80,24 @@ def measure(session, plan, joules):
     samples = [timed(session, plan) for _ in range(repeats)]
     slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
     if joules is None:
-        return slowest, 0.0
+        return slowest, []
     calls = max(3, int(ENERGY_S / statistics.median(slowest)))
     before = joules()
     for _ in range(calls):
         plan.execute(1.2345, 1.1154)
     session.barrier()
-    return slowest, sum(session.gather((joules() - before) / calls))
+    return slowest, session.gather((joules() - before) / calls)
+
+
+def chosen_options(session, plan, text):
+    """Return the options written as `text`, or those that a search by a metric finds for the problem of `plan`."""
+    if not text.startswith("metric="):
+        return options_of(text)
+    schedule = plan.schedule
+    found = search(
+        schedule.problem, schedule.placement, session.size, session.machine, metric=text.removeprefix("metric=")
+    )
+    return found.best.options
 
 
 def microseconds(times):
@@ -89,12 +105,55 @@ def microseconds(times):
     return np.round(1e6 * np.nan_to_num(times, nan=-1e-6), 1).tolist()
 
 
+def repeat(session, measured, count):
+    """Measure the fastest `count` and the last of the schedules again, in turns."""
+    chosen = [*sorted(measured[:-1], key=lambda one: one[1]["median_s"])[:count], measured[-1]]
+    for _ in range(3):
+        for plan, row in chosen:
+            row.setdefault("again_s", []).extend(measure(session, plan)[0])
+    if session.rank == 0:
+        for _, row in chosen:
+            print(f"  again {statistics.median(row['again_s']) * 1e3:9.3f} ms {row['options']}", flush=True)
+
+
+def described(case, options, plan, machine, samples, energy_j, traced):
+    """Return the facts of one schedule."""
+    about = plan.summary
+    return {
+        **{key: case[key] for key in ("m", "n", "k", "dtype", "place")},
+        "options": options,
+        "scheduler": plan.schedule.scheduler,
+        "tile": about.tile,
+        "grid": about.grid,
+        "tasks": about.tasks,
+        "digest": about.digest,
+        "how": about.how,
+        "predicted_s": about.predicted_s,
+        "simulated_s": simulate(plan.schedule, machine).seconds,
+        "samples_s": samples,
+        "median_s": statistics.median(samples),
+        "energy_j": energy_j,
+        "working": working_ranks(plan.schedule).tolist(),
+        **({} if traced is None else {"trace_us": [microseconds(x) for x in (traced.start_s, traced.end_s)]}),
+    }
+
+
+def line(name, row):
+    """Return what is printed of one schedule."""
+    error = row["simulated_s"] / row["median_s"] - 1
+    joules = row["energy_j"]
+    working = sum(joules[rank] for rank in row["working"]) if joules else 0.0
+    energy = f" {sum(joules):8.3f} J, {working:8.3f} of ranks {row['working']}" if joules else ""
+    times = f"{row['median_s'] * 1e3:9.3f} ms, simulated {row['simulated_s'] * 1e3:9.3f} {error:+5.1%}"
+    return f"{name} {row['options']}: {times}{energy} | {row['how']}"
+
+
 def main():
     """Run the cases and print one line for each."""
     with open(sys.argv[1], encoding="utf-8") as file:
         cases = json.load(file)
     limit = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else 1e9)
-    rows, missing = [], []
+    rows, missing, failed = [], [], []
     with um.Session(MPI.COMM_WORLD, timeout_s=30) as session:
         counter = energy_counter(session)
         pools = {dtype.name: pool(dtype) for dtype in DType}
@@ -108,37 +167,25 @@ def main():
             values = pools[case["dtype"]]
             sources = source(m, k, values), source(k, n, values), source(m, n, values)
             product = make_product(session, arguments, (m, n, k), DType[case["dtype"]], sources, "F")
-            for options in case["options"]:
-                with session.plan(product.a, product.b, product.c, reads_c=True, options=options_of(options)) as plan:
+            measured = []
+            with contextlib.ExitStack() as plans:
+                of = (product.a, product.b, product.c)
+                for options in case["options"]:
+                    try:
+                        made = chosen_options(session, measured[0][0] if measured else None, options)
+                        plan = plans.enter_context(session.plan(*of, reads_c=True, options=made))
+                    except um.UncutError as error:  # the same on every rank
+                        failed.append(f"{name} {options}: {error}")
+                        continue
                     samples, energy_j = measure(session, plan, counter if case.get("energy") else None)
                     traced = plan.trace(1.2345, 1.1154) if case.get("trace") else None
-                    about = plan.summary
-                rows.append(
-                    {
-                        **{key: case[key] for key in ("m", "n", "k", "dtype", "place")},
-                        "options": options,
-                        "tile": about.tile,
-                        "grid": about.grid,
-                        "tasks": about.tasks,
-                        "digest": about.digest,
-                        "predicted_s": about.predicted_s,
-                        "samples_s": samples,
-                        "median_s": statistics.median(samples),
-                        "energy_j": energy_j,
-                        "how": about.how,
-                        **(
-                            {}
-                            if traced is None
-                            else {"trace_us": [microseconds(x) for x in (traced.start_s, traced.end_s)]}
-                        ),
-                    }
-                )
-                if session.rank == 0:
-                    print(
-                        f"{name} {options} T={about.tile} grid {about.grid} "
-                        f"{statistics.median(samples) * 1e3:9.3f} ms {energy_j:8.2f} J",
-                        flush=True,
-                    )
+                    row = described(case, options, plan, session.machine, samples, energy_j, traced)
+                    measured.append((plan, row))
+                    if session.rank == 0:
+                        print(line(name, row), flush=True)
+                if case.get("again"):
+                    repeat(session, measured, case["again"])
+            rows += [row for _, row in measured]
             used = (product.a, product.b, product.c, product.host_a, product.host_b, product.first_c)
             for matrix in {id(one): one for one in used}.values():
                 session.release(matrix)
@@ -148,11 +195,12 @@ def main():
                 "date": time.strftime("%Y-%m-%d"),
                 "machine": json.loads(session.machine.to_json()),
                 "missing": missing,
+                "failed": failed,
                 "rows": rows,
             }
             with open(sys.argv[2], "w", encoding="utf-8") as file:
                 json.dump(facts, file)
-            print(f"{len(rows)} rows; missing: {missing or 'none'}")
+            print(f"{len(rows)} rows; missing: {missing or 'none'}; failed: {failed or 'none'}")
 
 
 if __name__ == "__main__":

@@ -83,9 +83,12 @@ class TestProducts:
             predicted = shape.seconds(*extents, 132, rate * 1e12)
             assert predicted == pytest.approx(seconds, rel=0.06), extents
 
+    @pytest.mark.parametrize("uneven", [0.0, 0.2])
     @pytest.mark.parametrize("blocks", [(128.0, 256.0), (1.0, 1.0)])
-    def test_what_the_last_blocks_leave_idle_and_the_rate_of_c_come_back(self, blocks):
-        true = GemmShape(*blocks, half_depth=40.0, overhead_s=6e-6, tail_elements=2e5, c_s_per_byte=4e-13)
+    def test_what_the_last_blocks_leave_idle_the_rate_of_c_and_uneven_ones_come_back(self, blocks, uneven):
+        true = GemmShape(
+            *blocks, half_depth=40.0, overhead_s=6e-6, tail_elements=2e5, c_s_per_byte=4e-13, uneven=uneven
+        )
         extra = [8.0 * m * n * adds for (m, n, _), adds in PRODUCTS]
         seconds = [true.seconds(*shape, 132, 62e12, moved) for (shape, _), moved in zip(PRODUCTS, extra, strict=True)]
         shape, rate, error = fit_gemm_shape([shape for shape, _ in PRODUCTS], seconds, 132, extra)
@@ -350,7 +353,7 @@ class TestAssembling:
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
         assert dataclasses.astuple(found.gemm_shape["f64"]) == pytest.approx(
-            (128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5
+            (128, 256, 150, 5e-6, 3e5, 4e-13, 0.0), rel=1e-5, abs=1e-9
         )
         for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("host_out", ())):
             table = getattr(found.row_rates, way)

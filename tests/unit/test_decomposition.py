@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles, choose_tile, tile_cost
+from uncut_mpi.planning.decomposition import (
+    Decomposition,
+    block_bounds,
+    candidate_tiles,
+    choose_tile,
+    fitting_tile,
+    slivers,
+    tile_cost,
+)
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -190,7 +198,7 @@ def test_candidates_cut_the_extents_evenly_or_are_powers_of_two() -> None:
     tiles = candidate_tiles(square(12_000), ProcessGrid(2, 4), ScheduleOptions(scheduler="uncut"), 100)
     for parts in (1, 2, 3, 4, 6, 8):
         assert any(abs(tile - 6000 / parts) <= 0.1 * tile for tile in tiles), parts
-    for power in (256, 512, 1024, 2048):
+    for power in (256, 512):  # larger ones leave short tiles of 12,000
         assert any(abs(tile - power) <= 0.1 * tile for tile in tiles), power
     assert {6000, 3000, 2000, 1000} <= set(tiles)  # these leave no short tiles
     assert len(tiles) < 20
@@ -220,3 +228,36 @@ def test_a_tile_asked_for_is_the_only_candidate() -> None:
     grid = ProcessGrid(2, 2)
     assert candidate_tiles(square(1000), grid, ScheduleOptions(scheduler="uncut", tile=300), 5) == [300]
     assert candidate_tiles(square(1000), grid, ScheduleOptions(scheduler="uncut", tile=3000), 5) == [1000]
+
+
+@pytest.mark.parametrize(
+    ("extent", "shares", "expected"),
+    [
+        (8192, (0.28, 0.25, 0.24, 0.23), (0, 2304, 4352, 6336, 8192)),  # blocks of 2,000 and less: steps of 64
+        (16384, (0.28, 0.25, 0.24, 0.23), (0, 4608, 8704, 12672, 16384)),  # steps of 128
+        (4096, (0.313, 0.249, 0.222, 0.216), (0, 1280, 2304, 3200, 4096)),
+        (1024, (0.3, 0.7), (0, 308, 1024)),  # so small that steps of 64 would change the shares
+    ],
+)
+def test_blocks_of_unequal_shares_end_at_even_places(extent, shares, expected) -> None:
+    problem = GemmProblem(extent, extent, extent, DType.f64)
+    assert block_bounds(problem, ProcessGrid(len(shares), 1), shares, None)[0] == expected
+
+
+def test_candidates_leave_no_short_tiles() -> None:
+    problem = square(8192)
+    options = ScheduleOptions(scheduler="uncut", col_shares=(0.28, 0.25, 0.24, 0.23))
+    tiles = candidate_tiles(problem, ProcessGrid(1, 4), options, 100)
+    short = slivers(np.array(tiles), {8192, 2304, 2048, 1984, 1856})
+    large = np.array(tiles) >= 512
+    assert not short[large][1:].any()  # the first is the heuristic's own
+    assert large.sum() > 3
+    assert slivers(np.array([2000, 2048, 2240, 2304, 4000]), {2304}).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("tile", "fitting"), [(2240, 2304), (2048, 2304), (2304, 2304), (500, 500), (1800, 1800), (700, 700)]
+)
+def test_a_tile_is_enlarged_until_it_leaves_no_short_ones(tile: int, fitting: int) -> None:
+    problem = GemmProblem(2304, 2304, 2304, DType.f64)
+    assert fitting_tile(problem, ProcessGrid(1, 1), ScheduleOptions(scheduler="uncut"), tile) == fitting

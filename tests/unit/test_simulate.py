@@ -96,6 +96,17 @@ def test_a_product_waits_for_its_last_blocks_and_for_c() -> None:
     assert found.end_s[product] - found.start_s[product] == pytest.approx(operations / 1e12)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "longer"), [(512, 256, 0), (256, 100, 0), (300, 256, 1), (256, 700, 1), (300, 700, 1)]
+)
+def test_an_uneven_product_takes_longer(m: int, n: int, longer: int) -> None:
+    shape = GemmShape(half_depth=100, uneven=0.25)
+    machine = machine_of(1, gemm_shape={"f64": shape})
+    operations = 2 * m * n * (512 * (1 + 0.25 * longer) + 100)
+    assert seconds_of(make(m, n, 512, "0,0,0", 1, tile=4096), machine) == pytest.approx(operations / 1e12)
+    assert shape.work(m, n, 512, 10)[0] == pytest.approx(operations)
+
+
 def test_fetch_compute_and_write_back_follow_one_another() -> None:
     machine = machine_of(1, latency_s=np.full((2, 2), 1e-6))
     schedule = make(512, 512, 512, "h,h,h", 1, tile=512)
@@ -104,9 +115,9 @@ def test_fetch_compute_and_write_back_follow_one_another() -> None:
 
 
 def test_narrow_rows_slow_a_copy() -> None:
-    # Rows of 512 bytes: between two widths, and below the first.
+    # Rows of 512 bytes, 64 KiB apart: between two widths, and below the first.
     machine = machine_of(1, row_rates=RowRates(host_in=((256, 0.4), (1024, 0.6)), host_out=((1024, 0.5), (4096, 1))))
-    schedule = make(1024, 64, 64, "h,h,h", 1, tile=64)
+    schedule = make(8192, 64, 64, "h,h,h", 1, tile=64)
     fetch, write = ((64 * 64 * 8) / share / 10e9 for share in (0.5, 0.25))
     whole = 64 * 64 * 8 / 10e9  # B is one tile and contiguous
     times = simulate(schedule, machine)
@@ -114,6 +125,17 @@ def test_narrow_rows_slow_a_copy() -> None:
     lasting = (times.end_s - times.start_s)[copies[:, 0]]
     assert lasting[copies[:, 2] == -1] == pytest.approx(write)
     assert sorted(set(lasting[copies[:, 1] == -1].round(12))) == pytest.approx([whole, fetch])
+
+
+@pytest.mark.parametrize(("rows", "share"), [(128, 1.0), (256, 1 - 0.5 * 1 / 63), (1 << 12, 1 - 0.5 * 31 / 63)])
+def test_rows_that_lie_close_together_cost_less(rows: int, share: float) -> None:
+    # Rows of 512 bytes; of 64 KiB less twice their width what lies between two of them is 0, 1 and 31 parts of 63.
+    table = RowRates(host_in=((512, 0.5),), host_out=((512, 0.5),))
+    schedule = make(rows, 64, 64, "h,h,h", 1, tile=64)
+    times = simulate(schedule, machine_of(1, row_rates=table))
+    copies = schedule.copies()
+    lasting = (times.end_s - times.start_s)[copies[:, 0]]
+    assert lasting[copies[:, 2] == -1] == pytest.approx(64 * 64 * 8 / share / 10e9)
 
 
 def test_peers_share_the_owners_port() -> None:

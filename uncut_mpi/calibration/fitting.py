@@ -9,13 +9,14 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.costs import GemmShape, RowTable
+from uncut_mpi.model.costs import GemmShape, RowTable, is_uneven
 
 # Edges of the blocks that products are cut into on GPUs.
 _BLOCK_EDGES: Final = (64, 96, 128, 192, 256)
 
 # A fit that says that large products run more than so much faster than the fastest one seen is no fit.
 _FASTER: Final = 2.0
+_FEW: Final = 3
 
 
 def nonnegative_least_squares(matrix: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
@@ -50,15 +51,16 @@ def fit_gemm_shape(
     """
     Fit the time of products by shape; errors count relative to the time.
 
-    For given blocks ``t = overhead + W·k/rate + W·half_depth/rate + 2·tail·k/rate + c·extra`` with W the operations
-    per step of k, whole waves counted, is linear in (overhead, 1/rate, half_depth/rate, tail/rate, c); the blocks
-    are those that fit best. Times that do not grow with the operations (of tiny products on a busy machine) give
-    the best rate seen, and no shape.
+    For given blocks ``t = overhead + W·k·(1 + uneven·u)/rate + W·half_depth/rate + 2·tail·k/rate + c·extra`` with W
+    the operations per step of k, whole waves counted, and u 1 where C is uneven (`GemmShape`), else 0, is linear in
+    (overhead, 1/rate, half_depth/rate, tail/rate, c, uneven/rate); the blocks are those that fit best. Times that do
+    not grow with the operations (of tiny products on a busy machine) give the best rate seen, and no shape.
 
     Parameters
     ----------
     shapes : sequence of (m, n, k)
-        At least three, of different k and of different m·n. Of fewer than six neither tail nor c are told.
+        At least three, of different k and of different m·n. Of fewer than six neither tail nor c are told, and
+        `uneven` only where at least three have an uneven C and as many have not.
     seconds : sequence of float
         Time of each.
     extra_bytes : sequence of float, optional
@@ -87,6 +89,7 @@ def fit_gemm_shape(
         raise ParamError(f"{len(times)} products were timed, at least 3 positive times are needed to fit their rate")
     ones, depths = np.ones(len(times)), np.array([float(k) for _, _, k in shapes])
     extra = np.zeros(len(times)) if not len(extra_bytes) else np.asarray(extra_bytes, np.float64)
+    uneven = np.array([is_uneven(m, n) for m, n, _ in shapes])
     operations = np.array([2.0 * m * n * k for m, n, k in shapes])
     fastest = float((operations / times).max())
     found: tuple[float, GemmShape, float] | None = None
@@ -94,17 +97,17 @@ def fit_gemm_shape(
         plain = GemmShape(block_rows=rows, block_cols=cols)
         work = np.array([plain.work(m, n, k, multiprocessors)[0] for m, n, k in shapes])
         per_step = work / depths
-        matrix = np.stack([ones, work, per_step, 2.0 * depths, extra], axis=1) / times[:, None]
+        matrix = np.stack([ones, work, per_step, 2.0 * depths, extra, work * uneven], axis=1) / times[:, None]
         scale = np.linalg.norm(matrix, axis=0)
         scale[scale == 0] = 1.0
-        fitted = np.zeros(5)
-        known = 5 if len(times) > 5 else 3
+        fitted = np.zeros(6)
+        known = 3 if len(times) <= 5 else 5 if min(uneven.sum(), (~uneven).sum()) < _FEW else 6
         fitted[:known], norm = nonnegative_least_squares((matrix / scale)[:, :known], ones)
-        overhead, inverse, fill, tail, moved = (float(value) for value in fitted / scale)
+        overhead, inverse, fill, tail, moved, longer = (float(value) for value in fitted / scale)
         if inverse * _FASTER * fastest < 1.0:
             continue
         if found is None or norm < found[0] * (1 - 1e-9):
-            shape = GemmShape(rows, cols, fill / inverse, overhead, tail / inverse, moved)
+            shape = GemmShape(rows, cols, fill / inverse, overhead, tail / inverse, moved, longer / inverse)
             found = (norm, shape, 1e-12 / inverse)
     if found is None:
         errors = 1.0 - operations / fastest / times

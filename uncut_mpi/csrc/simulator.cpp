@@ -19,6 +19,7 @@ constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
 constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr std::int64_t even_extent = 256;  // GemmShape.uneven of model/costs.py
 constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
 
 // A copy that moves bytes. Its rate was set at `since`.
@@ -79,6 +80,15 @@ double row_share(const std::vector<std::pair<double, double>> &table, double wid
         if (width <= above) return low + (high - low) * std::log(width / below) / std::log(above / below);
     }
     return table.back().second;
+}
+
+// The tables are of rows 64 KiB apart in host memory; rows twice their width apart cost nothing, and between the two
+// what they cost grows with the distance (docs/performance.md, 2026-11-21).
+double host_row_share(const std::vector<std::pair<double, double>> &table, double width, double distance) {
+    constexpr double far = 65536;
+    const double near = 2 * width, share = row_share(table, width);
+    if (distance >= far || near >= far) return share;
+    return 1 - (1 - share) * std::max(0.0, (distance - near) / (far - near));
 }
 
 class Simulator {
@@ -166,13 +176,17 @@ class Simulator {
         int from_at = location(source), to_at = location(target);
         double limit = infinity;
         const auto *rows = &m_.row_device;
+        const double width = static_cast<double>(to.rows * item);
+        double distance = infinity;
         if (from_at == host_ && to_at != host_) {
             rows = &m_.row_in;
+            distance = static_cast<double>(source.ld * item);
             // Private host memory is behind its rank's link, and goes on from there.
             if (task.rank != to_at) limit = m_.bandwidth[link_of(task.rank, to_at)];
             to_at = task.rank;
         } else if (to_at == host_ && from_at != host_) {
             rows = &m_.row_out;
+            distance = static_cast<double>(target.ld * item);
             if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
             from_at = task.rank;
         }
@@ -181,7 +195,7 @@ class Simulator {
         const std::size_t link = link_of(from_at, to_at);
         limit = std::min(limit, m_.bandwidth[link]);
         const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
-        if (!contiguous && to.rows > 0) limit *= row_share(*rows, static_cast<double>(to.rows * item));
+        if (!contiguous && to.rows > 0) limit *= host_row_share(*rows, width, distance);
         body.latency = m_.latency[link];
         body.of = rates_.class_of(link, limit);
         rates_.share_link(link, task.lane, body.of);
@@ -197,7 +211,9 @@ class Simulator {
         const std::int64_t k = a.op != 0 ? left.rows : left.cols;
         Body body;
         if (c.rows == 0 || c.cols == 0 || k == 0) return body;
-        const double depth = static_cast<double>(k) + m_.half_depth[dtype];
+        const auto odd = [](std::int64_t extent) { return extent > even_extent && extent % even_extent != 0; };
+        const double factor = odd(c.rows) || odd(c.cols) ? 1 + m_.gemm_uneven[dtype] : 1;
+        const double depth = factor * static_cast<double>(k) + m_.half_depth[dtype];
         const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
         const double wanted = static_cast<double>(c.rows) * static_cast<double>(c.cols);
         double elements = wanted;

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Final
 
 from uncut_mpi.errors import ParamError
+
+_EVEN: Final = 256
 
 
 class _NonNegative:
@@ -36,8 +39,10 @@ class GemmShape(_NonNegative):
     with W = waves · multiprocessors · block_rows · block_cols and waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ /
     multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no
     waves: W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
-    is read where the product is added to it) are the extra bytes. The tail and the extra bytes are what measured
-    products asked for (``docs/performance.md``, 2026-11-22); no paper has them.
+    is read where the product is added to it) are the extra bytes. Where C is uneven (rows or columns above 256 and
+    no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. The
+    tail, the extra bytes and `uneven` are what measured products asked for (``docs/performance.md``, 2026-11-22); no
+    paper has them.
 
     Attributes
     ----------
@@ -51,6 +56,8 @@ class GemmShape(_NonNegative):
         Elements of C.
     c_s_per_byte : float
         Time to read or write a byte of C.
+    uneven : float
+        What the arithmetic takes longer, of its time, where C is uneven.
     """
 
     block_rows: float = 1.0
@@ -59,6 +66,7 @@ class GemmShape(_NonNegative):
     overhead_s: float = 0.0
     tail_elements: float = 0.0
     c_s_per_byte: float = 0.0
+    uneven: float = 0.0
 
     def work(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[float, float]:
         """
@@ -83,7 +91,8 @@ class GemmShape(_NonNegative):
             blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
             slots = math.ceil(blocks / multiprocessors) * multiprocessors
             elements, occupancy = slots * self.block_rows * self.block_cols, blocks / slots
-        operations = 2.0 * (elements * (k + self.half_depth) + self.tail_elements * k)
+        factor = 1.0 + self.uneven * is_uneven(m, n)
+        operations = 2.0 * (elements * (factor * k + self.half_depth) + self.tail_elements * k)
         return operations, occupancy * elements / max(elements + self.tail_elements, 1.0)
 
     def seconds(
@@ -105,6 +114,11 @@ class GemmShape(_NonNegative):
         return self.overhead_s + max(busy_s, 0.0)
 
 
+def is_uneven(m: int, n: int) -> bool:
+    """Return whether C has rows or columns above 256 that are no multiple of it (`GemmShape`)."""
+    return any(extent > _EVEN and extent % _EVEN for extent in (m, n))
+
+
 RowTable = tuple[tuple[float, float], ...]
 """(width in bytes, share of the bandwidth) by rising width."""
 
@@ -112,11 +126,12 @@ RowTable = tuple[tuple[float, float], ...]
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowRates:
     """
-    What two-dimensional copies get of a link's bandwidth, by the width of their contiguous rows.
+    What two-dimensional copies get of a link's bandwidth, by the width of their contiguous rows, which lie far apart.
 
     Between the widths of a table the share is linear in the logarithm of the width; below the first one it falls
     with the width, as rows per second stay the same; beyond the last one it stays. An empty table means that
-    rows cost nothing.
+    rows cost nothing. In host memory far apart is 64 KiB: rows twice their width apart cost nothing, and between the
+    two what is lost grows with the distance (``docs/performance.md``, 2026-11-21 and 22).
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import candidate_tiles
+from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import energy_j, metric_of, watts_known
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
@@ -366,6 +366,10 @@ class _Explorer:
                 return
             shares = fit_shares(speeds)
             changes: dict[str, Any] = {"row_shares": shares.rows, "col_shares": shares.cols}
+            if best.options.scheduler == "uncut" and not asked.tile:
+                shared = dataclasses.replace(best.options, **changes)
+                tile = fitting_tile(self._problem, ProcessGrid(*best.schedule.grid), shared, best.schedule.tile)
+                changes["tile"] = tile
             yield changes
             found = self._candidates.get(dataclasses.replace(best.options, **changes))
             if found is None:
