@@ -5,17 +5,7 @@
 namespace uncut {
 namespace {
 
-constexpr std::size_t most_known = 1 << 16;
 constexpr std::int32_t none_yet = -1, several = -2;
-
-// A fixed well-mixed number per class of transfers (splitmix64); their sum names a set of transfers.
-std::uint64_t mixed(std::uint64_t x) {
-    x += 0x9e3779b97f4a7c15ULL;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31);
-}
-
 }  // namespace
 
 SharedRates::SharedRates(const SimulatedMachine &machine)
@@ -37,7 +27,6 @@ std::int32_t SharedRates::class_of(std::size_t link, double limit) {
     Class made;
     made.limit = limit;
     made.ports = ports_of_[link];
-    made.mark = mixed(classes_.size() + 1);
     classes_.push_back(std::move(made));
     classes_of_link_[link].push_back(static_cast<std::int32_t>(classes_.size()) - 1);
     return classes_of_link_[link].back();
@@ -64,8 +53,10 @@ void SharedRates::count(std::size_t of, std::int32_t flow, bool begins) {
     }
     if (begins) {
         c.flows.push_back(flow);
+        if (c.flows.size() == 1) running_.insert(std::lower_bound(running_.begin(), running_.end(), of), of);
     } else {
         std::erase(c.flows, flow);
+        if (c.flows.empty()) running_.erase(std::lower_bound(running_.begin(), running_.end(), of));
     }
     for (const auto &[number, weight] : c.ports) {
         Port &port = ports_[number];
@@ -87,7 +78,10 @@ const std::vector<SharedRates::Change> &SharedRates::update() {
     for (std::size_t at = 0; at < reached_.size(); ++at)
         for (const auto &[number, weight] : classes_[reached_[at]].ports)
             if (ports_[number].demand > ports_[number].capacity) gather_port(number);
-    std::sort(reached_.begin(), reached_.end());
+    // In order of their numbers: sorting them takes longer than all the rest.
+    reached_.clear();
+    for (const std::size_t c : running_)
+        if (classes_[c].gathered) reached_.push_back(c);
     solve();
     for (std::size_t at = 0; at < reached_.size(); ++at) {
         Class &c = classes_[reached_[at]];
@@ -126,24 +120,10 @@ void SharedRates::gather_port(std::size_t number) {
         gather(c);
 }
 
-// Fills rates_ for the classes in reached_; sets that come again are remembered.
+// Fills rates_ for the classes in reached_, by progressive filling. All that still grow have one rate, so a port is
+// full at what its frozen transfers leave, divided among the others; only the ports of what freezes need new sums.
 void SharedRates::solve() {
     rates_.assign(reached_.size(), 0);
-    std::uint64_t mark = 0;
-    for (const std::size_t c : reached_)
-        mark += classes_[c].mark * classes_[c].flows.size();
-    const auto known = known_.find(mark);
-    if (known != known_.end() && known->second.size() == rates_.size()) {
-        rates_ = known->second;
-        return;
-    }
-    fill();
-    if (known_.size() < most_known) known_.emplace(mark, rates_);
-}
-
-// Progressive filling. All that still grow have one rate, so a port is full at what its frozen
-// transfers leave, divided among the others; only the ports of what freezes need new sums.
-void SharedRates::fill() {
     for (const std::size_t number : reached_ports_) {
         Port &port = ports_[number];
         port.room = port.capacity;
@@ -168,8 +148,11 @@ void SharedRates::fill() {
             rates_[at] = c.limit;
         }
     }
-    std::stable_sort(growing_.begin(), growing_.end(),
-                     [&](std::size_t one, std::size_t other) { return classes_[one].limit < classes_[other].limit; });
+    const auto lower = [&](std::size_t one, std::size_t other) {
+        const double limit = classes_[one].limit, others = classes_[other].limit;
+        return limit < others || (limit == others && one < other);
+    };
+    if (!std::is_sorted(growing_.begin(), growing_.end(), lower)) std::sort(growing_.begin(), growing_.end(), lower);
     open_.clear();
     for (const std::size_t number : reached_ports_)
         if (ports_[number].growing > 0) open_.push_back(number);

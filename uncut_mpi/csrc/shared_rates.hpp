@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -36,8 +35,7 @@ class SharedRates {
   private:
     // Transfers on one link with one limit get one rate whenever they run together.
     struct Class {
-        double limit = 0;  // bytes per second
-        std::uint64_t mark = 0;
+        double limit = 0;                                   // bytes per second
         std::vector<std::pair<std::size_t, double>> ports;  // (port, weight)
         std::vector<std::int32_t> flows;                    // that run
         double rate = 0;                                    // of each of them, now
@@ -63,7 +61,6 @@ class SharedRates {
     void gather(std::size_t of);
     void gather_port(std::size_t number);
     void solve();
-    void fill();
     void freeze(Class &c, double rate);
 
     const SimulatedMachine &m_;
@@ -72,7 +69,8 @@ class SharedRates {
     std::vector<std::vector<std::int32_t>> classes_of_link_;
     std::vector<Class> classes_;
     std::vector<Port> ports_;
-    std::unordered_map<std::uint64_t, std::vector<double>> known_;
+
+    std::vector<std::size_t> running_;  // classes with flows, by rising number
 
     // What a change reaches.
     std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_;
