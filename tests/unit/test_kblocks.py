@@ -222,18 +222,34 @@ def test_a_device_that_copies_in_turn_has_one_lane_for_fetches_and_one_for_resul
     lanes = schedule.lanes[schedule.lanes["kind"] != LaneKind.COMPUTE]
     assert set(lanes["destination"].tolist()) == {ANY_DEVICE}
     kinds = sorted((int(lane["rank"]), int(lane["kind"])) for lane in lanes)
-    assert kinds == [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+    assert kinds == [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]  # nothing is fetched over rank 3
     # Its copies are few and whole: each piece goes to one rank, which hands it on.
     from_owner = schedule.copies()[schedule.copies()[:, 1] == 0]
     assert from_owner[:, 3].sum() == 2 * 8 * 4096**2
     pieces = sum(1 for start, _ in k_blocks(4096, 512, 2048)) * 4
     assert len(from_owner) == pieces
+    # First what is handed on to rank 3, so that all ranks have theirs of a stretch of k at one time. Ranks 1 and 2,
+    # which alone need the rest, get it from rank 0, so that nothing handed on meets a copy of rank 0 at a port.
+    onward = [set(schedule.awaited(task).tolist()) for task, source, _, _ in schedule.copies() if source in (1, 2)]
+    handed_on = {task for awaited in onward for task in awaited}
+    order = [(int(task) in handed_on, int(destination)) for task, _, destination, _ in from_owner]
+    assert all(sorted(order[at : at + 4]) == sorted(order[:4]) for at in range(0, len(order), 4))
+    assert [shared for shared, _ in order] == [True, True, False, False] * (len(order) // 4)
+    assert {destination for _, destination in order[:2]} == {destination for _, destination in order[2:4]} == {1, 2}
     # From the host each of the ranks fetches a part.
     schedule = plan(problem, Placement.parse("h,h,h"), 4, machine, options).schedule
     ends = {(int(lane["source"]), int(lane["destination"])) for lane in schedule.lanes if lane["kind"] != 0}
     assert ends == {(HOST, 0), (HOST, 1), (HOST, 2), (HOST, 3), (0, HOST), (1, HOST), (2, HOST), (3, HOST)} | {
         (rank, ANY_DEVICE) for rank in range(4)
     }
+
+
+def test_sums_take_turns_on_two_lanes() -> None:
+    schedule = cube(4096, "0,0,0")
+    sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
+    numbers = schedule.lanes["destination"][sums["lane"]]
+    assert set(sums["rank"].tolist()) == {0}
+    assert numbers.tolist() == [1 + at % 2 for at in range(len(sums))]
 
 
 def test_every_byte_crosses_the_host_links_once() -> None:

@@ -1,15 +1,18 @@
 #include "kblocks_scheduler.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 namespace uncut {
 namespace {
 
 constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
-constexpr int product_lane = 0, sum_lane = 1;  // compute lanes of a rank
+// Compute lanes of a rank. COMBINEs take turns on two: each waits for a flag, and runs while the next one waits.
+constexpr int product_lane = 0, sum_lane = 1, sum_lanes = 2;
 
 struct Extent {
     std::int64_t first = 0, last = 0;
@@ -89,6 +92,7 @@ class Scheduler {
                 tasks.assign(columns, -1);
             finished_.emplace_back(columns, 0);
         }
+        if (in_.serial_copies) count_alone();
     }
 
     KTables run() {
@@ -96,17 +100,43 @@ class Scheduler {
         // first one, which goes before it.
         for (std::size_t at = 0; at < in_.moves.size(); ++at) {
             if (at == 1) begin_residents();
-            make(in_.moves[at]);
+            const KMove &move = in_.moves[at];
+            const KMove *next = at + 1 < in_.moves.size() ? &in_.moves[at + 1] : nullptr;
+            if (in_.serial_copies && next != nullptr && move.step == fetch_a && next->step == fetch_b) {
+                fetch_both(move, *next);
+                ++at;
+            } else {
+                make(move);
+            }
         }
         return std::move(out_);
     }
 
   private:
     void begin_residents() {
+        if (std::exchange(residents_begun_, true)) return;
         for (std::size_t block = 0; block < in_.blocks.size(); ++block)
             for (std::size_t split = 0; split < in_.blocks[block].members.size(); ++split)
                 if (resident(in_.blocks[block].members[split]))
                     multiply_here(in_.blocks[block].members[split], states_[block][split], static_cast<int>(split), 1);
+    }
+
+    // Pieces of A and B of one stretch of k: those that are handed on first, so that all ranks have theirs at one time.
+    void fetch_both(const KMove &a, const KMove &b) {
+        for (const bool shared : {true, false}) {
+            for (int row = 0; row < in_.rows; ++row)
+                if (is_shared(matrix_a, blocks_of_row(row), a.split) == shared) fetch(matrix_a, blocks_of_row(row), a);
+            if (shared) begin_residents();
+            for (int col = 0; col < in_.cols; ++col)
+                if (is_shared(matrix_b, blocks_of_col(col), b.split) == shared) fetch(matrix_b, blocks_of_col(col), b);
+        }
+    }
+
+    bool is_shared(int matrix, const std::vector<std::size_t> &blocks, int split) const {
+        int takers = 0;
+        for (const std::size_t block : blocks)
+            takers += in_.blocks[block].members[static_cast<std::size_t>(split)].panel[matrix] >= 0;
+        return takers > 1;
     }
 
     void make(const KMove &move) {
@@ -228,6 +258,50 @@ class Scheduler {
 
     // -- A and B -----------------------------------------------------------------------------
 
+    // Elements that each worker alone needs, by block and split: nobody hands these on to it.
+    void count_alone() {
+        for (auto &of : alone_)
+            for (const KBlock &block : in_.blocks)
+                of.emplace_back(block.members.size(), 0);
+        auto count = [&](int matrix, const std::vector<std::size_t> &blocks) {
+            if (blocks.empty()) return;
+            for (std::size_t split = 0; split < in_.blocks[blocks.front()].members.size(); ++split) {
+                std::vector<std::size_t> takers;
+                for (const std::size_t block : blocks)
+                    if (in_.blocks[block].members[split].panel[matrix] >= 0) takers.push_back(block);
+                if (takers.size() != 1) continue;
+                const KWorker &w = in_.blocks[takers.front()].members[split];
+                const std::int64_t across = matrix == matrix_a
+                                                ? w.last_row - w.first_row
+                                                : columns_of(w, 0, static_cast<int>(w.starts.size()) - 1).size();
+                alone_[matrix][takers.front()][split] += across * (w.last_k - w.first_k);
+            }
+        };
+        for (int row = 0; row < in_.rows; ++row)
+            count(matrix_a, blocks_of_row(row));
+        for (int col = 0; col < in_.cols; ++col)
+            count(matrix_b, blocks_of_col(col));
+    }
+
+    // Which of the takers of a piece gets it from its origin and hands it on: those that get most from there alone take
+    // turns. What is handed on goes to the others' ports, so that the origin's next copy finds its target's port free.
+    std::int64_t first_taker(int matrix, int split, std::int64_t turn) const {
+        const auto alone = [&](std::size_t block) {
+            std::int64_t elements = 0;
+            for (const int other : {matrix_a, matrix_b})
+                if (in_.origin[other].rank == in_.origin[matrix].rank && !in_.origin[other].on_host)
+                    elements += alone_[other][block][static_cast<std::size_t>(split)];
+            return elements;
+        };
+        std::int64_t most = 0;
+        for (const std::size_t taker : takers_)
+            most = std::max(most, alone(taker));
+        std::vector<std::int64_t> equals;
+        for (std::size_t at = 0; at < takers_.size(); ++at)
+            if (alone(takers_[at]) == most) equals.push_back(static_cast<std::int64_t>(at));
+        return equals[static_cast<std::size_t>(turn) % equals.size()];
+    }
+
     // Brings one piece of A or B to all that need it: a slice to each, and from each to the others.
     void fetch(int matrix, const std::vector<std::size_t> &blocks, const KMove &move) {
         takers_.clear();
@@ -252,13 +326,16 @@ class Scheduler {
         const std::int64_t turn = move.first_k / in_.first_block;
         for (std::int64_t part = 0; part < parts; ++part) {
             const Extent slice = part_of(source.cols, parts, part);
-            const std::size_t first = takers_[static_cast<std::size_t>((part + turn) % count)];
+            const std::int64_t chosen = whole ? first_taker(matrix, move.split, turn) : (part + turn) % count;
+            const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
             const Region here = place(worker(first), true).columns(slice.first, slice.last);
             const std::int32_t came =
                 copy_in(in_.origin[matrix], worker(first).rank, here, source.columns(slice.first, slice.last));
             states_[first][move.split].arriving.push_back({move, came});
-            for (const std::size_t other : takers_) {
-                if (other == first) continue;
+            for (std::int64_t next = 1; next < count; ++next) {
+                // The one that the origin sends to next comes last: its port is busy meanwhile.
+                const std::int64_t at = whole ? chosen + count - next : next <= chosen ? next - 1 : next;
+                const std::size_t other = takers_[static_cast<std::size_t>(at % count)];
                 const Region there = place(worker(other), true).columns(slice.first, slice.last);
                 const std::int32_t passed = push(worker(first).rank, worker(other).rank, there, here, came);
                 states_[other][move.split].arriving.push_back({move, passed});
@@ -386,7 +463,7 @@ class Scheduler {
     Summand combine(std::size_t block, std::size_t a, int column, std::vector<Summand> &summands,
                     const Region &target) {
         const KAdder &adder = in_.blocks[block].adders[a];
-        const std::int32_t on = compute(adder.rank, sum_lane);
+        const std::int32_t on = compute(adder.rank, sum_lane + sums_[adder.rank]++ % sum_lanes);
         const auto most = static_cast<std::size_t>(in_.most_summands), room = most - (in_.reads_c ? 1 : 0);
         auto sum_up = [&](std::size_t count, const Region &into, bool with_c, const Region &c, std::int32_t c_task) {
             std::vector<Operand> reads;
@@ -417,6 +494,9 @@ class Scheduler {
     const KInput &in_;
     KTables out_;
     std::unordered_map<Region, std::int32_t, RegionHash> regions_;
+    bool residents_begun_ = false;
+    std::map<int, int> sums_;                                      // COMBINEs of a rank so far
+    std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
     std::map<std::tuple<int, int, int, int>, std::int32_t> lanes_;
     std::vector<std::vector<WorkerState>> states_;              // per block, per member
     std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per column block

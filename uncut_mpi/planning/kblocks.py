@@ -19,9 +19,10 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
 device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
-another for results, which await products; products are on compute lane 0, COMBINE on lane 1. Where a device serves
-its copies one after another (`Machine.serial_copies`) it has one lane for fetches and one for results to all other
-devices, and a piece that several ranks need goes from its device to one of them whole.
+another for results, which await products; products are on compute lane 0, COMBINE on lanes 1 and 2. Where a device
+serves its copies one after another (`Machine.serial_copies`) it has one lane for fetches and one for results to all
+other devices; a piece that several ranks need goes from its device to one of them whole, before those that one rank
+needs, and to one that has most of these, so that what is handed on meets none of them at a port.
 """
 
 from __future__ import annotations

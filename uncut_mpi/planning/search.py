@@ -70,6 +70,13 @@ _DIMENSIONS: Final = {
 }
 """What is varied, in this order: first what costs few tasks for what it brings."""
 
+_WITHIN_A_GRID: Final = ("_shares", "_columns", "_largest_blocks", "_first_blocks", "_shares")
+_OTHERS: Final = 3
+"""On how many other grids of ranks blocks and shares are improved, at most."""
+
+_WORTH_SHARES: Final = 1.5
+"""A grid whose best, mostly of equal shares, takes so many times as long is not among these."""
+
 _SHARE_STEPS: Final = 3
 _SHARE_TOLERANCE: Final = 0.05
 
@@ -281,9 +288,31 @@ class _Explorer:
                 best = self._improve(best, asked, getattr(self, name))
             if best is before or self.spent >= self._limit:
                 break
+        if asked.scheduler == "kblocks":
+            self._explore_others(best, asked)
         if asked.scheduler == "uncut":
             own = [one for one in self.tried if one.options.scheduler == "uncut"]
             self._improve(min(own, key=lambda one: one.value), asked, self._fine)
+
+    def _explore_others(self, best: Candidate, asked: ScheduleOptions) -> None:
+        """
+        Improve what is best on other numbers of ranks and other grids too.
+
+        Unequal shares, which come last, are worth most where few ranks take part: a descent that has left these for
+        another grid early does not come back to them.
+        """
+        others: dict[tuple[int, ...], Candidate] = {}
+        for one in self.tried:
+            if one.options.scheduler == "kblocks":
+                shape = _shape(one)
+                if shape not in others or one.value < others[shape].value:
+                    others[shape] = one
+        others.pop(_shape(best), None)
+        for one in sorted(others.values(), key=lambda other: other.value)[:_OTHERS]:
+            if one.value > _WORTH_SHARES * self._least:
+                break
+            for name in _WITHIN_A_GRID:
+                one = self._improve(one, asked, getattr(self, name))
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if asked.devices is not None or asked.row_shares is not None or asked.col_shares is not None:
@@ -559,6 +588,10 @@ class _Explorer:
             rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
             self._bounds[ranks] = max(whole, self._problem.flops / rate)
         return self._bounds[ranks]
+
+
+def _shape(candidate: Candidate) -> tuple[int, ...]:
+    return (*candidate.schedule.grid, candidate.schedule.splits)
 
 
 def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
