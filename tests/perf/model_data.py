@@ -7,8 +7,7 @@ CASES.json (`model_cases.py` writes some) is a list of {"m", "n", "k", "dtype", 
 options are written as for sweep.py, or are ``metric=`` and what the search shall minimise. Writes each sample of the
 slowest rank and what was planned (digest, tile, tasks, prediction and simulated time). More keys of a case: "energy":
 true adds the joules per call of every device (NVML's counter over two seconds of calls) and who takes part; "trace":
-true when each task of one call ran (us); "again": N measures the fastest N and the last schedule once more, three times
-in turns.
+true when each task of one call ran (us); "again": N times the fastest N and the last schedule once more, in turns.
 Data are random with every bit of the mantissa in use, a block of them repeated. Stops after SECONDS
 and says what is missing.
 """
@@ -32,6 +31,7 @@ from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 
 WARMUP, REPEAT, REPEAT_S = 2, 7, 0.7
+AGAIN = 25
 ENERGY_S = 2.0
 
 
@@ -106,13 +106,20 @@ def microseconds(times):
 
 
 def repeat(session, measured, count):
-    """Measure the fastest `count` and the last of the schedules again, in turns."""
+    """
+    Time the fastest `count` and the last of the schedules again, call by call in turns.
+
+    Clocks sink and host memory changes within a second: one after the other, who comes last would be the slowest.
+    """
     chosen = [*sorted(measured[:-1], key=lambda one: one[1]["median_s"])[:count], measured[-1]]
-    for _ in range(3):
-        for plan, row in chosen:
-            row.setdefault("again_s", []).extend(measure(session, plan)[0])
-    if session.rank == 0:
-        for _, row in chosen:
+    samples = [[] for _ in chosen]
+    for turn in range(WARMUP + AGAIN):
+        for at in range(len(chosen)):
+            which = (turn + at) % len(chosen)
+            samples[which].append(timed(session, chosen[which][0]))
+    for (_, row), mine in zip(chosen, samples, strict=True):
+        row["again_s"] = [max(of_ranks) for of_ranks in zip(*session.gather(mine[WARMUP:]), strict=True)]
+        if session.rank == 0:
             print(f"  again {statistics.median(row['again_s']) * 1e3:9.3f} ms {row['options']}", flush=True)
 
 
