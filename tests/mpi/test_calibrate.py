@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import litmus
 from uncut_mpi.calibration.measuring import EFFORTS
+from uncut_mpi.calibration.workbench import Workbench
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.spmd.group import Group
 
 pytestmark = pytest.mark.mpi(min_size=1)
 SHORT = ["--backend", "host", "--time-limit", "1e-3"]
@@ -54,6 +58,26 @@ def job(comm, capfd, words):
     collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
     collective_assert(comm, not any(o or e for o, e in texts[1:]), f"a rank other than 0 printed: {texts[1:]}")
     return status, texts[0][0], texts[0][1]
+
+
+@contextlib.contextmanager
+def group_of(comm):
+    group = Group(comm)
+    yield group
+    group.free()
+
+
+def test_the_deadline_of_rank_0_counts_on_all_ranks(comm):
+    with group_of(comm) as group:
+        backend = HostBackend(comm.rank, comm.size)
+        now = time.perf_counter()
+        for ahead, late in ((-1.0, True), (100.0, False)):
+            deadline_s = now + ahead * (-1) ** comm.rank  # passed on every other rank
+            bench = Workbench(group, backend, area_bytes=4096, compute_bytes=4096, deadline_s=deadline_s)
+            found = bench.late
+            bench.close()
+            collective_assert(comm, found == late, f"late {found} with {ahead} s on rank 0")
+        backend.close()
 
 
 def kept(folder: pathlib.Path) -> list[str]:

@@ -69,7 +69,7 @@ class Workbench:
     compute_bytes : int
         Bytes that products need on each device, for their operands and again for their results.
     deadline_s : float
-        Value of ``time.perf_counter()`` on rank 0 after which probes get few samples only.
+        Value of ``time.perf_counter()`` after which probes get few samples only; that of rank 0 counts.
 
     Raises
     ------
@@ -83,7 +83,8 @@ class Workbench:
         self.group, self.backend = group, backend
         self.areas = Areas(group.size, area_bytes)
         self.result_offset = compute_bytes
-        self._deadline_s = deadline_s
+        # Ranks enter some milliseconds apart: with deadlines of their own they would end different probes.
+        self._deadline_s = float(group.allgather_bytes(np.array([deadline_s]), "agreeing on a deadline")[0, 0])
         self._epoch = 0
         self._board = ProgressBoard(np.zeros((group.size, MAX_LANES), np.uint32), group.rank)
         self._own: list[Allocation] = []
