@@ -6,8 +6,8 @@ Writes the problems with which a node of 4 GPUs tests the model, as `model_data.
     python tests/perf/model_cases.py energy >energy.json
 
 *problems*: what the search chooses for squares, fat and thin products, four placements, three types. *candidates*: ten
-products with some 28 schedules each (schedulers, grids, tiles, orders, subsets of the GPUs), the search's choice among
-them; the fastest of them and that choice are measured again, in turns. *energy*: one product on 1 to 4 GPUs, by time
+products with 30 or 31 schedules each (schedulers, grids, tiles, orders, subsets of the GPUs), the search's choice among
+them; the fastest of them and that choice are measured again, in turns. *energy*: two products on 1 to 4 GPUs, by time
 and by energy.
 """
 
@@ -24,7 +24,7 @@ def case(size, dtype, place, options=("scheduler=auto",), **more):
 
 
 def problems():
-    """Return 44 problems, the largest last."""
+    """Return 47 problems, the largest last."""
     everywhere = ("0,0,0", "h,h,h", "0,1,2", "h,h,0")
     return [
         *(case(size, "f64", place) for size in (2048, 4096, 8192) for place in everywhere),
@@ -83,7 +83,7 @@ def candidates():
 
 
 def energy():
-    """Return a product on 1 to 4 GPUs."""
+    """Return products on 1 to 4 GPUs."""
     texts = [f"scheduler=kblocks devices={','.join(map(str, range(count)))}" for count in (1, 2, 3, 4)]
     return [
         case(size, "f64", "0,0,0", [*texts, "metric=time", "metric=pdp", "metric=edp"], energy=True)

@@ -93,6 +93,8 @@ def chosen_options(session, plan, text):
     """Return the options written as `text`, or those that a search by a metric finds for the problem of `plan`."""
     if not text.startswith("metric="):
         return options_of(text)
+    if plan is None:
+        raise um.ParamError("a metric needs the problem of a schedule before it: name another one first")
     schedule = plan.schedule
     found = search(
         schedule.problem, schedule.placement, session.size, session.machine, metric=text.removeprefix("metric=")
@@ -190,7 +192,7 @@ def main():
                     measured.append((plan, row))
                     if session.rank == 0:
                         print(line(name, row), flush=True)
-                if case.get("again"):
+                if case.get("again") and measured:
                     repeat(session, measured, case["again"])
             rows += [row for _, row in measured]
             used = (product.a, product.b, product.c, product.host_a, product.host_b, product.first_c)

@@ -244,6 +244,23 @@ def test_a_device_that_copies_in_turn_has_one_lane_for_fetches_and_one_for_resul
     }
 
 
+@pytest.mark.parametrize(("grid", "splits"), [((4, 1), 1), ((2, 2), 1), ((2, 1), 2)])
+def test_where_copies_are_served_in_turn_the_first_one_begins_before_the_product_at_home(grid, splits) -> None:
+    machine = dataclasses.replace(Machine.uniform(4), serial_copies=True)
+    options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(first=512, splits=splits))
+    schedule = plan(GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("0,0,0"), 4, machine, options).schedule
+    mine = schedule.tasks["kind"][schedule.tasks["rank"] == 0].tolist()
+    assert mine[0] == Kind.COPY
+    assert mine.index(Kind.GEMM) <= 2  # a piece that is handed on is a copy of another rank
+    # Of a stretch of k all that is handed on comes first, whichever split it is for.
+    from_owner = schedule.copies()[schedule.copies()[:, 1] == 0][:, 0].tolist()
+    awaited = {task for other in range(len(schedule.tasks)) for task in schedule.awaited(other).tolist()
+               if schedule.tasks["kind"][other] == Kind.COPY and schedule.tasks["rank"][other] != 0}  # fmt: skip
+    per_stretch = len(from_owner) // sum(1 for _ in k_blocks(4096 // splits, 512, 2048))
+    shared = [task in awaited for task in from_owner[:per_stretch]]
+    assert shared == sorted(shared, reverse=True)
+
+
 def test_sums_take_turns_on_two_lanes() -> None:
     schedule = cube(4096, "0,0,0")
     sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]

@@ -100,13 +100,12 @@ class Scheduler {
         // first one, which goes before it.
         for (std::size_t at = 0; at < in_.moves.size(); ++at) {
             if (at == 1) begin_residents();
-            const KMove &move = in_.moves[at];
-            const KMove *next = at + 1 < in_.moves.size() ? &in_.moves[at + 1] : nullptr;
-            if (in_.serial_copies && next != nullptr && move.step == fetch_a && next->step == fetch_b) {
-                fetch_both(move, *next);
-                ++at;
+            if (in_.serial_copies && is_fetch(in_.moves[at])) {
+                const std::size_t end = end_of_stretch(at);
+                fetch_stretch(at, end);
+                at = end - 1;
             } else {
-                make(move);
+                make(in_.moves[at]);
             }
         }
         return std::move(out_);
@@ -121,15 +120,30 @@ class Scheduler {
                     multiply_here(in_.blocks[block].members[split], states_[block][split], static_cast<int>(split), 1);
     }
 
-    // Pieces of A and B of one stretch of k: those that are handed on first, so that all ranks have theirs at one time.
-    void fetch_both(const KMove &a, const KMove &b) {
-        for (const bool shared : {true, false}) {
-            for (int row = 0; row < in_.rows; ++row)
-                if (is_shared(matrix_a, blocks_of_row(row), a.split) == shared) fetch(matrix_a, blocks_of_row(row), a);
-            if (shared) begin_residents();
-            for (int col = 0; col < in_.cols; ++col)
-                if (is_shared(matrix_b, blocks_of_col(col), b.split) == shared) fetch(matrix_b, blocks_of_col(col), b);
+    static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
+
+    // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own.
+    std::size_t end_of_stretch(std::size_t at) const {
+        const KMove &first = in_.moves[at];
+        while (++at < in_.moves.size() && is_fetch(in_.moves[at]) && in_.moves[at].first_k == first.first_k &&
+               in_.moves[at].last_k == first.last_k) {
         }
+        return at;
+    }
+
+    // Pieces of A and B of one stretch of k: those that are handed on first, so that all ranks have theirs at one time.
+    void fetch_stretch(std::size_t at, std::size_t end) {
+        for (const bool shared : {true, false})
+            for (std::size_t which = at; which < end; ++which) {
+                const KMove &move = in_.moves[which];
+                const int matrix = move.step == fetch_a ? matrix_a : matrix_b;
+                for (int group = 0; group < (matrix == matrix_a ? in_.rows : in_.cols); ++group) {
+                    const auto blocks = matrix == matrix_a ? blocks_of_row(group) : blocks_of_col(group);
+                    if (is_shared(matrix, blocks, move.split) != shared) continue;
+                    fetch(matrix, blocks, move);
+                    if (!out_.tasks.empty()) begin_residents();
+                }
+            }
     }
 
     bool is_shared(int matrix, const std::vector<std::size_t> &blocks, int split) const {
@@ -283,8 +297,9 @@ class Scheduler {
             count(matrix_b, blocks_of_col(col));
     }
 
-    // Which of the takers of a piece gets it from its origin and hands it on: those that get most from there alone take
-    // turns. What is handed on goes to the others' ports, so that the origin's next copy finds its target's port free.
+    // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
+    // alone, another one as k goes on. What is handed on goes to the others' ports, so that the origin's next copy
+    // finds its target's port free.
     std::int64_t first_taker(int matrix, int split, std::int64_t turn) const {
         const auto alone = [&](std::size_t block) {
             std::int64_t elements = 0;

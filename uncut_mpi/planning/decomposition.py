@@ -37,8 +37,8 @@ EQUAL_PARTS: Final = (1, 2, 3, 4, 6, 8)
 _TILE_ALIGNMENT: Final = 16  # bytes
 _EVEN_ELEMENTS: Final = 64
 _LARGE_TILE: Final = 512
-# Steps of block edges, and from what size of the smallest block on: libraries cut C into pieces of 64 to 256, and it
-# changes the shares by 4 % at most.
+# Steps of block edges, and from what size of the smallest block on: libraries cut C into pieces of 64 to 256, and
+# half a step changes a share by 4 % at most.
 _EVEN_STEPS: Final = ((128, 2048), (64, 768))
 # A last tile of less than this part of the others costs as many operations and multiplies slower.
 _SLIVER: Final = 0.25
@@ -159,7 +159,7 @@ def slivers(tiles: np.ndarray, extents: Collection[int]) -> np.ndarray:
     tiles : ndarray of int
         Tile edges.
     extents : collection of int
-        What they cut: rows and columns of every block, and k.
+        What they cut: rows and columns of blocks, and k.
     """
     found = np.zeros(len(tiles), bool)
     for extent in extents:
@@ -169,19 +169,18 @@ def slivers(tiles: np.ndarray, extents: Collection[int]) -> np.ndarray:
 
 
 def fitting_tile(problem: GemmProblem, grid: ProcessGrid, options: ScheduleOptions, tile: int) -> int:
-    """Return the next even edge, up to a fourth larger, that leaves no short tiles in these blocks; else `tile`."""
+    """Return the next even edge, up to a fourth larger, that leaves the largest blocks no short tile; else `tile`."""
     extents = _cut(problem, block_bounds(problem, grid, options.row_shares, options.col_shares))
     if tile < _LARGE_TILE or not slivers(np.array([tile]), extents)[0]:
         return tile
     tiles = np.arange(-(-tile // _EVEN_ELEMENTS) * _EVEN_ELEMENTS, tile + tile // 4 + 1, _EVEN_ELEMENTS)
     good = tiles[~slivers(tiles, extents)]
-    return int(good[0]) if len(good) else tile
+    return min(int(good[0]), max(extents)) if len(good) else tile
 
 
 def _cut(problem: GemmProblem, bounds: Sequence[Sequence[int]]) -> set[int]:
-    """Return the extents that tiles cut."""
-    blocks = {stop - start for starts in bounds for start, stop in itertools.pairwise(starts)}
-    return blocks | ({problem.k} if problem.has_product else set())
+    """Return the extents that tiles cut for the ranks that take longest: the largest blocks and k."""
+    return {_largest(starts) for starts in bounds} | ({problem.k} if problem.has_product else set())
 
 
 def _largest(starts: Sequence[int]) -> int:
@@ -269,9 +268,9 @@ def candidate_tiles(
 
     The others are the edges of least cost (see `tile_cost`) near the powers of two and near what cuts m_r, n_c or k
     into 1, 2, 3, 4, 6 or 8 equal parts; they too start tiles on 16-byte boundaries, large ones are multiples of 64
-    or divide an extent and leave no short tile at the end of a block or of k, and they may exceed the smaller
-    extents. Of edges that differ by less than a twentieth only
-    the best is kept, of equal costs the larger edge comes first. A tile that `options` fixes is the only one.
+    or divide an extent and leave no short tile at the end of the largest blocks or of k, and they may exceed the
+    smaller extents. Of edges that differ by less than a twentieth only the best is kept, of equal costs the larger
+    edge comes first. A tile that `options` fixes is the only one.
 
     Parameters
     ----------
