@@ -87,8 +87,7 @@ static void moved(const std::string &name, const std::function<void(size_t, int)
             issue(bytes, count);
             times.push_back(open_and_finish(finish_all));
         }
-        std::sort(times.begin(), times.end());
-        std::printf(" %6.1f", static_cast<double>(bytes) * count / times[times.size() / 2] / 1e9);
+        std::printf(" %6.1f", static_cast<double>(bytes) * count / median(times) / 1e9);
     }
     std::printf("\n");
 }
@@ -221,27 +220,13 @@ int main() {
                 CHECK(cuStreamWriteValue32(waiting[peer], words_address + 4 * i, 1, 0));
             }
             CHECK(cudaSetDevice(0));
-            std::vector<double> at(count, 0.0);
             const auto begun = Clock::now();
             *gate = epoch;
-            for (int left = count; left > 0;)
-                for (int i = 0; i < count; ++i)
-                    if (at[i] == 0.0 && words[i] != 0) {
-                        at[i] = seconds_since(begun);
-                        --left;
-                    }
+            seen.push_back(arrivals(words, count, begun));
             finish_all();
-            seen.push_back(at);
         }
         std::printf("flags after 4 MiB each, us, %s:\n  ", blocks ? (std::to_string(blocks) + " blocks").c_str() : "copies");
-        for (int i = 0; i < count; ++i) {
-            std::vector<double> times;
-            for (const auto &one : seen)
-                times.push_back(one[i]);
-            std::sort(times.begin(), times.end());
-            std::printf(" %4.0f", 1e6 * times[times.size() / 2]);
-        }
-        std::printf("\n");
+        print_medians(seen);
     }
 
     // Beside a product of GPU 0: how long both take, the copies begun first or 100 us later.
@@ -282,7 +267,7 @@ int main() {
                     if (way > 0) launch<8>(blocks[way], 48, streams[0]);
                 };
                 if (!late) copy();
-                // The product waits for a word that the copies' stream writes, so that it is second.
+                // Late copies wait for a shorter product before the one that they are beside.
                 if (late) {
                     product(2048, 2048, 512);
                     cudaEvent_t middle = end[0];

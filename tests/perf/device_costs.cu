@@ -320,27 +320,13 @@ int main() {
                 CHECK(cuStreamBatchMemOp(stream(p), 1, &wait, 0));
                 CHECK(cuStreamWriteValue32(stream(p), words_address + 4 * i, 1, 0));
             }
-            std::vector<double> at(peers * rounds, 0.0);
             const auto begun = Clock::now();
             *gate_word = epoch;
-            for (int left = peers * rounds; left > 0;)
-                for (int i = 0; i < peers * rounds; ++i)
-                    if (at[i] == 0.0 && words[i] != 0) {
-                        at[i] = seconds_since(begun);
-                        --left;
-                    }
+            seen.push_back(arrivals(words, peers * rounds, begun));
             open_and_finish();
-            seen.push_back(at);
         }
         std::printf("flags after 8 MiB each arrive, us, %s:\n  ", names[way]);
-        for (int i = 0; i < peers * rounds; ++i) {
-            std::vector<double> times;
-            for (const auto &one : seen)
-                times.push_back(one[i]);
-            std::sort(times.begin(), times.end());
-            std::printf(" %5.0f", 1e6 * times[times.size() / 2]);
-        }
-        std::printf("\n");
+        print_medians(seen);
     }
     return 0;
 }

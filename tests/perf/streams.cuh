@@ -3,9 +3,11 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 using Clock = std::chrono::steady_clock;
 
@@ -35,4 +37,32 @@ inline CUstreamBatchMemOpParams write_op(CUdeviceptr address, unsigned value) {
     op.writeValue.address = address;
     op.writeValue.value = value;
     return op;
+}
+
+inline double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+// Seconds from `begun` until each of `count` host words, which the device writes, is no longer 0.
+inline std::vector<double> arrivals(const volatile unsigned *words, int count, Clock::time_point begun) {
+    std::vector<double> at(count, 0.0);
+    for (int left = count; left > 0;)
+        for (int i = 0; i < count; ++i)
+            if (at[i] == 0.0 && words[i] != 0) {
+                at[i] = seconds_since(begun);
+                --left;
+            }
+    return at;
+}
+
+// Prints the median of each of several repeated times, in microseconds.
+inline void print_medians(const std::vector<std::vector<double>> &seen) {
+    for (std::size_t i = 0; i < seen.front().size(); ++i) {
+        std::vector<double> times;
+        for (const auto &one : seen)
+            times.push_back(one[i]);
+        std::printf(" %5.0f", 1e6 * median(times));
+    }
+    std::printf("\n");
 }

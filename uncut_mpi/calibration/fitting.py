@@ -16,6 +16,8 @@ _BLOCK_EDGES: Final = (64, 96, 128, 192, 256)
 
 # A fit that says that large products run more than so much faster than the fastest one seen is no fit.
 _FASTER: Final = 2.0
+
+# How many products with an uneven C, and how many others, tell what uneven ones take longer.
 _FEW: Final = 3
 
 

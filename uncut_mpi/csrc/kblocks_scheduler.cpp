@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <tuple>
 #include <unordered_map>
@@ -96,24 +97,29 @@ class Scheduler {
     }
 
     KTables run() {
-        // What waits for nothing begins before most fetches are issued, which takes a while. All others wait for the
-        // first one, which goes before it.
         for (std::size_t at = 0; at < in_.moves.size(); ++at) {
-            if (at == 1) begin_residents();
-            if (in_.serial_copies && is_fetch(in_.moves[at])) {
+            const KMove &move = in_.moves[at];
+            if (!is_fetch(move)) {
+                for (std::size_t block = 0; block < in_.blocks.size(); ++block)
+                    take(block, move);
+            } else if (in_.serial_copies) {
                 const std::size_t end = end_of_stretch(at);
-                fetch_stretch(at, end);
+                for (const bool shared : {true, false})
+                    for (std::size_t which = at; which < end; ++which)
+                        fetch_groups(in_.moves[which], [&](bool found) { return found == shared; });
                 at = end - 1;
             } else {
-                make(in_.moves[at]);
+                fetch_groups(move, [](bool) { return true; });
             }
         }
         return std::move(out_);
     }
 
   private:
+    // What waits for nothing begins before most fetches are issued, which takes a while. All others wait for the first
+    // one, which goes before it.
     void begin_residents() {
-        if (std::exchange(residents_begun_, true)) return;
+        if (out_.tasks.empty() || std::exchange(residents_begun_, true)) return;
         for (std::size_t block = 0; block < in_.blocks.size(); ++block)
             for (std::size_t split = 0; split < in_.blocks[block].members.size(); ++split)
                 if (resident(in_.blocks[block].members[split]))
@@ -122,7 +128,9 @@ class Scheduler {
 
     static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
 
-    // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own.
+    // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
+    // its copies in turn the pieces of a stretch that are handed on come first, so that all ranks have theirs at one
+    // time.
     std::size_t end_of_stretch(std::size_t at) const {
         const KMove &first = in_.moves[at];
         while (++at < in_.moves.size() && is_fetch(in_.moves[at]) && in_.moves[at].first_k == first.first_k &&
@@ -131,19 +139,15 @@ class Scheduler {
         return at;
     }
 
-    // Pieces of A and B of one stretch of k: those that are handed on first, so that all ranks have theirs at one time.
-    void fetch_stretch(std::size_t at, std::size_t end) {
-        for (const bool shared : {true, false})
-            for (std::size_t which = at; which < end; ++which) {
-                const KMove &move = in_.moves[which];
-                const int matrix = move.step == fetch_a ? matrix_a : matrix_b;
-                for (int group = 0; group < (matrix == matrix_a ? in_.rows : in_.cols); ++group) {
-                    const auto blocks = matrix == matrix_a ? blocks_of_row(group) : blocks_of_col(group);
-                    if (is_shared(matrix, blocks, move.split) != shared) continue;
-                    fetch(matrix, blocks, move);
-                    if (!out_.tasks.empty()) begin_residents();
-                }
-            }
+    // Fetches what grid rows need of A or grid columns of B, where several ranks do or one, as asked for.
+    void fetch_groups(const KMove &move, const std::function<bool(bool)> &wanted) {
+        const int matrix = move.step == fetch_a ? matrix_a : matrix_b;
+        for (int group = 0; group < (matrix == matrix_a ? in_.rows : in_.cols); ++group) {
+            const auto blocks = matrix == matrix_a ? blocks_of_row(group) : blocks_of_col(group);
+            if (!wanted(is_shared(matrix, blocks, move.split))) continue;
+            fetch(matrix, blocks, move);
+            begin_residents();
+        }
     }
 
     bool is_shared(int matrix, const std::vector<std::size_t> &blocks, int split) const {
@@ -151,19 +155,6 @@ class Scheduler {
         for (const std::size_t block : blocks)
             takers += in_.blocks[block].members[static_cast<std::size_t>(split)].panel[matrix] >= 0;
         return takers > 1;
-    }
-
-    void make(const KMove &move) {
-        if (move.step == fetch_a) {
-            for (int row = 0; row < in_.rows; ++row)
-                fetch(matrix_a, blocks_of_row(row), move);
-        } else if (move.step == fetch_b) {
-            for (int col = 0; col < in_.cols; ++col)
-                fetch(matrix_b, blocks_of_col(col), move);
-        } else {
-            for (std::size_t block = 0; block < in_.blocks.size(); ++block)
-                take(block, move);
-        }
     }
 
     // -- who ---------------------------------------------------------------------------------

@@ -82,9 +82,9 @@ double row_share(const std::vector<std::pair<double, double>> &table, double wid
     return table.back().second;
 }
 
-// The tables are of rows 64 KiB apart in host memory; rows twice their width apart cost nothing, and between the two
-// what they cost grows with the distance (docs/performance.md, 2026-11-21).
-double host_row_share(const std::vector<std::pair<double, double>> &table, double width, double distance) {
+// The tables are of rows far apart, 64 KiB in host memory. There rows twice their width apart cost nothing, and between
+// the two what they cost grows with the distance (docs/performance.md, 2026-11-21).
+double spaced_row_share(const std::vector<std::pair<double, double>> &table, double width, double distance) {
     constexpr double far = 65536;
     const double near = 2 * width, share = row_share(table, width);
     if (distance >= far || near >= far) return share;
@@ -195,7 +195,7 @@ class Simulator {
         const std::size_t link = link_of(from_at, to_at);
         limit = std::min(limit, m_.bandwidth[link]);
         const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
-        if (!contiguous && to.rows > 0) limit *= host_row_share(*rows, width, distance);
+        if (!contiguous && to.rows > 0) limit *= spaced_row_share(*rows, width, distance);
         body.latency = m_.latency[link];
         body.of = rates_.class_of(link, limit);
         rates_.share_link(link, task.lane, body.of);

@@ -37,7 +37,7 @@ from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 40_000
-"""Simulated tasks of a search, worth about 50 ms on two cores of 2025."""
+"""Simulated tasks of a search at most. A search takes 50 to 150 ms on 4 to 8 ranks, and longer on more."""
 
 _TILES: Final = 6
 _ROUNDS: Final = 3
