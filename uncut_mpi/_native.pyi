@@ -85,6 +85,7 @@ class KBlocksInput:
 
     rows: int
     cols: int
+    row_starts: list[int]
     block_of: list[int]
     trans_a: bool
     trans_b: bool

@@ -83,7 +83,18 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
     placement = rng.choice((Placement(first, first, first), Placement(first, location(), location())))
     machine = Machine.uniform(num_ranks, memory_bytes=10**10)
     machine = dataclasses.replace(machine, serial_copies=rng.random() < 0.5)
+    if splits and rng.random() < 0.3:
+        areas = random_areas(rng, places // splits)
+        options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
+
+
+def random_areas(rng: random.Random, places: int) -> tuple[tuple[float, ...], ...]:
+    """Return so many areas, in columns of one place or more."""
+    cuts = sorted(rng.sample(range(1, places), rng.randint(0, places - 1)))
+    return tuple(
+        tuple(rng.uniform(0.1, 3) for _ in range(start, stop)) for start, stop in itertools.pairwise([0, *cuts, places])
+    )
 
 
 @pytest.mark.usefixtures("any_slice")

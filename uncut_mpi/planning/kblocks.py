@@ -39,10 +39,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import column_starts, moves, num_column_blocks
-from uncut_mpi.planning.decomposition import block_bounds
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
 
 MIN_SLICE_BYTES: Final = 128 * 1024
@@ -88,13 +88,14 @@ def schedule(
         problem=problem,
         placement=placement,
         scheduler="kblocks",
-        grid=(plan.grid.rows, plan.grid.cols),
+        grid=plan.partition.shape,
         splits=len(plan.inner),
         tile=0,
         buffers=plan.layout.table(),
         **native_tables(*plan.tables()),
     )
-    return made, dataclasses.replace(options, grid=made.grid, blocking=plan.how)
+    grid = made.grid if options.areas is None else None
+    return made, dataclasses.replace(options, grid=grid, blocking=plan.how)
 
 
 def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
@@ -110,7 +111,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     splits = asked.splits
     if not splits:
         thin = problem.k >= 8 * max(problem.m, problem.n)
-        free = options.grid is None and options.row_shares is None and options.col_shares is None
+        free = (options.grid, options.row_shares, options.col_shares, options.areas) == (None,) * 4
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
     block = asked.block or max(asked.first, largest)
@@ -135,6 +136,16 @@ def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions)
     if options.grid is None and options.row_shares is None and options.col_shares is None and on_host:
         return ProcessGrid(1, num_places)
     return ProcessGrid.choose(num_places, options.grid)
+
+
+def _partition(problem: GemmProblem, placement: Placement, num_places: int, options: ScheduleOptions) -> Partition:
+    if options.areas is None:
+        grid = choose_grid(placement, num_places, options)
+        return Partition.of_grid(problem, grid, options.row_shares, options.col_shares)
+    named = sum(map(len, options.areas))
+    if named != num_places:
+        raise ParamError(f"areas names {named} ranks, {num_places} compute: name an area for each")
+    return Partition.of_areas(problem, options.areas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,9 +181,8 @@ class _Plan:
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
-        self.grid = choose_grid(placement, len(devices) // how.splits, options)
+        self.partition = _partition(problem, placement, len(devices) // how.splits, options)
         self.layout = Layout(machine.num_ranks, problem, placement)
-        self._row_starts, self._col_starts = block_bounds(problem, self.grid, options.row_shares, options.col_shares)
         parts = itertools.pairwise(block_starts(problem.k, how.splits))
         self.inner = [range(start, stop) for start, stop in parts if stop > start]
         self._num_blocks = num_column_blocks(how.columns)
@@ -181,26 +191,25 @@ class _Plan:
         alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
         early = alone and problem.reads_c and how.order == "columns"
         self._first_early = 1 if early else self._num_blocks
-        # By place in the grid; a block without rows or columns is left out.
+        # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
-        for cell in range(self.grid.size):
-            row, col = self.grid.position(cell)
-            rows = range(self._row_starts[row], self._row_starts[row + 1])
-            cols = range(self._col_starts[col], self._col_starts[col + 1])
+        places = len(self.partition.blocks)
+        for place, (rows, cols) in enumerate(self.partition.blocks):
             if rows and cols:
-                ranks = [devices[split * self.grid.size + cell] for split in range(len(self.inner))]
-                self._members[cell] = [
+                ranks = [devices[split * places + place] for split in range(len(self.inner))]
+                self._members[place] = [
                     self._worker(rank, rows, cols, inner) for rank, inner in zip(ranks, self.inner, strict=True)
                 ]
-        self._adders = {cell: self._make_adders(members) for cell, members in self._members.items()}
+        self._adders = {place: self._make_adders(members) for place, members in self._members.items()}
         self.layout.check_capacity(machine)
 
     def tables(self) -> tuple[np.ndarray, ...]:
         """Return tasks, operands, regions, awaits and lanes as bytes."""
         problem, how, given = self._problem, self.how, _native.KBlocksInput()
-        given.rows, given.cols = self.grid.rows, self.grid.cols
-        cells = list(self._members)
-        given.block_of = [cells.index(cell) if cell in self._members else -1 for cell in range(self.grid.size)]
+        given.row_starts = list(self.partition.bands)
+        given.rows, given.cols = len(self.partition.places), self.partition.shape[1]
+        number = {place: at for at, place in enumerate(self._members)} | {-1: -1}
+        given.block_of = [number[place] for band in self.partition.places for place in band]
         given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
         given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
         given.first_early = self._first_early
@@ -210,12 +219,12 @@ class _Plan:
         for matrix in (Matrix.A, Matrix.B, Matrix.C):
             location = self._location(matrix)
             given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
-        for cell, members in self._members.items():
+        for place, members in self._members.items():
             given.add_block()
             for one in members:
                 rows, cols, inner = ((part.start, part.stop) for part in (one.rows, one.cols, one.inner))
                 given.add_worker(one.rank, rows, cols, inner, one.starts, one.panels)
-            for adder in self._adders[cell]:
+            for adder in self._adders[place]:
                 firsts = [columns.start for columns in adder.columns]
                 lasts = [columns.stop for columns in adder.columns]
                 given.add_adder(adder.rank, firsts, lasts, adder.places, adder.partial, adder.staging)
