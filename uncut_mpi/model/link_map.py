@@ -120,10 +120,10 @@ class LinkMap:
         empirical errors spilling into the models": here the bandwidth is divided by the largest slowdown that
         any of the links in use causes.
         """
-        used = {(source, to) for source in data_locations for to in devices if source != to}
+        caused = _caused_by(self)
         worst: dict[Link, float] = {}
-        for (link, other), factor in self.slowdowns.items():
-            if other in used:
+        for used in {(source, to) for source in data_locations for to in devices}:
+            for link, factor in caused.get(used, ()):
                 worst[link] = max(worst.get(link, 1.0), factor)
         shared = self.bandwidth_gb_per_s.copy()
         for link, factor in worst.items():
@@ -199,3 +199,12 @@ class LinkMap:
 def _map_of(machine: Machine) -> LinkMap:
     """Return the map of a machine, which takes some 40 ms for 8 devices with ports and is asked for again."""
     return LinkMap._make(machine)
+
+
+@functools.lru_cache(maxsize=4)
+def _caused_by(links: LinkMap) -> dict[Link, list[tuple[Link, float]]]:
+    """Return which links a link slows down while it is in use, and how much; sets of devices are compared by it."""
+    caused: dict[Link, list[tuple[Link, float]]] = {}
+    for (link, other), factor in links.slowdowns.items():
+        caused.setdefault(other, []).append((link, factor))
+    return caused
