@@ -6,8 +6,9 @@ chunks, unequal shares) is searched. Candidates come in a written order: first t
 choice of each scheduler, then one dimension after the other around the best so far (coordinate descent), in
 rounds, until a round brings nothing or the budget is spent; how finely copies are cut comes last. A
 scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
-that equal inputs give equal choices on any machine. A candidate whose bound is no better than the best found is
-not simulated.
+that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do, and whatever is left of
+it, what each scheduler's own rules give is simulated: no choice is worse than any of these. A candidate whose bound is
+no better than the best found is not simulated, and one that surely has more tasks than are left is not made.
 """
 
 from __future__ import annotations
@@ -37,10 +38,16 @@ from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 40_000
-"""Simulated tasks of a search at most. A search takes 50 to 150 ms on 4 to 8 ranks, and longer on more."""
+"""Simulated tasks of a search on up to 8 ranks, where it takes 50 to 150 ms."""
+
+BUDGET_TASKS_PER_RANK: Final = 5_000
+"""The same on more ranks, for each of them."""
 
 _TILES: Final = 6
 _ROUNDS: Final = 3
+_ALL_COUNTS: Final = 12
+"""On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
+
 _COLUMN_BLOCKS: Final = (1, 2, 4, 8)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
@@ -158,7 +165,7 @@ def search(
     options: ScheduleOptions | None = None,
     *,
     metric: str = "time",
-    budget_tasks: int = DEFAULT_BUDGET_TASKS,
+    budget_tasks: int | None = None,
     issuing_threads: int = 0,
 ) -> SearchResult:
     """
@@ -175,8 +182,9 @@ def search(
         batching are tried up to what it allows.
     metric : str, default "time"
         ``"time"``, ``"pdp"`` (energy) or ``"edp"`` (energy times time).
-    budget_tasks : int
-        Tasks to simulate at most; the first candidate is simulated whatever it takes.
+    budget_tasks : int, optional
+        Tasks to simulate at most; the first candidate is simulated whatever it takes. By default `default_budget`, and
+        what each scheduler's own rules give is simulated even if nothing is left of it.
     issuing_threads : int
         As for `simulate`.
 
@@ -187,7 +195,7 @@ def search(
     PlanError, CapacityError
         If not even the first candidate can be planned.
     """
-    if budget_tasks < 1:
+    if budget_tasks is not None and budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     explorer = _Explorer(problem, placement, num_ranks, machine, metric, budget_tasks, issuing_threads)
     explorer.explore(dataclasses.replace(options or ScheduleOptions(), tune=0))
@@ -200,6 +208,11 @@ def search(
     )
 
 
+def default_budget(num_ranks: int) -> int:
+    """Return how many tasks a search simulates at most where nobody says."""
+    return max(DEFAULT_BUDGET_TASKS, BUDGET_TASKS_PER_RANK * num_ranks)
+
+
 class _Explorer:
     """One search: what it knows and what it has spent."""
 
@@ -210,14 +223,15 @@ class _Explorer:
         num_ranks: int,
         machine: Machine,
         metric: str,
-        budget: int,
+        budget: int | None,
         threads: int,
     ) -> None:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
         self._metric_name = metric
         self._metric = metric_of(metric, watts_known=watts_known(machine))
-        self._budget, self._threads = budget, threads
-        self._limit = budget
+        self._tries_rules = budget is None
+        self._budget, self._threads = default_budget(num_ranks) if budget is None else budget, threads
+        self._limit = self._budget
         self._seen: set[ScheduleOptions] = set()
         self._candidates: dict[ScheduleOptions, Candidate] = {}
         self._least = np.inf
@@ -238,6 +252,9 @@ class _Explorer:
             schedulers = tuple(one for one in schedulers if one != "bands")
         for together in (("uncut", "kblocks"), ("cyclic",), ("bands",)):
             self._explore_some([dataclasses.replace(asked, scheduler=one) for one in together if one in schedulers])
+        if self._tries_rules and self.tried:
+            for one in schedulers:  # most have been among what was tried
+                self._try(dataclasses.replace(asked, scheduler=one), always=True)
         if not self.tried:
             assert self._refused is not None  # the first candidate is simulated or refused
             raise self._refused
@@ -266,7 +283,7 @@ class _Explorer:
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""
         first = self._first_dealt(asked) if asked.scheduler in ("cyclic", "bands") else self._first(asked)
-        best = self._try(first, must=not self.tried)
+        best = self._try(first, must=not self.tried, always=self._tries_rules)
         if best is None or not self._problem.has_product:
             return best
         if asked.scheduler == "kblocks":
@@ -343,7 +360,7 @@ class _Explorer:
     def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.devices is not None or asked.grid is not None:
             return
-        for count in range(self._num_ranks, 0, -1):
+        for count in self._counts:
             yield {"tile": asked.tile, "grid": None, **self._placed(tuple(sorted(self._order_of_ranks[:count])), None)}
 
     def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -469,7 +486,7 @@ class _Explorer:
     def _fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.devices is not None or asked.grid is not None or asked.blocking.splits > 1:
             return
-        for count in range(self._num_ranks, 0, -1):
+        for count in self._counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
             yield {"grid": None, **self._placed(ranks, None), **_blocked(best, splits=1)}
 
@@ -494,6 +511,17 @@ class _Explorer:
     def _order_of_ranks(self) -> list[int]:
         return ranks_by_use(self._problem, self._placement, self._machine)
 
+    @functools.cached_property
+    def _counts(self) -> list[int]:
+        """How many ranks may compute."""
+        most = self._num_ranks
+        if most <= _ALL_COUNTS:
+            return list(range(most, 0, -1))
+        counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
+        while counts[-1] > 1:
+            counts.append(counts[-1] // 2)
+        return counts
+
     def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
         if not self._problem.has_product:
@@ -517,33 +545,36 @@ class _Explorer:
             return None
         rows, cols = schedule.grid
         ranks = candidate.options.devices or tuple(range(rows * cols))
-        speeds = np.zeros((rows, cols))
-        for place in range(rows * cols):
-            own = schedule.tasks["rank"] == ranks[place]
-            if schedule.scheduler == "kblocks":
-                own &= schedule.tasks["kind"] == Kind.GEMM
-            end = float(simulation.end_s[own].max(initial=0.0))
-            flops = product_flops(schedule, ranks[place])
-            if end <= 0 or flops <= 0:
-                return None
-            speeds[divmod(place, cols)] = flops / end
+        counted = schedule.tasks["rank"], simulation.end_s
+        if schedule.scheduler == "kblocks":
+            products = schedule.tasks["kind"] == Kind.GEMM
+            counted = counted[0][products], counted[1][products]
+        ends = np.zeros(schedule.num_ranks)
+        np.maximum.at(ends, *counted)
+        chosen = list(ranks[: rows * cols])
+        end, flops = ends[chosen], products_flops(schedule)[chosen]
+        if not (end > 0).all() or not (flops > 0).all():
+            return None
+        speeds: np.ndarray = (flops / end).reshape(rows, cols)
         return speeds
 
     # -- trying ------------------------------------------------------------------------------
 
-    def _try(self, options: ScheduleOptions, *, must: bool = False) -> Candidate | None:
+    def _try(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> Candidate | None:
+        """Simulate a schedule, if it may be better and the budget has room for it or it is tried in any case."""
         if options in self._seen:
             return None
         self._seen.add(options)
+        room = MAX_TASKS if must or always else self._limit - self.spent
         if not must:
             lower = self._bound(options)
             hopeless = self._metric_name == "time" and lower >= self._least
-            if hopeless or self.spent >= self._limit or self._too_large(options):
+            if hopeless or room <= 0:
                 self.discarded += 1
                 return None
         try:
-            # What the budget has no room for is given up on the way.
-            schedule, named = self._plan(options, MAX_TASKS if must else self._limit - self.spent)
+            # What there is no room for is given up on the way.
+            schedule, named = self._plan(options, room)
         except (PlanError, CapacityError):
             if must:
                 raise
@@ -553,7 +584,7 @@ class _Explorer:
             if named in self._seen:
                 return None  # the heuristics have chosen what was tried by name
             self._seen.add(named)
-        if not must and self.spent + len(schedule.tasks) > self._limit:
+        if len(schedule.tasks) > room:
             self.discarded += 1
             return None
         lower = self._bound(options)
@@ -572,21 +603,16 @@ class _Explorer:
         made = make_schedule(*about, options, most_tasks=most_tasks)
         return made.schedule, made.options
 
-    def _too_large(self, options: ScheduleOptions) -> bool:
-        """Whether a schedule surely has more tasks than the budget left: not worth planning."""
-        if options.scheduler not in ("uncut", "cyclic") or not options.tile:
-            return False
-        problem, tile = self._problem, options.tile
-        products = -(-problem.m // tile) * -(-problem.n // tile) * -(-problem.k // tile)
-        return products > self._limit - self.spent
+    @functools.cached_property
+    def _whole_bound(self) -> float:
+        return bound(self._problem, self._placement, self._machine).seconds
 
     def _bound(self, options: ScheduleOptions) -> float:
         ranks = options.devices or tuple(range(self._num_ranks))
         if ranks not in self._bounds:
             # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
-            whole = bound(self._problem, self._placement, self._machine).seconds
             rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
-            self._bounds[ranks] = max(whole, self._problem.flops / rate)
+            self._bounds[ranks] = max(self._whole_bound, self._problem.flops / rate)
         return self._bounds[ranks]
 
 
@@ -600,8 +626,16 @@ def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
 
 def product_flops(schedule: Schedule, rank: int) -> float:
     """Return the operations of a rank's products: the elements of C times the steps of k, twice."""
-    gemms = schedule.tasks[(schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == rank)]
+    return float(products_flops(schedule)[rank])
+
+
+def products_flops(schedule: Schedule) -> np.ndarray:
+    """Return the operations of each rank's products, float64 of shape (num_ranks,)."""
+    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
     first = gemms["first_operand"]
     c, a = (schedule.regions[schedule.operands["region"][first + which]] for which in (0, 1))
     depth = np.where(schedule.operands["op"][first + 1] != 0, a["rows"], a["cols"])
-    return float(2.0 * (c["rows"] * c["cols"] * depth).sum())
+    elements = np.zeros(schedule.num_ranks, np.int64)
+    np.add.at(elements, gemms["rank"], c["rows"] * c["cols"] * depth)
+    flops: np.ndarray = 2.0 * elements
+    return flops
