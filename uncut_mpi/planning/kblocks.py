@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -174,7 +175,7 @@ class _Worker:
     rows: range
     cols: range
     inner: range  # of k
-    starts: list[int]  # of its column blocks, from its first column
+    starts: tuple[int, ...]  # of its column blocks, from its first column
     panels: tuple[int, int, int]
 
 
@@ -261,7 +262,7 @@ class _Plan:
                     given.add_move(move.step, split, move.k_start, move.k_stop, move.first, move.last)
         return _native.schedule_kblocks(given)
 
-    def _make_moves(self) -> list[list[Move]]:
+    def _make_moves(self) -> list[tuple[Move, ...]]:
         """Return the steps of each part of k."""
         how = self.how
         # Stored transposed, the rows of k-blocks are whole columns.
@@ -328,7 +329,7 @@ class _Plan:
         return tasks
 
     @staticmethod
-    def _has_columns(starts: list[int], move: Move) -> bool:
+    def _has_columns(starts: Sequence[int], move: Move) -> bool:
         return starts[move.last] > starts[move.first]
 
     def _copies_of_piece(self, matrix: Matrix, takers: int, columns: int, elements: int) -> int:
