@@ -206,6 +206,8 @@ class _Plan:
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
+        locations = (placement.a, placement.b, placement.c)
+        self._homes = [location.rank if location.space == "device" else None for location in locations]
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
         self.partition = _partition(problem, placement, len(devices) // how.splits, options)
         self.layout = Layout(machine.num_ranks, problem, placement)
@@ -342,7 +344,7 @@ class _Plan:
         return takers * max(1, min(takers, columns, slices))
 
     def _at_home(self, matrix: Matrix, rank: int) -> bool:
-        return self._location(matrix) == Location.device(rank)
+        return self._homes[matrix] == rank
 
     def _location(self, matrix: Matrix) -> Location:
         return (self._placement.a, self._placement.b, self._placement.c)[matrix]
@@ -386,10 +388,12 @@ class _Plan:
         adders = []
         for part, rank in enumerate(ranks):
             assert rank is not None  # a device location always names its rank
-            columns = []
+            first, columns = one.cols.start, []
             for start, stop in itertools.pairwise(one.starts):
-                cuts = block_starts(stop - start, len(ranks))
-                columns.append(one.cols[start + cuts[part] : start + cuts[part + 1]])
+                if len(ranks) > 1:
+                    cuts = block_starts(stop - start, len(ranks))
+                    start, stop = start + cuts[part], start + cuts[part + 1]
+                columns.append(range(first + start, first + stop))
             places = list(itertools.accumulate((len(cols) for cols in columns), initial=0))
             partial, staging = [-1] * len(members), -1
             if self._combines:
