@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
-from uncut_mpi.calibration.ports import link_name
 from uncut_mpi.calibration.refine import Refinement
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.model.costs import GemmShape
@@ -57,7 +56,7 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         f"pairs of links: {len(slow)} measured well enough, {len(shown)} slow each other down by more than 10 %"
     )
     lines += [
-        f"  {link_name(pair[0], machine.host)} with {link_name(pair[1], machine.host)}: x {factor:.2f}"
+        f"  {_link(pair[0], machine.host)} with {_link(pair[1], machine.host)}: x {factor:.2f}"
         for pair, factor in shown[:_MOST_PAIRS]
     ]
     if len(shown) > _MOST_PAIRS:
@@ -133,6 +132,10 @@ def _matrix(title: str, table: np.ndarray, form: str) -> list[str]:
         name.rjust(6) + "".join(cell.rjust(width) for cell in row) for name, row in zip(names, cells, strict=True)
     ]
     return [*lines, ""]
+
+
+def _link(link: tuple[int, int], host: int) -> str:
+    return " to ".join("host" if end == host else str(end) for end in link)
 
 
 def _c_rate(shape: GemmShape) -> str:
