@@ -22,7 +22,10 @@ raised there as the same type.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
+
+INTERRUPTED: Final = 130
+"""Exit status of a command that Ctrl-C ended: 128 and the number of SIGINT, as shells have it."""
 
 _Error = TypeVar("_Error", bound=BaseException)
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.command.planning import parse, run
-from uncut_mpi.errors import UncutError
+from uncut_mpi.errors import INTERRUPTED, UncutError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
-    Run the command and return its exit status: 0, or 2 after an error.
+    Run the command and return its exit status: 0, 2 after an error, or 130 after an interrupt.
 
     Parameters
     ----------
@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.write(f"uncut_mpi.plan: {type(error).__name__}: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("uncut_mpi.plan: interrupted\n")
+        return INTERRUPTED
     return 0
 
 

@@ -59,6 +59,13 @@ SHAPE_TEXT = (
 )
 
 
+# A100-40GB: 90 % of 1.56 TB/s for what a kernel reads and writes together. A copy within the device reads and
+# writes each byte. No file of links has the latter, and no published row depends on it: nothing is copied so.
+A100_COMBINE_GB_PER_S = 1400.0
+A100_OWN_GB_PER_S = A100_COMBINE_GB_PER_S / 2
+A100_OWN_TEXT = "a copy within a GPU 700 GB/s: half of that, since each byte is read and written; not measured"
+
+
 def read(name: str) -> dict:
     """Return a file of measurements."""
     return json.loads((DATA / name).read_text())
@@ -146,7 +153,7 @@ def karolina() -> Machine:
     ports.append(Port.of("host", 97.3, from_host(ranks, host) + to_host(ranks, host)))
     return machine(
         "karolina-8xa100",
-        links(data["links9_isolated_unidir"], to_itself=700.0),
+        links(data["links9_isolated_unidir"], to_itself=A100_OWN_GB_PER_S),
         provenance=[
             "Karolina, HGX 8×A100-SXM4-40GB, NVLink 3 with NVSwitch, PCIe 4 shared by pairs of GPUs",
             "links: p-anastas/PARALiA-GEMMex 8e63837, Deployment_files/karol_8A100_predep, integers entered by hand, "
@@ -155,7 +162,9 @@ def karolina() -> Machine:
             "host, in and out together, 97.3 GB/s: the best rate that any published run on 8 GPUs reached (the paper: "
             "96 GB/s for all); the files' 72 + 72 both ways is never reached",
             "f64, f32 17.2 TFLOP/s (the paper: clocks lowered by 12 % from 19.5) and 1.56 TB/s of memory: Uncut-GEMMs, "
-            "table I; a combination at 90 % of that; no rate is known for the half types",
+            "table I; a combination at 90 % of that",
+            A100_OWN_TEXT,
+            "no rate is known for the half types",
             SHAPE_TEXT,
             AUTHORS_COSTS_TEXT,
             "latency of 5 µs assumed",
@@ -164,7 +173,7 @@ def karolina() -> Machine:
         latency_s=5e-6,
         memory_bytes=40 * 10**9,
         multiprocessors=108,
-        combine_gb_per_s=1400.0,
+        combine_gb_per_s=A100_COMBINE_GB_PER_S,
         ports=ports,
         gemm_shape=A100_SHAPE,
         costs=AUTHORS_COSTS,
@@ -173,8 +182,8 @@ def karolina() -> Machine:
 
 def four_a100(name: str, file: str, folder: str, node: str) -> Machine:
     data = read(file)
-    one_way = links(data["links5_isolated_unidir_interleaved"], to_itself=700.0)
-    both_ways = links(data["links5_isolated_bidir_interleaved"], to_itself=700.0)
+    one_way = links(data["links5_isolated_unidir_interleaved"], to_itself=A100_OWN_GB_PER_S)
+    both_ways = links(data["links5_isolated_bidir_interleaved"], to_itself=A100_OWN_GB_PER_S)
     host = 4
     ports: list[Port] = []
     for rank in range(host):
@@ -197,6 +206,7 @@ def four_a100(name: str, file: str, folder: str, node: str) -> Machine:
             "f32 18.4 TFLOP/s: measured on an A100 by Choi and Stegailov 2022; f64 assumed to be the same; no rate is "
             "known for the half types",
             "a combination at 90 % of 1.56 TB/s",
+            A100_OWN_TEXT,
             SHAPE_TEXT,
             "issue costs: measured on a node with 4 H200, assumed here; latency of 5 µs assumed",
         ],
@@ -204,7 +214,7 @@ def four_a100(name: str, file: str, folder: str, node: str) -> Machine:
         latency_s=5e-6,
         memory_bytes=40 * 10**9,
         multiprocessors=108,
-        combine_gb_per_s=1400.0,
+        combine_gb_per_s=A100_COMBINE_GB_PER_S,
         ports=ports,
         gemm_shape=A100_SHAPE,
         costs=H200_COSTS,
@@ -262,8 +272,9 @@ def vulcan() -> Machine:
             "links between GPUs: medians of the transfers of a DGEMM, p-anastas/PARALiA-Framework 2d613b1: PARALiA's "
             "where there is NVLink, XKBLAS's where there is none (slowed by what else ran; the paper: below 6 GB/s)",
             "PCIe 12 GB/s, shared by two GPUs, f64 7 and f32 14 TFLOP/s, memory 760 GB/s: PARALiA, ACM TACO 20(4), "
-            "section 4; the two ways are assumed not to hinder each other; no rate is known for the half types",
-            "watts: its table 4, GFLOP/s by GFLOP/s/W of 8 GPUs",
+            "section 4; a copy within a GPU at half of that, since each byte is read and written; the two ways are "
+            "assumed not to hinder each other; no rate is known for the half types",
+            "watts: its table 4, GFLOP/s by GFLOP/s/W of 8 GPUs; those at rest are not known, and 0 here",
             SHAPE_TEXT,
             AUTHORS_COSTS_TEXT,
             "latency of 10 µs assumed",

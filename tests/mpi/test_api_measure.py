@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import allgather, collective_assert
+from tests.helpers import jobs
+from tests.helpers.collective import allgather, carried, collective_assert
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import Probe
@@ -58,6 +59,44 @@ def measurements(monkeypatch):
 
     monkeypatch.setattr(measuring, "measure", counting)
     return counted
+
+
+def said_of_it(caplog) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "uncut_mpi" and one.levelname == "WARNING"]
+
+
+def test_the_quick_form_is_told_once_by_rank_0_so_that_it_is_seen(comm, cache, caplog):
+    machine_of(comm)
+    told = said_of_it(caplog)
+    wanted = len(told) == 1 and told[0].startswith("machine measured in the quick form (") and "calibrate" in told[0]
+    collective_assert(comm, wanted if comm.rank == 0 else not told, told)
+    caplog.clear()
+    machine_of(comm)  # kept
+    collective_assert(comm, not said_of_it(caplog), said_of_it(caplog))
+
+
+def test_a_command_tells_it_on_standard_error_alone(comm, tmp_path):
+    with carried(comm):
+        if comm.rank == 0:
+            words = [
+                "-m",
+                "uncut_mpi.gemm",
+                "--backend",
+                "host",
+                "-m",
+                "64",
+                "--repeat",
+                "1",
+                "--warmup",
+                "0",
+                "--json",
+            ]
+            process = jobs.start([*words, tmp_path / "facts.json"], XDG_CACHE_HOME=str(tmp_path))
+            status, output, errors = jobs.ended(process)
+            assert status == 0, output + errors
+            assert errors.count("machine measured in the quick form (") == 1, errors
+            assert "quick form" not in output
+            assert json.loads((tmp_path / "facts.json").read_text())["passed"]
 
 
 def machine_of(comm, **options) -> um.Machine:

@@ -161,11 +161,11 @@ def test_the_quick_form_says_so(comm, capfd, mpi_tmp_path):
     collective_assert(comm, len(kept(mpi_tmp_path)) == 1, f"{kept(mpi_tmp_path)}")
 
 
-def test_json_goes_to_standard_output_alone_and_output_names_the_file(comm, capfd, mpi_tmp_path):
-    path = mpi_tmp_path / "machine.json"
-    status, out, err = job(comm, capfd, ["--backend", "host", "--quick", "--json", "--output", path])
-    collective_assert(comm, status == 0 and json.loads(out or "{}") == json.loads(path.read_text()), out)
-    collective_assert(comm, f"kept in {path}" in err and not kept(mpi_tmp_path), err)
+def test_output_names_the_file_that_is_kept_and_json_one_more(comm, capfd, mpi_tmp_path):
+    path, other = mpi_tmp_path / "machine.json", mpi_tmp_path / "facts.json"
+    status, out, err = job(comm, capfd, ["--backend", "host", "--quick", "--json", other, "--output", path])
+    collective_assert(comm, status == 0 and path.read_text() == other.read_text(), out)
+    collective_assert(comm, f"kept in {path}" in out and not err and not kept(mpi_tmp_path), out + err)
 
 
 def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, capfd, mpi_tmp_path):
@@ -185,6 +185,7 @@ def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, capfd, mpi_t
     [
         (["--output", "{folder}/missing/machine.json"], "--output"),
         (["--output", "{folder}"], "is a directory"),
+        (["--json", "{folder}"], "--json"),
         (["--time-limit", "never"], "not a finite number"),
         (["--backend", "host", "--devices", "0"], "no GPUs"),
     ],

@@ -399,6 +399,31 @@ def test_schedules_are_tried_and_the_fastest_is_reported(comm, job, mpi_tmp_path
         collective_assert(comm, status == 2 and part in err, err)
 
 
+def test_a_plan_for_the_least_energy_is_made_where_power_is_known(comm, job, mpi_tmp_path, monkeypatch):
+    path, base = mpi_tmp_path / "energy.json", mpi_tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    words = ["-m", "96", "--warmup", "0", "--repeat", "1", "--metric", "pdp", "--json", path]
+    status, _, err = job(words)
+    (kept,) = base.rglob("*.json")
+    content = json.loads(kept.read_text())
+    known = min(content["busy_watts"]) > 0
+    collective_assert(comm, known or (status == 2 and "metric pdp needs the devices' power" in err), err)
+    if comm.rank == 0:
+        watts = {"idle_watts": [50.0] * comm.size, "busy_watts": [400.0] * comm.size}
+        kept.write_text(json.dumps({**content, **watts, "steady": True}))
+    status, out, err = job(words)
+    facts = json.loads(path.read_text())
+    good = status == 0 and facts["passed"] and facts["metric"] == "pdp" and ") for the least pdp, " in out
+    collective_assert(comm, good, f"status {status} {out}{err}")
+    for more, part in (
+        (["--scheduler", "uncut"], "--metric with --scheduler uncut"),
+        (["--ablation"], "--metric with --ablation"),
+        (["--tune", "4"], "--metric with --tune"),
+    ):
+        status, _, err = job([*words, *more])
+        collective_assert(comm, status == 2 and part in err, err)
+
+
 def test_a_searched_plan_is_called_so(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "auto.json"
     status, out, err = job(["-m", "96", "--warmup", "0", "--repeat", "1", "--scheduler", "auto", "--json", path])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
 import signal
-import subprocess
 import sys
+import time
 
 import pytest
 
+from tests.helpers import jobs
 from tests.helpers.collective import carried
 from uncut_mpi.spmd import abort
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_S = 25
 START = """
 import sys, threading, time
@@ -30,35 +28,12 @@ install_abort_hook(comm)
 WAIT = "comm.Barrier() if comm.rank == 0 else None\n"
 
 
-def launcher():
-    beside = pathlib.Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
-
-
 def job(tmp_path, body, interpreter=(), start=START):
     """Run two ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
     program = tmp_path / "program.py"
     program.write_text(start + body)
-    # The job must not take this test's own launcher for its own.
-    inherited = ("PMI", "HYD", "MPI", "OMPI_COMM", "OMPI_UNIVERSE", "PMIX", "PRTE", "SLURM")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
-    process = subprocess.Popen(
-        [launcher(), "-n", "2", sys.executable, *interpreter, str(program)],
-        cwd=ROOT,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return None, output
+    status, output, errors = jobs.ended(jobs.start([*interpreter, program]), LIMIT_S)
+    return status, output + errors
 
 
 def on_rank_0(comm, tmp_path, check):
@@ -96,6 +71,59 @@ sys.exit(run_on_ranks("test", lambda words: None, load, [], None))
         status, output = job(tmp_path, program, start="")
         assert status not in (None, 0), output
         assert "[rank 1 of 2] KeyboardInterrupt" in output
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(comm, tmp_path):
+    def check(tmp_path):
+        words = [
+            "-m",
+            "uncut_mpi.gemm",
+            "--backend",
+            "host",
+            "-m",
+            "512",
+            "--repeat",
+            "100000",
+            "--no-check",
+            "--timeout",
+            "20",
+        ]
+        process = jobs.start(words, XDG_CACHE_HOME=str(tmp_path))
+        assert jobs.wait_for(tmp_path / "uncut_mpi" / "machines")  # the machine is measured: all ranks are at work
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        status, output, errors = jobs.ended(process, LIMIT_S)
+        said = [line for line in errors.splitlines() if line.startswith("[rank")]
+        assert status not in (None, 0), output + errors
+        assert "Traceback" not in errors, errors
+        assert "unhandled" not in errors, errors
+        assert said, output + errors
+        assert all(line.endswith("KeyboardInterrupt: the job ends") for line in said), errors
+
+    on_rank_0(comm, tmp_path, check)
+
+
+def test_an_interrupt_before_mpi_is_loaded_is_one_line(comm, tmp_path):
+    program = """
+import sys
+import uncut_mpi.command.ranks as ranks
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "uncut_mpi.spmd.abort":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.exit(ranks.run_on_ranks("test", lambda words: None, None, [], None))
+"""
+
+    def check(tmp_path):
+        status, output = job(tmp_path, program, start="")
+        assert status not in (None, 0), output
+        assert output.count("test: interrupted") == 2, output
+        assert "Traceback" not in output, output
 
     on_rank_0(comm, tmp_path, check)
 

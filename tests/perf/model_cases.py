@@ -86,7 +86,9 @@ def energy():
     """Return products on 1 to 4 GPUs."""
     texts = [f"scheduler=kblocks devices={','.join(map(str, range(count)))}" for count in (1, 2, 3, 4)]
     return [
-        case(size, "f64", "0,0,0", [*texts, "metric=time", "metric=pdp", "metric=edp"], energy=True)
+        case(
+            size, "f64", "0,0,0", [*texts, "metric=time", "metric=pdp", "metric=edp", "metric=pdp-working"], energy=True
+        )
         for size in (3000, 6144)
     ]
 

@@ -96,10 +96,8 @@ def chosen_options(session, plan, text):
     if plan is None:
         raise um.ParamError("a metric needs the problem of a schedule before it: name another one first")
     schedule = plan.schedule
-    found = search(
-        schedule.problem, schedule.placement, session.size, session.machine, metric=text.removeprefix("metric=")
-    )
-    return found.best.options
+    asked = um.ScheduleOptions(metric=text.removeprefix("metric="))
+    return search(schedule.problem, schedule.placement, session.size, session.machine, asked).best.options
 
 
 def microseconds(times):

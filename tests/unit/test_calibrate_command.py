@@ -17,15 +17,15 @@ from uncut_mpi.errors import ParamError
 
 def test_no_words_ask_for_everything():
     given = parse_calibrate([])
-    assert (given.backend, given.quick, given.output, given.json) == ("auto", False, None, False)
+    assert (given.backend, given.quick, given.output, given.json_path) == ("auto", False, None, None)
     assert given.time_limit_s == DEFAULT_TIME_LIMIT_S
 
 
 def test_every_flag_reaches_its_field():
-    words = "--backend cuda --devices 1,0 --allow-shared-gpu --time-limit 7.5 --output m.json --json"
+    words = "--backend cuda --devices 1,0 --allow-shared-gpu --time-limit 7.5 --output m.json --json facts.json"
     given = parse_calibrate(words.split())
     assert (given.backend, given.devices, given.allow_shared_gpu) == ("cuda", (1, 0), True)
-    assert (given.time_limit_s, given.output, given.json) == (7.5, "m.json", True)
+    assert (given.time_limit_s, given.output, given.json_path) == (7.5, "m.json", "facts.json")
     assert parse_calibrate(["--quick"]).quick
 
 
@@ -37,6 +37,7 @@ def test_every_flag_reaches_its_field():
         ("--time-limit 0", "not above 0"),
         ("--time-limit 5 --quick", "--quick"),
         ("--backend tpu", "tpu"),
+        ("--output m.json --json m.json", "both name m.json"),
         ("--backend host --devices 0", "no GPUs"),
     ],
 )

@@ -243,6 +243,7 @@ class TestPorts:
         bandwidth, true = four_gpus()
         pair = ((0, 1), (4, 2))
         (port,) = pair_ports(bandwidth, {pair: 2.0}, true)
+        assert port.name == "device 0 to device 1 and host to device 2"
         together = rates(pair, bandwidth, [*true, port])
         assert together[0] / bandwidth[pair[0]] + together[1] / bandwidth[pair[1]] == pytest.approx(1.0)
         for link in pair:

@@ -353,8 +353,16 @@ def test_many_partial_sums_are_added_in_turns() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     machine = Machine.uniform(4, memory_bytes=10**8)
     place, problem = Placement.parse("h,h,h"), GemmProblem(8192, 8192, 8192, DType.f64)
-    with pytest.raises(CapacityError, match="rank 0 needs"):
+    with pytest.raises(CapacityError, match=r"rank 0 needs \d{9} bytes of device memory \(\d{9} for its panels"):
         plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks"))
+    matrix = 8192 * 8192 * 8
+    said = (
+        f"rank 2 needs {2 * matrix} bytes of device memory \\({2 * matrix} for the matrices placed there\\), and "
+        f"{10**9} are available, {2 * matrix - 10**9} too few"
+    )
+    alone = ScheduleOptions(scheduler="kblocks", devices=(0,))
+    with pytest.raises(CapacityError, match=said):
+        plan(problem, Placement.parse("h,2,2"), 4, Machine.uniform(4, memory_bytes=10**9), alone)
     for options, words in (
         ({"blocking": Blocking(splits=5)}, "k shall be split 5 times, but 4 ranks compute"),
         ({"devices": (4,)}, "rank 4 shall compute"),

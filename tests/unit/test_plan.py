@@ -45,9 +45,9 @@ def asked(monkeypatch):
     """The calls of a search that tries three tiles, put in the place of the real one."""
     calls = []
 
-    def search(problem, placement, num_ranks, machine, options, *, metric, budget_tasks, issuing_threads):
-        calls.append((problem, placement, num_ranks, machine, options, metric, budget_tasks))
-        options = dataclasses.replace(options, scheduler="uncut")
+    def search(problem, placement, num_ranks, machine, options, *, budget_tasks, issuing_threads):
+        calls.append((problem, placement, num_ranks, machine, options, budget_tasks))
+        metric, options = options.metric, dataclasses.replace(options, scheduler="uncut", metric="time")
         tried = []
         for tile in (1024, 640, 512):
             schedule = plan(problem, placement, num_ranks, machine, dataclasses.replace(options, tile=tile)).schedule
@@ -55,7 +55,7 @@ def asked(monkeypatch):
             limit = bound(problem, placement, machine).seconds
             tried.append(Tried(dataclasses.replace(options, tile=tile), schedule, seconds, limit, 250.0))
         tried.sort(key=lambda one: one.predicted_s)
-        return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234)
+        return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, metric=metric)
 
     monkeypatch.setattr(planning, "search", search)
     return calls
@@ -65,9 +65,8 @@ def asked(monkeypatch):
 
 
 def test_the_gemm_commands_flags_mean_the_same():
-    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --tile 64 --grid 2x1 --devices 2,0"
+    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --tile 64 --grid 2x1 --compute-ranks 2,0"
     given = parse(words.split())
-    assert parse(words.replace("--devices", "--compute-ranks").split()) == given
     problem = given.problem
     assert (problem.m, problem.n, problem.k, problem.dtype.name) == (100, 100, 7, "f32")
     assert (problem.trans_a, problem.trans_b, problem.reads_c, problem.scales_only) == ("T", "N", False, False)
@@ -79,7 +78,7 @@ def test_nothing_given_plans_something_sensible():
     given = parse([])
     assert (given.problem.m, given.problem.n, given.problem.k) == (8192, 8192, 8192)
     assert given.problem.reads_c
-    assert (given.machine, given.ranks, given.metric, given.budget_tasks) == ("uniform", None, "time", None)
+    assert (given.machine, given.ranks, given.options.metric, given.budget_tasks) == ("uniform", None, "time", None)
 
 
 def test_alpha_of_zero_is_a_plan_without_a_product():
@@ -96,6 +95,9 @@ def test_alpha_of_zero_is_a_plan_without_a_product():
         ("-n 5", "without -m"),
         ("A.npy B.npy", "unrecognized arguments"),
         ("--trace t.json", "unrecognized arguments"),
+        ("--devices 0,1", "unrecognized arguments"),  # GPUs of ranks, which only jobs have
+        ("--metric joy", "'joy' does not exist: use one of time, pdp, edp, pdp-working"),
+        ("--metric pdp --scheduler uncut", "--metric with --scheduler uncut"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(words, message):
@@ -123,10 +125,10 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     monkeypatch.setenv("COLUMNS", "100")
     path = tmp_path / "facts.json"
     assert main([*SMALL.split(), "--ranks", "4", "--json", str(path)]) == 0
-    problem, placement, num_ranks, machine, options, metric, budget = asked[0]
+    problem, placement, num_ranks, machine, options, budget = asked[0]
     assert (problem.m, problem.n, problem.k, problem.trans_b) == (3000, 2600, 2000, "T")
-    assert (str(placement), num_ranks, metric, budget) == ("0,h,h", 4, "pdp", 5000)
-    assert options == ScheduleOptions(scheduler="auto")
+    assert (str(placement), num_ranks, budget) == ("0,h,h", 4, 5000)
+    assert options == ScheduleOptions(metric="pdp")
     facts = json.loads(path.read_text())
     limit = bound(problem, placement, machine)
     assert facts["bound_s"] == limit.seconds
@@ -204,7 +206,16 @@ def test_help_runs_as_a_module_without_mpi():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for flag in ("--machine", "--ranks", "--devices", "--metric", "--budget-tasks", "--timeline", "--tile", "--place"):
+    for flag in (
+        "--machine",
+        "--ranks",
+        "--compute-ranks",
+        "--metric",
+        "--budget-tasks",
+        "--timeline",
+        "--tile",
+        "--place",
+    ):
         assert flag in done.stdout
 
 
@@ -239,6 +250,16 @@ def test_the_papers_steps_and_paralias_prediction_stand_beside_the_plan(capsys, 
     assert "by its equations 1 to 5" in out
     assert main(["-m", "64", "--alpha", "0"]) == 0
     assert "PARALiA" not in capsys.readouterr().out
+
+
+def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
+    def search(*unused, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "search", search)
+    assert main(["-m", "64"]) == 130
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "uncut_mpi.plan: interrupted\n")
 
 
 def test_nothing_that_is_read_is_replaced(capsys, tmp_path):

@@ -9,8 +9,10 @@ paper and data sheets. One thread issues for all GPUs, as in their library, and 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import pathlib
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -80,11 +82,30 @@ def test_either_placement_is_predicted(place: str) -> None:
     assert np.median(found) <= 0.12
 
 
-def test_squares_are_predicted_with_our_own_tile_too() -> None:
-    rows = [row for row in published() if row.m == row.k]
+def test_all_are_predicted_with_our_own_tile_too() -> None:
+    # Median 4.7 %. Two are 65 % too short, 1000×1000×5000 and ×10000 on 8 GPUs: theirs had tiles of 250, with which
+    # they are predicted within 17 %; the printed heuristic takes 500, as theirs did on 4 GPUs.
+    rows = published()
     found = np.abs(errors(rows, own_tile=True))
     assert np.median(found) <= 0.12
-    assert (found > 0.35).sum() <= 2
+    far = {(row.m, row.n, row.k, len(row.gpus)) for row, error in zip(rows, found, strict=True) if error > 0.35}
+    assert far <= {(1000, 1000, 5000, 8), (1000, 1000, 10000, 8)}
+
+
+def test_no_published_time_depends_on_the_rate_within_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Half of what its memory reads and writes: no published figure says it.
+    rows = published()
+    before = errors(rows)
+    machine = load_machine("karolina-8xa100")
+    within = machine.bandwidth_gb_per_s.copy()
+    np.fill_diagonal(within, 70.0)
+    slow = dataclasses.replace(machine, bandwidth_gb_per_s=within)
+    monkeypatch.setattr(sys.modules[__name__], "load_machine", lambda name: slow)
+    simulated.cache_clear()
+    try:
+        assert (errors(rows) == before).all()
+    finally:
+        simulated.cache_clear()
 
 
 @pytest.mark.parametrize("n", [8192, 16384, 32768])

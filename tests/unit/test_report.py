@@ -80,7 +80,7 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error samples_s digest splits how tried bound_formula command_line date "
+    "rms_error samples_s digest splits how tried metric bound_formula command_line date "
     "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
 )
 
@@ -149,6 +149,13 @@ def test_a_product_of_nothing_is_reported():
     )
     assert "no bytes moved" in text(empty)
     assert "rate        0 TFLOP/s" in text(empty)
+
+
+def test_what_a_search_minimised_is_said_if_it_is_not_the_time():
+    assert "for the least" not in text(FACTS)
+    facts = dataclasses.replace(FACTS, scheduler="auto (uncut)", about=dataclasses.replace(ABOUT, metric="edp"))
+    assert "auto (uncut) for the least edp, " in text(facts)
+    assert json.loads(to_json(facts))["metric"] == "edp"
 
 
 def test_the_json_has_exactly_the_documented_keys():

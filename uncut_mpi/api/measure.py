@@ -106,8 +106,9 @@ def obtain_machine(
     started = time.perf_counter()
     machine = measure(group, backend, identities, key)
     if group.rank == 0:
-        logger.info(
-            "measured this machine in %.1f s, the quick form: python -m uncut_mpi.calibrate measures all of it",
+        # A warning, which is seen unless a program decides otherwise: plans are less good until somebody acts.
+        logger.warning(
+            "machine measured in the quick form (%.1f s): python -m uncut_mpi.calibrate measures it fully, once",
             time.perf_counter() - started,
         )
         _keep(path, machine.to_json())

@@ -119,7 +119,7 @@ def pair_ports(
             continue
         # Half of the time each is what sharing one port fairly means; what is slower still is noise.
         share = 2.0 / min(slowdown, 2.0)
-        name = f"links {first[0]} to {first[1]} and {second[0]} to {second[1]}"
+        name = f"{link_name(first, len(bandwidth) - 1)} and {link_name(second, len(bandwidth) - 1)}"
         extra.append(Port(name, limits[0] * share, (first, second), (1.0, limits[0] / limits[1])))
     return extra
 
@@ -130,6 +130,11 @@ def predicted_slowdown(limits: Sequence[float], links: Sequence[Link], ports: Se
     first = 1.0 / float(rates.max())
     # The one that is left has the links to itself.
     return first + (1.0 - first * float(rates.min()))
+
+
+def link_name(link: Link, host: int) -> str:
+    """Return a link in words, as ``device 0 to host``; `host` is the number that the host has."""
+    return " to ".join("host" if end == host else f"device {end}" for end in link)
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -245,7 +245,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
     """Return what is fixed about the schedule."""
     if given.ablation:
         _check_ablation(given)
-    _check_tuning(given)
+    _check_searched(given)
     chosen: dict[str, Any] = {
         "scheduler": given.scheduler or ("uncut" if given.ablation else "auto"),
         "tile": given.tile,
@@ -264,6 +264,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "order": given.order or "eta",
         "distribution": given.distribution or "2d-cyclic",
         "tune": given.tune,
+        "metric": given.metric,
         "blocking": Blocking(
             splits=given.splits,
             first=given.k_first,
@@ -292,12 +293,17 @@ def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
         raise ParamError(f"{flags} with {other}, which does not take that: leave out one or the other")
 
 
-def _check_tuning(given: argparse.Namespace) -> None:
+def _check_searched(given: argparse.Namespace) -> None:
     if given.tune > MOST_TRIED:
         raise ParamError(f"--tune {given.tune}: at most {MOST_TRIED} schedules are tried")
-    if given.tune > 1 and (given.ablation or given.scheduler not in (None, "auto")):
-        other = "--ablation" if given.ablation else f"--scheduler {given.scheduler}"
+    searches = not given.ablation and given.scheduler in (None, "auto")
+    other = "--ablation" if given.ablation else f"--scheduler {given.scheduler}"
+    if given.tune > 1 and not searches:
         raise ParamError(f"--tune with {other}: it tries schedules that a search finds; leave out one or the other")
+    if given.metric != "time" and not searches:
+        raise ParamError(f"--metric with {other}: a search minimises it; leave out one or the other")
+    if given.metric != "time" and given.tune > 1:
+        raise ParamError("--metric with --tune, which keeps the fastest of what it tries: leave one of them out")
 
 
 def _check_ablation(given: argparse.Namespace) -> None:

@@ -128,52 +128,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
     HelpRequested
         If ``-h`` or ``--help`` is among them.
     """
-    parser = base_parser(
-        "python -m uncut_mpi.bench", "Measures the papers' problems with several methods and sums them up.", _EPILOG
-    )
-    problems = parser.add_argument_group("problems")
-    problems.add_argument(
-        "--dataset",
-        type=one_of(*DATASETS),
-        default="uncut-regular",
-        metavar="|".join(DATASETS),
-        help="default uncut-regular",
-    )
-    problems.add_argument("--sample", type=whole(1), metavar="N", help="so many of its problems, spread evenly")
-    problems.add_argument(
-        "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
-    )
-    problems.add_argument(
-        "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, tf32, f16, bf16; default f64"
-    )
-    problems.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default 0")
-    methods = parser.add_argument_group("methods")
-    methods.add_argument(
-        "--methods",
-        type=_methods,
-        default=("auto", "uncut", "one"),
-        metavar="M0,M1,…",
-        help="see below; default auto,uncut,one",
-    )
-    methods.add_argument(
-        "--compute", type=_counts, metavar="G0,G1,…", help="how many ranks compute, for strong scaling; default all"
-    )
-    add_machine(parser.add_argument_group("ranks and devices"))
-    run = parser.add_argument_group("run and report")
-    run.add_argument("--warmup", type=whole(0), default=10, metavar="N", help="untimed calls first; default 10")
-    run.add_argument("--repeat", type=whole(1), default=100, metavar="N", help="timed calls at most; default 100")
-    run.add_argument(
-        "--time-cap", type=positive, default=2.0, metavar="S", help="time for the timed calls of a method; default 2"
-    )
-    run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
-    run.add_argument(
-        "--output",
-        default="bench.jsonl",
-        metavar="FILE",
-        help="add results there and go on where it ends; default bench.jsonl",
-    )
-    run.add_argument("--plot", type=_png, metavar="FILE.png", help="draw the rates there")
-    given = parser.parse_args(list(argv))
+    given = make_bench_parser().parse_args(list(argv))
     check_devices(given)
     return BenchArguments(
         backend=given.backend,
@@ -193,6 +148,66 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         plot=given.plot,
         seed=given.seed,
     )
+
+
+def make_bench_parser() -> argparse.ArgumentParser:
+    """Return the bench command's parser."""
+    parser = base_parser(
+        "python -m uncut_mpi.bench", "Measures the papers' problems with several methods and sums them up.", _EPILOG
+    )
+    problems = parser.add_argument_group("problems")
+    problems.add_argument(
+        "--dataset",
+        type=one_of(*DATASETS),
+        default="uncut-regular",
+        metavar="|".join(DATASETS),
+        help="whose problems; default %(default)s",
+    )
+    problems.add_argument(
+        "--sample", type=whole(1), metavar="N", help="so many of its problems, spread evenly; default all"
+    )
+    problems.add_argument(
+        "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
+    )
+    problems.add_argument(
+        "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, tf32, f16, bf16; default f64"
+    )
+    problems.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default %(default)s")
+    methods = parser.add_argument_group("methods")
+    methods.add_argument(
+        "--methods",
+        type=_methods,
+        default=("auto", "uncut", "one"),
+        metavar="M0,M1,…",
+        help="see below; default auto,uncut,one",
+    )
+    methods.add_argument(
+        "--compute", type=_counts, metavar="G0,G1,…", help="how many ranks compute, for strong scaling; default all"
+    )
+    add_machine(parser.add_argument_group("ranks and devices"))
+    run = parser.add_argument_group("run and report")
+    run.add_argument(
+        "--warmup", type=whole(0), default=10, metavar="N", help="untimed calls first; default %(default)s"
+    )
+    run.add_argument(
+        "--repeat", type=whole(1), default=100, metavar="N", help="timed calls at most; default %(default)s"
+    )
+    run.add_argument(
+        "--time-cap",
+        type=positive,
+        default=2.0,
+        metavar="S",
+        help="time for the timed calls of a method; default %(default)g",
+    )
+    run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
+    run.add_argument(
+        "--output",
+        default="bench.jsonl",
+        metavar="FILE",
+        help="add results there and go on where it ends; default %(default)s",
+    )
+    run.add_argument("--plot", type=_png, metavar="FILE.png", help="draw the rates there; default: nowhere")
+    return parser
 
 
 def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Case]:

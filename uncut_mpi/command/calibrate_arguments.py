@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Sequence
 from typing import Final
@@ -20,7 +21,7 @@ measures. The exit status is 0 only if no word was wrong in the litmus.
 examples:
   mpiexec -n 4 python -m uncut_mpi.calibrate
   mpiexec -n 4 python -m uncut_mpi.calibrate --quick
-  mpiexec -n 4 python -m uncut_mpi.calibrate --output node7.json --json
+  mpiexec -n 4 python -m uncut_mpi.calibrate --output node7.json
 """
 
 
@@ -43,8 +44,8 @@ class CalibrateArguments:
         When to stop being thorough (seconds).
     output : str or None
         File of the machine; None: the one that sessions read.
-    json : bool
-        Print the machine file instead of matrices.
+    json_path : str or None
+        Where the machine file goes as well, kept or not.
     """
 
     backend: str
@@ -53,7 +54,7 @@ class CalibrateArguments:
     quick: bool
     time_limit_s: float
     output: str | None
-    json: bool
+    json_path: str | None
 
 
 def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
@@ -69,6 +70,25 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
     HelpRequested
         If ``-h`` or ``--help`` is among them.
     """
+    given = make_calibrate_parser().parse_args(list(argv))
+    check_devices(given)
+    if given.json is not None and given.json == given.output:
+        raise ParamError(f"--output and --json both name {given.json}: give them different files")
+    if given.quick and given.time_limit is not None:
+        raise ParamError(f"--time-limit {given.time_limit:g} was given with --quick, which has none: leave one out")
+    return CalibrateArguments(
+        backend=given.backend,
+        devices=given.devices,
+        allow_shared_gpu=given.allow_shared_gpu,
+        quick=given.quick,
+        time_limit_s=DEFAULT_TIME_LIMIT_S if given.time_limit is None else given.time_limit,
+        output=given.output,
+        json_path=given.json,
+    )
+
+
+def make_calibrate_parser() -> argparse.ArgumentParser:
+    """Return the calibrate command's parser."""
     parser = base_parser(
         "python -m uncut_mpi.calibrate", "Measures this machine, prints it and keeps it for later sessions.", _EPILOG
     )
@@ -82,18 +102,8 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
         help="after so long probes are repeated 3 times only and pairs of links left out; default "
         f"{DEFAULT_TIME_LIMIT_S:g}",
     )
-    run.add_argument("--output", metavar="FILE", help="write the machine there instead of where sessions look for it")
-    run.add_argument("--json", action="store_true", help="print the machine file instead of matrices")
-    given = parser.parse_args(list(argv))
-    check_devices(given)
-    if given.quick and given.time_limit is not None:
-        raise ParamError(f"--time-limit {given.time_limit:g} was given with --quick, which has none: leave one out")
-    return CalibrateArguments(
-        backend=given.backend,
-        devices=given.devices,
-        allow_shared_gpu=given.allow_shared_gpu,
-        quick=given.quick,
-        time_limit_s=DEFAULT_TIME_LIMIT_S if given.time_limit is None else given.time_limit,
-        output=given.output,
-        json=given.json,
+    run.add_argument("--output", metavar="FILE", help="keep the machine there; default: where sessions look for it")
+    run.add_argument(
+        "--json", metavar="FILE", help="write the machine file there too; replaced if it exists; default: nowhere"
     )
+    return parser

@@ -47,6 +47,8 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
         with agreement.collective(group, "checking the output"):
             if group.rank == 0 and arguments.output is not None:
                 check_path("--output", arguments.output)
+            if group.rank == 0 and arguments.json_path is not None:
+                check_path("--json", arguments.json_path)
         began = time.perf_counter()
         started = start_backend(
             group,
@@ -147,7 +149,7 @@ def _publish(
     took_s: float,
 ) -> None:
     """Print the machine and write its file; on one rank."""
-    path, as_json = arguments.output, arguments.json
+    path = arguments.output
     content: dict[str, Any] = json.loads(machine.to_json())
     if samples is not None:
         content["samples"] = samples.to_dict()
@@ -157,14 +159,13 @@ def _publish(
             "errors": dict(zip(refinement.products, refinement.errors, strict=True)),
         }
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-    if as_json:
-        sys.stdout.write(text)
-    else:
-        sys.stdout.write(machine_text(machine))
-        if samples is not None:
-            sys.stdout.write(samples_text(samples, machine))
-        if refinement is not None:
-            sys.stdout.write(refinement_text(refinement))
+    sys.stdout.write(machine_text(machine))
+    if samples is not None:
+        sys.stdout.write(samples_text(samples, machine))
+    if refinement is not None:
+        sys.stdout.write(refinement_text(refinement))
+    if arguments.json_path is not None:
+        write_file("--json", arguments.json_path, text.encode())
     where = path or str(cache_directory() / f"{machine.key}.json")
     lines = []
     if keep:
@@ -177,7 +178,7 @@ def _publish(
         )
     if samples is None:
         lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
-    (sys.stderr if as_json else sys.stdout).write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _write(path: str, text: str, *, by_flag: bool) -> None:

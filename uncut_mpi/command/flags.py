@@ -11,6 +11,7 @@ import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import (
     BLOCK_ORDERS,
     COMBINES,
@@ -20,6 +21,7 @@ from uncut_mpi.planning.options import (
     ROUTINGS,
     SCHEDULERS,
 )
+from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
@@ -112,17 +114,11 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--machine",
         default="uniform",
         metavar="NAME|FILE",
-        help="measured machine: one that ships with the package, or a file; default uniform, equal links and devices",
+        help="measured machine: one that ships with the package, or a file; default %(default)s, equal links and "
+        "devices",
     )
     group.add_argument("--ranks", type=whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
-    group.add_argument(
-        "--devices",
-        "--compute-ranks",
-        dest="compute_ranks",
-        type=_list,
-        metavar="R0,R1,…",
-        help="ranks that compute, as the gemm command's --compute-ranks; default: the search decides",
-    )
+    _add_compute_ranks(group)
     _add_schedule(parser)
     group = parser.add_argument_group("search and report")
     group.add_argument(
@@ -130,14 +126,13 @@ def make_plan_parser() -> argparse.ArgumentParser:
         type=whole(0),
         default=0,
         metavar="N",
-        help="host threads that issue for all ranks together; default 0, one per rank",
+        help="host threads that issue for all ranks together; default %(default)s, one per rank",
     )
-    group.add_argument("--metric", default="time", metavar="time|pdp|edp", help="what is minimised; default time")
     group.add_argument(
         "--budget-tasks",
         type=whole(1),
         metavar="N",
-        help="tasks to simulate at most; default 40000, which takes 50 to 150 ms on 4 to 8 ranks",
+        help=f"tasks to simulate at most; default {DEFAULT_BUDGET_TASKS}, which takes 50 to 150 ms on 4 to 8 ranks",
     )
     group.add_argument(
         "--ablation",
@@ -149,10 +144,14 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--timeline",
         type=_picture,
         metavar="FILE",
-        help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt",
+        help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
     )
-    group.add_argument("--transfers", metavar="FILE.png", help="draw its transfers over each link there")
-    group.add_argument("--json", metavar="FILE", help="write the facts there too; replaced if it exists")
+    group.add_argument(
+        "--transfers", metavar="FILE.png", help="draw its transfers over each link there; default: nowhere"
+    )
+    group.add_argument(
+        "--json", metavar="FILE", help="write the facts there too; replaced if it exists; default: nowhere"
+    )
     return parser
 
 
@@ -160,7 +159,7 @@ def base_parser(program: str, description: str, epilog: str) -> argparse.Argumen
     """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
     parser = _Parser(
         prog=program,
-        description=description,
+        description=f"{description}\nOptions that take no value are off by default.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -174,8 +173,10 @@ def base_parser(program: str, description: str, epilog: str) -> argparse.Argumen
 def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument("a", nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
     group.add_argument("b", nargs="?", metavar="B.npy", help="file of B")
-    group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0")
-    group.add_argument("-o", metavar="OUT.npy", help="file for the result; appears only when complete")
+    group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0; default: there is none")
+    group.add_argument(
+        "-o", metavar="OUT.npy", help="file for the result; appears only when complete; default: there is none"
+    )
 
 
 def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
@@ -186,20 +187,27 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
     ):
         group.add_argument(f"-{name}", type=whole(0), metavar=name.upper(), help=text)
     group.add_argument(
-        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help="element type; f64, or the files' own"
+        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help="element type; default f64, or the files' own"
     )
     for name in ("a", "b"):
         group.add_argument(
-            f"--trans-{name}", type=one_of("N", "T"), default="N", metavar="N|T", help=f"op({name.upper()}); default N"
+            f"--trans-{name}",
+            type=one_of("N", "T"),
+            default="N",
+            metavar="N|T",
+            help=f"op({name.upper()}); default %(default)s",
         )
-    group.add_argument("--alpha", type=_finite, metavar="X", help="factor of the product")
-    group.add_argument("--beta", type=_finite, metavar="X", help="factor of C")
+    group.add_argument("--alpha", type=_finite, metavar="X", help="factor of the product; default 1.2345, with files 1")
+    group.add_argument(
+        "--beta", type=_finite, metavar="X", help="factor of C; default 1.1154, with files 1, or 0 without -c"
+    )
     group.add_argument(
         "--place",
         type=_placement,
         default=Placement.parse("h,h,h"),
         metavar="A,B,C",
-        help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device; default h,h,h",
+        help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device; default "
+        "%(default)s",
     )
 
 
@@ -210,10 +218,13 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
         type=one_of(*BACKENDS),
         default="auto",
         metavar="|".join(BACKENDS),
-        help="cuda never falls back; auto, the default, takes cuda where every rank can have a GPU, else host",
+        help="cuda never falls back, auto takes cuda where every rank can have a GPU, else host; default %(default)s",
     )
     group.add_argument(
-        "--devices", type=_list, metavar="D0,D1,…", help="device of each rank; default: rank i takes device i"
+        "--devices",
+        type=_list,
+        metavar="D0,D1,…",
+        help="device of each rank; default: process i of the node takes device i",
     )
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
@@ -223,8 +234,8 @@ def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
         "--compute-ranks",
         type=_list,
         metavar="R0,R1,…",
-        help="ranks that compute, in the order in which they fill the process grid; by default all. The others "
-        "start too: they hold what --place puts there, and forward",
+        help="ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
+        "what --place puts there, and forward. Default: the search decides, with --scheduler all",
     )
 
 
@@ -239,7 +250,16 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         type=one_of(*SCHEDULERS),
         metavar="|".join(SCHEDULERS),
         help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
-        "cyclic: PARALiA's; bands: Choi's, between devices only; auto, the default: whichever simulation finds fastest",
+        "cyclic: PARALiA's; bands: Choi's, between devices only; auto: whichever simulation finds best; default auto",
+    )
+    metrics = "; ".join(f"{name}: {metric.about}" for name, metric in METRICS.items())
+    common.add_argument(
+        "--metric",
+        type=one_of(*METRICS),
+        default="time",
+        metavar="|".join(METRICS),
+        help=f"what the search of auto minimises. {metrics}. All but time need a machine file with the devices' "
+        "power; default %(default)s",
     )
     common.add_argument(
         "--grid",
@@ -267,7 +287,7 @@ def _add_tiles(group: argparse._ArgumentGroup) -> None:
         "--tile", type=whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
     )
     group.add_argument(
-        "--tile-min", type=whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default 2048"
+        "--tile-min", type=whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default %(default)s"
     )
     group.add_argument(
         "--chunks", type=whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"
@@ -276,7 +296,7 @@ def _add_tiles(group: argparse._ArgumentGroup) -> None:
         "--min-chunk", type=whole(1), metavar="BYTES", help="smallest chunk of a batched fetch; default 262144"
     )
     group.add_argument(
-        "--compute-lanes", type=whole(1), default=8, metavar="L", help="compute lanes per rank; default 8"
+        "--compute-lanes", type=whole(1), default=8, metavar="L", help="compute lanes per rank; default %(default)s"
     )
     group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
     group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
@@ -286,7 +306,7 @@ def _add_tiles(group: argparse._ArgumentGroup) -> None:
         type=whole(0),
         default=1,
         metavar="H",
-        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1",
+        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default %(default)s",
     )
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
@@ -341,25 +361,30 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help=f"try the N schedules predicted best, at most {MOST_TRIED}, in the first calls and keep the fastest; "
         "default: the one predicted best",
     )
-    group.add_argument("--warmup", type=whole(0), default=2, metavar="N", help="untimed calls first; default 2")
-    group.add_argument("--repeat", type=whole(1), default=5, metavar="N", help="timed calls; default 5")
+    group.add_argument(
+        "--warmup", type=whole(0), default=2, metavar="N", help="untimed calls first; default %(default)s"
+    )
+    group.add_argument("--repeat", type=whole(1), default=5, metavar="N", help="timed calls; default %(default)s")
     group.add_argument(
         "--timeout",
         type=positive,
         default=60.0,
         metavar="S",
-        help="longest time without progress; default 60",
+        help="longest time without progress; default %(default)g",
     )
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
-    group.add_argument("--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists")
+    group.add_argument(
+        "--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists; default: nowhere"
+    )
     group.add_argument(
         "--trace",
         type=_picture,
         metavar="FILE",
-        help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt",
+        help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
+        "default: nowhere",
     )
-    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default 0")
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default %(default)s")
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:

@@ -279,6 +279,7 @@ def _about(
         alpha=arguments.alpha,
         beta=arguments.beta,
         nonfinite=found,
+        metric=arguments.options.metric,
     )
 
 

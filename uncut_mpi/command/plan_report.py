@@ -44,8 +44,6 @@ class PlanFacts:
         Where its matrices live.
     alpha, beta : float
         Scalars.
-    metric : str
-        What was minimised.
     result : SearchResult
         The schedules tried, the best first.
     search_s : float
@@ -69,7 +67,6 @@ class PlanFacts:
     placement: Placement
     alpha: float
     beta: float
-    metric: str
     result: SearchResult
     search_s: float
     simulation: Simulation
@@ -104,7 +101,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance.split(';')[0]}"),
         *_borrowed_rate(machine, facts.problem.dtype),
         _line("problem", _problem(facts)),
-        _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.metric}"),
+        _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
         _line("plan", _plan(best)),
         _line("predicted", _predicted(facts)),
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
@@ -135,7 +132,7 @@ def to_json(facts: PlanFacts) -> str:
         "machine": facts.machine.name,
         "machine_provenance": facts.machine.provenance,
         "ranks": facts.machine.num_ranks,
-        "metric": facts.metric,
+        "metric": facts.result.metric,
         **_candidate(best),
         "bound_s": facts.bound.seconds,
         "limited_by": facts.bound.limited_by,

@@ -55,8 +55,6 @@ class PlanArguments:
         How many of the machine's ranks there are; None: all, 4 of the uniform one.
     options : ScheduleOptions
         What is fixed about the schedule.
-    metric : str
-        What the search minimises.
     budget_tasks : int or None
         Tasks it may simulate; None for its default.
     issuing_threads : int
@@ -74,7 +72,6 @@ class PlanArguments:
     machine: str
     ranks: int | None
     options: ScheduleOptions
-    metric: str
     budget_tasks: int | None
     issuing_threads: int
     ablation: bool
@@ -115,7 +112,6 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         machine=given.machine,
         ranks=given.ranks,
         options=options_of(given),
-        metric=given.metric,
         budget_tasks=given.budget_tasks,
         issuing_threads=given.issuing_threads,
         ablation=given.steps,
@@ -146,7 +142,6 @@ def run(arguments: PlanArguments) -> None:
         machine.num_ranks,
         machine,
         arguments.options,
-        metric=arguments.metric,
         budget_tasks=budget,
         issuing_threads=arguments.issuing_threads,
     )
@@ -160,7 +155,6 @@ def run(arguments: PlanArguments) -> None:
         placement=arguments.place,
         alpha=arguments.alpha,
         beta=arguments.beta,
-        metric=arguments.metric,
         result=result,
         search_s=search_s,
         simulation=simulation,
@@ -188,7 +182,7 @@ def _paralia_s(arguments: PlanArguments, machine: Machine, chosen: ScheduleOptio
 
 def _ablation(arguments: PlanArguments, machine: Machine) -> list[tuple[str, Simulation]]:
     """Simulate the paper's steps with what is fixed about the schedule."""
-    base = dataclasses.replace(arguments.options, scheduler="uncut", blocking=Blocking())
+    base = dataclasses.replace(arguments.options, scheduler="uncut", metric="time", blocking=Blocking())
     steps = []
     for name, options in ablation_options(base):
         schedule = plan(arguments.problem, arguments.place, machine.num_ranks, machine, options).schedule

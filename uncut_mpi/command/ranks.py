@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from uncut_mpi.command.flags import HelpRequested
-from uncut_mpi.errors import StallError, UncutError
+from uncut_mpi.errors import INTERRUPTED, StallError, UncutError
 from uncut_mpi.spmd import launcher
 
 Arguments = TypeVar("Arguments")
@@ -52,17 +52,26 @@ def run_on_ranks(
         return 0
     except UncutError as error:
         arguments = error  # for one rank to say, once they know of each other
+    hooked = False
     try:
         from uncut_mpi.spmd import abort, runtime
 
         comm = runtime.world() if comm is None else comm
         # Loading takes a while, and a rank that is interrupted meanwhile must not leave the others waiting.
         abort.install_abort_hook(comm)
+        hooked = True
         run = load()
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
         sys.stderr.write(f"{name}: {type(error).__name__}: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        if hooked:
+            raise  # the hook says so, and ends the job
+        # MPI may have begun, and its own end would wait for the other ranks: leave the way that a launcher notices.
+        sys.stderr.write(f"{name}: interrupted\n")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
     try:
         runtime.check_launcher()
         if isinstance(arguments, UncutError):

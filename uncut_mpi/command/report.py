@@ -70,6 +70,8 @@ class About:
         Scalars.
     nonfinite : sequence of NonFinite
         NaN and infinity in the input files that are read.
+    metric : str
+        What a search minimised, where there was one.
     note : str
         What was chosen for an ablation, as its tile; empty where nothing was.
     """
@@ -97,6 +99,7 @@ class About:
     alpha: float
     beta: float
     nonfinite: Sequence[NonFinite] = ()
+    metric: str = "time"
     note: str = ""
 
     @property
@@ -362,8 +365,9 @@ def _plan(facts: Facts) -> str:
         f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in facts.bytes_by_link.items() if size
     )
     tried = f"fastest of {facts.tried} tried: " if facts.tried > 1 else ""
+    aim = f" for the least {facts.about.metric}" if facts.about.metric != "time" else ""
     return (
-        f"{tried}{facts.scheduler}, {facts.how}, {facts.tasks} tasks, "
+        f"{tried}{facts.scheduler}{aim}, {facts.how}, {facts.tasks} tasks, "
         f"{moved or 'no bytes'} moved, planned in {time_text(facts.plan_s)}, digest {facts.digest[:16]}"
     )
 
@@ -427,6 +431,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
+    value["metric"] = about.metric
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
     value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi

@@ -62,9 +62,11 @@ class Layout:
         for rank, (needed, resident) in enumerate(zip(self.softbuf_bytes, self._resident_bytes(machine), strict=True)):
             total = int(machine.memory_bytes[rank])
             if needed > total - resident:
+                parts = (("the matrices placed there", resident), ("its panels of A, B and C", needed))
+                whose = " and ".join(f"{size} for {what}" for what, size in parts if size)
                 raise CapacityError(
-                    f"rank {rank} needs {needed} bytes for its panels of A, B and C, but its device has {total} bytes, "
-                    f"of which the matrices placed there take {resident}: use more ranks, place the matrices on other "
+                    f"rank {rank} needs {resident + needed} bytes of device memory ({whose}), and {total} are "
+                    f"available, {resident + needed - total} too few: use more ranks, place the matrices on other "
                     "devices or in host memory, or split the product (the tile size makes no difference)"
                 )
 

@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import HOST, Schedule
-from uncut_mpi.planning.simulate import Simulation
 
-Metric = Callable[[float, float], float]
-"""From seconds and joules to what is minimised."""
-
-METRICS: Final[Mapping[str, Metric]] = {
-    "time": lambda seconds, joules: seconds,
-    "pdp": lambda seconds, joules: joules,
-    "edp": lambda seconds, joules: joules * seconds,
-}
-"""PERF, PDP (power-delay product, the energy) and EDP (energy-delay product)."""
+if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no simulator
+    from uncut_mpi.planning.simulate import Simulation
 
 
-def metric_of(name: str, *, watts_known: bool) -> Metric:
+class Metric(NamedTuple):
     """
-    Return a metric by name.
+    Something to minimise.
 
-    Raises
-    ------
-    ParamError
-        If it does not exist, or needs watts and the machine has none.
+    Attributes
+    ----------
+    about : str
+        What it is, in the words of the help.
+    value : callable
+        From a simulated run to a number; less is better.
+    needs_watts : bool
+        Whether the power of every device has to be known.
     """
-    if name not in METRICS:
-        raise ParamError(f"metric {name!r} does not exist: use one of {', '.join(METRICS)}")
-    if name != "time" and not watts_known:
-        raise ParamError(
-            f"metric {name} needs the devices' power, which is not known of this machine: "
-            "calibrate where NVML gives it (python -m uncut_mpi.calibrate)"
-        )
-    return METRICS[name]
 
-
-def watts_known(machine: Machine) -> bool:
-    """Return whether the power of every device is known, as energy needs."""
-    return bool((machine.busy_watts > 0).all())
+    about: str
+    value: Callable[[Simulation], float]
+    needs_watts: bool = True
 
 
 def working_ranks(schedule: Schedule) -> np.ndarray:
@@ -55,15 +42,73 @@ def working_ranks(schedule: Schedule) -> np.ndarray:
     return taking
 
 
-def energy_j(simulation: Simulation) -> float:
+def device_energy_j(simulation: Simulation) -> np.ndarray:
     """
-    Return the energy of a run on the devices that take part.
+    Return what each rank's device draws while a call lasts, in joules, shape (num_ranks,).
 
-    Each draws its power at rest throughout, and the difference to its power in a product while it computes
-    (two-level form of PARALiA's W_exec; devices that take no part are not counted: they are free for others).
+    ``idle_watts`` × time of the call + (``busy_watts`` - ``idle_watts``) × time with a product or a COMBINE to run:
+    its power at work (PARALiA's W_exec) while it computes, its power at rest for the rest of the call. What copies and
+    waiting between products draw beyond rest is not counted, for want of a measurement, so calls with
+    much of both take more than this says.
     """
     machine = simulation.machine
-    ranks = working_ranks(simulation.schedule)
-    idle, busy = machine.idle_watts[ranks], machine.busy_watts[ranks]
-    computing = simulation.compute_busy_s[ranks]
-    return float((idle * simulation.seconds + np.maximum(busy - idle, 0.0) * computing).sum())
+    more = np.maximum(machine.busy_watts - machine.idle_watts, 0.0)
+    energy: np.ndarray = machine.idle_watts * simulation.seconds + more * simulation.compute_busy_s
+    return energy
+
+
+def energy_j(simulation: Simulation) -> float:
+    """
+    Return the energy of a call in joules: that of the devices of all ranks of the session, idle ones too.
+
+    PARALiA's metrics build on "the total power consumption of all GPUs in the multi-GPU setup" (section 3.3): a GPU
+    that is left out draws its power at rest for as long as the call lasts.
+    """
+    return float(device_energy_j(simulation).sum())
+
+
+def working_energy_j(simulation: Simulation) -> float:
+    """
+    Return the energy of a call on the devices that take part, in joules.
+
+    For nodes where the others have work of their own meanwhile: what they draw at rest is then no part of the call.
+    """
+    return float(device_energy_j(simulation)[working_ranks(simulation.schedule)].sum())
+
+
+METRICS: Final[Mapping[str, Metric]] = {
+    "time": Metric("the time of a call", lambda run: run.seconds, needs_watts=False),
+    "pdp": Metric("the energy of all devices meanwhile, idle ones too", energy_j),
+    "edp": Metric("that energy times the time", lambda run: energy_j(run) * run.seconds),
+    "pdp-working": Metric("the energy of the devices that take part alone", working_energy_j),
+}
+"""By name: PERF, PDP (power-delay product, the energy) and EDP (energy-delay product), and one of ours."""
+
+
+def check_metric(name: str) -> None:
+    """Raise `ParamError` if there is no metric of this name."""
+    if name not in METRICS:
+        raise ParamError(f"metric {name!r} does not exist: use one of {', '.join(METRICS)}")
+
+
+def metric_of(name: str, machine: Machine) -> Metric:
+    """
+    Return a metric by name.
+
+    Raises
+    ------
+    ParamError
+        If it does not exist, or needs watts and the machine has none.
+    """
+    check_metric(name)
+    if METRICS[name].needs_watts and not watts_known(machine):
+        raise ParamError(
+            f"metric {name} needs the devices' power, which is not known of this machine: "
+            "calibrate where NVML gives it (python -m uncut_mpi.calibrate)"
+        )
+    return METRICS[name]
+
+
+def watts_known(machine: Machine) -> bool:
+    """Return whether the power of every device is known, as energy needs."""
+    return bool((machine.busy_watts > 0).all())

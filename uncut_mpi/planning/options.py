@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.planning.metrics import check_metric
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
@@ -157,12 +158,16 @@ class ScheduleOptions:
         With ``"auto"``: how many of the schedules that the search found are tried, in turns, by the first calls of a
         plan (four each), after which it keeps the fastest. At most `MOST_TRIED`; 0 and 1 take the search's choice.
         Sums of k are then added in another order from call to call until the choice is made.
+    metric : str
+        With ``"auto"``: what the search minimises, one of `uncut_mpi.planning.metrics.METRICS`. ``"time"``;
+        ``"pdp"``, the energy of the devices of all ranks; ``"edp"``, that times the time; ``"pdp-working"``, the
+        energy of the devices that take part. All but the first need a machine whose watts are known.
 
     Notes
     -----
-    `uncut` takes all but `areas`, `distribution` and `blocking`; `kblocks` `grid`, `devices`, shares, `areas` and
-    `blocking`; `cyclic` `grid`, `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands` `devices`
-    and `tile`.
+    `uncut` takes all but `areas`, `distribution`, `blocking`, `tune` and `metric`; `kblocks` `grid`, `devices`, shares,
+    `areas` and `blocking`; `cyclic` `grid`, `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands`
+    `devices` and `tile`.
     """
 
     scheduler: str = "auto"
@@ -186,6 +191,7 @@ class ScheduleOptions:
     distribution: str = "2d-cyclic"
     blocking: Blocking = Blocking()
     tune: int = 0
+    metric: str = "time"
 
     def computing_ranks(self, num_ranks: int) -> tuple[int, ...]:
         """
@@ -241,7 +247,8 @@ class ScheduleOptions:
         names = [
             field.name
             for field in dataclasses.fields(self)
-            if field.name not in ("scheduler", "blocking", "tune") and getattr(self, field.name) != field.default
+            if field.name not in ("scheduler", "blocking", "tune", "metric")
+            and getattr(self, field.name) != field.default
         ]
         names += [f"blocking.{one.name}" for one in dataclasses.fields(Blocking) if getattr(self.blocking, one.name)]
         return tuple(names)
@@ -274,6 +281,17 @@ class ScheduleOptions:
             raise ParamError(
                 f"tune = {self.tune} with scheduler {self.scheduler!r}: it tries what a search finds, so take "
                 "scheduler='auto', or leave tune out"
+            )
+        check_metric(self.metric)
+        if self.metric != "time" and self.scheduler != "auto":
+            raise ParamError(
+                f"metric = {self.metric!r} with scheduler {self.scheduler!r}: a search minimises it, so take "
+                "scheduler='auto', or leave metric out"
+            )
+        if self.metric != "time" and self.tune > 1:
+            raise ParamError(
+                f"metric = {self.metric!r} with tune = {self.tune}, which keeps the fastest of what it tries: "
+                "leave one of them out"
             )
         if self.compute_lanes > 64:
             raise ParamError(f"compute_lanes = {self.compute_lanes} is above 64")

@@ -142,7 +142,7 @@ class Candidate:
 
     @property
     def energy_j(self) -> float:
-        """Predicted energy; 0 where the machine's watts are unknown."""
+        """Predicted energy of all devices (J); 0 where the machine's watts are unknown."""
         return energy_j(self.simulation) if watts_known(self.simulation.machine) else 0.0
 
 
@@ -181,7 +181,6 @@ def search(
     machine: Machine,
     options: ScheduleOptions | None = None,
     *,
-    metric: str = "time",
     budget_tasks: int | None = None,
     issuing_threads: int = 0,
 ) -> SearchResult:
@@ -196,9 +195,7 @@ def search(
         As for `uncut_mpi.planning.planner.plan`.
     options : ScheduleOptions, optional
         What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks; chunks and
-        batching are tried up to what it allows.
-    metric : str, default "time"
-        ``"time"``, ``"pdp"`` (energy) or ``"edp"`` (energy times time).
+        batching are tried up to what it allows. Its `metric` is what is minimised.
     budget_tasks : int, optional
         Tasks to simulate at most; the first candidate is simulated whatever it takes. By default `default_budget`, and
         what each scheduler's own rules give is simulated even if nothing is left of it.
@@ -208,20 +205,30 @@ def search(
     Raises
     ------
     ParamError
-        If the metric does not exist or needs watts that the machine file lacks, or the budget is below 1.
+        If the metric needs watts that the machine file lacks, or the budget is below 1.
     PlanError, CapacityError
         If not even the first candidate can be planned.
     """
     if budget_tasks is not None and budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
-    explorer = _Explorer(problem, placement, num_ranks, machine, metric, budget_tasks, issuing_threads)
-    explorer.explore(dataclasses.replace(options or ScheduleOptions(), tune=0))
-    order = sorted(range(len(explorer.tried)), key=lambda i: (explorer.tried[i].value, i))
+    asked = options or ScheduleOptions()
+    metric_of(asked.metric, machine)  # before any work
+    made_with = dataclasses.replace(asked, tune=0, metric="time")
+    budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
+    first_part = budget if asked.metric == "time" else -(-budget // 2)
+    explorer = _Explorer(
+        problem, placement, num_ranks, machine, first_part, issuing_threads, tries_rules=budget_tasks is None
+    )
+    explorer.explore(made_with)
+    if asked.metric != "time":
+        # Two descents end in different places, and what is fast takes little energy more often than not.
+        explorer.turn_to(asked.metric, budget)
+        explorer.explore(made_with)
     return SearchResult(
-        [explorer.tried[i] for i in order],
+        sorted(explorer.all_tried, key=lambda one: one.value),  # stable: equals stay in the order of trying
         explorer.discarded,
         explorer.spent,
-        metric,
+        asked.metric,
     )
 
 
@@ -239,17 +246,20 @@ class _Explorer:
         placement: Placement,
         num_ranks: int,
         machine: Machine,
-        metric: str,
-        budget: int | None,
+        budget: int,
         threads: int,
+        *,
+        tries_rules: bool,
     ) -> None:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
-        self._metric_name = metric
-        self._metric = metric_of(metric, watts_known=watts_known(machine))
-        self._tries_rules = budget is None
-        self._budget, self._threads = default_budget(num_ranks) if budget is None else budget, threads
-        self._limit = self._budget
+        self._metric_name = "time"
+        self._metric = metric_of("time", machine)
+        self._tries_rules = tries_rules
+        self._budget, self._threads = budget, threads
+        self._limit = budget
         self._seen: set[ScheduleOptions] = set()
+        self._known: dict[ScheduleOptions, Candidate] = {}
+        self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
         self._candidates: dict[ScheduleOptions, Candidate] = {}
         self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
@@ -257,6 +267,21 @@ class _Explorer:
         self.tried: list[Candidate] = []
         self.discarded = 0
         self.spent = 0
+
+    def turn_to(self, metric: str, budget: int) -> None:
+        """Begin anew for another metric, with more budget; what was simulated costs nothing again."""
+        self._metric_name, self._metric = metric, metric_of(metric, self._machine)
+        self._budget = self._limit = budget
+        before = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
+        by_name = {one.options: one for one in before}
+        self._known = {asked: by_name[named] for asked, named in self._asked.items()} | by_name
+        self._seen, self._candidates, self._least, self.tried = set(), {}, np.inf, []
+
+    @property
+    def all_tried(self) -> list[Candidate]:
+        """What was tried for the last metric, then what else was tried for the one before, each with its value."""
+        found = {one.options: one for one in (*self.tried, *self._known.values())}
+        return list(found.values())
 
     def explore(self, asked: ScheduleOptions) -> None:
         """
@@ -649,6 +674,11 @@ class _Explorer:
         if options in self._seen:
             return None
         self._seen.add(options)
+        known = self._known.get(options)
+        if known is not None:
+            if known.options != options and known.options in self._seen:
+                return None
+            return self._keep(known)
         room = MAX_TASKS if must or always else self._limit - self.spent
         if not must:
             lower = self._bound(options)
@@ -674,10 +704,13 @@ class _Explorer:
         lower = self._bound(options)
         simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
         self.spent += len(schedule.tasks)
-        joules = 0.0 if self._metric_name == "time" else energy_j(simulation)
-        candidate = Candidate(named, simulation, lower, self._metric(simulation.seconds, joules))
+        self._asked[options] = named
+        return self._keep(Candidate(named, simulation, lower, self._metric.value(simulation)))
+
+    def _keep(self, candidate: Candidate) -> Candidate:
+        self._seen.add(candidate.options)
         self.tried.append(candidate)
-        self._candidates[named] = candidate
+        self._candidates[candidate.options] = candidate
         self._least = min(self._least, candidate.value)
         return candidate
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.errors import INTERRUPTED
 from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
 
-_INTERRUPTED = 130
 _LAST_WORDS_S = 0.1
 _YIELD_AT_ONCE_S = 0.0
 
@@ -58,18 +58,19 @@ class _Hook:
             return  # another thread of this process is at it
         who = f"rank {self.comm.rank} of {self.comm.size}{where}"
         if issubclass(kind, KeyboardInterrupt):
-            text = "KeyboardInterrupt"
+            said = f"[{who}] KeyboardInterrupt: the job ends\n"
         else:
             text = "".join(traceback.format_exception(kind, error, trace))
-        lines = "".join(f"[{who}] {line}\n" for line in text.rstrip().split("\n"))
-        for stream, last in ((sys.stdout, ""), (sys.stderr, f"{lines}[{who}] unhandled error: the job ends\n")):
+            said = "".join(f"[{who}] {line}\n" for line in text.rstrip().split("\n"))
+            said += f"[{who}] unhandled error: the job ends\n"
+        for stream, last in ((sys.stdout, ""), (sys.stderr, said)):
             try:
                 # One write, so that the lines of several ranks do not mix.
                 stream.write(last)
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 continue  # a closed or missing stream must not keep the job alive
-        end_job(self.comm, _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        end_job(self.comm, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def end_job(comm: Any, exit_status: int) -> None:
@@ -104,8 +105,8 @@ def install_abort_hook(comm: Any) -> None:
     """
     End the job when this rank leaves by an unhandled error, which the other ranks would await for ever.
 
-    The traceback is printed with the rank first. Exit status 1, or 130 for a keyboard interrupt, also
-    in a thread and under plain ``python -m``; `SystemExit` is no error. Under ``python -m mpi4py`` the
+    The traceback is printed with the rank first. Exit status 1, or 130 for a keyboard interrupt, of which one line
+    is printed, also in a thread and under plain ``python -m``; `SystemExit` is no error. Under ``python -m mpi4py`` the
     job ends the same way, only sooner. Not collective; a second call changes the communicator only.
 
     Parameters

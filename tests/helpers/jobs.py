@@ -1,0 +1,57 @@
+"""Real jobs of two ranks, started by mpiexec from within a test, which may run under another mpiexec itself."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def launcher():
+    """Return the mpiexec of the MPI in use."""
+    beside = pathlib.Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def start(words, ranks=2, **environment):
+    """Start ``python WORDS`` on some ranks, standard output and error apart; return the process."""
+    # The job must not take this test's own launcher for its own.
+    inherited = ("PMI", "HYD", "MPI", "OMPI_COMM", "OMPI_UNIVERSE", "PMIX", "PRTE", "SLURM")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
+    return subprocess.Popen(
+        [launcher(), "-n", str(ranks), sys.executable, *map(str, words)],
+        cwd=ROOT,
+        env={**own, "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process, limit_s=25):
+    """Return (exit status or None if it hung, standard output, standard error)."""
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+        return process.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        return None, output, errors
+
+
+def wait_for(path, limit_s=20):
+    """Wait until a file is there; return whether it came."""
+    deadline = time.monotonic() + limit_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
