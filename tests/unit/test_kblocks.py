@@ -360,9 +360,11 @@ def test_what_does_not_fit_is_refused() -> None:
         f"rank 2 needs {2 * matrix} bytes of device memory \\({2 * matrix} for the matrices placed there\\), and "
         f"{10**9} are available, {2 * matrix - 10**9} too few"
     )
-    alone = ScheduleOptions(scheduler="kblocks", devices=(0,))
+    alone = ScheduleOptions(scheduler="kblocks", devices=(0,), blocking=Blocking(combine="worker"))
+    memory = np.array([10**10, 10**10, 10**9, 10**10])
+    unequal = dataclasses.replace(Machine.uniform(4), memory_bytes=memory)
     with pytest.raises(CapacityError, match=said):
-        plan(problem, Placement.parse("h,2,2"), 4, Machine.uniform(4, memory_bytes=10**9), alone)
+        plan(problem, Placement.parse("h,2,2"), 4, unequal, alone)
     for options, words in (
         ({"blocking": Blocking(splits=5)}, "k shall be split 5 times, but 4 ranks compute"),
         ({"devices": (4,)}, "rank 4 shall compute"),
