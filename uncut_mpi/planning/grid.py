@@ -92,8 +92,8 @@ def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
     Return where contiguous blocks proportional to `shares` start, and `extent` at the end.
 
     Every block gets its due, extent × share / sum of shares, rounded down to whole steps; the steps
-    that are left go one each to the blocks that lost most, the first of equal ones, and the last
-    block ends with the matrix. Where a block is due less than one step, blocks end at any element.
+    that are left go one each to the blocks that then exceed their due by the least part of it, so that the
+    last to finish is not far behind, the first of equal ones; and the last block ends with the matrix. Where a block is due less than one step, blocks end at any element.
 
     Parameters
     ----------
@@ -110,9 +110,11 @@ def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
     units = extent // step
     dues = [extent / step * (share / total) for share in shares]  # of the whole extent, its odd end included
     blocks = [math.floor(due) for due in dues]
-    by_loss = sorted(range(len(dues)), key=lambda index: (blocks[index] - dues[index], index))
-    for index in by_loss[: units - sum(blocks)]:
-        blocks[index] += 1
+    left = units - sum(blocks)
+    if left:
+        by_excess = sorted(range(len(dues)), key=lambda index: ((blocks[index] + 1) / dues[index], index))
+        for index in by_excess[:left]:
+            blocks[index] += 1
     starts = [0, *(step * units_before for units_before in itertools.accumulate(blocks))]
     starts[-1] = extent
     return starts
