@@ -1,4 +1,4 @@
-"""Planning for tens to a thousand ranks: choices no worse than the rules, and no work that grows much faster than they."""
+"""Planning for tens to a thousand ranks: choices no worse than the rules, and no work by the cube of the ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,13 @@ def test_rules_are_tried_when_nothing_is_left_of_the_budget(monkeypatch: pytest.
 
 
 def test_budgets_grow_with_the_ranks() -> None:
-    assert [search.default_budget(count) for count in (1, 4, 8, 16, 1024)] == [40_000, 40_000, 40_000, 80_000, 5_120_000]
+    assert [search.default_budget(count) for count in (1, 4, 8, 16, 1024)] == [
+        40_000,
+        40_000,
+        40_000,
+        80_000,
+        5_120_000,
+    ]
 
 
 def test_few_numbers_of_ranks_are_tried_of_many() -> None:
@@ -103,7 +109,11 @@ def test_what_is_refused_before_it_is_made_has_too_many_tasks() -> None:
     for _ in range(150):
         machine, extents = draw.choice(machines), [draw.choice((1, 7, 100, 900, 2048, 5000)) for _ in range(3)]
         problem = GemmProblem(
-            *extents, draw.choice((DType.f64, DType.f16)), draw.choice("NT"), draw.choice("NT"), reads_c=draw.random() < 0.6
+            *extents,
+            draw.choice((DType.f64, DType.f16)),
+            draw.choice("NT"),
+            draw.choice("NT"),
+            reads_c=draw.random() < 0.6,
         )
         place = Placement.parse(draw.choice(("h,h,h", "0,0,0", "0,1,2", "h,1,h")))
         options = draw.choice(
@@ -160,7 +170,9 @@ def test_a_thousand_equal_ranks_are_ordered_without_comparing_them(monkeypatch: 
     assert ranks_by_use(cube(8192), Placement.parse("h,h,h"), Machine.uniform(1024)) == list(range(1024))
 
 
-def naive_ways(links: LinkMap, devices: list[int], max_hops: int) -> tuple[np.ndarray, dict[tuple[int, int], tuple[int, ...]]]:
+def naive_ways(
+    links: LinkMap, devices: list[int], max_hops: int
+) -> tuple[np.ndarray, dict[tuple[int, int], tuple[int, ...]]]:
     shared, routes = links.shared_gb_per_s.copy(), {}
     for source, to in itertools.permutations(range(len(shared)), 2):
         for hops in range(1, max_hops + 1):

@@ -137,7 +137,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--budget-tasks",
         type=whole(1),
         metavar="N",
-        help="tasks to simulate at most; default 40000, which takes 50 to 150 ms on 4 to 8 ranks",
+        help="tasks to simulate at most; default 5000 a rank, at least 40000: 50 to 150 ms on 4 to 8 ranks",
     )
     group.add_argument(
         "--ablation",

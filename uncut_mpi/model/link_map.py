@@ -159,7 +159,9 @@ class LinkMap:
                 narrowest, way = self._widest_way(link, among, hops)
                 if narrowest > shared[link]:
                     shared[link] = narrowest
-                    latency[link] = sum(float(self.latency_s[leg]) for leg in itertools.pairwise((link[0], *way, link[1])))
+                    latency[link] = sum(
+                        float(self.latency_s[leg]) for leg in itertools.pairwise((link[0], *way, link[1]))
+                    )
                     routes[link] = way
         return dataclasses.replace(self, latency_s=latency, shared_gb_per_s=shared, routes=routes)
 
@@ -167,7 +169,9 @@ class LinkMap:
         """Return the links that sustain less than the best first and the best last leg of a way over devices."""
         wide = self.shared_gb_per_s.astype(np.float64)
         np.fill_diagonal(wide, -np.inf)
-        most = np.minimum(wide[:, devices].max(axis=1, initial=-np.inf)[:, None], wide[devices].max(axis=0, initial=-np.inf))
+        most = np.minimum(
+            wide[:, devices].max(axis=1, initial=-np.inf)[:, None], wide[devices].max(axis=0, initial=-np.inf)
+        )
         np.fill_diagonal(most, -np.inf)
         return [(int(source), int(to)) for source, to in np.argwhere(most > known_gb_per_s)]
 

@@ -12,7 +12,6 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 
-
 MOST_TOLD_APART: Final = 32
 """Of more ranks, those whose rates differ little count as alike."""
 

@@ -7,8 +7,9 @@ choice of each scheduler, then one dimension after the other around the best so 
 rounds, until a round brings nothing or the budget is spent; how finely copies are cut comes last. A
 scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
 that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. Whatever is left of it,
-what each scheduler's own rules give is simulated, so that no choice is worse, unless it alone has more tasks than that. A candidate whose bound is
-no better than the best found is not simulated, and one that surely has more tasks than are left is not made.
+what each scheduler's own rules give is simulated, so that no choice is worse, unless it alone has more tasks than
+that. A candidate whose bound is no better than the best found is not simulated, and one that surely has more tasks
+than are left is not made.
 """
 
 from __future__ import annotations

@@ -186,9 +186,9 @@ def _least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorker
     if workers.owned:
         height = len(_tile_sizes(workers.row_starts[-1], workers.tile))
         for rank, owned in zip(workers.ranks, workers.owned, strict=True):
-            rows, cols = {tile % height for tile in owned}, {tile // height for tile in owned}
-            for needed, location in ((rows, placement.a), (cols, placement.b)):
-                products += len(needed) * steps * (location != Location.device(rank))
+            heights, widths = {tile % height for tile in owned}, {tile // height for tile in owned}
+            products += len(heights) * steps * (placement.a != Location.device(rank))
+            products += len(widths) * steps * (placement.b != Location.device(rank))
         return products
     if not options.caching:
         return products * (1 + sum(location.space == "host" for location in (placement.a, placement.b)))
