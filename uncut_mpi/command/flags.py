@@ -245,8 +245,8 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--grid",
         type=_grid,
         metavar="RxC",
-        help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: up to 32 ranks "
-        "a row",
+        help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: up to 32 "
+        "ranks a row",
     )
     _add_tiles(parser.add_argument_group("schedule of uncut"))
     _add_blocking(parser.add_argument_group("schedule of kblocks"))
