@@ -21,7 +21,6 @@ from uncut_mpi.planning.options import (
     ROUTINGS,
     SCHEDULERS,
 )
-from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
@@ -132,7 +131,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--budget-tasks",
         type=whole(1),
         metavar="N",
-        help=f"tasks to simulate at most; default {DEFAULT_BUDGET_TASKS}, which takes 50 to 150 ms on 4 to 8 ranks",
+        help="tasks to simulate at most; default 5000 a rank, at least 40000: 50 to 150 ms on 4 to 8 ranks",
     )
     group.add_argument(
         "--ablation",
@@ -265,7 +264,8 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--grid",
         type=_grid,
         metavar="RxC",
-        help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: 1 row",
+        help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: up to 32 "
+        "ranks a row",
     )
     _add_tiles(parser.add_argument_group("schedule of uncut"))
     _add_blocking(parser.add_argument_group("schedule of kblocks"))

@@ -143,7 +143,9 @@ void Scheduler::reserve() {
     std::size_t copies = 0;
     for (const Worker &w : workers_)
         copies += (static_cast<std::size_t>(w.mt) + w.nt) * kt_ * in_.chunks;
-    const std::size_t gemms = static_cast<std::size_t>(c_tiles_) * kt_;
+    const auto most = static_cast<std::size_t>(in_.most_tasks);  // beyond it all is given up
+    const std::size_t gemms = std::min(most, static_cast<std::size_t>(c_tiles_) * kt_);
+    copies = std::min(most, copies);
     out_.tasks.reserve(copies + gemms + 3 * c_tiles_);
     out_.operands.reserve(2 * copies + 4 * gemms + 6 * c_tiles_);
     out_.regions.reserve(copies + gemms / 4);

@@ -93,7 +93,8 @@ def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
 
     Every block gets its due, extent × share / sum of shares, rounded down to whole steps; the steps
     that are left go one each to the blocks that then exceed their due by the least part of it, so that the
-    last to finish is not far behind, the first of equal ones; and the last block ends with the matrix. Where a block is due less than one step, blocks end at any element.
+    last to finish is not far behind, the first of equal ones; and the last block ends with the matrix.
+    Where a block is due less than one step, blocks end at any element.
 
     Parameters
     ----------

@@ -6,9 +6,10 @@ chunks, unequal shares) is searched. Candidates come in a written order: first t
 choice of each scheduler, then one dimension after the other around the best so far (coordinate descent), in
 rounds, until a round brings nothing or the budget is spent; how finely copies are cut comes last. A
 scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
-that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do, and whatever is left of
-it, what each scheduler's own rules give is simulated: no choice is worse than any of these. A candidate whose bound is
-no better than the best found is not simulated, and one that surely has more tasks than are left is not made.
+that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. Whatever is left of it,
+what each scheduler's own rules give is simulated, so that no choice is worse, unless it alone has more tasks than
+that. A candidate whose bound is no better than the best found is not simulated, and one that surely has more tasks
+than are left is not made.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ _TILES: Final = 6
 _ROUNDS: Final = 3
 _ALL_COUNTS: Final = 12
 """On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
+
+_MOST_SIDE: Final = 64
+"""
+Ranks in a row or column of the grids of tiles that are tried: a fetch looks at its ranks in pairs. Above, the most
+square grid alone is.
+"""
 
 _COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
 _K_BLOCKS: Final = (1024, 2048, 4096)
@@ -197,8 +204,8 @@ def search(
         What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks; chunks and
         batching are tried up to what it allows. Its `metric` is what is minimised.
     budget_tasks : int, optional
-        Tasks to simulate at most; the first candidate is simulated whatever it takes. By default `default_budget`, and
-        what each scheduler's own rules give is simulated even if nothing is left of it.
+        Tasks to simulate at most; the first candidate is simulated whatever it takes. By default `default_budget`;
+        then what each scheduler's own rules give may have as many tasks, whatever is left.
     issuing_threads : int
         As for `simulate`.
 
@@ -416,9 +423,10 @@ class _Explorer:
         if asked.grid is not None:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
+        square = ProcessGrid.most_square(len(ranks))
         for rows in range(1, len(ranks) + 1):
-            if len(ranks) % rows == 0:
-                grid = (rows, len(ranks) // rows)
+            grid = (rows, len(ranks) // rows)
+            if len(ranks) % rows == 0 and max(grid) <= max(_MOST_SIDE, square.cols):
                 changes = {"devices": ranks} if asked.devices is not None else self._placed(tuple(sorted(ranks)), grid)
                 yield {"tile": asked.tile, "row_shares": None, "col_shares": None, **changes, "grid": grid}
 
@@ -628,7 +636,7 @@ class _Explorer:
         counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
         while counts[-1] > 1:
             counts.append(counts[-1] // 2)
-        return counts
+        return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
 
     def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
@@ -670,7 +678,11 @@ class _Explorer:
     # -- trying ------------------------------------------------------------------------------
 
     def _try(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> Candidate | None:
-        """Simulate a schedule, if it may be better and the budget has room for it or it is tried in any case."""
+        """
+        Simulate a schedule, if it may be better and the budget has room for it.
+
+        What is tried `always` may have as many tasks as the whole of a default budget, whatever was spent.
+        """
         if options in self._seen:
             return None
         self._seen.add(options)
@@ -679,7 +691,9 @@ class _Explorer:
             if known.options != options and known.options in self._seen:
                 return None
             return self._keep(known)
-        room = MAX_TASKS if must or always else self._limit - self.spent
+        room = MAX_TASKS if must else self._limit - self.spent
+        if always:
+            room = max(room, default_budget(self._num_ranks))
         if not must:
             lower = self._bound(options)
             hopeless = self._metric_name == "time" and lower >= self._least
@@ -731,6 +745,13 @@ class _Explorer:
             rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
             self._bounds[ranks] = max(self._whole_bound, self._problem.flops / rate)
         return self._bounds[ranks]
+
+
+def _no_long_grid(count: int) -> int:
+    """Return the next lower number of ranks whose most square grid is no more than `_MOST_SIDE` wide, or 2 to 1."""
+    while (grid := ProcessGrid.most_square(count)).cols > max(_MOST_SIDE, 2 * grid.rows):
+        count -= 1
+    return count
 
 
 def _shape(candidate: Candidate) -> tuple[int, ...]:

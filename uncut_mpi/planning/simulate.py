@@ -65,9 +65,11 @@ class Simulation:
     def compute_busy_s(self) -> np.ndarray:
         """Return for how long each rank's device has a product or a COMBINE to run, shape (num_ranks,)."""
         busy = np.zeros(self.schedule.num_ranks)
-        computing = np.isin(self.schedule.tasks["kind"], (Kind.GEMM, Kind.COMBINE))
-        for rank in range(self.schedule.num_ranks):
-            own = computing & (self.schedule.tasks["rank"] == rank)
+        computing = np.flatnonzero(np.isin(self.schedule.tasks["kind"], (Kind.GEMM, Kind.COMBINE)))
+        ranks = self.schedule.tasks["rank"][computing]
+        by_rank = computing[np.argsort(ranks, kind="stable")]
+        starts = np.cumsum(np.bincount(ranks, minlength=self.schedule.num_ranks))[:-1]
+        for rank, own in enumerate(np.split(by_rank, starts)):
             busy[rank] = union_seconds(self.start_s[own], self.end_s[own])
         return busy
 

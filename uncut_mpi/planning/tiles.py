@@ -150,7 +150,7 @@ def schedule_tiles(
     try:
         *tables, caches, end_ps = _native.schedule_uncut(native)
     except ValueError as error:
-        raise _too_many(problem, workers.tile, f"more than {most_tasks}", most_tasks) from error
+        raise _too_many(problem, workers.tile, f"more than {most_tasks} tasks", most_tasks) from error
     for rank, matrix, slots in caches:
         rows, cols = native.slot_shape[matrix]
         layout.add(rank, (rows, slots * cols), problem.dtype, Matrix(matrix), Role.CACHE)
@@ -174,14 +174,21 @@ def _check_size(
     """Refuse what is surely too large before any of it is made."""
     tasks = _least_tasks(problem, placement, workers, options)
     if tasks > most_tasks:
-        raise _too_many(problem, workers.tile, f"at least {tasks}", most_tasks)
+        raise _too_many(problem, workers.tile, f"{tasks} tasks or more", most_tasks)
 
 
 def _least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
     """Return how many tasks there are at least: products, and copies of tiles of A, B and C."""
     steps = -(-problem.k // workers.tile)
     products = workers.num_tiles() * steps
-    if not problem.has_product or workers.owned:
+    if not problem.has_product:
+        return products
+    if workers.owned:
+        height = len(_tile_sizes(workers.row_starts[-1], workers.tile))
+        for rank, owned in zip(workers.ranks, workers.owned, strict=True):
+            heights, widths = {tile % height for tile in owned}, {tile // height for tile in owned}
+            products += len(heights) * steps * (placement.a != Location.device(rank))
+            products += len(widths) * steps * (placement.b != Location.device(rank))
         return products
     if not options.caching:
         return products * (1 + sum(location.space == "host" for location in (placement.a, placement.b)))
@@ -215,7 +222,7 @@ def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: Schedul
 
 def _too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:
     return PlanError(
-        f"tile {tile} makes {tasks} tasks of {problem.m}×{problem.n}×{problem.k}, "
+        f"tile {tile} makes {tasks} of {problem.m}×{problem.n}×{problem.k}, "
         f"the limit is {most_tasks}: ask for a larger tile, or for none"
     )
 

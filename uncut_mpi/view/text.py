@@ -51,10 +51,10 @@ def _one(timeline: Timeline, total: float, width: int) -> str:
     edges = np.linspace(0.0, total, cells + 1)
     lines = [f"{timeline.name}, {_milliseconds(timeline.seconds)}, {_milliseconds(total / cells)} a column"]
     idle = timeline.idle_share
-    for rank in range(timeline.num_ranks):
+    for rank, rows in enumerate(timeline.rows_of_rank):
         for name, activities in _ROWS:
-            which = (timeline.rank == rank) & np.isin(timeline.activity, activities)
-            if name != "compute" and not which.any():
+            which = rows[np.isin(timeline.activity[rows], activities)]
+            if name != "compute" and not len(which):
                 continue
             first = name == "compute"
             share = timeline.covered_s(which) / timeline.seconds if timeline.seconds > 0 else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from typing import Final
 
 import numpy as np
@@ -60,7 +61,7 @@ class Lane:
     name: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Timeline:
     """
     The tasks of a schedule with their times; JOINs, which do nothing, are left out, as are tasks without times.
@@ -81,10 +82,10 @@ class Timeline:
         Bytes that a copy moves; 0 for others.
     start_s, end_s : ndarray of float64, shape (n,)
         From the start of the call.
-    labels : tuple of str
-        Names of the tasks, as ``A(2,3) host->1``: tiles of the caller's op(A), op(B) and C, numbered from 0.
-    awaits : ndarray of int64, shape (a, 2)
-        (awaited, waiting) rows where a lane waits for another. Of what it awaits through a JOIN, the last to end.
+    schedule : Schedule
+        What ran.
+    ends_s : ndarray of float64, shape (number of tasks,)
+        As it was given: JOINs and tasks without times included.
     """
 
     name: str
@@ -98,8 +99,8 @@ class Timeline:
     nbytes: np.ndarray
     start_s: np.ndarray
     end_s: np.ndarray
-    labels: tuple[str, ...]
-    awaits: np.ndarray
+    schedule: Schedule
+    ends_s: np.ndarray
 
     @classmethod
     def of(cls, schedule: Schedule, start_s: np.ndarray, end_s: np.ndarray, name: str) -> Timeline:
@@ -131,7 +132,6 @@ class Timeline:
         copies = schedule.copies()
         nbytes = np.zeros(len(tasks), np.int64)
         nbytes[copies[:, 0]] = copies[:, 3]
-        labels = make_labels(schedule, find_parts(schedule))
         return cls(
             name=name,
             num_ranks=schedule.num_ranks,
@@ -144,9 +144,30 @@ class Timeline:
             nbytes=nbytes[timed],
             start_s=start_s[timed].astype(np.float64),
             end_s=end_s[timed].astype(np.float64),
-            labels=tuple(labels[task] for task in timed.tolist()),
-            awaits=_awaits(schedule, timed, end_s),
+            schedule=schedule,
+            ends_s=end_s,
         )
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the tasks, as ``A(2,3) host->1``: tiles of the caller's op(A), op(B) and C, numbered from 0."""
+        labels = make_labels(self.schedule, find_parts(self.schedule))
+        return tuple(labels[task] for task in self.task.tolist())
+
+    @functools.cached_property
+    def awaits(self) -> np.ndarray:
+        """
+        (awaited, waiting) rows where a lane waits for another, int64 of shape (a, 2).
+
+        Of what it awaits through a JOIN, the last to end.
+        """
+        return _awaits(self.schedule, self.task, self.ends_s)
+
+    @functools.cached_property
+    def rows_of_rank(self) -> list[np.ndarray]:
+        """The tasks of each rank, as ascending rows."""
+        order = np.argsort(self.rank, kind="stable")
+        return np.split(order, np.searchsorted(self.rank[order], np.arange(1, self.num_ranks)))
 
     @property
     def seconds(self) -> float:
@@ -157,7 +178,7 @@ class Timeline:
     def idle_share(self) -> np.ndarray:
         """Share of the time in which a rank's device computes nothing, shape (num_ranks,)."""
         total = self.seconds
-        busy = np.array([self.covered_s(self.computing(rank)) for rank in range(self.num_ranks)])
+        busy = np.array([self.covered_s(rows[self.activity[rows] <= Activity.COMBINE]) for rows in self.rows_of_rank])
         return 1.0 - busy / total if total > 0 else np.ones(self.num_ranks)
 
     def computing(self, rank: int) -> np.ndarray:
@@ -166,7 +187,7 @@ class Timeline:
         return which
 
     def covered_s(self, which: np.ndarray) -> float:
-        """Return the time in which at least one of the tasks selected by `which` (bool, shape (n,)) runs."""
+        """Return the time in which at least one of the tasks selected by `which` (bools or rows) runs."""
         _, busy = self.coverage(which)
         return float(busy[-1])
 
@@ -176,8 +197,8 @@ class Timeline:
 
         Parameters
         ----------
-        which : ndarray of bool, shape (n,)
-            The tasks.
+        which : ndarray of bool, shape (n,), or of int64
+            The tasks: which they are, or their rows.
 
         Returns
         -------
