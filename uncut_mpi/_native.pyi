@@ -1,5 +1,7 @@
 """Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 # -- the schedulers ----------------------------------------------------------------------------
@@ -85,6 +87,7 @@ class KBlocksInput:
 
     rows: int
     cols: int
+    row_starts: list[int]
     block_of: list[int]
     trans_a: bool
     trans_b: bool
@@ -106,7 +109,7 @@ class KBlocksInput:
         rows: tuple[int, int],
         cols: tuple[int, int],
         inner: tuple[int, int],
-        starts: list[int],
+        starts: Sequence[int],
         panels: tuple[int, int, int],
         /,
     ) -> None: ...

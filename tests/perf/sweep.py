@@ -31,6 +31,8 @@ def options_of(text):
         value = int(value) if value.isdigit() else {"True": True, "False": False}.get(value, value)
         if name == "grid":
             value = tuple(int(part) for part in value.split("x"))
+        if name == "areas":
+            value = tuple(tuple(float(part) for part in column.split(",")) for column in value.split("/"))
         if name in ("devices", "row_shares", "col_shares"):
             value = tuple((int if name == "devices" else float)(part) for part in str(value).split(","))
         (blocking if name.startswith("k.") else values)[name.removeprefix("k.")] = value

@@ -83,7 +83,18 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
     placement = rng.choice((Placement(first, first, first), Placement(first, location(), location())))
     machine = Machine.uniform(num_ranks, memory_bytes=10**10)
     machine = dataclasses.replace(machine, serial_copies=rng.random() < 0.5)
+    if splits and rng.random() < 0.3:
+        areas = random_areas(rng, places // splits)
+        options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
+
+
+def random_areas(rng: random.Random, places: int) -> tuple[tuple[float, ...], ...]:
+    """Return so many areas, in columns of one place or more."""
+    cuts = sorted(rng.sample(range(1, places), rng.randint(0, places - 1)))
+    return tuple(
+        tuple(rng.uniform(0.1, 3) for _ in range(start, stop)) for start, stop in itertools.pairwise([0, *cuts, places])
+    )
 
 
 @pytest.mark.usefixtures("any_slice")
@@ -141,13 +152,13 @@ def test_column_blocks_are_all_columns_one_after_the_other(extent: int, blocks: 
     starts = column_starts(extent, blocks, 2)
     assert len(starts) == num_column_blocks(blocks) + 1
     assert (starts[0], starts[-1]) == (0, extent)
-    assert starts == sorted(starts)
+    assert list(starts) == sorted(starts)
     assert extent < 100 or all(start % 2 == 0 for start in starts)
 
 
 def test_the_last_column_block_is_halved_twice() -> None:
-    assert column_starts(4096, 4, 2) == [0, 1024, 2048, 3072, 3584, 3840, 4096]
-    assert column_starts(4096, 1, 2) == [0, 4096]
+    assert column_starts(4096, 4, 2) == (0, 1024, 2048, 3072, 3584, 3840, 4096)
+    assert column_starts(4096, 1, 2) == (0, 4096)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_shares
+from uncut_mpi.calibration.peaks import peak_bandwidth, peak_ports
 from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports, star_ports
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
@@ -37,12 +38,12 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
     return Machine(
         name=name,
         key=key,
-        bandwidth_gb_per_s=bandwidth,
+        bandwidth_gb_per_s=peak_bandwidth(bandwidth, samples.transfers),
         latency_s=latency,
         gemm_tflop_per_s={dtype: np.maximum(rate, best[dtype]) for dtype, rate in rates.items()},
         typical_gemm_tflop_per_s=rates,
         memory_bytes=np.array(memory_bytes, np.int64),
-        ports=fit_ports(samples, bandwidth, latency),
+        ports=peak_ports(fit_ports(samples, bandwidth, latency), samples.transfers),
         gemm_shape=shapes,
         multiprocessors=np.array(samples.multiprocessors, np.int64),
         row_rates=fit_rows(samples, latency),
@@ -89,10 +90,14 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:
-    """Return by type the best rate of any product on each rank (TFLOP/s)."""
+    """
+    Return by type the best rate of any product on each rank (TFLOP/s).
+
+    The shortest time is that of all ranks together, from the first one's start to the last one's end.
+    """
     best: dict[str, np.ndarray] = {}
     for one in samples.products:
-        rate = 2e-12 * one.m * one.n * one.k / np.array(one.seconds)
+        rate = 2e-12 * one.m * one.n * one.k / np.minimum(one.seconds, one.time.min_s)
         best[one.dtype] = np.maximum(best.get(one.dtype, 0.0), rate)
     return best
 

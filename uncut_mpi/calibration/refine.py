@@ -4,8 +4,8 @@ The last step of a calibration: what whole products say about sums of what was m
 Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small
 costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products and what each
 costs besides are those that traced calls show; the others are moved by coordinate descent, until the simulated times of
-measured products fit best. Bounds are left as they are: what moves is what to expect (rates, `Port.typical_gb_per_s`,
-latencies), not what is possible (best rates, capacities, bandwidths).
+measured products fit best. What moves is what to expect (rates, `Port.typical_gb_per_s`, latencies). What is possible
+(best rates, capacities, bandwidths) stays, or grows where products show more (`uncut_mpi.calibration.peaks`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi.calibration.peaks import Done, unbeaten
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.ports import Port
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.simulate import simulate
 
@@ -44,11 +46,19 @@ class Observation:
         Median over its calls of the slowest rank's time.
     task_s : ndarray of float64, shape (number of tasks,), or None
         What each task of one call took, if it was traced; NaN for a JOIN.
+    best_s : float
+        The shortest of those calls; as `seconds` if not given.
     """
 
     schedule: Schedule
     seconds: float
     task_s: np.ndarray | None = None
+    best_s: float = 0.0
+
+    @property
+    def done(self) -> Done:
+        """The product and its best time."""
+        return Done(self.schedule.problem, self.schedule.placement, self.best_s or self.seconds)
 
     @property
     def name(self) -> str:
@@ -102,7 +112,7 @@ STEPS: Final[Mapping[str, tuple[float, float, float, float]]] = {
     "flag latency": (0.0, 4e-6, 0.0, 1e-3),
     "event latency": (0.0, 2e-6, 0.0, 1e-3),
     "kernel overhead": (0.0, 4e-6, 0.0, 1e-3),
-    "host ports": (1.0, 0.04, 0.3, 1.0),
+    "host ports": (1.0, 0.04, 0.3, 1.3),  # probes get less of the host than products when others use it meanwhile
     "device ports": (1.0, 0.04, 0.3, 1.0),
 }
 _RATE: Final = (1.0, 0.04, 0.3, 1.0)
@@ -144,7 +154,7 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
                         best, found = misfit, moved
             if before - best < _PROGRESS:
                 break
-    result = adjusted(machine, found)
+    result = unbeaten(adjusted(machine, found), [one.done for one in observations])
     errors = np.exp(_log_errors(result, observations)) - 1.0
     return result, Refinement(found, tuple(errors.tolist()), tuple(one.name for one in observations))
 
@@ -208,9 +218,9 @@ def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:
         machine,
         latency_s=latency,
         ports=tuple(
-            dataclasses.replace(
+            _expecting(
                 port,
-                typical_gb_per_s=port.capacity_gb_per_s
+                port.expected_gb_per_s
                 * parameters["host ports" if any(host in link for link in port.links) else "device ports"],
             )
             for port in machine.ports
@@ -228,6 +238,14 @@ def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:
             event_latency_s=machine.costs.event_latency_s + parameters["event latency"],
             call_s=machine.costs.call_s + parameters["call"],
         ),
+    )
+
+
+def _expecting(port: Port, typical_gb_per_s: float) -> Port:
+    return dataclasses.replace(
+        port,
+        capacity_gb_per_s=max(port.capacity_gb_per_s, typical_gb_per_s),
+        typical_gb_per_s=typical_gb_per_s,
     )
 
 

@@ -57,6 +57,11 @@ class TransferSample:
         return tuple(nbytes / self.seconds / 1e9 for nbytes in self.nbytes)
 
     @property
+    def best_gb_per_s(self) -> tuple[float, ...]:
+        """The same in the shortest time: what is possible."""
+        return tuple(nbytes / self.time.min_s / 1e9 for nbytes in self.nbytes)
+
+    @property
     def total_gb_per_s(self) -> float:
         """All bytes by the time."""
         return sum(self.rates_gb_per_s)

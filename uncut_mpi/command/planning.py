@@ -24,7 +24,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
-from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS, search
+from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.heatmap import draw_transfers
@@ -134,7 +134,7 @@ def run(arguments: PlanArguments) -> None:
     machine = find_machine(arguments.machine, arguments.ranks)
     arguments.place.check_ranks(machine.num_ranks)
     # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
-    budget = arguments.budget_tasks or DEFAULT_BUDGET_TASKS if arguments.options.scheduler == "auto" else 1
+    budget = arguments.budget_tasks if arguments.options.scheduler == "auto" else 1
     started = time.perf_counter()
     result = search(
         arguments.problem,

@@ -85,7 +85,8 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
                     samples.append(time.perf_counter() - start)
                 slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples[_WARMUP:]), strict=True)]
                 trace = plan.trace(_ALPHA, _BETA)
-                observations.append(Observation(plan.schedule, statistics.median(slowest), trace.end_s - trace.start_s))
+                task_s = trace.end_s - trace.start_s
+                observations.append(Observation(plan.schedule, statistics.median(slowest), task_s, min(slowest)))
         for matrix in (a, b, c):
             session.release(matrix)
     progress(len(pieces), len(pieces), "done")

@@ -36,6 +36,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(nb::init<>())
         .def_rw("rows", &KInput::rows)
         .def_rw("cols", &KInput::cols)
+        .def_rw("row_starts", &KInput::row_starts)
         .def_rw("block_of", &KInput::block_of)
         .def_rw("trans_a", &KInput::trans_a)
         .def_rw("trans_b", &KInput::trans_b)

@@ -139,13 +139,13 @@ class Scheduler {
         return at;
     }
 
-    // Fetches what grid rows need of A or grid columns of B, where several ranks do or one, as asked for.
+    // Fetches what bands of rows need of A or of columns of B, where several ranks do or one, as asked for.
     void fetch_groups(const KMove &move, const std::function<bool(bool)> &wanted) {
         const int matrix = move.step == fetch_a ? matrix_a : matrix_b;
         for (int group = 0; group < (matrix == matrix_a ? in_.rows : in_.cols); ++group) {
             const auto blocks = matrix == matrix_a ? blocks_of_row(group) : blocks_of_col(group);
             if (!wanted(is_shared(matrix, blocks, move.split))) continue;
-            fetch(matrix, blocks, move);
+            fetch(matrix, group, blocks, move);
             begin_residents();
         }
     }
@@ -173,12 +173,14 @@ class Scheduler {
     }
     void add_block(std::vector<std::size_t> &found, int row, int col) const {
         const int block = in_.block_of[static_cast<std::size_t>(row) * in_.cols + col];
-        if (block >= 0) found.push_back(static_cast<std::size_t>(block));
+        const auto one = static_cast<std::size_t>(block);
+        if (block >= 0 && (found.empty() || found.back() != one)) found.push_back(one);
     }
     bool at_home(int matrix, int rank) const { return !in_.origin[matrix].on_host && in_.origin[matrix].rank == rank; }
     bool transposed(int matrix) const {
         return matrix == matrix_a ? in_.trans_a : matrix == matrix_b ? in_.trans_b : false;
     }
+    Extent band(int row) const { return {in_.row_starts[row], in_.row_starts[row + 1]}; }
     static Extent columns_of(const KWorker &w, int first, int last) {
         return {w.first_col + w.starts[first], w.first_col + w.starts[last]};
     }
@@ -268,7 +270,7 @@ class Scheduler {
         for (auto &of : alone_)
             for (const KBlock &block : in_.blocks)
                 of.emplace_back(block.members.size(), 0);
-        auto count = [&](int matrix, const std::vector<std::size_t> &blocks) {
+        auto count = [&](int matrix, int group, const std::vector<std::size_t> &blocks) {
             if (blocks.empty()) return;
             for (std::size_t split = 0; split < in_.blocks[blocks.front()].members.size(); ++split) {
                 std::vector<std::size_t> takers;
@@ -277,15 +279,15 @@ class Scheduler {
                 if (takers.size() != 1) continue;
                 const KWorker &w = in_.blocks[takers.front()].members[split];
                 const std::int64_t across = matrix == matrix_a
-                                                ? w.last_row - w.first_row
+                                                ? band(group).size()
                                                 : columns_of(w, 0, static_cast<int>(w.starts.size()) - 1).size();
                 alone_[matrix][takers.front()][split] += across * (w.last_k - w.first_k);
             }
         };
         for (int row = 0; row < in_.rows; ++row)
-            count(matrix_a, blocks_of_row(row));
+            count(matrix_a, row, blocks_of_row(row));
         for (int col = 0; col < in_.cols; ++col)
-            count(matrix_b, blocks_of_col(col));
+            count(matrix_b, col, blocks_of_col(col));
     }
 
     // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
@@ -309,7 +311,7 @@ class Scheduler {
     }
 
     // Brings one piece of A or B to all that need it: a slice to each, and from each to the others.
-    void fetch(int matrix, const std::vector<std::size_t> &blocks, const KMove &move) {
+    void fetch(int matrix, int group, const std::vector<std::size_t> &blocks, const KMove &move) {
         takers_.clear();
         for (const std::size_t block : blocks)
             if (in_.blocks[block].members[move.split].panel[matrix] >= 0) takers_.push_back(block);
@@ -317,7 +319,7 @@ class Scheduler {
         auto worker = [&](std::size_t block) -> const KWorker & { return in_.blocks[block].members[move.split]; };
         auto place = [&](const KWorker &w, bool here) {
             const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
-            const Extent rows = matrix == matrix_a ? Extent{w.first_row, w.last_row} : inner;
+            const Extent rows = matrix == matrix_a ? band(group) : inner;
             const Extent cols = matrix == matrix_a ? inner : columns_of(w, move.first, move.last);
             return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
         };

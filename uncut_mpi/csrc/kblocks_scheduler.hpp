@@ -45,8 +45,10 @@ struct KOrigin {
 };
 
 struct KInput {
-    int rows = 0, cols = 0;     // process grid
-    std::vector<int> block_of;  // row * cols + col -> index into blocks, -1 for an empty one
+    int rows = 0, cols = 0;                // bands of rows and columns of C
+    std::vector<std::int64_t> row_starts;  // where bands of rows start, and their end
+    std::vector<int> block_of;             // row * cols + col -> index into blocks, -1 for none; a block may have
+                                           // several bands of rows, which its neighbours cut elsewhere
     std::vector<KBlock> blocks;
     std::vector<KMove> moves;
     std::array<KOrigin, 3> origin;

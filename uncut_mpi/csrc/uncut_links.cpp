@@ -58,6 +58,22 @@ void Scheduler::share_ports(std::array<Link, most_relays + 1> &legs, int count) 
     }
 }
 
+// What the fastest link out of a location, or into it, takes for one chunk of a whole tile while nothing else is on
+// its way; `bytes` are the same for all tiles of a matrix.
+Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t bytes) {
+    std::vector<Time> &known = least_legs_[matrix][outward];
+    if (known.empty()) known.assign(locations_, -1);
+    Time &least = known[location];
+    if (least >= 0) return least;
+    least = never / std::max(1, in_.chunks);  // where there is none
+    for (int x = 0; x < in_.num_ranks; ++x) {
+        if (x == location) continue;
+        const Link leg = outward ? link_of(matrix, location, x, x) : link_of(matrix, x, location, location);
+        least = std::min(least, cost(leg, bytes));
+    }
+    return least;
+}
+
 // Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way;
 // of equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
 std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
@@ -68,6 +84,9 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
     const auto limit = static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(r, 1))) * in_.relay_gain);
     const int chunks = relay_chunks_of(r);
     const std::int64_t bytes = chunk_bytes_of(r, chunks);
+    // Of most links no chain can be faster, by its first and its last leg alone.
+    if (chunks * std::max(least_leg(matrix, source, true, bytes), least_leg(matrix, destination, false, bytes)) > limit)
+        return -1;
     Time best = limit + 1;
     Detour found;
     auto consider = [&](std::initializer_list<int> relays) {

@@ -13,8 +13,8 @@ Scheduler::Scheduler(const Input &in)
       cache_room_(in.cache_room),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}),
       free_(static_cast<std::size_t>(locations_) * locations_ + in.num_ranks, 0),
-      lane_of_copy_(static_cast<std::size_t>(in.num_ranks) * locations_ * locations_, -1),
-      lane_of_result_(lane_of_copy_.size(), -1),
+      copy_lanes_(static_cast<std::size_t>(locations_) * locations_, -1),
+      result_lanes_(copy_lanes_.size(), -1),
       lane_of_compute_(static_cast<std::size_t>(in.num_ranks) * in.compute_lanes, -1),
       leg_to_(locations_, -1) {
     kt_ = in.product ? static_cast<int>(ceil_div(in.k, in.tile)) : 1;

@@ -203,6 +203,7 @@ class Scheduler {
     std::int32_t c_region(Worker &w, int i, int j, CPlace place, int chunks = 1);
     std::int32_t add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
                           std::initializer_list<std::int32_t> awaits);
+    std::int32_t add_lane(const LaneRecord &lane);
     std::int32_t lane_for_compute(int rank, int number);
     std::int32_t lane_for_copy(const Link &l, bool result = false);
     bool has_slot(int rank, int matrix) const { return cache_room_[rank] >= in_.slot_bytes[matrix]; }
@@ -227,6 +228,7 @@ class Scheduler {
         return known < 0 ? nullptr : &detours_[known];
     }
     std::int32_t find_detour(int matrix, int source, int destination);
+    Time least_leg(int matrix, int location, bool outward, std::int64_t bytes);
     void make_ports();
     void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
     int chunks_of(const Rectangle &r, std::size_t destinations) const {
@@ -372,6 +374,7 @@ class Scheduler {
 
     // Relays: the chain per matrix and link, once looked for, and the copies they keep per group and tile.
     std::array<std::vector<std::int32_t>, 3> detour_at_;
+    std::array<std::array<std::vector<Time>, 2>, 3> least_legs_;  // into and out of each location; unknown: below 0
     std::deque<Detour> detours_;
     std::vector<std::vector<std::pair<int, double>>> ports_at_;  // (port, weight) per link
     std::array<std::vector<std::vector<std::vector<Cached>>>, 2> cached_;
@@ -382,7 +385,9 @@ class Scheduler {
     Time end_ = 0;
     int next_group_ = 0;
     std::vector<Time> free_;  // links [source * locations + destination], then compute per rank
-    std::vector<std::int32_t> lane_of_copy_, lane_of_result_, lane_of_compute_;
+    // The first lane of each link, and of each lane the next one of its link, which another rank issues on: few do.
+    std::vector<std::int32_t> copy_lanes_, result_lanes_, next_lane_;
+    std::vector<std::int32_t> lane_of_compute_;
 
     // Scratch of routing and selection.
     std::vector<int> destinations_, order_;

@@ -85,12 +85,15 @@ std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::i
     return static_cast<std::int32_t>(out_.tasks.size()) - 1;
 }
 
+std::int32_t Scheduler::add_lane(const LaneRecord &lane) {
+    out_.lanes.push_back(lane);
+    next_lane_.push_back(-1);
+    return static_cast<std::int32_t>(out_.lanes.size()) - 1;
+}
+
 std::int32_t Scheduler::lane_for_compute(int rank, int number) {
     std::int32_t &lane = lane_of_compute_[static_cast<std::size_t>(rank) * in_.compute_lanes + number];
-    if (lane < 0) {
-        lane = static_cast<std::int32_t>(out_.lanes.size());
-        out_.lanes.push_back({rank, compute_lane, no_source, number});
-    }
+    if (lane < 0) lane = add_lane({rank, compute_lane, no_source, number});
     return lane;
 }
 
@@ -98,18 +101,19 @@ std::int32_t Scheduler::lane_for_compute(int rank, int number) {
 std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     if (!in_.overlap) return lane_for_compute(l.issuer, 0);
     result = result && l.source != host_ && l.destination != host_;
-    auto &lanes = result ? lane_of_result_ : lane_of_copy_;
     const bool together = in_.serial_copies && l.source == l.issuer && l.destination != host_ && l.source != host_;
     const int destination = together ? l.issuer : l.destination;  // its own place in the table is free
-    std::int32_t &lane = lanes[index(l.source, destination) * in_.num_ranks + l.issuer];
-    if (lane < 0) {
-        lane = static_cast<std::int32_t>(out_.lanes.size());
-        out_.lanes.push_back({l.issuer, result ? result_lane : copy_lane, l.source == host_ ? host_owner : l.source,
-                              l.destination == host_ ? host_owner
-                              : together             ? any_device
-                                                     : l.destination});
-    }
-    return lane;
+    std::int32_t *lane = &(result ? result_lanes_ : copy_lanes_)[index(l.source, destination)];
+    while (*lane >= 0 && out_.lanes[*lane].rank != l.issuer)
+        lane = &next_lane_[*lane];
+    if (*lane >= 0) return *lane;
+    // Adding one moves the lanes, and what they point to.
+    const auto number = static_cast<std::int32_t>(out_.lanes.size());
+    *lane = number;
+    return add_lane({l.issuer, result ? result_lane : copy_lane, l.source == host_ ? host_owner : l.source,
+                     l.destination == host_ ? host_owner
+                     : together             ? any_device
+                                            : l.destination});
 }
 
 // Room for a copy of a tile in a relay's cache; the caller has asked `has_slot`.

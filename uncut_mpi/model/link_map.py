@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -79,14 +79,27 @@ class LinkMap:
         meeting: dict[tuple[Link, Link], None] = {}
         for port in machine.ports:
             meeting.update(dict.fromkeys(itertools.permutations(port.links, 2)))
+        crossed: dict[Link, dict[int, float]] = {}
+        for number, port in enumerate(machine.ports):
+            for link, weight in zip(port.links, port.weights, strict=True):
+                crossed.setdefault(link, {})[number] = weight
+        # Most pairs are like others: two rates, and what either takes of the ports that they cross.
+        known: dict[tuple[Any, ...], float] = {}
         slowdowns = {}
         for link, other in meeting:
             alone = [float(machine.bandwidth_gb_per_s[each]) for each in (link, other)]
-            together = fair_rates([link, other], alone, machine.ports)
-            # Of equal transfers, the time is the inverse of the rate.
-            factor = slowdown(1.0 / alone[0], 1.0 / float(together[0]))
-            if factor > 1.0:
-                slowdowns[link, other] = factor
+            own, others = crossed[link], crossed[other]
+            shared = [
+                (machine.ports[number].expected_gb_per_s, own.get(number, 0.0), others.get(number, 0.0))
+                for number in sorted({*own, *others})
+            ]
+            kind = (*alone, *shared)
+            if kind not in known:
+                together = fair_rates([link, other], alone, machine.ports)
+                # Of equal transfers, the time is the inverse of the rate.
+                known[kind] = slowdown(1.0 / alone[0], 1.0 / float(together[0]))
+            if known[kind] > 1.0:
+                slowdowns[link, other] = known[kind]
         return cls(machine.latency_s, machine.bandwidth_gb_per_s, slowdowns, machine.bandwidth_gb_per_s)
 
     def shared_by(self, devices: Sequence[int], data_locations: Sequence[int]) -> LinkMap:
@@ -107,10 +120,10 @@ class LinkMap:
         empirical errors spilling into the models": here the bandwidth is divided by the largest slowdown that
         any of the links in use causes.
         """
-        used = {(source, to) for source in data_locations for to in devices if source != to}
+        caused = _caused_by(self)
         worst: dict[Link, float] = {}
-        for (link, other), factor in self.slowdowns.items():
-            if other in used:
+        for used in {(source, to) for source in data_locations for to in devices}:
+            for link, factor in caused.get(used, ()):
                 worst[link] = max(worst.get(link, 1.0), factor)
         shared = self.bandwidth_gb_per_s.copy()
         for link, factor in worst.items():
@@ -140,17 +153,43 @@ class LinkMap:
         if max_hops not in (0, 1, 2):
             raise ParamError(f"max_hops = {max_hops}: a transfer may pass 0, 1 or 2 devices")
         shared, latency, routes = self.shared_gb_per_s.copy(), self.latency_s.copy(), dict(self.routes)
-        for source, to in itertools.permutations(range(len(shared)), 2):
-            between = sorted(set(devices) - {source, to})
-            for hops in range(1, max_hops + 1):
-                for way in itertools.permutations(between, hops):
-                    legs = list(itertools.pairwise((source, *way, to)))
-                    narrowest = min(float(self.shared_gb_per_s[leg]) for leg in legs)
-                    if narrowest > shared[source, to]:
-                        shared[source, to] = narrowest
-                        latency[source, to] = sum(float(self.latency_s[leg]) for leg in legs)
-                        routes[source, to] = way
+        among = sorted(set(devices))
+        for hops in range(1, max_hops + 1):
+            for link in self._slower_than_ends(among, shared):
+                narrowest, way = self._widest_way(link, among, hops)
+                if narrowest > shared[link]:
+                    shared[link] = narrowest
+                    latency[link] = sum(
+                        float(self.latency_s[leg]) for leg in itertools.pairwise((link[0], *way, link[1]))
+                    )
+                    routes[link] = way
         return dataclasses.replace(self, latency_s=latency, shared_gb_per_s=shared, routes=routes)
+
+    def _slower_than_ends(self, devices: list[int], known_gb_per_s: np.ndarray) -> list[Link]:
+        """Return the links that sustain less than the best first and the best last leg of a way over devices."""
+        wide = self.shared_gb_per_s.astype(np.float64)
+        np.fill_diagonal(wide, -np.inf)
+        most = np.minimum(
+            wide[:, devices].max(axis=1, initial=-np.inf)[:, None], wide[devices].max(axis=0, initial=-np.inf)
+        )
+        np.fill_diagonal(most, -np.inf)
+        return [(int(source), int(to)) for source, to in np.argwhere(most > known_gb_per_s)]
+
+    def _widest_way(self, link: Link, devices: list[int], hops: int) -> tuple[float, tuple[int, ...]]:
+        """Return what the widest way over so many devices sustains, and these, the lowest of equal ways."""
+        between = np.array([device for device in devices if device not in link])
+        if len(between) < hops:
+            return -np.inf, ()
+        first, last = self.shared_gb_per_s[link[0], between], self.shared_gb_per_s[between, link[1]]
+        if hops == 1:
+            wide = np.minimum(first, last)
+            at = int(np.argmax(wide))
+            return float(wide[at]), (int(between[at]),)
+        across = self.shared_gb_per_s[np.ix_(between, between)].astype(np.float64)
+        np.fill_diagonal(across, -np.inf)
+        wide = np.minimum(np.minimum(first[:, None], last), across)
+        at, then = (int(index) for index in np.unravel_index(np.argmax(wide), wide.shape))
+        return float(wide[at, then]), (int(between[at]), int(between[then]))
 
     def transfer_s(self, source: int, destination: int, size_bytes: float) -> float:
         """Return t_link = latency + bytes / shared bandwidth (equation 2); 0 within a location or of no bytes."""
@@ -164,3 +203,12 @@ class LinkMap:
 def _map_of(machine: Machine) -> LinkMap:
     """Return the map of a machine, which takes some 40 ms for 8 devices with ports and is asked for again."""
     return LinkMap._make(machine)
+
+
+@functools.lru_cache(maxsize=4)
+def _caused_by(links: LinkMap) -> dict[Link, list[tuple[Link, float]]]:
+    """Return which links a link slows down while it is in use, and how much; sets of devices are compared by it."""
+    caused: dict[Link, list[tuple[Link, float]]] = {}
+    for (link, other), factor in links.slowdowns.items():
+        caused.setdefault(other, []).append((link, factor))
+    return caused

@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
+
+import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import GemmShape
@@ -312,14 +314,35 @@ class _Predictor:
 
     def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap) -> Workload:
         machine = self.machine
-        predictions = tuple(
-            self._device(device, share, devices, links) for device, share in zip(devices, shares, strict=True)
-        )
-        idle = [rank for rank in range(machine.num_ranks) if rank not in devices]
+        idle = sorted(set(range(machine.num_ranks)).difference(devices))
         watts = float(machine.busy_watts[list(devices)].sum() + machine.idle_watts[idle].sum())
-        return Workload(devices, shares, predictions, watts)
+        return Workload(devices, shares, tuple(self._predictions(devices, shares, links)), watts)
 
-    def _device(self, device: int, share: float, devices: tuple[int, ...], links: LinkMap) -> DevicePrediction:
+    def _predictions(
+        self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap
+    ) -> Iterator[DevicePrediction]:
+        """Predict each device; one that is like an earlier one, its share and its links to the matrices, as that."""
+        machine, dtype = self.machine, self.problem.dtype
+        between = links.shared_gb_per_s[np.ix_(devices, devices)].astype(np.float64)
+        np.fill_diagonal(between, 0.0)
+        from_others = between.sum(axis=0) / max(1, len(devices) - 1)
+        places = sorted({self._index(location) for location in (self.placement.a, self.placement.b, self.placement.c)})
+        chosen = list(devices)
+        looks = [np.array(shares), from_others, machine.gemm_rate(dtype)[chosen], machine.multiprocessors[chosen]]
+        for place in places:
+            home = np.array([device == place for device in devices], np.float64)
+            for table in (links.shared_gb_per_s, links.latency_s):
+                looks += [home, table[place, chosen], table[chosen, place]]
+        known: dict[tuple[float, ...], DevicePrediction] = {}
+        for number, kind in enumerate(zip(*(look.tolist() for look in looks), strict=True)):
+            if kind not in known:
+                incoming = float(from_others[number]) if len(devices) > 1 else 0.0
+                known[kind] = self._device(devices[number], shares[number], len(devices), incoming, links)
+            yield known[kind]
+
+    def _device(
+        self, device: int, share: float, num_devices: int, from_others_gb_per_s: float, links: LinkMap
+    ) -> DevicePrediction:
         problem, place = self.problem, self.placement
         item = problem.dtype.itemsize
         c_bytes = float(problem.m * problem.n * item)
@@ -327,13 +350,12 @@ class _Predictor:
         if problem.has_product:
             read_only = [(problem.m * problem.k * item, place.a), (problem.k * problem.n * item, place.b)]
         reads = [*read_only, (c_bytes, place.c)] if problem.reads_c else read_only
-        grid = grids(len(devices), split_k=False)[0]
+        grid = grids(num_devices, split_k=False)[0]
         extra = share * extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
-        others = [float(links.shared_gb_per_s[other, device]) for other in devices if other != device]
         return DevicePrediction(
             exec_s=self._exec_s(device, share),
             receive_s=sum(self._transfer_s(links, self._index(at), device, share, size) for size, at in reads),
-            extra_s=extra / (sum(others) / len(others) * 1e9) if others else 0.0,
+            extra_s=extra / (from_others_gb_per_s * 1e9) if num_devices > 1 else 0.0,
             send_s=self._transfer_s(links, device, self._index(place.c), share, c_bytes),
         )
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
 from typing import Final
 
@@ -91,7 +92,8 @@ def k_blocks(extent: int, first: int, most: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(stops))
 
 
-def column_starts(extent: int, blocks: int, step: int) -> list[int]:
+@functools.lru_cache(maxsize=4096)
+def column_starts(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     """
     Return where column blocks start, and `extent` at the end.
 
@@ -111,7 +113,7 @@ def column_starts(extent: int, blocks: int, step: int) -> list[int]:
     if blocks > 1:
         for _ in range(HALVINGS):
             starts.insert(-1, starts[-2] + (starts[-1] - starts[-2] + 1) // 2)
-    return [*(step * start for start in starts[:-1]), extent]
+    return (*(step * start for start in starts[:-1]), extent)
 
 
 def num_column_blocks(blocks: int) -> int:
@@ -119,7 +121,8 @@ def num_column_blocks(blocks: int) -> int:
     return blocks + HALVINGS if blocks > 1 else blocks
 
 
-def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool) -> list[Move]:
+@functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
+def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool) -> tuple[Move, ...]:
     """
     Return the steps of one rank in the order in which they are issued.
 
@@ -151,7 +154,7 @@ def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole:
         merged += fetches[issued:ahead]
         issued = max(issued, ahead)
         merged.append(move)
-    return merged
+    return tuple(merged)
 
 
 _Work = list[tuple[int, Move]]  # how many fetches a step needs, and the step

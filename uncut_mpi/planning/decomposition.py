@@ -131,7 +131,6 @@ def block_bounds(
     problem: GemmProblem, grid: ProcessGrid, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the bounds of the blocks of rows and of columns of C, as `Decomposition.make` takes them."""
-    aligned = _TILE_ALIGNMENT // problem.dtype.itemsize
     bounds = []
     for what, extent, blocks, shares in (
         ("row", problem.m, grid.rows, row_shares),
@@ -144,10 +143,15 @@ def block_bounds(
         if shares is None:
             bounds.append(tuple(block_starts(extent, blocks)))
             continue
-        smallest = extent * min(shares) / math.fsum(shares)
-        step = next((step for step, least in _EVEN_STEPS if smallest >= least), aligned)
-        bounds.append(tuple(share_starts(extent, shares, step)))
+        bounds.append(tuple(share_starts(extent, shares, share_step(problem, extent, shares))))
     return bounds[0], bounds[1]
+
+
+def share_step(problem: GemmProblem, extent: int, shares: Sequence[float]) -> int:
+    """Return the step of the edges of unequal blocks of an extent: the smaller the smallest block, the finer."""
+    smallest = extent * min(shares) / math.fsum(shares)
+    aligned = _TILE_ALIGNMENT // problem.dtype.itemsize
+    return next((step for step, least in _EVEN_STEPS if smallest >= least), aligned)
 
 
 def slivers(tiles: np.ndarray, extents: Collection[int]) -> np.ndarray:

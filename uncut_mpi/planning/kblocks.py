@@ -29,6 +29,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -38,15 +40,19 @@ from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import column_starts, moves, num_column_blocks
-from uncut_mpi.planning.decomposition import block_bounds
+from uncut_mpi.planning.blocking import Move, Step, column_starts, moves, num_column_blocks
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
+from uncut_mpi.planning.tiles import MAX_TASKS
 
 MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
+
+MOST_IN_A_ROW: Final = 32
+"""Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
 
 MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
@@ -55,7 +61,13 @@ _ALIGNMENT: Final = 16  # bytes: where column blocks start in a transposed B too
 
 
 def schedule(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
 ) -> tuple[Schedule, ScheduleOptions]:
     """
     Return the schedule for a problem that has a product, and the options with everything set.
@@ -74,7 +86,7 @@ def schedule(
     ParamError
         If grid, devices, shares or machine do not fit the ranks.
     PlanError
-        If there is no product: C is only scaled.
+        If there is no product: C is only scaled; or if there would surely be more than `most_tasks` tasks.
     CapacityError
         If a rank has too little device memory for its panels.
     """
@@ -82,19 +94,20 @@ def schedule(
     machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("kblocks schedules products; C is only scaled here")
-    plan = _Plan(problem, placement, machine, options)
+    plan = _Plan(problem, placement, machine, options, most_tasks)
     made = Schedule(
         num_ranks=num_ranks,
         problem=problem,
         placement=placement,
         scheduler="kblocks",
-        grid=(plan.grid.rows, plan.grid.cols),
+        grid=plan.partition.shape,
         splits=len(plan.inner),
         tile=0,
         buffers=plan.layout.table(),
         **native_tables(*plan.tables()),
     )
-    return made, dataclasses.replace(options, grid=made.grid, blocking=plan.how)
+    grid = made.grid if options.areas is None else None
+    return made, dataclasses.replace(options, grid=grid, blocking=plan.how)
 
 
 def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
@@ -110,7 +123,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     splits = asked.splits
     if not splits:
         thin = problem.k >= 8 * max(problem.m, problem.n)
-        free = options.grid is None and options.row_shares is None and options.col_shares is None
+        free = (options.grid, options.row_shares, options.col_shares, options.areas) == (None,) * 4
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
     block = asked.block or max(asked.first, largest)
@@ -128,13 +141,30 @@ def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions)
     """
     Return the process grid asked for; else one row of ranks if all is in host memory, else the most square one.
 
-    With one grid row every copy from and to the host is of whole columns, which move faster than rows far apart.
+    With one grid row every copy from and to the host is of whole columns, which move faster than rows far apart. But
+    the ranks of a row hand slices of A to each other, copies by the square of their number, and all of A has to enter
+    every rank: of more than `MOST_IN_A_ROW` ranks there are as few rows as leave no more in a row, if that is possible
+    with no more rows than columns.
     Where shares are given they say how many grid rows and columns there are, and the most square one is taken.
     """
     on_host = all(location.space == "host" for location in (placement.a, placement.b, placement.c))
     if options.grid is None and options.row_shares is None and options.col_shares is None and on_host:
-        return ProcessGrid(1, num_places)
+        square = ProcessGrid.most_square(num_places)
+        rows = [rows for rows in range(1, square.rows + 1) if num_places % rows == 0]
+        return next(
+            (ProcessGrid(count, num_places // count) for count in rows if num_places // count <= MOST_IN_A_ROW), square
+        )
     return ProcessGrid.choose(num_places, options.grid)
+
+
+def _partition(problem: GemmProblem, placement: Placement, num_places: int, options: ScheduleOptions) -> Partition:
+    if options.areas is None:
+        grid = choose_grid(placement, num_places, options)
+        return Partition.of_grid(problem, grid, options.row_shares, options.col_shares)
+    named = sum(map(len, options.areas))
+    if named != num_places:
+        raise ParamError(f"areas names {named} ranks, {num_places} compute: name an area for each")
+    return Partition.of_areas(problem, options.areas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,7 +175,7 @@ class _Worker:
     rows: range
     cols: range
     inner: range  # of k
-    starts: list[int]  # of its column blocks, from its first column
+    starts: tuple[int, ...]  # of its column blocks, from its first column
     panels: tuple[int, int, int]
 
 
@@ -163,44 +193,53 @@ class _Adder:
 class _Plan:
     """Who computes what, where it lies, and what to do in which order; the tasks are made natively."""
 
-    def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> None:
+    def __init__(
+        self,
+        problem: GemmProblem,
+        placement: Placement,
+        machine: Machine,
+        options: ScheduleOptions,
+        most_tasks: int,
+    ) -> None:
         devices = options.computing_ranks(machine.num_ranks)
         how = choose(problem, placement, len(devices), options)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
+        locations = (placement.a, placement.b, placement.c)
+        self._homes = [location.rank if location.space == "device" else None for location in locations]
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
-        self.grid = choose_grid(placement, len(devices) // how.splits, options)
+        self.partition = _partition(problem, placement, len(devices) // how.splits, options)
         self.layout = Layout(machine.num_ranks, problem, placement)
-        self._row_starts, self._col_starts = block_bounds(problem, self.grid, options.row_shares, options.col_shares)
         parts = itertools.pairwise(block_starts(problem.k, how.splits))
         self.inner = [range(start, stop) for start, stop in parts if stop > start]
         self._num_blocks = num_column_blocks(how.columns)
+        self._moves = self._make_moves()
+        self._check_size(most_tasks)
         # What needs a sum of its own: C beside the products, a conversion, or partial sums.
         self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1
         alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
         early = alone and problem.reads_c and how.order == "columns"
         self._first_early = 1 if early else self._num_blocks
-        # By place in the grid; a block without rows or columns is left out.
+        # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
-        for cell in range(self.grid.size):
-            row, col = self.grid.position(cell)
-            rows = range(self._row_starts[row], self._row_starts[row + 1])
-            cols = range(self._col_starts[col], self._col_starts[col + 1])
+        places = len(self.partition.blocks)
+        for place, (rows, cols) in enumerate(self.partition.blocks):
             if rows and cols:
-                ranks = [devices[split * self.grid.size + cell] for split in range(len(self.inner))]
-                self._members[cell] = [
+                ranks = [devices[split * places + place] for split in range(len(self.inner))]
+                self._members[place] = [
                     self._worker(rank, rows, cols, inner) for rank, inner in zip(ranks, self.inner, strict=True)
                 ]
-        self._adders = {cell: self._make_adders(members) for cell, members in self._members.items()}
+        self._adders = {place: self._make_adders(members) for place, members in self._members.items()}
         self.layout.check_capacity(machine)
 
     def tables(self) -> tuple[np.ndarray, ...]:
         """Return tasks, operands, regions, awaits and lanes as bytes."""
         problem, how, given = self._problem, self.how, _native.KBlocksInput()
-        given.rows, given.cols = self.grid.rows, self.grid.cols
-        cells = list(self._members)
-        given.block_of = [cells.index(cell) if cell in self._members else -1 for cell in range(self.grid.size)]
+        given.row_starts = list(self.partition.bands)
+        given.rows, given.cols = len(self.partition.places), self.partition.shape[1]
+        number = {place: at for at, place in enumerate(self._members)} | {-1: -1}
+        given.block_of = [number[place] for band in self.partition.places for place in band]
         given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
         given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
         given.first_early = self._first_early
@@ -210,29 +249,102 @@ class _Plan:
         for matrix in (Matrix.A, Matrix.B, Matrix.C):
             location = self._location(matrix)
             given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
-        for cell, members in self._members.items():
+        for place, members in self._members.items():
             given.add_block()
             for one in members:
                 rows, cols, inner = ((part.start, part.stop) for part in (one.rows, one.cols, one.inner))
                 given.add_worker(one.rank, rows, cols, inner, one.starts, one.panels)
-            for adder in self._adders[cell]:
+            for adder in self._adders[place]:
                 firsts = [columns.start for columns in adder.columns]
                 lasts = [columns.stop for columns in adder.columns]
                 given.add_adder(adder.rank, firsts, lasts, adder.places, adder.partial, adder.staging)
-        # Stored transposed, the rows of k-blocks are whole columns.
-        whole = self._placement.b.space == "host" and problem.trans_b == "N"
-        steps = [
-            moves(len(inner), first=how.first, most=how.block, blocks=how.columns, order=how.order, whole=whole)
-            for inner in self.inner
-        ]
-        for together in itertools.zip_longest(*steps):
+        for together in itertools.zip_longest(*self._moves):
             for split, move in enumerate(together):
                 if move is not None:
                     given.add_move(move.step, split, move.k_start, move.k_stop, move.first, move.last)
         return _native.schedule_kblocks(given)
 
+    def _make_moves(self) -> list[tuple[Move, ...]]:
+        """Return the steps of each part of k."""
+        how = self.how
+        # Stored transposed, the rows of k-blocks are whole columns.
+        whole = self._placement.b.space == "host" and self._problem.trans_b == "N"
+        made = {
+            extent: moves(extent, first=how.first, most=how.block, blocks=how.columns, order=how.order, whole=whole)
+            for extent in {len(inner) for inner in self.inner}
+        }
+        return [made[len(inner)] for inner in self.inner]
+
+    def _check_size(self, most_tasks: int) -> None:
+        """Refuse what surely has too many tasks before any of it is made."""
+        rows, cols, splits = len(self.partition.places), self.partition.shape[1], len(self.inner)
+        if sum(map(len, self._moves)) * rows * cols * (rows + cols + splits) <= most_tasks:
+            return  # far from it: counting takes as long as making few
+        tasks = self._least_tasks()
+        if tasks > most_tasks:
+            problem, (height, width) = self._problem, self.partition.shape
+            raise PlanError(
+                f"kblocks on {height}x{width} ranks, k split {splits} times, makes at least {tasks} tasks of "
+                f"{problem.m}×{problem.n}×{problem.k}, the limit is {most_tasks}: ask for larger k-blocks, another "
+                "grid or fewer ranks"
+            )
+
+    def _least_tasks(self) -> int:
+        """Return how many tasks there are at least: the copies of A and B, products, and partial sums to add up."""
+        problem, step = self._problem, max(1, _ALIGNMENT // self._problem.dtype.itemsize)
+        partition = self.partition
+        # How many bands of a height are computed by so many ranks, columns of a width by so many.
+        bands = Counter(
+            (stop - start, sum(place >= 0 for place in band))
+            for (start, stop), band in zip(itertools.pairwise(partition.bands), partition.places, strict=True)
+        )
+        in_column = Counter((cols.start, len(cols)) for rows, cols in partition.blocks if rows and cols)
+        columns = Counter((width, ranks) for (_, width), ranks in in_column.items())
+        # The owner of a matrix fetches none of it, and may multiply all of k at once.
+        home = {name: getattr(self._placement, name).space == "device" for name in "abc"}
+        starts_of = {width: column_starts(width, self.how.columns, step) for width, _ in columns}
+        tasks = 0
+        for move, splits in Counter(move for steps in self._moves for move in steps).items():
+            inner = move.k_stop - move.k_start
+            if move.step == Step.FETCH_A:
+                for (height, ranks), groups in bands.items():
+                    stored = inner if problem.trans_a == "N" else height
+                    copies = self._copies_of_piece(Matrix.A, ranks - home["a"], stored, height * inner)
+                    tasks += splits * groups * copies
+            elif move.step == Step.FETCH_B:
+                for (width, ranks), groups in columns.items():
+                    across = starts_of[width][move.last] - starts_of[width][move.first]
+                    stored = across if problem.trans_b == "N" else inner
+                    copies = self._copies_of_piece(Matrix.B, ranks - home["b"], stored, across * inner)
+                    tasks += splits * groups * copies
+            elif move.step == Step.MULTIPLY:
+                blocks = sum(
+                    ranks * groups
+                    for (width, ranks), groups in columns.items()
+                    if self._has_columns(starts_of[width], move)
+                )
+                tasks += splits * max(0, blocks - (home["a"] and home["b"]))
+        adders = 1 if self._at_owner else len(self.inner)
+        for (width, ranks), groups in columns.items():
+            sums = sum(min(adders, stop - start) for start, stop in itertools.pairwise(starts_of[width]))
+            tasks += ranks * groups * sums * (len(self.inner) - 1)
+        return tasks
+
+    @staticmethod
+    def _has_columns(starts: Sequence[int], move: Move) -> bool:
+        return starts[move.last] > starts[move.first]
+
+    def _copies_of_piece(self, matrix: Matrix, takers: int, columns: int, elements: int) -> int:
+        """Return how many copies bring a piece of A or B to all that take it, as the tasks are made."""
+        if takers <= 0 or elements == 0:
+            return 0
+        if self._machine.serial_copies and self._location(matrix).space == "device":
+            return takers
+        slices = elements * self._problem.dtype.itemsize // MIN_SLICE_BYTES
+        return takers * max(1, min(takers, columns, slices))
+
     def _at_home(self, matrix: Matrix, rank: int) -> bool:
-        return self._location(matrix) == Location.device(rank)
+        return self._homes[matrix] == rank
 
     def _location(self, matrix: Matrix) -> Location:
         return (self._placement.a, self._placement.b, self._placement.c)[matrix]
@@ -276,10 +388,12 @@ class _Plan:
         adders = []
         for part, rank in enumerate(ranks):
             assert rank is not None  # a device location always names its rank
-            columns = []
+            first, columns = one.cols.start, []
             for start, stop in itertools.pairwise(one.starts):
-                cuts = block_starts(stop - start, len(ranks))
-                columns.append(one.cols[start + cuts[part] : start + cuts[part + 1]])
+                if len(ranks) > 1:
+                    cuts = block_starts(stop - start, len(ranks))
+                    start, stop = start + cuts[part], start + cuts[part + 1]
+                columns.append(range(first + start, first + stop))
             places = list(itertools.accumulate((len(cols) for cols in columns), initial=0))
             partial, staging = [-1] * len(members), -1
             if self._combines:

@@ -9,7 +9,7 @@ import numpy as np
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, HOST, Matrix, Role, Space, buffer_bytes
 
@@ -77,12 +77,15 @@ class Layout:
 
     def _resident_bytes(self, machine: Machine) -> list[int]:
         """Return what the caller's matrices take of each rank's device memory."""
-        user = buffer_bytes(self.table()[:3]).tolist()
+        resident = [0] * machine.num_ranks
         locations = (self._placement.a, self._placement.b, self._placement.c)
-        return [
-            sum(size for size, at in zip(user, locations, strict=True) if at == Location.device(rank))
-            for rank in range(machine.num_ranks)
-        ]
+        if any(location.space == "device" for location in locations):
+            user = buffer_bytes(np.array(self._records[:3], BUFFER_DTYPE)).tolist()
+            for size, at in zip(user, locations, strict=True):
+                if at.space == "device":
+                    assert at.rank is not None  # a device location always names its rank
+                    resident[at.rank] += size
+        return resident
 
 
 def aligned_ld(rows: int, dtype: DType) -> int:

@@ -33,6 +33,7 @@ _TAKES = {
     },
     "kblocks": {
         *_BLOCKS,
+        "areas",
         *(f"blocking.{name}" for name in ("splits", "first", "block", "columns", "order", "combine")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
@@ -113,6 +114,10 @@ class ScheduleOptions:
     row_shares, col_shares : tuple of float or None
         What each grid row and grid column gets of m and of n, as positive numbers of any sum; None:
         equal blocks. See `uncut_mpi.planning.shares`.
+    areas : tuple of tuple of float or None
+        Instead of a grid: columns of ranks, each cut into rows of its own (`uncut_mpi.planning.partition`). For each
+        column what each of its ranks gets of C, from top to bottom, as positive numbers of any sum; ranks fill them
+        column by column.
     chunks : int or None
         Chunks p of a batched fetch (section III-E; 8 in the paper). None: two for each destination but the first,
         at most 8. A chain of d hops takes 1 + (d - 1)/p times one, so that no more than half a hop is lost, and each
@@ -160,8 +165,9 @@ class ScheduleOptions:
 
     Notes
     -----
-    `uncut` takes all but the last three; `kblocks` `blocking`, `grid`, `devices` and shares; `cyclic` `grid`,
-    `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands` `devices` and `tile`.
+    `uncut` takes all but `areas`, `distribution` and `blocking`; `kblocks` `grid`, `devices`, shares, `areas` and
+    `blocking`; `cyclic` `grid`, `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands` `devices`
+    and `tile`.
     """
 
     scheduler: str = "auto"
@@ -171,6 +177,7 @@ class ScheduleOptions:
     devices: tuple[int, ...] | None = None
     row_shares: tuple[float, ...] | None = None
     col_shares: tuple[float, ...] | None = None
+    areas: tuple[tuple[float, ...], ...] | None = None
     chunks: int | None = None
     min_chunk_bytes: int | None = None
     compute_lanes: int = 8
@@ -298,6 +305,18 @@ class ScheduleOptions:
             shares = getattr(self, name)
             if shares is not None and not (shares and all(math.isfinite(share) and share > 0 for share in shares)):
                 raise ParamError(f"{name} = {shares} are not all positive numbers: name one for each block, or none")
+        if self.areas is not None:
+            self._check_areas(self.areas)
+
+    def _check_areas(self, areas: tuple[tuple[float, ...], ...]) -> None:
+        if not (areas and all(column and all(math.isfinite(one) and one > 0 for one in column) for column in areas)):
+            raise ParamError(
+                f"areas = {areas} are not all positive numbers: name one for each rank of every column, or none"
+            )
+        if (self.grid, self.row_shares, self.col_shares) != (None, None, None):
+            raise ParamError(
+                "areas cut C by columns of ranks, grid, row_shares and col_shares by a process grid: give one of both"
+            )
 
 
 def _check_devices(devices: tuple[int, ...]) -> None:

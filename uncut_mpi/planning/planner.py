@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -95,16 +96,22 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     for what, shares in (("rows", options.row_shares), ("columns", options.col_shares)):
         if shares is not None and len(set(shares)) > 1:
             grid += f", {what} {':'.join(f'{share / sum(shares):.3f}' for share in shares)}"
+    if options.areas is not None:
+        total = math.fsum(map(math.fsum, options.areas))
+        columns = " | ".join(":".join(f"{area / total:.3f}" for area in column) for column in options.areas)
+        grid = f"columns of ranks {columns}" + (f", {schedule.splits} of k" if schedule.splits > 1 else "")
+    else:
+        grid = f"grid {grid}"
     if schedule.scheduler == "cyclic":
-        return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid}"
+        return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid_text(schedule)}"
     if schedule.scheduler == "bands":
         return f"bands of {schedule.tile} on {schedule.grid[1]} devices"
     if schedule.scheduler == "uncut":
-        return f"grid {grid}, tile {schedule.tile}"
+        return f"{grid}, tile {schedule.tile}"
     blocking = options.blocking
     where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
     columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
-    return f"grid {grid}, k-blocks of {blocking.first} to {blocking.block}, {columns}, order {blocking.order}{where}"
+    return f"{grid}, k-blocks of {blocking.first} to {blocking.block}, {columns}, order {blocking.order}{where}"
 
 
 def grid_text(schedule: Schedule) -> str:

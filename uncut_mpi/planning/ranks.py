@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
+import math
+from typing import Any, Final
+
+import numpy as np
+
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+
+MOST_TOLD_APART: Final = 32
+"""Of more ranks, those whose rates differ little count as alike."""
+
+_ALIKE: Final = 0.05
 
 
 def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -> list[int]:
@@ -12,13 +23,82 @@ def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -
     Return all ranks in the order in which it pays to compute with them.
 
     One after the other, the one that lowers most what the product and each matrix's way to and from the ranks
-    so far would take, one after the other at the rates that those ranks get at once; the lowest of equals.
+    so far would take, one after the other at the rates that those ranks get at once; the lowest of equals. Of ranks
+    that are alike, given those so far, one is looked at.
     """
+    rest = _Rest(problem, placement, machine)
     chosen: list[int] = []
     while len(chosen) < machine.num_ranks:
-        rest = [rank for rank in range(machine.num_ranks) if rank not in chosen]
-        chosen.append(min(rest, key=lambda rank: (_total_s(problem, placement, machine, [*chosen, rank]), rank)))
+        some = rest.firsts()
+        if len(some) > 1:
+            some = [min(some, key=lambda rank: (_total_s(problem, placement, machine, [*chosen, rank]), rank))]
+        chosen.append(some[0])
+        rest.take(some[0])
     return chosen
+
+
+class _Rest:
+    """
+    The ranks that are left, those together that are alike.
+
+    Ranks are alike if they and their links to the matrices have equal rates, and each port that their host links cross
+    is crossed with equal weight and is either the same or one of equal capacity that no rank chosen so far crosses.
+    """
+
+    def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine) -> None:
+        self._exact = machine.num_ranks <= MOST_TOLD_APART
+        self._capacity = [self._rounded(port.expected_gb_per_s) for port in machine.ports]
+        self._crossed: list[list[tuple[int, bool, float]]] = [[] for _ in range(machine.num_ranks)]
+        self._crossing: list[set[int]] = [set() for _ in machine.ports]
+        for number, port in enumerate(machine.ports):
+            for (source, destination), weight in zip(port.links, port.weights, strict=True):
+                if machine.host in (source, destination) and source != destination:
+                    rank = destination if source == machine.host else source
+                    self._crossed[rank].append((number, source == machine.host, weight))
+                    self._crossing[number].add(rank)
+        self._used = [False] * len(machine.ports)
+        ends = {machine.host, *(one.rank for one in (placement.a, placement.b, placement.c) if one.rank is not None)}
+        columns = [machine.typical_gemm_rate(problem.dtype)]
+        for end in sorted(ends):
+            columns += [machine.bandwidth_gb_per_s[end, :-1], machine.bandwidth_gb_per_s[:-1, end]]
+        self._rates = [tuple(self._rounded(float(rate)) for rate in row) for row in np.column_stack(columns)]
+        self._key: list[tuple[Any, ...]] = [()] * machine.num_ranks
+        self._alike: dict[tuple[Any, ...], list[int]] = {}
+        for rank in range(machine.num_ranks):
+            self._file(rank)
+
+    def firsts(self) -> list[int]:
+        """Return the lowest rank of each kind."""
+        return [ranks[0] for ranks in self._alike.values()]
+
+    def take(self, rank: int) -> None:
+        """Leave a rank out."""
+        self._drop(rank)
+        for number, _, _ in self._crossed[rank]:
+            self._crossing[number].discard(rank)
+        for number, _, _ in self._crossed[rank]:
+            if not self._used[number]:
+                self._used[number] = True
+                for other in self._crossing[number]:
+                    self._drop(other)
+                    self._file(other)
+
+    def _rounded(self, rate: float) -> float:
+        return rate if self._exact or rate <= 0 else round(math.log(rate) / _ALIKE)
+
+    def _file(self, rank: int) -> None:
+        ports = [
+            (number if self._used[number] else -1, self._capacity[number], inward, weight)
+            for number, inward, weight in self._crossed[rank]
+        ]
+        self._key[rank] = (self._rates[rank], tuple(sorted(ports)))
+        bisect.insort(self._alike.setdefault(self._key[rank], []), rank)
+
+    def _drop(self, rank: int) -> None:
+        ranks = self._alike[self._key[rank]]
+        del ranks[bisect.bisect_left(ranks, rank)]
+        if not ranks:
+            del self._alike[self._key[rank]]
 
 
 def _total_s(problem: GemmProblem, placement: Placement, machine: Machine, ranks: list[int]) -> float:

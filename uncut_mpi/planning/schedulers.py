@@ -50,8 +50,8 @@ def make_schedule(
     """
     Return what the scheduler named by `options` makes of a problem; without a product `uncut`, whichever it names.
 
-    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; those of tiles give up
-    (PlanError) what has more than `most_tasks` tasks, the others make few.
+    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; all but
+    `bands`, which makes few tasks, give up (PlanError) what has more than `most_tasks`.
     """
     about = (problem, placement, num_ranks, machine)
     if options.scheduler == "uncut" or not problem.has_product:
@@ -60,5 +60,6 @@ def make_schedule(
         return Made(result.schedule, chosen, result.predicted_s)
     if options.scheduler == "cyclic":
         return Made(*cyclic.schedule(*about, options, most_tasks=most_tasks))
-    make = {"kblocks": kblocks.schedule, "bands": bands.schedule}[options.scheduler]
-    return Made(*make(*about, options))
+    if options.scheduler == "kblocks":
+        return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
+    return Made(*bands.schedule(*about, options))

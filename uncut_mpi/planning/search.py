@@ -6,14 +6,17 @@ chunks, unequal shares) is searched. Candidates come in a written order: first t
 choice of each scheduler, then one dimension after the other around the best so far (coordinate descent), in
 rounds, until a round brings nothing or the budget is spent; how finely copies are cut comes last. A
 scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
-that equal inputs give equal choices on any machine. A candidate whose bound is no better than the best found is
-not simulated.
+that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do, and whatever is left of
+it, what each scheduler's own rules give is simulated: no choice is worse than any of these. A candidate whose bound is
+no better than the best found is not simulated, and one that surely has more tasks than are left is not made.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -23,12 +26,13 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError, UncutError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import energy_j, metric_of, watts_known
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
+from uncut_mpi.planning.partition import columns_of_ranks
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -37,13 +41,23 @@ from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 40_000
-"""Simulated tasks of a search at most. A search takes 50 to 150 ms on 4 to 8 ranks, and longer on more."""
+"""Simulated tasks of a search on up to 8 ranks, where it takes 50 to 150 ms."""
+
+BUDGET_TASKS_PER_RANK: Final = 5_000
+"""The same on more ranks, for each of them."""
 
 _TILES: Final = 6
 _ROUNDS: Final = 3
-_COLUMN_BLOCKS: Final = (1, 2, 4, 8)
+_ALL_COUNTS: Final = 12
+"""On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
+
+_COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
+_FIRST_BLOCK_OF_HALVES: Final = 2048
+_MOST_ARRANGEMENTS: Final = 24
+"""Ways to place the owners of matrices of which all are tried; of more, those that move one of them."""
+
 _HOPELESS: Final = 1.25
 """A scheduler whose first tries take so many times as long as another's is not looked at further."""
 
@@ -62,15 +76,25 @@ _DIMENSIONS: Final = {
         "_columns",
         "_largest_blocks",
         "_first_blocks",
+        "_arrangements",
         "_fewer_ranks",
         "_shares",
+        "_columns_of_ranks",
     ),
     "cyclic": ("_edges", "_distributions"),
     "bands": ("_edges",),
 }
 """What is varied, in this order: first what costs few tasks for what it brings."""
 
-_WITHIN_A_GRID: Final = ("_shares", "_columns", "_largest_blocks", "_first_blocks", "_shares")
+_WITHIN_A_GRID: Final = (
+    "_arrangements",
+    "_shares",
+    "_combines",
+    "_columns",
+    "_largest_blocks",
+    "_first_blocks",
+    "_shares",
+)
 _OTHERS: Final = 3
 """On how many other grids of ranks blocks and shares are improved, at most."""
 
@@ -157,7 +181,7 @@ def search(
     machine: Machine,
     options: ScheduleOptions | None = None,
     *,
-    budget_tasks: int = DEFAULT_BUDGET_TASKS,
+    budget_tasks: int | None = None,
     issuing_threads: int = 0,
 ) -> SearchResult:
     """
@@ -172,8 +196,9 @@ def search(
     options : ScheduleOptions, optional
         What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks; chunks and
         batching are tried up to what it allows. Its `metric` is what is minimised.
-    budget_tasks : int
-        Tasks to simulate at most; the first candidate is simulated whatever it takes.
+    budget_tasks : int, optional
+        Tasks to simulate at most; the first candidate is simulated whatever it takes. By default `default_budget`, and
+        what each scheduler's own rules give is simulated even if nothing is left of it.
     issuing_threads : int
         As for `simulate`.
 
@@ -184,17 +209,19 @@ def search(
     PlanError, CapacityError
         If not even the first candidate can be planned.
     """
-    if budget_tasks < 1:
+    if budget_tasks is not None and budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     asked = options or ScheduleOptions()
     metric_of(asked.metric, machine)  # before any work
     made_with = dataclasses.replace(asked, tune=0, metric="time")
-    first_part = budget_tasks if asked.metric == "time" else -(-budget_tasks // 2)
-    explorer = _Explorer(problem, placement, num_ranks, machine, first_part, issuing_threads)
+    budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
+    first_part = budget if asked.metric == "time" else -(-budget // 2)
+    about = (problem, placement, num_ranks, machine)
+    explorer = _Explorer(*about, first_part, issuing_threads, tries_rules=budget_tasks is None)
     explorer.explore(made_with)
     if asked.metric != "time":
         # Two descents end in different places, and what is fast takes little energy more often than not.
-        explorer.turn_to(asked.metric, budget_tasks)
+        explorer.turn_to(asked.metric, budget)
         explorer.explore(made_with)
     return SearchResult(
         sorted(explorer.all_tried, key=lambda one: one.value),  # stable: equals stay in the order of trying
@@ -202,6 +229,11 @@ def search(
         explorer.spent,
         asked.metric,
     )
+
+
+def default_budget(num_ranks: int) -> int:
+    """Return how many tasks a search simulates at most where nobody says."""
+    return max(DEFAULT_BUDGET_TASKS, BUDGET_TASKS_PER_RANK * num_ranks)
 
 
 class _Explorer:
@@ -215,12 +247,15 @@ class _Explorer:
         machine: Machine,
         budget: int,
         threads: int,
+        *,
+        tries_rules: bool,
     ) -> None:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
         self._metric_name = "time"
         self._metric = metric_of("time", machine)
+        self._tries_rules = tries_rules
         self._budget, self._threads = budget, threads
-        self._limit = budget
+        self._limit = self._budget
         self._seen: set[ScheduleOptions] = set()
         self._known: dict[ScheduleOptions, Candidate] = {}
         self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
@@ -258,6 +293,9 @@ class _Explorer:
             schedulers = tuple(one for one in schedulers if one != "bands")
         for together in (("uncut", "kblocks"), ("cyclic",), ("bands",)):
             self._explore_some([dataclasses.replace(asked, scheduler=one) for one in together if one in schedulers])
+        if self._tries_rules and self.tried:
+            for one in schedulers:  # most have been among what was tried
+                self._try(dataclasses.replace(asked, scheduler=one), always=True)
         if not self.tried:
             assert self._refused is not None  # the first candidate is simulated or refused
             raise self._refused
@@ -286,7 +324,7 @@ class _Explorer:
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""
         first = self._first_dealt(asked) if asked.scheduler in ("cyclic", "bands") else self._first(asked)
-        best = self._try(first, must=not self.tried)
+        best = self._try(first, must=not self.tried, always=self._tries_rules)
         if best is None or not self._problem.has_product:
             return best
         if asked.scheduler == "kblocks":
@@ -301,25 +339,31 @@ class _Explorer:
 
     def _explore(self, best: Candidate, asked: ScheduleOptions) -> None:
         """Try what a few rounds of coordinate descent make of a candidate."""
-        dimensions = _DIMENSIONS[asked.scheduler]
+        best = self._descend(best, asked, _DIMENSIONS[asked.scheduler])
+        if asked.scheduler == "kblocks":
+            other = self._explore_others(best, asked)
+            if other.value < best.value:
+                self._descend(other, asked, _DIMENSIONS["kblocks"])
+        if asked.scheduler == "uncut":
+            own = [one for one in self.tried if one.options.scheduler == "uncut"]
+            self._improve(min(own, key=lambda one: one.value), asked, self._fine)
+
+    def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[str]) -> Candidate:
+        """Improve one dimension after the other, in rounds, until a round brings nothing."""
         for _ in range(_ROUNDS):
             before = best
             for name in dimensions:
                 best = self._improve(best, asked, getattr(self, name))
             if best is before or self.spent >= self._limit:
                 break
-        if asked.scheduler == "kblocks":
-            self._explore_others(best, asked)
-        if asked.scheduler == "uncut":
-            own = [one for one in self.tried if one.options.scheduler == "uncut"]
-            self._improve(min(own, key=lambda one: one.value), asked, self._fine)
+        return best
 
-    def _explore_others(self, best: Candidate, asked: ScheduleOptions) -> None:
+    def _explore_others(self, best: Candidate, asked: ScheduleOptions) -> Candidate:
         """
-        Improve what is best on other numbers of ranks and other grids too.
+        Improve what is best on other numbers of ranks and other grids too, and return the best of all.
 
-        Unequal shares, which come last, are worth most where few ranks take part: a descent that has left these for
-        another grid early does not come back to them.
+        Unequal shares, which come last, are worth most where few ranks take part, and a descent that has left a grid
+        early does not come back to it.
         """
         others: dict[tuple[int, ...], Candidate] = {}
         for one in self.tried:
@@ -331,11 +375,12 @@ class _Explorer:
         for one in sorted(others.values(), key=lambda other: other.value)[:_OTHERS]:
             if one.value > _WORTH_SHARES * self._least:
                 break
-            for name in _WITHIN_A_GRID:
-                one = self._improve(one, asked, getattr(self, name))
+            improved = self._descend(one, asked, _WITHIN_A_GRID)
+            best = min(best, improved, key=lambda candidate: candidate.value)
+        return best
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
-        if asked.devices is not None or asked.row_shares is not None or asked.col_shares is not None:
+        if any(one is not None for one in (asked.devices, asked.row_shares, asked.col_shares, asked.areas)):
             return asked
         if asked.blocking.splits > 1:
             return asked
@@ -363,7 +408,7 @@ class _Explorer:
     def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if asked.devices is not None or asked.grid is not None:
             return
-        for count in range(self._num_ranks, 0, -1):
+        for count in self._counts:
             yield {"tile": asked.tile, "grid": None, **self._placed(tuple(sorted(self._order_of_ranks[:count])), None)}
 
     def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -406,15 +451,19 @@ class _Explorer:
             yield {"tile": tile}
 
     def _shares(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.row_shares is not None or asked.col_shares is not None or best.schedule.grid == (1, 1):
+        if asked.row_shares is not None or asked.col_shares is not None or asked.areas is not None:
             return
         current = best
-        for _ in range(_SHARE_STEPS):
+        for _ in range(_SHARE_STEPS if best.schedule.grid != (1, 1) else 0):
             speeds = self._speeds(current)
             if speeds is None or speeds.max() <= (1 + _SHARE_TOLERANCE) * speeds.min():
                 return
-            shares = fit_shares(speeds)
-            changes: dict[str, Any] = {"row_shares": shares.rows, "col_shares": shares.cols}
+            changes: dict[str, Any]
+            if best.options.areas is not None:
+                changes = {"areas": _in_columns(speeds, [len(column) for column in best.options.areas])}
+            else:
+                shares = fit_shares(speeds.reshape(best.schedule.grid))
+                changes = {"row_shares": shares.rows, "col_shares": shares.cols}
             if best.options.scheduler == "uncut" and not asked.tile:
                 shared = dataclasses.replace(best.options, **changes)
                 tile = fitting_tile(self._problem, ProcessGrid(*best.schedule.grid), shared, best.schedule.tile)
@@ -439,13 +488,13 @@ class _Explorer:
     def _on_grids(
         self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
     ) -> Iterator[dict[str, Any]]:
-        if asked.grid is not None:
+        if asked.grid is not None or asked.areas is not None:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         for rows, cols, splits in chosen:
             if asked.blocking.splits in (0, splits) and not self._behind(best, (rows, cols), splits):
                 changes = {"devices": ranks} if asked.devices is not None else self._placed(ranks, (rows, cols))
-                shares = {"row_shares": None, "col_shares": None, **changes}
+                shares = {"row_shares": None, "col_shares": None, "areas": None, **changes}
                 yield {**shares, "grid": (rows, cols), **_blocked(best, splits=splits)}
 
     def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
@@ -476,7 +525,8 @@ class _Explorer:
     def _first_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if not asked.blocking.first:
             most = best.options.blocking.block
-            yield from (_blocked(best, first=first) for first in _FIRST_BLOCKS if first <= most)
+            sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
+            yield from (_blocked(best, first=first) for first in sizes if first <= most)
             if self._problem.trans_a == "T" and self._placement.a.space == "host":
                 # All of k at once: stored so, shorter blocks are rows far apart.
                 inner = -(-self._problem.k // best.options.blocking.splits)
@@ -487,11 +537,58 @@ class _Explorer:
             yield from (_blocked(best, combine=combine) for combine in COMBINES)
 
     def _fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or asked.grid is not None or asked.blocking.splits > 1:
+        if asked.devices is not None or asked.grid is not None or asked.areas is not None or asked.blocking.splits > 1:
             return
-        for count in range(self._num_ranks, 0, -1):
+        for count in self._counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
-            yield {"grid": None, **self._placed(ranks, None), **_blocked(best, splits=1)}
+            yield {"grid": None, "areas": None, **self._placed(ranks, None), **_blocked(best, splits=1)}
+
+    def _arrangements(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Other places for the ranks that own A, B or C: which pieces come first, and who hands them on."""
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        owners = [rank for rank in self._owners if rank in ranks]
+        if asked.devices is not None or not owners or len(ranks) == 1:
+            return
+        if math.perm(len(ranks), len(owners)) <= _MOST_ARRANGEMENTS:
+            others = [rank for rank in ranks if rank not in owners]
+            for places in itertools.permutations(range(len(ranks)), len(owners)):
+                of_owners = dict(zip(places, owners, strict=True))
+                left = iter(others)
+                yield {"devices": tuple(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))}
+            return
+        for owner in owners:
+            for rank in ranks:
+                if rank != owner:
+                    swapped = {owner: rank, rank: owner}
+                    yield {"devices": tuple(swapped.get(one, one) for one in ranks)}
+
+    def _columns_of_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """
+        Columns of ranks that are each cut into rows of their own, faster ranks first.
+
+        A rank that has A and B needs nothing of either: it gets a column for itself, whatever that does to edges.
+        """
+        given = (asked.devices, asked.grid, asked.row_shares, asked.col_shares, asked.areas)
+        if any(one is not None for one in given) or asked.blocking.splits > 1 or best.schedule.splits > 1:
+            return
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        speeds = self._speeds(best)
+        if len(ranks) < 3 or speeds is None:
+            return
+        of = dict(zip(ranks, speeds.tolist(), strict=True))
+        alone = [rank for rank in ranks if self._has_operands(rank)]
+        order = sorted((rank for rank in ranks if rank not in alone), key=lambda rank: (-of[rank], rank))
+        devices = (*alone, *order)
+        areas = [of[rank] for rank in order]
+        for columns in range(1, len(order) + 1):
+            sizes = [1] * len(alone) + columns_of_ranks(areas, columns)
+            equal = len(set(sizes)) == 1 and max(of.values()) <= (1 + _SHARE_TOLERANCE) * min(of.values())
+            if not equal:  # else it is a grid
+                arranged = _in_columns(np.array([of[rank] for rank in devices]), sizes)
+                yield {"devices": devices, "grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
+
+    def _has_operands(self, rank: int) -> bool:
+        return self._placement.a == self._placement.b == Location.device(rank)
 
     # -- dimensions of cyclic and bands ------------------------------------------------------
 
@@ -511,8 +608,26 @@ class _Explorer:
         return all(location.space == "device" for location in (placement.a, placement.b, placement.c))
 
     @functools.cached_property
+    def _owners(self) -> list[int]:
+        """The ranks on whose devices A, B or C is."""
+        placement = self._placement
+        devices = {one.rank for one in (placement.a, placement.b, placement.c) if one.space == "device"}
+        return sorted(rank for rank in devices if rank is not None)
+
+    @functools.cached_property
     def _order_of_ranks(self) -> list[int]:
         return ranks_by_use(self._problem, self._placement, self._machine)
+
+    @functools.cached_property
+    def _counts(self) -> list[int]:
+        """How many ranks may compute."""
+        most = self._num_ranks
+        if most <= _ALL_COUNTS:
+            return list(range(most, 0, -1))
+        counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
+        while counts[-1] > 1:
+            counts.append(counts[-1] // 2)
+        return counts
 
     def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
@@ -522,36 +637,39 @@ class _Explorer:
         devices = None if ranks == tuple(range(self._num_ranks)) else ranks
         grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
         if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
-            return {"devices": devices, "row_shares": None, "col_shares": None}
+            return {"devices": devices, "row_shares": None, "col_shares": None, "areas": None}
         arranged, shares = arrange(ranks, rates.tolist(), grid)
-        return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols}
+        return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
 
     def _speeds(self, candidate: Candidate) -> np.ndarray | None:
         """
-        Return each grid place's share of C per second of its last task's end, or None where a rank has none.
+        Return each place's share of C per second of its last task's end, or None where a rank has none.
 
         Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
         """
         simulation, schedule = candidate.simulation, candidate.schedule
         if schedule.splits > 1:
             return None
-        rows, cols = schedule.grid
-        ranks = candidate.options.devices or tuple(range(rows * cols))
-        speeds = np.zeros((rows, cols))
-        for place in range(rows * cols):
-            own = schedule.tasks["rank"] == ranks[place]
-            if schedule.scheduler == "kblocks":
-                own &= schedule.tasks["kind"] == Kind.GEMM
-            end = float(simulation.end_s[own].max(initial=0.0))
-            flops = product_flops(schedule, ranks[place])
-            if end <= 0 or flops <= 0:
-                return None
-            speeds[divmod(place, cols)] = flops / end
+        areas = candidate.options.areas
+        places = math.prod(schedule.grid) if areas is None else sum(map(len, areas))
+        ranks = candidate.options.devices or tuple(range(places))
+        counted = schedule.tasks["rank"], simulation.end_s
+        if schedule.scheduler == "kblocks":
+            products = schedule.tasks["kind"] == Kind.GEMM
+            counted = counted[0][products], counted[1][products]
+        ends = np.zeros(schedule.num_ranks)
+        np.maximum.at(ends, *counted)
+        chosen = list(ranks[:places])
+        end, flops = ends[chosen], products_flops(schedule)[chosen]
+        if not (end > 0).all() or not (flops > 0).all():
+            return None
+        speeds: np.ndarray = flops / end
         return speeds
 
     # -- trying ------------------------------------------------------------------------------
 
-    def _try(self, options: ScheduleOptions, *, must: bool = False) -> Candidate | None:
+    def _try(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> Candidate | None:
+        """Simulate a schedule, if it may be better and the budget has room for it or it is tried in any case."""
         if options in self._seen:
             return None
         self._seen.add(options)
@@ -560,15 +678,16 @@ class _Explorer:
             if known.options != options and known.options in self._seen:
                 return None
             return self._keep(known)
+        room = MAX_TASKS if must or always else self._limit - self.spent
         if not must:
             lower = self._bound(options)
             hopeless = self._metric_name == "time" and lower >= self._least
-            if hopeless or self.spent >= self._limit or self._too_large(options):
+            if hopeless or room <= 0:
                 self.discarded += 1
                 return None
         try:
-            # What the budget has no room for is given up on the way.
-            schedule, named = self._plan(options, MAX_TASKS if must else self._limit - self.spent)
+            # What there is no room for is given up on the way.
+            schedule, named = self._plan(options, room)
         except (PlanError, CapacityError):
             if must:
                 raise
@@ -578,7 +697,7 @@ class _Explorer:
             if named in self._seen:
                 return None  # the heuristics have chosen what was tried by name
             self._seen.add(named)
-        if not must and self.spent + len(schedule.tasks) > self._limit:
+        if len(schedule.tasks) > room:
             self.discarded += 1
             return None
         lower = self._bound(options)
@@ -600,26 +719,28 @@ class _Explorer:
         made = make_schedule(*about, options, most_tasks=most_tasks)
         return made.schedule, made.options
 
-    def _too_large(self, options: ScheduleOptions) -> bool:
-        """Whether a schedule surely has more tasks than the budget left: not worth planning."""
-        if options.scheduler not in ("uncut", "cyclic") or not options.tile:
-            return False
-        problem, tile = self._problem, options.tile
-        products = -(-problem.m // tile) * -(-problem.n // tile) * -(-problem.k // tile)
-        return products > self._limit - self.spent
+    @functools.cached_property
+    def _whole_bound(self) -> float:
+        return bound(self._problem, self._placement, self._machine).seconds
 
     def _bound(self, options: ScheduleOptions) -> float:
         ranks = options.devices or tuple(range(self._num_ranks))
         if ranks not in self._bounds:
             # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
-            whole = bound(self._problem, self._placement, self._machine).seconds
             rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
-            self._bounds[ranks] = max(whole, self._problem.flops / rate)
+            self._bounds[ranks] = max(self._whole_bound, self._problem.flops / rate)
         return self._bounds[ranks]
 
 
 def _shape(candidate: Candidate) -> tuple[int, ...]:
-    return (*candidate.schedule.grid, candidate.schedule.splits)
+    columns = () if candidate.options.areas is None else tuple(map(len, candidate.options.areas))
+    return (*candidate.schedule.grid, candidate.schedule.splits, *columns)
+
+
+def _in_columns(speeds: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+    """Return areas in proportion to speeds, summing to 1, in columns of so many ranks."""
+    each = iter((speeds / speeds.sum()).tolist())
+    return tuple(tuple(itertools.islice(each, size)) for size in sizes)
 
 
 def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
@@ -628,8 +749,16 @@ def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
 
 def product_flops(schedule: Schedule, rank: int) -> float:
     """Return the operations of a rank's products: the elements of C times the steps of k, twice."""
-    gemms = schedule.tasks[(schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == rank)]
+    return float(products_flops(schedule)[rank])
+
+
+def products_flops(schedule: Schedule) -> np.ndarray:
+    """Return the operations of each rank's products, float64 of shape (num_ranks,)."""
+    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
     first = gemms["first_operand"]
     c, a = (schedule.regions[schedule.operands["region"][first + which]] for which in (0, 1))
     depth = np.where(schedule.operands["op"][first + 1] != 0, a["rows"], a["cols"])
-    return float(2.0 * (c["rows"] * c["cols"] * depth).sum())
+    elements = np.zeros(schedule.num_ranks, np.int64)
+    np.add.at(elements, gemms["rank"], c["rows"] * c["cols"] * depth)
+    flops: np.ndarray = 2.0 * elements
+    return flops

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -138,7 +139,7 @@ def schedule_tiles(
     PlanError
         If there would be more than `most_tasks` tasks.
     """
-    _check_size(problem, workers, options, most_tasks)
+    _check_size(problem, placement, workers, options, most_tasks)
     num_ranks = machine.num_ranks
     layout = Layout(num_ranks, problem, placement)
     panels = _Panels(layout, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
@@ -167,12 +168,49 @@ def schedule_tiles(
     return result, end_ps / _PS_PER_S
 
 
-def _check_size(problem: GemmProblem, workers: TileWorkers, options: ScheduleOptions, most_tasks: int) -> None:
+def _check_size(
+    problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions, most_tasks: int
+) -> None:
     """Refuse what is surely too large before any of it is made."""
-    steps = -(-problem.k // workers.tile)
-    tasks = workers.num_tiles() * steps * (1 if options.caching else 3)
+    tasks = _least_tasks(problem, placement, workers, options)
     if tasks > most_tasks:
-        raise _too_many(problem, workers.tile, str(tasks), most_tasks)
+        raise _too_many(problem, workers.tile, f"at least {tasks}", most_tasks)
+
+
+def _least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
+    """Return how many tasks there are at least: products, and copies of tiles of A, B and C."""
+    steps = -(-problem.k // workers.tile)
+    products = workers.num_tiles() * steps
+    if not problem.has_product or workers.owned:
+        return products
+    if not options.caching:
+        return products * (1 + sum(location.space == "host" for location in (placement.a, placement.b)))
+    rows, cols = (
+        [stop - start for start, stop in itertools.pairwise(starts) if stop > start]
+        for starts in (workers.row_starts, workers.col_starts)
+    )
+    tasks = products
+    for blocks, others, location, inner_is_columns in (
+        (rows, cols, placement.a, problem.trans_a == "N"),
+        (cols, rows, placement.b, problem.trans_b == "T"),
+    ):
+        takers = len(others) - (location.space == "device")  # the owner of a matrix fetches none of it
+        sizes = Counter(size for extent in blocks for size in _tile_sizes(extent, workers.tile))
+        depths = Counter(_tile_sizes(problem.k, workers.tile))
+        for (size, tiles), (depth, deep) in itertools.product(sizes.items(), depths.items()):
+            columns = depth if inner_is_columns else size
+            chunks = _chunks_of_tile(size * depth * problem.dtype.itemsize, columns, takers, options)
+            tasks += takers * tiles * deep * chunks
+    return tasks
+
+
+def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: ScheduleOptions) -> int:
+    """Return into how many chunks a tile of A or B is cut for so many ranks, as the scheduler does without relays."""
+    if not options.batch or takers < 2:
+        return 1
+    most = CHUNKS_PER_HOP * (takers - 1) if options.chunks is None else options.chunks
+    least_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
+    return max(1, min(most, options.most_chunks, columns // MIN_CHUNK_COLUMNS, size_bytes // least_bytes))
 
 
 def _too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:

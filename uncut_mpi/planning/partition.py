@@ -1,0 +1,155 @@
+r"""
+How C is cut among ranks: a process grid, or columns of ranks each of which is cut into rows of its own.
+
+On a process grid a rank's block is (share of its row) × (share of its column), so ranks of any speeds cannot all finish
+together on it. In a column-based partition each column of ranks has its own rows: column j is as wide as the areas of
+its ranks together, rank i of it as high as its part of them, and every rank gets exactly the area that it is due
+(Beaumont, Boudet, Rastello and Robert, Matrix multiplication on heterogeneous platforms, IEEE TPDS 12, 2001). With all
+matrices on one device that device's own column needs nothing from elsewhere, and the others need nothing of A twice.
+
+Rows of A are then shared by ranks whose rows overlap: the *bands* between all the cuts of all columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.decomposition import block_bounds, share_step
+from uncut_mpi.planning.grid import ProcessGrid, share_starts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partition:
+    """
+    Blocks of C, one for each place.
+
+    Attributes
+    ----------
+    blocks : tuple of (range, range)
+        Rows and columns of C, in the order in which ranks fill them; empty ones where there are more ranks than C has.
+    bands : tuple of int
+        Where bands of rows start, and m at the end: within a band every column of ranks has one block.
+    places : tuple of tuple of int
+        [band][column of ranks]: the place that computes there, −1 for none.
+    shape : tuple of int
+        (most ranks in a column, columns).
+    """
+
+    blocks: tuple[tuple[range, range], ...]
+    bands: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+    shape: tuple[int, int]
+
+    @classmethod
+    def of_grid(
+        cls,
+        problem: GemmProblem,
+        grid: ProcessGrid,
+        row_shares: Sequence[float] | None = None,
+        col_shares: Sequence[float] | None = None,
+    ) -> Partition:
+        """
+        Return the blocks of a process grid, filled row by row.
+
+        Parameters
+        ----------
+        row_shares, col_shares
+            As for `uncut_mpi.planning.decomposition.Decomposition.make`.
+
+        Raises
+        ------
+        ParamError
+            If there are not as many shares as grid rows or columns.
+        """
+        row_starts, col_starts = block_bounds(problem, grid, row_shares, col_shares)
+        rows = [range(*pair) for pair in itertools.pairwise(row_starts)]
+        cols = [range(*pair) for pair in itertools.pairwise(col_starts)]
+        places = tuple(
+            tuple(grid.rank(row, col) if rows[row] and cols[col] else -1 for col in range(grid.cols))
+            for row in range(grid.rows)
+        )
+        blocks = tuple((rows[row], cols[col]) for row, col in map(grid.position, range(grid.size)))
+        return cls(blocks, tuple(row_starts), places, (grid.rows, grid.cols))
+
+    @classmethod
+    def of_areas(cls, problem: GemmProblem, areas: Sequence[Sequence[float]]) -> Partition:
+        """
+        Return the blocks of columns of ranks, filled column by column.
+
+        Parameters
+        ----------
+        areas : sequence of sequence of float
+            For each column of ranks what each of its ranks gets of C, from top to bottom, as positive numbers of any
+            sum.
+
+        Raises
+        ------
+        ParamError
+            If a column has no rank.
+        """
+        if not areas or not all(len(column) for column in areas):
+            raise ParamError(f"areas = {areas} has a column of ranks without any: name one area for each rank")
+        widths = [math.fsum(column) for column in areas]
+        col_starts = share_starts(problem.n, widths, share_step(problem, problem.n, widths))
+        row_starts = [share_starts(problem.m, column, share_step(problem, problem.m, column)) for column in areas]
+        blocks = []
+        for column, starts in enumerate(row_starts):
+            cols = range(col_starts[column], col_starts[column + 1])
+            blocks += [(range(*pair), cols) for pair in itertools.pairwise(starts)]
+        bands = sorted({start for starts in row_starts for start in starts})
+        firsts = list(itertools.accumulate((len(column) for column in areas), initial=0))
+        places = tuple(
+            tuple(
+                next(
+                    (
+                        place
+                        for place in range(firsts[column], firsts[column + 1])
+                        if band in blocks[place][0] and blocks[place][1]
+                    ),
+                    -1,
+                )
+                for column in range(len(areas))
+            )
+            for band in bands[:-1]
+        )
+        return cls(tuple(blocks), tuple(bands), places, (max(map(len, areas)), len(areas)))
+
+
+def columns_of_ranks(areas: Sequence[float], columns: int) -> list[int]:
+    """
+    Return how many ranks each column has in the column-based partition with the shortest edges.
+
+    Edges say what ranks need of A and B: a block of height h and width w needs h k + w k elements. Of all ways to deal
+    ranks, in the order given, to so many columns the one is chosen whose blocks have the least sum of half perimeters:
+    with c_j ranks and the width w_j of column j it is 1 · columns + Σ c_j w_j, by dynamic programming (Beaumont et al.,
+    2001, who show that dealing them sorted by area loses nothing).
+
+    Parameters
+    ----------
+    areas : sequence of float
+        Of each rank, sorted, any sum.
+    columns : int
+        From 1 to the number of ranks.
+    """
+    count, total = len(areas), math.fsum(areas)
+    before = [0.0, *itertools.accumulate(area / total for area in areas)]
+    # least[c][i]: of the first i ranks in c columns.
+    least = [[math.inf] * (count + 1) for _ in range(columns + 1)]
+    cut = [[0] * (count + 1) for _ in range(columns + 1)]
+    least[0][0] = 0.0
+    for column in range(1, columns + 1):
+        for upto in range(column, count + 1):
+            for since in range(column - 1, upto):
+                cost = least[column - 1][since] + (upto - since) * (before[upto] - before[since])
+                if cost < least[column][upto] - 1e-12:
+                    least[column][upto], cut[column][upto] = cost, since
+    sizes, upto = [], count
+    for column in range(columns, 0, -1):
+        sizes.append(upto - cut[column][upto])
+        upto = cut[column][upto]
+    return sizes[::-1]
