@@ -747,5 +747,5 @@ def test_the_three_routings_differ() -> None:
 
 def test_every_option_has_its_change_tested() -> None:
     names = {field.name for field in dataclasses.fields(ScheduleOptions)}
-    others = {"scheduler", "tune", "metric", "blocking", "distribution"}  # of searches and of other schedulers
+    others = {"scheduler", "tune", "metric", "areas", "blocking", "distribution"}  # of searches and of other schedulers
     assert names == {*CHANGES} | others
