@@ -79,7 +79,7 @@ def test_budgets_grow_with_the_ranks() -> None:
 def test_few_numbers_of_ranks_are_tried_of_many() -> None:
     for count, most in ((12, 12), (64, 15), (1000, 20)):
         machine = Machine.uniform(count)
-        explorer = search._Explorer(cube(100), Placement.parse("h,h,h"), count, machine, "time", None, 0)
+        explorer = search._Explorer(cube(100), Placement.parse("h,h,h"), count, machine, 1, 0, tries_rules=True)
         assert explorer._counts[0] == count
         assert explorer._counts[-1] == 1
         assert len(explorer._counts) <= most

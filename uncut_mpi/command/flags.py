@@ -21,6 +21,7 @@ from uncut_mpi.planning.options import (
     ROUTINGS,
     SCHEDULERS,
 )
+from uncut_mpi.planning.search import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
@@ -131,7 +132,8 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--budget-tasks",
         type=whole(1),
         metavar="N",
-        help="tasks to simulate at most; default 5000 a rank, at least 40000: 50 to 150 ms on 4 to 8 ranks",
+        help=f"tasks to simulate at most; default {DEFAULT_BUDGET_TASKS}, which takes 50 to 150 ms on 4 to 8 ranks, "
+        f"and {BUDGET_TASKS_PER_RANK} a rank on more",
     )
     group.add_argument(
         "--ablation",
