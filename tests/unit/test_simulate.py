@@ -17,7 +17,7 @@ from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.ports import device_ports, duplex_ports
+from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
@@ -355,6 +355,44 @@ def test_a_combine_takes_its_bytes_at_the_rate_of_its_type_and_a_start(dtype: st
     # A rate that is not known is that of the other types.
     machine = machine_of(1, combine_gb_per_s=np.array([1000.0]), **known)
     assert seconds_of(schedule, machine) == pytest.approx(each * 1e6 / 1000e9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_have_fair_rates_from_each_start_and_end_to_the_next(seed: int) -> None:
+    # The rates of `fair_rates`, over all copies under way at once, move just the bytes of every copy from its start to
+    # its end: what the simulator leaves alone when something begins or ends did not have to change.
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.integers(3, 9))
+    host, machine = ranks, machine_of(ranks, costs=IssueCosts())
+    links = [(a, b) for a in range(ranks + 1) for b in range(ranks + 1) if a != b]
+    ports = list(device_ports(range(ranks), 130.0, 120.0))
+    for number in range(int(rng.integers(1, 6))):
+        chosen = [links[at] for at in rng.choice(len(links), int(rng.integers(2, 7)), replace=False)]
+        ports.append(
+            Port(f"port {number}", float(rng.uniform(8, 150)), tuple(chosen), tuple(rng.uniform(0.3, 2, len(chosen))))
+        )
+    machine = dataclasses.replace(machine, ports=tuple(ports))
+    place = ["h,h,h", "0,0,0", "0,1,2", "h,0,1"][seed % 4]
+    chunks = [1, 2, 4][seed % 3]
+    schedule = make(900, 800, 700, place, ranks, reads_c=True, tile=160, chunks=chunks, min_chunk_bytes=1)
+    run, copies = simulate(schedule, machine), schedule.copies()
+    start, end = run.start_s[copies[:, 0]], run.end_s[copies[:, 0]]
+    ends = np.where(copies[:, 1:3] < 0, host, copies[:, 1:3])
+    across = ends[:, 0] != ends[:, 1]  # a copy within a device has no link
+    # Lanes that meet on a link share it too.
+    wires = [Port.of(f"{link}", float(machine.bandwidth_gb_per_s[link]), [link]) for link in links]
+    times = np.unique(np.concatenate([start, end]))
+    moved = np.zeros(len(copies))
+    most = 0
+    for begins, ceases in itertools.pairwise(times):
+        under_way = np.flatnonzero(across & (start <= begins) & (end >= ceases))
+        if len(under_way):
+            at = [(int(a), int(b)) for a, b in ends[under_way]]
+            rates = fair_rates(at, [float(machine.bandwidth_gb_per_s[link]) for link in at], [*ports, *wires])
+            moved[under_way] += rates * 1e9 * (ceases - begins)
+            most = max(most, len(under_way))
+    np.testing.assert_allclose(moved[across], copies[across, 3], rtol=1e-6)
+    assert most > 4
 
 
 def test_lanes_on_one_link_share_it() -> None:

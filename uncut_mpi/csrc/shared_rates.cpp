@@ -1,11 +1,13 @@
 #include "shared_rates.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace uncut {
 namespace {
 
 constexpr std::int32_t none_yet = -1, several = -2;
+constexpr double near = 1 + 1e-12, rounding = 1e-10;
 }  // namespace
 
 SharedRates::SharedRates(const SimulatedMachine &machine)
@@ -53,43 +55,39 @@ void SharedRates::count(std::size_t of, std::int32_t flow, bool begins) {
     }
     if (begins) {
         c.flows.push_back(flow);
-        if (c.flows.size() == 1) running_.insert(std::lower_bound(running_.begin(), running_.end(), of), of);
     } else {
         std::erase(c.flows, flow);
-        if (c.flows.empty()) running_.erase(std::lower_bound(running_.begin(), running_.end(), of));
     }
     for (const auto &[number, weight] : c.ports) {
         Port &port = ports_[number];
-        port.was_full = port.was_full || port.demand > port.capacity;
+        port.was_full = port.was_full || is_overloaded(port);
         port.demand += (begins ? weight : -weight) * c.limit;
-        if (begins && c.flows.size() == 1) port.present.push_back(of);
-        if (!begins && c.flows.empty()) std::erase(port.present, of);
+        if (begins && c.flows.size() == 1) port.present.emplace_back(of, weight);
+        if (!begins && c.flows.empty())
+            std::erase_if(port.present, [of](const auto &entry) { return entry.first == of; });
         if (port.present.empty()) port.demand = 0;  // what rounding has left
     }
 }
 
+// First what shares a port with a change is given new rates, beside all others as they are. Where that leaves somebody
+// unfairly treated, who shares that port is given new rates too, until nobody is: max-min fair rates are unique.
 const std::vector<SharedRates::Change> &SharedRates::update() {
     news_.clear();
     for (const std::size_t c : changed_) {
         gather(c);
         for (const auto &[number, weight] : classes_[c].ports)
-            if (ports_[number].was_full) gather_port(number);
+            if (ports_[number].was_full || is_overloaded(ports_[number])) gather_all(ports_[number]);
     }
-    for (std::size_t at = 0; at < reached_.size(); ++at)
-        for (const auto &[number, weight] : classes_[reached_[at]].ports)
-            if (ports_[number].demand > ports_[number].capacity) gather_port(number);
-    // In order of their numbers: sorting them takes longer than all the rest.
-    reached_.clear();
-    for (const std::size_t c : running_)
-        if (classes_[c].gathered) reached_.push_back(c);
-    solve();
-    for (std::size_t at = 0; at < reached_.size(); ++at) {
-        Class &c = classes_[reached_[at]];
-        const double rate = rates_[at];
-        if (rate != c.rate || c.changed)
+    do {
+        solve();
+    } while (widen());
+    for (const std::size_t number : reached_) {
+        Class &c = classes_[number];
+        if (c.new_rate != c.rate || c.changed)
             for (const std::int32_t id : c.flows)
-                news_.push_back({id, rate});
-        c.rate = rate;
+                news_.push_back({id, c.new_rate});
+        c.rate = c.new_rate;
+        c.held_by = c.new_held_by;
         c.gathered = false;
     }
     for (const std::size_t c : changed_) {
@@ -97,11 +95,8 @@ const std::vector<SharedRates::Change> &SharedRates::update() {
         for (const auto &[number, weight] : classes_[c].ports)
             ports_[number].was_full = false;
     }
-    for (const std::size_t number : reached_ports_)
-        ports_[number].gathered = false;
     changed_.clear();
     reached_.clear();
-    reached_ports_.clear();
     return news_;
 }
 
@@ -111,52 +106,52 @@ void SharedRates::gather(std::size_t of) {
     reached_.push_back(of);
 }
 
-void SharedRates::gather_port(std::size_t number) {
-    Port &port = ports_[number];
-    if (port.gathered) return;
-    port.gathered = true;
-    reached_ports_.push_back(number);
-    for (const std::size_t c : port.present)
+void SharedRates::gather_all(const Port &port) {
+    for (const auto &[c, weight] : port.present)
         gather(c);
 }
 
-// Fills rates_ for the classes in reached_, by progressive filling. All that still grow have one rate, so a port is
-// full at what its frozen transfers leave, divided among the others; only the ports of what freezes need new sums.
+// Gives new rates to the classes in reached_, by progressive filling. All that still grow have one rate, so a port is
+// full at what the others leave, divided among those; only the ports of what freezes need new sums.
 void SharedRates::solve() {
-    rates_.assign(reached_.size(), 0);
-    for (const std::size_t number : reached_ports_) {
-        Port &port = ports_[number];
-        port.room = port.capacity;
-        port.use = 0;
-        port.growing = 0;
-    }
     growing_.clear();
-    for (std::size_t at = 0; at < reached_.size(); ++at) {
-        Class &c = classes_[reached_[at]];
+    reached_ports_.clear();
+    for (const std::size_t number : reached_) {
+        Class &c = classes_[number];
         c.grows = false;
-        for (const auto &[number, weight] : c.ports) {
-            Port &port = ports_[number];
-            if (port.demand <= port.capacity) continue;
+        c.new_rate = c.limit;
+        c.new_held_by = by_limit;
+        for (const auto &[p, weight] : c.ports) {
+            Port &port = ports_[p];
+            if (!is_overloaded(port)) continue;
+            if (!port.gathered) {
+                port.gathered = true;
+                port.use = 0;
+                port.growing = 0;
+                reached_ports_.push_back(p);
+            }
             port.use += weight * static_cast<double>(c.flows.size());
             ++port.growing;
             c.grows = true;
         }
-        c.place = at;
-        if (c.grows) {
-            growing_.push_back(reached_[at]);
-        } else {
-            rates_[at] = c.limit;
+        if (c.grows) growing_.push_back(number);
+    }
+    open_.clear();
+    for (const std::size_t number : reached_ports_) {
+        Port &port = ports_[number];
+        port.gathered = false;
+        port.room = port.capacity;
+        for (const auto &[c, weight] : port.present) {
+            const Class &other = classes_[c];
+            if (!other.gathered) port.room -= weight * static_cast<double>(other.flows.size()) * other.rate;
         }
+        if (port.growing > 0) open_.push_back(number);
     }
     const auto lower = [&](std::size_t one, std::size_t other) {
         const double limit = classes_[one].limit, others = classes_[other].limit;
         return limit < others || (limit == others && one < other);
     };
     if (!std::is_sorted(growing_.begin(), growing_.end(), lower)) std::sort(growing_.begin(), growing_.end(), lower);
-    open_.clear();
-    for (const std::size_t number : reached_ports_)
-        if (ports_[number].growing > 0) open_.push_back(number);
-    constexpr double near = 1 + 1e-12;
     double rate = 0;
     for (std::size_t next = 0;;) {
         while (next < growing_.size() && !classes_[growing_[next]].grows)
@@ -170,27 +165,63 @@ void SharedRates::solve() {
         }
         rate = std::max(rate, least);  // rounding may leave a port less than it has given
         for (std::size_t at = next; at < growing_.size() && classes_[growing_[at]].limit <= rate * near; ++at)
-            freeze(classes_[growing_[at]], classes_[growing_[at]].limit);
+            freeze(classes_[growing_[at]], classes_[growing_[at]].limit, by_limit);
         for (const std::size_t number : open_)
             if (ports_[number].full_at <= rate * near)
-                for (const std::size_t c : ports_[number].present)
-                    freeze(classes_[c], rate);
+                for (const auto &[c, weight] : ports_[number].present)
+                    freeze(classes_[c], rate, static_cast<std::int32_t>(number));
         std::erase_if(open_, [&](std::size_t number) { return ports_[number].growing == 0; });
     }
 }
 
-void SharedRates::freeze(Class &c, double rate) {
+void SharedRates::freeze(Class &c, double rate, std::int32_t by) {
     if (!c.grows) return;
     c.grows = false;
-    rates_[c.place] = rate;
+    c.new_rate = rate;
+    c.new_held_by = by;
     const auto flows = static_cast<double>(c.flows.size());
     for (const auto &[number, weight] : c.ports) {
         Port &port = ports_[number];
-        if (port.demand <= port.capacity) continue;
+        if (!is_overloaded(port)) continue;
         port.room -= weight * flows * rate;
         port.use -= weight * flows;
         --port.growing;
     }
+}
+
+// Reaches for those whom the new rates of others treat unfairly; false if there is nobody.
+bool SharedRates::widen() {
+    const std::size_t before = reached_.size();
+    for (const std::size_t number : reached_ports_)
+        if (!is_fair(number)) gather_all(ports_[number]);
+    return reached_.size() > before;
+}
+
+// Whether those beside the reached ones at a port may keep their rates: what the port holds back, while it is full, has
+// as much as anybody there, and nobody has more than a reached one that the port holds back.
+bool SharedRates::is_fair(std::size_t number) const {
+    const Port &port = ports_[number];
+    const auto self = static_cast<std::int32_t>(number);
+    double most = 0, held = std::numeric_limits<double>::infinity();
+    bool others = false;
+    for (const auto &[c, weight] : port.present) {
+        const Class &one = classes_[c];
+        if (!one.gathered) {
+            others = true;
+            continue;
+        }
+        most = std::max(most, one.new_rate);
+        if (one.new_held_by == self) held = std::min(held, one.new_rate);
+    }
+    if (!others) return true;
+    const bool full = port.room <= port.capacity * rounding;
+    for (const auto &[c, weight] : port.present) {
+        const Class &one = classes_[c];
+        if (one.gathered) continue;
+        if (one.held_by == self && (!full || most > one.rate * (1 + rounding))) return false;
+        if (one.rate > held * (1 + rounding)) return false;
+    }
+    return true;
 }
 
 }  // namespace uncut

@@ -28,27 +28,30 @@ class SharedRates {
     void end(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, false); }
 
     bool stale() const { return !changed_.empty(); }
-    // New rates of the flows that what began and ended since the last call can reach: through ports that
-    // are asked for more than they have, now or before. All others keep theirs.
+    // New rates of the flows that what began and ended since the last call changes. All others keep theirs.
     const std::vector<Change> &update();
 
   private:
+    static constexpr std::int32_t by_limit = -1;
+
     // Transfers on one link with one limit get one rate whenever they run together.
     struct Class {
         double limit = 0;                                   // bytes per second
         std::vector<std::pair<std::size_t, double>> ports;  // (port, weight)
         std::vector<std::int32_t> flows;                    // that run
         double rate = 0;                                    // of each of them, now
+        std::int32_t held_by = by_limit;                    // the port that is full and keeps the rate from growing
         bool changed = false, gathered = false;
-        bool grows = false;     // while rates are shared
-        std::size_t place = 0;  // in what the change reaches
+        bool grows = false;   // while rates are shared
+        double new_rate = 0;  // of those that a change reaches
+        std::int32_t new_held_by = by_limit;
     };
 
     struct Port {
         double capacity = 0;
-        double demand = 0;                 // what its transfers would take at their limits
-        std::vector<std::size_t> present;  // classes with transfers that run
-        bool was_full = false;             // demand was above the capacity before what has changed
+        double demand = 0;                                    // what its transfers would take at their limits
+        std::vector<std::pair<std::size_t, double>> present;  // (class with transfers that run, weight)
+        bool was_full = false;                                // demand was above the capacity before what has changed
         bool gathered = false;
         // While rates are shared: what its frozen transfers leave, what the others take per unit of their
         // common rate, how many classes of these there are, and the rate at which nothing is left.
@@ -58,10 +61,13 @@ class SharedRates {
     };
 
     void count(std::size_t of, std::int32_t flow, bool begins);
+    bool is_overloaded(const Port &port) const { return port.demand > port.capacity; }
     void gather(std::size_t of);
-    void gather_port(std::size_t number);
+    void gather_all(const Port &port);
     void solve();
-    void freeze(Class &c, double rate);
+    void freeze(Class &c, double rate, std::int32_t by);
+    bool widen();
+    bool is_fair(std::size_t number) const;
 
     const SimulatedMachine &m_;
     std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
@@ -70,11 +76,8 @@ class SharedRates {
     std::vector<Class> classes_;
     std::vector<Port> ports_;
 
-    std::vector<std::size_t> running_;  // classes with flows, by rising number
-
     // What a change reaches.
     std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_;
-    std::vector<double> rates_;
     std::vector<Change> news_;
 };
 
