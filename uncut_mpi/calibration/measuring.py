@@ -89,7 +89,8 @@ EFFORTS: Final = {
     "cuda": Effort(
         area_bytes=64 << 20,
         target_s=2e-3,
-        widths_bytes=(512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
+        # A row above 8 KiB takes the time of one of 11 KiB: docs/performance.md, 2026-11-22.
+        widths_bytes=(512, 1024, 2048, 4096, 8192, 8704, 10240, 12288, 16384, 32768, 65536, 131072),
         shapes=(
             *((edge, edge, edge) for edge in (512, 1024, 1536, 2048, 3072, 4096, 8192)),
             *((4096, 4096, k) for k in (128, 256, 512, 1024, 2048)),

@@ -582,7 +582,7 @@ class _Explorer:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         speeds = self._speeds(best)
-        if len(ranks) < 3 or speeds is None:
+        if len(ranks) < 3 or speeds is None or len(speeds) < len(ranks):
             return
         of = dict(zip(ranks, speeds.tolist(), strict=True))
         alone = [rank for rank in ranks if self._has_operands(rank)]
