@@ -59,6 +59,8 @@ def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
     # A tiny one is nothing but what a call costs.
     for m, k in ((large, large // 8), (small // 2, 2 * large), (large // 64, large // 64)):
         pieces += [Piece(m, m, k, DType.f64, placement) for placement in usual]
+    # What host memory can do shows where it has both ways to itself for long: bounds take the best that was seen.
+    pieces.append(Piece(2 * large, 2 * large, large // 8, DType.f64, "h,h,h"))
     return pieces
 
 

@@ -81,12 +81,13 @@ _DIMENSIONS: Final = {
         "_splits",
         "_block_orders",
         "_columns",
-        "_largest_blocks",
-        "_first_blocks",
         "_arrangements",
-        "_fewer_ranks",
         "_shares",
         "_columns_of_ranks",
+        "_largest_blocks",
+        "_first_blocks",
+        "_fewer_ranks",
+        "_shares",
     ),
     "cyclic": ("_edges", "_distributions"),
     "bands": ("_edges",),
@@ -711,6 +712,8 @@ class _Explorer:
         if named != options:
             if named in self._seen:
                 return None  # the heuristics have chosen what was tried by name
+            if named in self._known:
+                return self._keep(self._known[named])
             self._seen.add(named)
         if len(schedule.tasks) > room:
             self.discarded += 1
