@@ -24,7 +24,7 @@ from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Schedule
 from uncut_mpi.planning.verify import verify
 
-CHANGES = {"splits": 2, "first": 512, "block": 1024, "columns": 3, "order": "columns", "combine": "worker"}
+CHANGES = {"splits": 2, "first": 512, "block": 1024, "growth": 3, "columns": 3, "order": "columns", "combine": "worker"}
 
 CASES = {1: 150, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40, 64: 20}
 """How many random cases with at most so many ranks."""
@@ -74,6 +74,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
             splits=splits,
             first=rng.choice((0, rng.randint(1, min(20, block or 20)))),
             block=block,
+            growth=rng.choice((0, 2, 3, 5)),
             columns=rng.choice((0, 1, rng.randint(1, 5))),
             order=rng.choice(("", *BLOCK_ORDERS)),
             combine=rng.choice(("", *COMBINES)),
@@ -145,6 +146,8 @@ def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
     assert k_blocks(100, 256, 2048) == [(0, 100)]
     assert k_blocks(5000, 2048, 2048) == [(0, 2048), (2048, 5000)]  # what is left is less than half a block
     assert k_blocks(0, 256, 2048) == []
+    assert k_blocks(8192, 512, 8192, growth=4) == [(0, 512), (512, 2048), (2048, 8192)]
+    assert k_blocks(8192, 512, 2048, growth=3) == [(0, 512), (512, 1536), (1536, 3584), (3584, 5632), (5632, 8192)]
 
 
 @pytest.mark.parametrize(("extent", "blocks"), list(itertools.product((1, 2, 7, 100, 4096), (1, 2, 3, 8))))
@@ -154,6 +157,11 @@ def test_column_blocks_are_all_columns_one_after_the_other(extent: int, blocks: 
     assert (starts[0], starts[-1]) == (0, extent)
     assert list(starts) == sorted(starts)
     assert extent < 100 or all(start % 2 == 0 for start in starts)
+
+
+def test_blocks_that_grow_by_nothing_are_refused() -> None:
+    with pytest.raises(ParamError, match="growth = 1"):
+        Blocking(growth=1)
 
 
 def test_the_last_column_block_is_halved_twice() -> None:

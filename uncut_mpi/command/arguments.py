@@ -41,6 +41,7 @@ _FLAGS: Final = _ABLATION_FLAGS | {
     "distribution": "--distribution",
     "blocking.splits": "--splits",
     "blocking.first": "--k-first",
+    "blocking.growth": "--k-growth",
     "blocking.block": "--k-block",
     "blocking.columns": "--column-blocks",
     "blocking.order": "--block-order",
@@ -268,6 +269,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "blocking": Blocking(
             splits=given.splits,
             first=given.k_first,
+            growth=given.k_growth,
             block=given.k_block,
             columns=given.column_blocks,
             order=given.block_order or "",

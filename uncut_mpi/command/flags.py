@@ -336,6 +336,13 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         help="elements of the largest k-block; default 2048, 8192 for halves",
     )
     group.add_argument(
+        "--k-growth",
+        type=whole(2),
+        default=0,
+        metavar="G",
+        help="a k-block ends G times as far as the one before it; default 2",
+    )
+    group.add_argument(
         "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
     )
     group.add_argument(

@@ -68,9 +68,11 @@ class Move:
     last: int
 
 
-def k_blocks(extent: int, first: int, most: int) -> list[tuple[int, int]]:
+def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
     """
-    Return blocks of k: the first twice, then each twice as long as the one before it, up to `most`.
+    Return blocks of k: each ends `growth` times as far as the one before it, and has `most` elements at most.
+
+    With 2 the first comes twice, then each is twice as long as the one before it.
 
     A last block shorter than half its predecessor is joined to that.
 
@@ -80,13 +82,16 @@ def k_blocks(extent: int, first: int, most: int) -> list[tuple[int, int]]:
         Elements of k.
     first, most : int
         Elements of the first block and of the largest; at least 1.
+    growth : int
+        At least 2. What a product takes of time brings more than the next block where arithmetic is the limit: fewer,
+        larger products then read and write C less often.
     """
     most = max(1, min(most, extent))
     size = min(first, most)
     stops = [0]
     while stops[-1] < extent:
         stops.append(min(extent, stops[-1] + size))
-        size = min(most, stops[-1])
+        size = min(most, (growth - 1) * stops[-1])
     if len(stops) > 2 and 2 * (stops[-1] - stops[-2]) < stops[-2] - stops[-3]:
         del stops[-2]
     return list(itertools.pairwise(stops))
@@ -122,7 +127,9 @@ def num_column_blocks(blocks: int) -> int:
 
 
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
-def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool) -> tuple[Move, ...]:
+def moves(
+    extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool, growth: int = 2
+) -> tuple[Move, ...]:
     """
     Return the steps of one rank in the order in which they are issued.
 
@@ -132,7 +139,7 @@ def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole:
     ----------
     extent : int
         Elements of k that the rank sums.
-    first, most : int
+    first, most, growth : int
         As for `k_blocks`.
     blocks : int
         As for `column_starts`, at least 1.
@@ -141,7 +148,7 @@ def moves(extent: int, *, first: int, most: int, blocks: int, order: str, whole:
     whole : bool
         Whether the order ``"columns"`` fetches all k of B's columns at once.
     """
-    ramp = k_blocks(extent, first, most)
+    ramp = k_blocks(extent, first, most, growth)
     fetches, work = (
         _by_k(ramp, extent, num_column_blocks(blocks))
         if order == "k"

@@ -115,8 +115,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     Return `options.blocking` with everything set: what it leaves open follows simple rules.
 
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
-    grid or shares). k-blocks grow from 256 to 2048, with half types, whose products read and write C in float32, to
-    8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
+    grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
+    float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
     """
     asked = options.blocking
     on_host = placement.c.space == "host"
@@ -131,6 +131,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         splits=splits,
         first=asked.first or min(256, block),
         block=block,
+        growth=asked.growth or 2,
         columns=asked.columns or 4,
         order=asked.order or ("columns" if on_host else "k"),
         combine=asked.combine or "owner",
@@ -270,7 +271,15 @@ class _Plan:
         # Stored transposed, the rows of k-blocks are whole columns.
         whole = self._placement.b.space == "host" and self._problem.trans_b == "N"
         made = {
-            extent: moves(extent, first=how.first, most=how.block, blocks=how.columns, order=how.order, whole=whole)
+            extent: moves(
+                extent,
+                first=how.first,
+                most=how.block,
+                blocks=how.columns,
+                order=how.order,
+                whole=whole,
+                growth=how.growth,
+            )
             for extent in {len(inner) for inner in self.inner}
         }
         return [made[len(inner)] for inner in self.inner]

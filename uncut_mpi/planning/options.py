@@ -34,7 +34,7 @@ _TAKES = {
     "kblocks": {
         *_BLOCKS,
         "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "columns", "order", "combine")),
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "order", "combine")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
@@ -58,6 +58,8 @@ class Blocking:
         Elements of the first k-block.
     block : int
         Elements of the largest k-block.
+    growth : int
+        How many times as far as the one before it a k-block ends, at least 2.
     columns : int
         Equal column blocks in which a rank hands its C on; the last of several is halved twice.
     order : str
@@ -70,14 +72,17 @@ class Blocking:
     splits: int = 0
     first: int = 0
     block: int = 0
+    growth: int = 0
     columns: int = 0
     order: str = ""
     combine: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("splits", "first", "block", "columns"):
+        for name in ("splits", "first", "block", "growth", "columns"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
+        if self.growth == 1:
+            raise ParamError("growth = 1 (--k-growth): a k-block ends at least twice as far as the one before it")
         if self.block and self.first > self.block:
             raise ParamError(
                 f"the first k-block shall have {self.first} elements (first, --k-first) and the largest {self.block} "

@@ -111,7 +111,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     blocking = options.blocking
     where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
     columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
-    return f"{grid}, k-blocks of {blocking.first} to {blocking.block}, {columns}, order {blocking.order}{where}"
+    growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
+    return f"{grid}, k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}{where}"
 
 
 def grid_text(schedule: Schedule) -> str:

@@ -60,6 +60,7 @@ square grid alone is.
 
 _COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
 _K_BLOCKS: Final = (1024, 2048, 4096)
+_GROWTHS: Final = (2, 3, 4)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
 _FIRST_BLOCK_OF_HALVES: Final = 2048
 _MOST_ARRANGEMENTS: Final = 24
@@ -86,6 +87,7 @@ _DIMENSIONS: Final = {
         "_columns_of_ranks",
         "_largest_blocks",
         "_first_blocks",
+        "_growths",
         "_fewer_ranks",
         "_shares",
     ),
@@ -101,6 +103,7 @@ _WITHIN_A_GRID: Final = (
     "_columns",
     "_largest_blocks",
     "_first_blocks",
+    "_growths",
     "_shares",
 )
 _OTHERS: Final = 3
@@ -541,6 +544,10 @@ class _Explorer:
                 # All of k at once: stored so, shorter blocks are rows far apart.
                 inner = -(-self._problem.k // best.options.blocking.splits)
                 yield _blocked(best, first=inner, block=inner)
+
+    def _growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        if not asked.blocking.growth:
+            yield from (_blocked(best, growth=growth) for growth in _GROWTHS)
 
     def _combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         if self._placement.c.space == "device" and not asked.blocking.combine:
