@@ -308,7 +308,7 @@ def synthetic_samples(machine, shape, noise):
     samples.combine_gb_per_s = [2000.0] * size
     samples.half_combine_gb_per_s = [1500.0] * size
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
-    samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size}
+    samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size, "active": [280.0] * size}
     samples.litmus = {"rounds": 100, "wrong_words": 0}
     return samples
 
@@ -362,7 +362,7 @@ class TestAssembling:
             assert [width for width, _ in table] == [256, 8192][: len(shares)]
             assert [share for _, share in table] == pytest.approx(shares, rel=max(0.01, 2 * tolerance))
         assert found.costs.copy_s == 1.3e-6
-        assert (found.idle_watts[0], found.busy_watts[3]) == (75.0, 690.0)
+        assert (found.idle_watts[0], found.busy_watts[3], found.active_watts[2]) == (75.0, 690.0, 280.0)
         assert fit_products(samples)[2]["f64"] < 1e-6
 
     def test_a_product_faster_than_the_fit_is_the_best_rate_of_its_rank(self, known):

@@ -277,7 +277,7 @@ def test_a_machine_comes_back_from_json_bit_for_bit() -> None:
     assert back.to_json() == machine.to_json()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"format": 5}', "not json"])
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"format": 6}', "not json"])
 def test_other_text_is_no_machine_file(text: str) -> None:
     with pytest.raises(ParamError, match="not a machine file"):
         Machine.from_json(text)
@@ -285,7 +285,7 @@ def test_other_text_is_no_machine_file(text: str) -> None:
 
 def test_another_machine_format_is_refused_with_both_versions() -> None:
     data = {**json.loads(measured().to_json()), "format": 9}
-    with pytest.raises(ParamError, match="format 9 was found, this version reads 5"):
+    with pytest.raises(ParamError, match="format 9 was found, this version reads 6"):
         Machine.from_json(json.dumps(data))
 
 

@@ -242,6 +242,9 @@ def test_energy_is_work_for_those_who_compute_and_rest_for_all_others_idle_ones_
     taking_part = 40 * run.seconds + 90 * computing
     assert energy_j(run) == pytest.approx(everywhere, rel=0.05)
     assert working_energy_j(run) == pytest.approx(taking_part, rel=0.05)
+    # Between products those who take part draw more than at rest: 60 and 80 W, the third no more than its 20.
+    awake = dataclasses.replace(machine, active_watts=np.array([60.0, 70, 80]))
+    assert energy_j(simulate(schedule, awake)) == pytest.approx(160 * run.seconds + 40 * computing, rel=0.05)
     values = {name: metric.value(run) for name, metric in METRICS.items()}
     seconds, joules = run.seconds, energy_j(run)
     assert values == {"time": seconds, "pdp": joules, "edp": joules * seconds, "pdp-working": working_energy_j(run)}

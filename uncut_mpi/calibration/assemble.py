@@ -52,6 +52,7 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
         costs=IssueCosts(**samples.costs),
         serial_copies=samples.serial_copies,
         idle_watts=np.array(samples.watts.get("idle", ()), np.float64),
+        active_watts=np.array(samples.watts.get("active", ()), np.float64),
         busy_watts=np.array(samples.watts.get("busy", ()), np.float64),
         provenance=provenance,
     )

@@ -22,7 +22,7 @@ from uncut_mpi.calibration.probes import SMALL_BYTES, Transfers
 from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
-from uncut_mpi.device.interface import Backend, DeviceIdentity
+from uncut_mpi.device.interface import Backend, DeviceIdentity, Executable
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -281,9 +281,8 @@ class _Run:
         """Time the copies alone while the device multiplies for several times as long."""
         one = at_once[0]
         what = self._step(f"rows: {self._name([one.link])}")
-        products = [(sample, max(sample.seconds)) for sample in self.samples.products if sample.dtype == "f64"]
         enough = _LOAD * self.effort.target_s
-        product, seconds = min(products, key=lambda pair: (abs(math.log(pair[1] / enough)), pair[1]))
+        product, seconds = self._product_of(enough)
         load = probes.Load(
             (product.m, product.n, product.k), max(1, math.ceil(enough / seconds)), self.bench.result_offset
         )
@@ -414,23 +413,58 @@ class _Run:
         bench = self.bench
         known = bool(bench.group.allgather_bytes(np.array([bench.backend.energy_j() is not None])).any())
         if not known:
-            self.samples.watts["busy"] = [0.0] * self.size
+            self.samples.watts["busy"] = self.samples.watts["active"] = [0.0] * self.size
             return
         shape = max(self.effort.shapes, key=math.prod)
         executable = bench.bind(self._product(shape, DType.f64, 4), what)
+        self._repeat(executable, what, _WARM_S)
 
-        def load(seconds: float) -> None:
-            started = 0.0
-            while True:
-                ended = float(bench.run(executable, what)[0, 1])
-                started = started or ended
-                if ended - started >= seconds:
-                    return
+        def work() -> None:
+            self._repeat(executable, what, _BUSY_S)
 
-        load(_WARM_S)
-        self.samples.watts["busy"] = _watts(bench.group, bench.backend, lambda: load(_BUSY_S))
+        busy = _watts(bench.group, bench.backend, work)
         with agreement.collective(bench.group, what):
             executable.close()
+        self.samples.watts["busy"] = busy
+        self.samples.watts["active"] = self._active_watts(what, busy)
+
+    def _active_watts(self, what: str, busy: Sequence[float]) -> list[float]:
+        """
+        Return each device's power between products: what the mean is above that of short products, each with a pause.
+
+        A device that has just multiplied keeps its clocks up for a while, and draws more than at rest.
+        """
+        product, seconds = self._product_of(self.effort.target_s)
+        executable = self.bench.bind(self._product((product.m, product.n, product.k), DType.f64, 1), what)
+        runs, elapsed_s = 0, 0.0
+
+        def work() -> None:
+            nonlocal runs, elapsed_s
+            runs, elapsed_s = self._repeat(executable, what, _BUSY_S, pause_s=seconds)
+
+        mean = _watts(self.bench.group, self.bench.backend, work)
+        with agreement.collective(self.bench.group, what):
+            executable.close()
+        duty = min(runs * seconds / elapsed_s, 0.9)
+        found = [(watts - duty * most) / (1.0 - duty) for watts, most in zip(mean, busy, strict=True)]
+        idle = self.samples.watts["idle"]
+        return [min(max(one, least), most) for one, least, most in zip(found, idle, busy, strict=True)]
+
+    def _repeat(self, executable: Executable, what: str, seconds: float, *, pause_s: float = 0.0) -> tuple[int, float]:
+        """Run a list until so much time has passed on rank 0, and return how often, and the time."""
+        started, runs = 0.0, 0
+        while True:
+            begun, ended = self.bench.run(executable, what)[0, :2]
+            started, runs = started or begun, runs + 1
+            if ended - started >= seconds:
+                return runs, ended - started
+            if pause_s:
+                time.sleep(pause_s)
+
+    def _product_of(self, seconds: float) -> tuple[ProductSample, float]:
+        """Return the measured f64 product that takes nearest to a time on all devices, and its time."""
+        products = [(sample, max(sample.seconds)) for sample in self.samples.products if sample.dtype == "f64"]
+        return min(products, key=lambda pair: (abs(math.log(pair[1] / seconds)), pair[1]))
 
 
 def _watts(group: Group, backend: Backend, work: Callable[[], None]) -> list[float]:

@@ -35,7 +35,8 @@ def machine_text(machine: Machine) -> str:
         lines.append("")
     if machine.busy_watts.any():
         lines.append(f"power at rest {_numbers(machine.idle_watts, '{:.0f}')} W, in a product "
-                     f"{_numbers(machine.busy_watts, '{:.0f}')} W")  # fmt: skip
+                     f"{_numbers(machine.busy_watts, '{:.0f}')} W, between products "
+                     f"{_numbers(machine.active_watts, '{:.0f}')} W")  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -120,7 +120,7 @@ class Samples:
         Time (s) of large copies and of a small copy's ways there and back between the same devices: ``"large"`` and
         ``"small"`` alone, ``"together"`` at once on lanes of their own; empty if not measured.
     watts : dict of str to list of float
-        ``"idle"`` and ``"busy"`` of each device; 0 where unknown.
+        ``"idle"``, ``"busy"`` and ``"active"`` (between products) of each device; 0 where unknown.
     litmus : dict of str to int
         ``"rounds"`` of pushed blocks and ``"wrong_words"`` that a reader found after the flag; empty for one rank.
     left_out : list of str

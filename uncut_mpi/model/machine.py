@@ -19,13 +19,14 @@ from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 
 _PER_RANK: Final = {
     "multiprocessors": 1,
     "combine_gb_per_s": 0.0,
     "half_combine_gb_per_s": 0.0,
     "idle_watts": 0.0,
+    "active_watts": 0.0,
     "busy_watts": 0.0,
 }
 
@@ -73,6 +74,8 @@ class Machine:
         Host time of issuing, and latencies of events and flags.
     idle_watts, busy_watts : ndarray of float64, shape (num_ranks,)
         Power of each device at rest and in a product; 0 where unknown.
+    active_watts : ndarray of float64, shape (num_ranks,)
+        Power of each device between the products of a call, its clocks up; 0 where unknown.
     serial_copies : bool
         A device serves the copies that it issues one way (to other devices, from the host, to the host) one after
         another, each with its latency; else those on different links run together. Measured between devices; each
@@ -103,6 +106,7 @@ class Machine:
     costs: IssueCosts = dataclasses.field(default_factory=IssueCosts)
     idle_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     busy_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
+    active_watts: np.ndarray = dataclasses.field(default_factory=_unknown)
     serial_copies: bool = False
     provenance: str = ""
     steady: bool = True
@@ -392,6 +396,7 @@ class Machine:
                 half_combine_gb_per_s=np.array(data["half_combine_gb_per_s"], np.float64),
                 idle_watts=np.array(data["idle_watts"], np.float64),
                 busy_watts=np.array(data["busy_watts"], np.float64),
+                active_watts=np.array(data["active_watts"], np.float64),
             )
         except ParamError:
             raise

@@ -46,14 +46,16 @@ def device_energy_j(simulation: Simulation) -> np.ndarray:
     """
     Return what each rank's device draws while a call lasts, in joules, shape (num_ranks,).
 
-    ``idle_watts`` × time of the call + (``busy_watts`` - ``idle_watts``) × time with a product or a COMBINE to run:
-    its power at work (PARALiA's W_exec) while it computes, its power at rest for the rest of the call. What copies and
-    waiting between products draw beyond rest is not counted, for want of a measurement, so calls with
-    much of both take more than this says.
+    Its power at work (``busy_watts``, PARALiA's W_exec) for the time with a product or a COMBINE to run; for the
+    rest of the call that of a device between products (``active_watts``; at rest where that is unknown) if it takes
+    part, and its power at rest (``idle_watts``) if it does not.
     """
-    machine = simulation.machine
-    more = np.maximum(machine.busy_watts - machine.idle_watts, 0.0)
-    energy: np.ndarray = machine.idle_watts * simulation.seconds + more * simulation.compute_busy_s
+    machine, computing_s = simulation.machine, simulation.compute_busy_s
+    waiting = machine.idle_watts.copy()
+    working = working_ranks(simulation.schedule)
+    waiting[working] = np.maximum(waiting, machine.active_watts)[working]
+    more = np.maximum(machine.busy_watts - waiting, 0.0)
+    energy: np.ndarray = waiting * simulation.seconds + more * computing_s
     return energy
 
 
