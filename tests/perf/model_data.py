@@ -6,10 +6,10 @@ Measures many products with many options in one session, for comparison with the
 CASES.json (`model_cases.py` writes some) is a list of {"m", "n", "k", "dtype", "place", "options": ["...", ...]}; the
 options are written as for sweep.py, or are ``metric=`` and what the search shall minimise. Writes each sample of the
 slowest rank and what was planned (digest, tile, tasks, prediction and simulated time). More keys of a case: "energy":
-true adds the joules per call of every device (NVML's counter over two seconds of calls) and who takes part; "trace":
-true when each task of one call ran (us); "again": N times the fastest N and the last schedule once more, in turns.
-Data are random with every bit of the mantissa in use, a block of them repeated. Stops after SECONDS
-and says what is missing.
+true adds the joules per call of every device (NVML's counter over two seconds of calls, which are hotter and slower
+than those that are timed: "energy_call_s"), those predicted, and who takes part; "trace": true when each task of one
+call ran (us); "again": N times the fastest N and the last schedule once more, in turns. Data are random with every bit
+of the mantissa in use, a block of them repeated. Stops after SECONDS and says what is missing.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.product import Source, make_product
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.metrics import working_ranks
+from uncut_mpi.planning.metrics import energy_j as energy_of
+from uncut_mpi.planning.metrics import watts_known, working_ranks
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 
@@ -72,7 +73,7 @@ def timed(session, plan):
 
 
 def measure(session, plan, joules=None):
-    """Return samples of the slowest rank and joules per call of every device (empty if not asked for)."""
+    """Return samples of the slowest rank, joules per call of every device (empty if not asked for), and its seconds."""
     for _ in range(WARMUP):
         timed(session, plan)
     once = max(session.gather(timed(session, plan)))
@@ -80,13 +81,14 @@ def measure(session, plan, joules=None):
     samples = [timed(session, plan) for _ in range(repeats)]
     slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
     if joules is None:
-        return slowest, []
+        return slowest, [], 0.0
     calls = max(3, int(ENERGY_S / statistics.median(slowest)))
-    before = joules()
+    before, start = joules(), time.perf_counter()
     for _ in range(calls):
         plan.execute(1.2345, 1.1154)
     session.barrier()
-    return slowest, session.gather((joules() - before) / calls)
+    spent_s = (time.perf_counter() - start) / calls
+    return slowest, session.gather((joules() - before) / calls), spent_s
 
 
 def chosen_options(session, plan, text):
@@ -123,9 +125,10 @@ def repeat(session, measured, count):
             print(f"  again {statistics.median(row['again_s']) * 1e3:9.3f} ms {row['options']}", flush=True)
 
 
-def described(case, options, plan, machine, samples, energy_j, traced):
+def described(case, options, plan, machine, measured, traced):
     """Return the facts of one schedule."""
-    about = plan.summary
+    about, (samples, energy_j, energy_call_s) = plan.summary, measured
+    run = simulate(plan.schedule, machine)
     return {
         **{key: case[key] for key in ("m", "n", "k", "dtype", "place")},
         "options": options,
@@ -136,10 +139,12 @@ def described(case, options, plan, machine, samples, energy_j, traced):
         "digest": about.digest,
         "how": about.how,
         "predicted_s": about.predicted_s,
-        "simulated_s": simulate(plan.schedule, machine).seconds,
+        "simulated_s": run.seconds,
         "samples_s": samples,
         "median_s": statistics.median(samples),
         "energy_j": energy_j,
+        "energy_call_s": energy_call_s,
+        "simulated_j": energy_of(run) if watts_known(machine) else 0.0,
         "working": working_ranks(plan.schedule).tolist(),
         **({} if traced is None else {"trace_us": [microseconds(x) for x in (traced.start_s, traced.end_s)]}),
     }
@@ -150,7 +155,12 @@ def line(name, row):
     error = row["simulated_s"] / row["median_s"] - 1
     joules = row["energy_j"]
     working = sum(joules[rank] for rank in row["working"]) if joules else 0.0
-    energy = f" {sum(joules):8.3f} J, {working:8.3f} of ranks {row['working']}" if joules else ""
+    energy = (
+        f" {sum(joules):8.3f} J ({row['simulated_j']:.3f}), {working:8.3f} of ranks {row['working']}, a call in "
+        f"{row['energy_call_s'] * 1e3:.3f} ms"
+        if joules
+        else ""
+    )
     times = f"{row['median_s'] * 1e3:9.3f} ms, simulated {row['simulated_s'] * 1e3:9.3f} {error:+5.1%}"
     return f"{name} {row['options']}: {times}{energy} | {row['how']}"
 
@@ -184,9 +194,9 @@ def main():
                     except um.UncutError as error:  # the same on every rank
                         failed.append(f"{name} {options}: {error}")
                         continue
-                    samples, energy_j = measure(session, plan, counter if case.get("energy") else None)
+                    found = measure(session, plan, counter if case.get("energy") else None)
                     traced = plan.trace(1.2345, 1.1154) if case.get("trace") else None
-                    row = described(case, options, plan, session.machine, samples, energy_j, traced)
+                    row = described(case, options, plan, session.machine, found, traced)
                     measured.append((plan, row))
                     if session.rank == 0:
                         print(line(name, row), flush=True)
