@@ -295,16 +295,11 @@ class _Explorer:
         return list(found.values())
 
     def explore(self, asked: ScheduleOptions) -> None:
-        """
-        Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension.
-
-        The schedulers of other papers come last: with less to vary, they are rarely ahead.
-        """
+        """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
         if len(schedulers) > 1 and not self._on_devices:
             schedulers = tuple(one for one in schedulers if one != "bands")
-        for together in (("uncut", "kblocks"), ("cyclic",), ("bands",)):
-            self._explore_some([dataclasses.replace(asked, scheduler=one) for one in together if one in schedulers])
+        self._explore_some([dataclasses.replace(asked, scheduler=one) for one in schedulers])
         if self._tries_rules and self.tried:
             for one in schedulers:  # most have been among what was tried
                 self._try(dataclasses.replace(asked, scheduler=one), always=True)
