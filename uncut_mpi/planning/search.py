@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -415,13 +415,13 @@ class _Explorer:
     # -- dimensions: what to change about the best so far ------------------------------------
 
     def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or asked.grid is not None:
+        if asked.devices is not None or _is_cut(asked):
             return
         for count in self._counts:
             yield {"tile": asked.tile, "grid": None, **self._placed(tuple(sorted(self._order_of_ranks[:count])), None)}
 
     def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.grid is not None:
+        if _is_cut(asked):
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         square = ProcessGrid.most_square(len(ranks))
@@ -498,7 +498,7 @@ class _Explorer:
     def _on_grids(
         self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
     ) -> Iterator[dict[str, Any]]:
-        if asked.grid is not None or asked.areas is not None:
+        if _is_cut(asked):
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         for rows, cols, splits in chosen:
@@ -510,9 +510,7 @@ class _Explorer:
     def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
         """Whether all that was tried on a grid takes far longer than the best: other block sizes will not help."""
         values = [
-            one.value
-            for one in self.tried
-            if one.options.scheduler == "kblocks" and (one.schedule.grid, one.schedule.splits) == (grid, splits)
+            one.value for one in self.tried if one.options.scheduler == "kblocks" and _shape(one) == (*grid, splits)
         ]
         return bool(values) and min(values) > _FAR_BEHIND * best.value
 
@@ -537,7 +535,7 @@ class _Explorer:
             most = best.options.blocking.block
             sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
             yield from (_blocked(best, first=first) for first in sizes if first <= most)
-            if self._problem.trans_a == "T" and self._placement.a.space == "host":
+            if self._problem.trans_a == "T" and self._placement.a.space == "host" and not asked.blocking.block:
                 # All of k at once: stored so, shorter blocks are rows far apart.
                 inner = -(-self._problem.k // best.options.blocking.splits)
                 yield _blocked(best, first=inner, block=inner)
@@ -547,7 +545,7 @@ class _Explorer:
             yield from (_blocked(best, combine=combine) for combine in COMBINES)
 
     def _fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or asked.grid is not None or asked.areas is not None or asked.blocking.splits > 1:
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1:
             return
         for count in self._counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
@@ -564,13 +562,13 @@ class _Explorer:
             for places in itertools.permutations(range(len(ranks)), len(owners)):
                 of_owners = dict(zip(places, owners, strict=True))
                 left = iter(others)
-                yield {"devices": tuple(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))}
+                yield self._in_places(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))
             return
         for owner in owners:
             for rank in ranks:
                 if rank != owner:
                     swapped = {owner: rank, rank: owner}
-                    yield {"devices": tuple(swapped.get(one, one) for one in ranks)}
+                    yield self._in_places(swapped.get(one, one) for one in ranks)
 
     def _columns_of_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
@@ -578,8 +576,7 @@ class _Explorer:
 
         A rank that has A and B needs nothing of either: it gets a column for itself, whatever that does to edges.
         """
-        given = (asked.devices, asked.grid, asked.row_shares, asked.col_shares, asked.areas)
-        if any(one is not None for one in given) or asked.blocking.splits > 1 or best.schedule.splits > 1:
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.schedule.splits > 1:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         speeds = self._speeds(best)
@@ -595,7 +592,8 @@ class _Explorer:
             equal = len(set(sizes)) == 1 and max(of.values()) <= (1 + _SHARE_TOLERANCE) * min(of.values())
             if not equal:  # else it is a grid
                 arranged = _in_columns(np.array([of[rank] for rank in devices]), sizes)
-                yield {"devices": devices, "grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
+                whole = {"grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
+                yield {**self._in_places(devices), **whole}
 
     def _has_operands(self, rank: int) -> bool:
         return self._placement.a == self._placement.b == Location.device(rank)
@@ -639,17 +637,22 @@ class _Explorer:
             counts.append(counts[-1] // 2)
         return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
 
+    def _in_places(self, ranks: Iterable[int]) -> dict[str, Any]:
+        """Return devices for ranks in the order in which they fill places, all in their own order under one name."""
+        devices = tuple(ranks)
+        return {"devices": None if devices == tuple(range(self._num_ranks)) else devices}
+
     def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
         if not self._problem.has_product:
             return {}
         rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
-        devices = None if ranks == tuple(range(self._num_ranks)) else ranks
+        devices = self._in_places(ranks)
         grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
         if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
-            return {"devices": devices, "row_shares": None, "col_shares": None, "areas": None}
+            return {**devices, "row_shares": None, "col_shares": None, "areas": None}
         arranged, shares = arrange(ranks, rates.tolist(), grid)
-        return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
+        return {**self._in_places(arranged), "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
 
     def _speeds(self, candidate: Candidate) -> np.ndarray | None:
         """
@@ -755,6 +758,11 @@ def _no_long_grid(count: int) -> int:
     while (grid := ProcessGrid.most_square(count)).cols > max(_MOST_SIDE, 2 * grid.rows):
         count -= 1
     return count
+
+
+def _is_cut(asked: ScheduleOptions) -> bool:
+    """Whether the caller has said how C is cut: by a grid, by shares or by areas."""
+    return any(one is not None for one in (asked.grid, asked.row_shares, asked.col_shares, asked.areas))
 
 
 def _shape(candidate: Candidate) -> tuple[int, ...]:
