@@ -92,6 +92,23 @@ def test_a_product_that_beats_its_bound_raises_what_limited_it(place, dtype, lim
         assert (after.gemm_tflop_per_s[dtype.name] == before.gemm_tflop_per_s[dtype.name]).all()
 
 
+@pytest.mark.parametrize("part", [0.9, 0.7])
+@pytest.mark.parametrize(("place", "k", "limited_by"), [("1,1,0", 16384, "out of rank 1"), ("0,1,1", 1, "into rank 1")])
+def test_an_owner_that_computes_most_itself_is_faster_than_its_rate(place, k, limited_by, part) -> None:
+    # Links would have to be many times as fast for that.
+    before, problem = machine(), GemmProblem(3000, 1 if k > 1 else 3000, k, DType.f16, "N", "N", reads_c=False)
+    placement = Placement.parse(place)
+    limit = bound(problem, placement, before)
+    assert limit.limited_by == limited_by
+    after = unbeaten(before, [Done(problem, placement, part * limit.seconds)])
+    assert bound(problem, placement, after).seconds <= part * limit.seconds
+    rates = after.gemm_tflop_per_s["f16"] / before.gemm_tflop_per_s["f16"]
+    assert rates[1] == pytest.approx(1 / part, rel=0.01)
+    assert rates.tolist() == [1.0, rates[1], 1.0, 1.0]
+    assert after.ports == before.ports
+    assert (after.bandwidth_gb_per_s == before.bandwidth_gb_per_s).all()
+
+
 def test_links_grow_where_no_port_limits_them() -> None:
     before = Machine.uniform(2)
     problem, placement = GemmProblem(4096, 4096, 4096, DType.f16, "N", "N"), Placement.parse("h,h,h")

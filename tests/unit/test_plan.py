@@ -296,6 +296,19 @@ def test_runners_up_say_what_they_do_otherwise(capsys):
     assert "None" not in out
 
 
+def test_areas_and_all_devices_are_said_in_few_words(capsys, tmp_path):
+    words = ["-m", "4096", "--place", "0,0,0", "--machine", "h200-4x", "--json", str(tmp_path / "plan.json")]
+    assert main([*words, "--combine", "owner"]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("plan"))
+    assert re.search(r"columns of ranks 0\.\d{3} \| 0\.\d{3}:", line), line
+    runners_up = out[out.index("runners-up") : out.index("\nbytes")]
+    assert re.search(r"areas 0\.\d{3} \| 0\.\d{3}", runners_up), runners_up
+    assert not re.search(r"\d\.\d{7}|\(|chosen", line + runners_up)
+    # All that there is to know is in the file.
+    assert json.loads((tmp_path / "plan.json").read_text())["options"]["areas"] is not None
+
+
 def test_an_ablation_beside_k_blocks_is_of_the_papers_scheduler(capsys):
     assert main(["-m", "3000", "--k-block", "1024", "--ablation"]) == 0
     out = capsys.readouterr().out

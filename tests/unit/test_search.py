@@ -196,6 +196,38 @@ def test_given_areas_are_kept() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ScheduleOptions(row_shares=(0.6, 0.4)),
+        ScheduleOptions(col_shares=(0.6, 0.4)),
+        ScheduleOptions(row_shares=(1.0,), devices=(2, 1, 0)),
+    ],
+)
+def test_given_shares_are_kept(given: ScheduleOptions) -> None:
+    tried = find(cube(2048), "0,1,2", load_machine("h200-4x"), options=given).candidates
+    assert all(
+        (one.options.row_shares, one.options.col_shares) == (given.row_shares, given.col_shares) for one in tried
+    )
+    assert {one.options.scheduler for one in tried} == {"uncut", "kblocks"}
+    assert len(tried) > 6
+
+
+def test_a_given_largest_block_is_kept_where_a_is_stored_by_rows() -> None:
+    problem, given = GemmProblem(4096, 4096, 4096, DType.f64, "T", "N"), ScheduleOptions(blocking=Blocking(block=1024))
+    tried = find(problem, "h,h,h", load_machine("h200-4x"), options=given)
+    assert all(one.options.blocking.block == 1024 for one in tried.candidates)
+
+
+@pytest.mark.parametrize("place", ["0,0,0", "0,1,2"])
+def test_all_ranks_in_their_own_order_have_one_name(place: str) -> None:
+    machine = load_machine("h200-4x")
+    tried = find(cube(4096), place, machine, options=ScheduleOptions(scheduler="kblocks")).candidates
+    assert any(one.options.devices is None for one in tried)
+    assert any(one.options.devices is not None and len(one.options.devices) == 4 for one in tried)
+    assert all(one.options.devices != (0, 1, 2, 3) for one in tried)
+
+
 def test_a_slow_rank_gets_less() -> None:
     rates = np.array([57.0, 57.0, 57.0, 30.0])
     machine = dataclasses.replace(

@@ -76,6 +76,21 @@ def test_what_is_tried_are_the_best_predicted_no_two_of_a_kind():
     assert {one.schedule.scheduler for one in varied(found.candidates, len(schedulers))} == schedulers
 
 
+def test_columns_of_ranks_are_a_kind_of_their_own():
+    machine, blocking = (
+        load_machine("h200-4x"),
+        Blocking(splits=1, first=256, block=2048, columns=4, order="k", combine="owner"),
+    )
+    cuts = ((0.3,), (0.25, 0.25, 0.2)), ((0.25, 0.25, 0.2), (0.3,)), ((0.3, 0.3), (0.2, 0.2)), None
+    made = [
+        search(PROBLEM, PLACE, 4, machine, ScheduleOptions(areas=areas, blocking=blocking), budget_tasks=1).best
+        for areas in cuts
+    ]
+    made.sort(key=lambda one: one.value)
+    assert made[-1].value <= 1.25 * made[0].value
+    assert varied(made, 4) == made
+
+
 def test_the_planner_returns_as_many_as_asked_and_plans_the_same_first_one():
     machine = load_machine("h200-4x")
     one = plan(PROBLEM, PLACE, 4, machine)

@@ -81,7 +81,8 @@ def unbeaten(machine: Machine, products: Iterable[Done]) -> Machine:
     -----
     The resource that limits a bound which was beaten (the rate of the type, the ports of the host's links, those of
     links between devices; where no port limits them the links) gets what the product shows, step by step until the
-    bound holds, since another resource may limit it then. What to expect of the machine stays.
+    bound holds, since another resource may limit it then. Where a matrix's owner would compute most of the operations
+    itself it is its rate. What to expect of the machine stays.
     """
     for problem, placement, best_s in products:
         for _ in range(_MOST_STEPS):
@@ -96,9 +97,15 @@ def unbeaten(machine: Machine, products: Iterable[Done]) -> Machine:
 def _raised(machine: Machine, limited_by: str, problem: GemmProblem, placement: Placement, factor: float) -> Machine:
     """Return the machine with more of what limits a bound."""
     if limited_by == "compute":
-        name = problem.dtype.name if problem.dtype.name in machine.gemm_tflop_per_s else "f32"
-        rates = {**machine.gemm_tflop_per_s, name: machine.gemm_tflop_per_s[name] * factor}
-        return dataclasses.replace(machine, gemm_tflop_per_s=rates)
+        return _computing_faster(machine, problem, np.full(machine.num_ranks, factor))
+    if limited_by.startswith(("out of", "into")):
+        # What the owner of a matrix computes itself or sends to others: what most of it hangs on.
+        owner = int(limited_by.rsplit(maxsplit=1)[1])
+        alone_s = problem.flops / float(machine.gemm_rate(problem.dtype)[owner])
+        if bound(problem, placement, machine).terms[limited_by] > alone_s / 2:
+            factors = np.ones(machine.num_ranks)
+            factors[owner] = factor
+            return _computing_faster(machine, problem, factors)
     host = machine.host
     of_host = "host" in limited_by
 
@@ -118,6 +125,12 @@ def _raised(machine: Machine, limited_by: str, problem: GemmProblem, placement: 
         if link[0] != link[1] and concerns(link):
             faster[link] *= factor
     return dataclasses.replace(machine, bandwidth_gb_per_s=faster)
+
+
+def _computing_faster(machine: Machine, problem: GemmProblem, factors: np.ndarray) -> Machine:
+    name = problem.dtype.name if problem.dtype.name in machine.gemm_tflop_per_s else "f32"
+    rates = {**machine.gemm_tflop_per_s, name: machine.gemm_tflop_per_s[name] * factors}
+    return dataclasses.replace(machine, gemm_tflop_per_s=rates)
 
 
 def _use(port: Port, rates: dict[tuple[int, int], float]) -> float:

@@ -16,7 +16,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import describe
+from uncut_mpi.planning.planner import areas_text, describe
 from uncut_mpi.planning.search import Candidate, SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
@@ -25,6 +25,8 @@ from uncut_mpi.view.traffic import Traffic
 
 _LABEL_WIDTH: Final = 11
 _RUNNERS_UP: Final = 5
+# What None says of an option.
+_WITHOUT: Final = {"devices": "all", "row_shares": "equal", "col_shares": "equal", "grid": "none", "areas": "none"}
 
 _Options = ScheduleOptions | Blocking
 
@@ -272,9 +274,11 @@ def _value_text(name: str, value: Any) -> str:
         return "on" if value else "off"
     if name == "grid" and value is not None:
         return f"{value[0]}x{value[1]}"
+    if name == "areas" and value is not None:
+        return areas_text(value)
     if isinstance(value, tuple):
         return ",".join(f"{one:.3g}" if isinstance(one, float) else str(one) for one in value)
-    return "chosen" if value in (None, "") else str(value)
+    return _WITHOUT.get(name, "chosen") if value in (None, "") else str(value)
 
 
 def _traffic(one: Traffic) -> str:

@@ -146,7 +146,7 @@ def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions)
     the ranks of a row hand slices of A to each other, copies by the square of their number, and all of A has to enter
     every rank: of more than `MOST_IN_A_ROW` ranks there are as few rows as leave no more in a row, if that is possible
     with no more rows than columns.
-    Where shares are given they say how many grid rows and columns there are, and the most square one is taken.
+    Where shares are given without a grid it is the most square one, which they have to fit.
     """
     on_host = all(location.space == "host" for location in (placement.a, placement.b, placement.c))
     if options.grid is None and options.row_shares is None and options.col_shares is None and on_host:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -97,9 +98,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         if shares is not None and len(set(shares)) > 1:
             grid += f", {what} {':'.join(f'{share / sum(shares):.3f}' for share in shares)}"
     if options.areas is not None:
-        total = math.fsum(map(math.fsum, options.areas))
-        columns = " | ".join(":".join(f"{area / total:.3f}" for area in column) for column in options.areas)
-        grid = f"columns of ranks {columns}" + (f", {schedule.splits} of k" if schedule.splits > 1 else "")
+        parts = f", {schedule.splits} of k" if schedule.splits > 1 else ""
+        grid = f"columns of ranks {areas_text(options.areas)}{parts}"
     else:
         grid = f"grid {grid}"
     if schedule.scheduler == "cyclic":
@@ -119,6 +119,12 @@ def grid_text(schedule: Schedule) -> str:
     """Return a schedule's process grid as ``RxC``, or ``RxCxS`` where k is split."""
     rows, cols = schedule.grid
     return f"{rows}x{cols}" + (f"x{schedule.splits}" if schedule.splits > 1 else "")
+
+
+def areas_text(areas: Sequence[Sequence[float]]) -> str:
+    """Return the areas of columns of ranks as parts of C: ranks parted by colons, columns by bars."""
+    total = math.fsum(map(math.fsum, areas))
+    return " | ".join(":".join(f"{area / total:.3f}" for area in column) for column in areas)
 
 
 def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, ScheduleOptions]]:

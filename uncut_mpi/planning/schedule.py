@@ -182,7 +182,7 @@ class Schedule:
     scheduler : str
         Name of the scheduler that made it.
     grid : tuple of int
-        Process grid (rows, cols) of the ranks that compute.
+        Process grid (rows, cols) of the ranks that compute; of columns of ranks (most ranks in one, columns).
     splits : int
         Over how many such grids k is split.
     tile : int

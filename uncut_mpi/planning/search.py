@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import energy_j, metric_of, watts_known
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, SCHEDULERS, ScheduleOptions
 from uncut_mpi.planning.partition import columns_of_ranks
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Kind, Schedule
@@ -66,6 +66,7 @@ _FIRST_BLOCK_OF_HALVES: Final = 2048
 _MOST_ARRANGEMENTS: Final = 24
 """Ways to place the owners of matrices of which all are tried; of more, those that move one of them."""
 
+_OURS: Final = ("uncut", "kblocks")
 _HOPELESS: Final = 1.25
 """A scheduler whose first tries take so many times as long as another's is not looked at further."""
 
@@ -165,7 +166,7 @@ class SearchResult:
     Attributes
     ----------
     candidates : list of Candidate
-        All that were simulated, best first; equals in the order they were tried.
+        All that were simulated, best first; of equals those of our schedulers and of what was tried first.
     discarded : int
         Candidates not simulated: their bound or their size spoke against them.
     tasks_simulated : int
@@ -236,7 +237,8 @@ def search(
         explorer.turn_to(asked.metric, budget)
         explorer.explore(made_with)
     return SearchResult(
-        sorted(explorer.all_tried, key=lambda one: one.value),  # stable: equals stay in the order of trying
+        # Stable: equals of one scheduler stay in the order of trying.
+        sorted(explorer.all_tried, key=lambda one: (one.value, SCHEDULERS.index(one.options.scheduler))),
         explorer.discarded,
         explorer.spent,
         asked.metric,
@@ -320,8 +322,10 @@ class _Explorer:
         if not best or not self._problem.has_product:
             return
         best.sort(key=lambda one: one[0].value)
-        limit = _HOPELESS * self._least
-        promising = [(one, asked) for one, asked in best if one.value <= limit]
+        # The schedulers of other papers have less to vary: theirs may be the better first try and the worse choice.
+        ours = [one.value for one, asked in best if asked.scheduler in _OURS]
+        least = {True: min(ours, default=self._least), False: self._least}
+        promising = [(one, asked) for one, asked in best if one.value <= _HOPELESS * least[asked.scheduler in _OURS]]
         for number, (one, asked) in enumerate(promising):
             if number < len(promising) - 1:  # some of the budget is for the next one
                 self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
@@ -413,13 +417,13 @@ class _Explorer:
     # -- dimensions: what to change about the best so far ------------------------------------
 
     def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or asked.grid is not None:
+        if asked.devices is not None or _is_cut(asked):
             return
         for count in self._counts:
             yield {"tile": asked.tile, "grid": None, **self._placed(tuple(sorted(self._order_of_ranks[:count])), None)}
 
     def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.grid is not None:
+        if _is_cut(asked):
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         square = ProcessGrid.most_square(len(ranks))
@@ -496,7 +500,7 @@ class _Explorer:
     def _on_grids(
         self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
     ) -> Iterator[dict[str, Any]]:
-        if asked.grid is not None or asked.areas is not None:
+        if _is_cut(asked):
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         for rows, cols, splits in chosen:
@@ -508,9 +512,7 @@ class _Explorer:
     def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
         """Whether all that was tried on a grid takes far longer than the best: other block sizes will not help."""
         values = [
-            one.value
-            for one in self.tried
-            if one.options.scheduler == "kblocks" and (one.schedule.grid, one.schedule.splits) == (grid, splits)
+            one.value for one in self.tried if one.options.scheduler == "kblocks" and _shape(one) == (*grid, splits)
         ]
         return bool(values) and min(values) > _FAR_BEHIND * best.value
 
@@ -535,7 +537,7 @@ class _Explorer:
             most = best.options.blocking.block
             sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
             yield from (_blocked(best, first=first) for first in sizes if first <= most)
-            if self._problem.trans_a == "T" and self._placement.a.space == "host":
+            if self._problem.trans_a == "T" and self._placement.a.space == "host" and not asked.blocking.block:
                 # All of k at once: stored so, shorter blocks are rows far apart.
                 inner = -(-self._problem.k // best.options.blocking.splits)
                 yield _blocked(best, first=inner, block=inner)
@@ -549,7 +551,7 @@ class _Explorer:
             yield from (_blocked(best, combine=combine) for combine in COMBINES)
 
     def _fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or asked.grid is not None or asked.areas is not None or asked.blocking.splits > 1:
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1:
             return
         for count in self._counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
@@ -566,13 +568,13 @@ class _Explorer:
             for places in itertools.permutations(range(len(ranks)), len(owners)):
                 of_owners = dict(zip(places, owners, strict=True))
                 left = iter(others)
-                yield {"devices": tuple(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))}
+                yield self._in_places(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))
             return
         for owner in owners:
             for rank in ranks:
                 if rank != owner:
                     swapped = {owner: rank, rank: owner}
-                    yield {"devices": tuple(swapped.get(one, one) for one in ranks)}
+                    yield self._in_places(swapped.get(one, one) for one in ranks)
 
     def _columns_of_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
@@ -580,8 +582,7 @@ class _Explorer:
 
         A rank that has A and B needs nothing of either: it gets a column for itself, whatever that does to edges.
         """
-        given = (asked.devices, asked.grid, asked.row_shares, asked.col_shares, asked.areas)
-        if any(one is not None for one in given) or asked.blocking.splits > 1 or best.schedule.splits > 1:
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.schedule.splits > 1:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         speeds = self._speeds(best)
@@ -597,7 +598,8 @@ class _Explorer:
             equal = len(set(sizes)) == 1 and max(of.values()) <= (1 + _SHARE_TOLERANCE) * min(of.values())
             if not equal:  # else it is a grid
                 arranged = _in_columns(np.array([of[rank] for rank in devices]), sizes)
-                yield {"devices": devices, "grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
+                whole = {"grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
+                yield {**self._in_places(devices), **whole}
 
     def _has_operands(self, rank: int) -> bool:
         return self._placement.a == self._placement.b == Location.device(rank)
@@ -641,17 +643,22 @@ class _Explorer:
             counts.append(counts[-1] // 2)
         return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
 
+    def _in_places(self, ranks: Iterable[int]) -> dict[str, Any]:
+        """Return devices for ranks in the order in which they fill places, all in their own order under one name."""
+        devices = tuple(ranks)
+        return {"devices": None if devices == tuple(range(self._num_ranks)) else devices}
+
     def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
         if not self._problem.has_product:
             return {}
         rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
-        devices = None if ranks == tuple(range(self._num_ranks)) else ranks
+        devices = self._in_places(ranks)
         grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
         if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
-            return {"devices": devices, "row_shares": None, "col_shares": None, "areas": None}
+            return {**devices, "row_shares": None, "col_shares": None, "areas": None}
         arranged, shares = arrange(ranks, rates.tolist(), grid)
-        return {"devices": arranged, "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
+        return {**self._in_places(arranged), "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
 
     def _speeds(self, candidate: Candidate) -> np.ndarray | None:
         """
@@ -757,6 +764,11 @@ def _no_long_grid(count: int) -> int:
     while (grid := ProcessGrid.most_square(count)).cols > max(_MOST_SIDE, 2 * grid.rows):
         count -= 1
     return count
+
+
+def _is_cut(asked: ScheduleOptions) -> bool:
+    """Whether the caller has said how C is cut: by a grid, by shares or by areas."""
+    return any(one is not None for one in (asked.grid, asked.row_shares, asked.col_shares, asked.areas))
 
 
 def _shape(candidate: Candidate) -> tuple[int, ...]:

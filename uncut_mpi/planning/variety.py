@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Final
 
@@ -53,4 +54,6 @@ def _kind(candidate: Candidate) -> Hashable:
     own: Hashable = schedule.tile
     if schedule.scheduler == "kblocks":
         own = blocking.columns, blocking.order, blocking.combine
-    return schedule.scheduler, schedule.grid, schedule.splits, ranks, shares, own
+    whole = math.fsum(area for column in options.areas or () for area in column)
+    areas = tuple(tuple(round(area / whole, 1) for area in column) for column in options.areas or ())
+    return schedule.scheduler, schedule.grid, schedule.splits, ranks, shares, areas, own
