@@ -307,6 +307,11 @@ def vulcan_uneven() -> Machine:
     )
 
 
+# Between devices a row above 8 KiB takes the time of one of 11 KiB, 33.6 ns (device_rows_2xh200_2026-11-22.txt in
+# docs/performance/results): bytes / 390 GB/s over that less 3.3 ns, the latency of a copy of 1024 rows.
+H200_DEVICE_ROWS = ((8704.0, 0.737), (10240.0, 0.869), (12288.0, 0.972))
+
+
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
     transfers = [*measured.transfers(), *measured.earlier_transfers(calibrated.num_ranks)]
@@ -316,6 +321,9 @@ def h200() -> Machine:
         gemm_tflop_per_s={**rates, "f64": np.maximum(rates["f64"], measured.EARLIER_F64_TFLOP_PER_S)},
         bandwidth_gb_per_s=peak_bandwidth(calibrated.bandwidth_gb_per_s, transfers),
         ports=peak_ports(calibrated.ports, transfers),
+        row_rates=dataclasses.replace(
+            calibrated.row_rates, device=tuple(sorted((*calibrated.row_rates.device, *H200_DEVICE_ROWS)))
+        ),
     )
     return dataclasses.replace(
         unbeaten(possible, itertools.chain.from_iterable(measured.products().values())),
@@ -323,7 +331,8 @@ def h200() -> Machine:
         "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways "
         "then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for "
         "bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes and of "
-        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s)",
+        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices are those of two H200, the "
+        "same day",
     )
 
 
