@@ -331,8 +331,8 @@ def h200() -> Machine:
         "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways "
         "then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for "
         "bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes and of "
-        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices are those of two H200, the "
-        "same day",
+        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices are those of two "
+        "H200, the same day",
     )
 
 
