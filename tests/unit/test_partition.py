@@ -134,6 +134,9 @@ def test_as_many_areas_as_ranks_and_only_kblocks_takes_them() -> None:
     about = (GemmProblem(512, 512, 512, DType.f64), Placement.parse("h,h,h"), 4, Machine.uniform(4))
     with pytest.raises(ParamError, match="areas names 3 ranks, 4 compute"):
         plan(*about, ScheduleOptions(scheduler="kblocks", areas=((1.0,), (1.0, 1.0))))
+    split = Blocking(splits=2)
+    with pytest.raises(ParamError, match="areas names 4 ranks, 2 compute each of the 2 parts of k: name"):
+        plan(*about, ScheduleOptions(scheduler="kblocks", areas=((1.0,), (1.0, 1.0, 1.0)), blocking=split))
     with pytest.raises(ParamError, match="uncut does not take areas"):
         plan(*about, ScheduleOptions(scheduler="uncut", areas=((1.0,), (1.0, 1.0, 1.0))))
     with pytest.raises(ParamError, match="column of ranks without any"):

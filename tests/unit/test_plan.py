@@ -296,6 +296,19 @@ def test_runners_up_say_what_they_do_otherwise(capsys):
     assert "None" not in out
 
 
+def test_runners_up_are_other_schedules_in_the_order_of_what_was_minimised(capsys):
+    words = ["-m", "3000", "--place", "0,0,0", "--machine", "h200-4x", "--metric", "pdp-working"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    lines = out[out.index("\npredicted") : out.index("\nbytes")].splitlines()
+    values = [float(found[1]) for line in lines if (found := re.search(r" J, pdp-working ([\d.]+)", line))]
+    assert len(values) == 6
+    assert values == sorted(values)
+    # On the one GPU that is best most options make no difference.
+    assert "wr lazy off\n" not in out
+    assert "order finish\n" not in out
+
+
 def test_areas_and_all_devices_are_said_in_few_words(capsys, tmp_path):
     words = ["-m", "4096", "--place", "0,0,0", "--machine", "h200-4x", "--json", str(tmp_path / "plan.json")]
     assert main([*words, "--combine", "owner"]) == 0

@@ -215,9 +215,13 @@ def _predicted(facts: PlanFacts) -> str:
     if seconds > 0:
         parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
         parts.append(f"bound / predicted {facts.bound.seconds / seconds:.1%}")
-    if best.energy_j > 0:
-        parts.append(f"{best.energy_j:.4g} J")
-    return ", ".join(parts)
+    return ", ".join(parts) + _energy(best, facts.result.metric)
+
+
+def _energy(candidate: Candidate, metric: str) -> str:
+    """Return the energy of all devices, where it is known, and what was minimised, where it is something else."""
+    energy = f", {candidate.energy_j:.4g} J" if candidate.energy_j > 0 else ""
+    return energy if metric in ("time", "pdp") else f"{energy}, {metric} {candidate.value:.4g}"
 
 
 def _paralia(seconds: float) -> list[str]:
@@ -243,11 +247,19 @@ def _runners_up(facts: PlanFacts) -> list[str]:
     best, *others = facts.result.candidates
     if not others:
         return ["none was simulated"]
-    lines = []
-    for one in others[:_RUNNERS_UP]:
-        energy = f", {one.energy_j:.4g} J" if one.energy_j > 0 else ""
-        lines.append(f"{time_text(one.predicted_s)}{energy}: {_changes(best, one)}")
-    return lines
+    shown, lines = [best], []
+    for one in others:
+        if any(_same(one, other) for other in shown):
+            continue  # options that make no difference here
+        shown.append(one)
+        lines.append(f"{time_text(one.predicted_s)}{_energy(one, facts.result.metric)}: {_changes(best, one)}")
+        if len(lines) == _RUNNERS_UP:
+            break
+    return lines or ["none: all that was simulated comes to the same schedule"]
+
+
+def _same(one: Candidate, other: Candidate) -> bool:
+    return one.predicted_s == other.predicted_s and one.schedule.digest() == other.schedule.digest()
 
 
 def _changes(best: Candidate, other: Candidate) -> str:

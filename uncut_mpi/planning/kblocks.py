@@ -164,7 +164,8 @@ def _partition(problem: GemmProblem, placement: Placement, num_places: int, opti
         return Partition.of_grid(problem, grid, options.row_shares, options.col_shares)
     named = sum(map(len, options.areas))
     if named != num_places:
-        raise ParamError(f"areas names {named} ranks, {num_places} compute: name an area for each")
+        parts = f" each of the {options.blocking.splits} parts of k" if options.blocking.splits > 1 else ""
+        raise ParamError(f"areas names {named} ranks, {num_places} compute{parts}: name an area for each")
     return Partition.of_areas(problem, options.areas)
 
 

@@ -122,7 +122,7 @@ class ScheduleOptions:
     areas : tuple of tuple of float or None
         Instead of a grid: columns of ranks, each cut into rows of its own (`uncut_mpi.planning.partition`). For each
         column what each of its ranks gets of C, from top to bottom, as positive numbers of any sum; ranks fill them
-        column by column.
+        column by column. With k split there are areas for the ranks of one part of k.
     chunks : int or None
         Chunks p of a batched fetch (section III-E; 8 in the paper). None: two for each destination but the first,
         at most 8. A chain of d hops takes 1 + (d - 1)/p times one, so that no more than half a hop is lost, and each
@@ -173,6 +173,9 @@ class ScheduleOptions:
     `uncut` takes all but `areas`, `distribution`, `blocking`, `tune` and `metric`; `kblocks` `grid`, `devices`, shares,
     `areas` and `blocking`; `cyclic` `grid`, `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands`
     `devices` and `tile`.
+
+    Grid, shares and areas are of the column-major problem: of a C stored by rows (order ``"C"``) the columns count as
+    rows and the rows as columns.
     """
 
     scheduler: str = "auto"
