@@ -230,6 +230,19 @@ def test_large_products_at_edges_of_size(session, comm, shape):
         run(session, comm, Case(*shape, place=place, beta=0.0), k_options(session, number, splits=session.size))
 
 
+@pytest.mark.usefixtures("any_slice")
+def test_large_products_of_columns_of_ranks(session, comm):
+    others, last = session.size - 1, str(session.size - 1)
+    one = (0.7,) if others else (1.0,)
+    rest = tuple(0.2 + 0.1 * (number % 3) for number in range(others))
+    cuts = [(one, rest), (rest, one), (one, rest[:1], rest[1:])]
+    for number, (dtype, trans_a) in enumerate(itertools.product(("f64", "f16", "f32"), "NT")):
+        areas = tuple(column for column in cuts[number % 3] if column)
+        place = [("0", "0", "0"), ("0", last, "h"), ("h", "h", last)][number % 3]
+        options = dataclasses.replace(k_options(session, number, splits=1), areas=areas)
+        run(session, comm, Case(65, 83, 57, place=place, dtype=dtype, trans_a=trans_a, seed=number), options)
+
+
 @pytest.mark.parametrize("distribution", ["2d-cyclic", "1d-cyclic", "round-robin", "sequential"])
 def test_tiles_that_are_dealt_out(session, comm, distribution):
     options, last = um.ScheduleOptions(scheduler="cyclic", tile=13, distribution=distribution), str(session.size - 1)
