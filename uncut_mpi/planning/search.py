@@ -7,9 +7,9 @@ choice of each scheduler, then one dimension after the other around the best so 
 rounds, until a round brings nothing or the budget is spent; how finely copies are cut comes last. A
 scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
 that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. Whatever is left of it,
-what each scheduler's own rules give is simulated, so that no choice is worse, unless it alone has more tasks than
-that. A candidate whose bound is no better than the best found is not simulated, and one that surely has more tasks
-than are left is not made.
+what each scheduler's own rules give (`cyclic` on all ranks) is simulated, so that no choice is worse, unless it alone
+has more tasks than that. A candidate whose bound is no better than the best found is not simulated, and one that surely
+has more tasks than are left is not made.
 """
 
 from __future__ import annotations
@@ -304,7 +304,11 @@ class _Explorer:
         self._explore_some([dataclasses.replace(asked, scheduler=one) for one in schedulers])
         if self._tries_rules and self.tried:
             for one in schedulers:  # most have been among what was tried
-                self._try(dataclasses.replace(asked, scheduler=one), always=True)
+                rules = dataclasses.replace(asked, scheduler=one)
+                if one == "cyclic" and asked.devices is None and asked.grid is None:
+                    # PARALiA's choice of devices compares all sets of them: seconds on 8 ranks that differ.
+                    rules = dataclasses.replace(rules, devices=tuple(range(self._num_ranks)))
+                self._try(rules, always=True)
         if not self.tried:
             assert self._refused is not None  # the first candidate is simulated or refused
             raise self._refused
