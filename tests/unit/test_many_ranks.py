@@ -80,10 +80,10 @@ def test_few_numbers_of_ranks_are_tried_of_many() -> None:
     for count, most in ((12, 12), (64, 15), (1000, 20)):
         machine = Machine.uniform(count)
         explorer = search._Explorer(cube(100), Placement.parse("h,h,h"), count, machine, 1, 0, tries_rules=True)
-        assert explorer._counts[0] == count
-        assert explorer._counts[-1] == 1
-        assert len(explorer._counts) <= most
-        assert all(a > b for a, b in itertools.pairwise(explorer._counts))
+        assert explorer._dimensions.counts[0] == count
+        assert explorer._dimensions.counts[-1] == 1
+        assert len(explorer._dimensions.counts) <= most
+        assert all(a > b for a, b in itertools.pairwise(explorer._dimensions.counts))
 
 
 def test_rows_of_kblocks_between_host_matrices_hold_few_ranks() -> None:

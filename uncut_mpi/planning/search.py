@@ -16,29 +16,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, ParamError, PlanError, UncutError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
-from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.metrics import energy_j, metric_of, watts_known
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, SCHEDULERS, ScheduleOptions
-from uncut_mpi.planning.partition import columns_of_ranks
-from uncut_mpi.planning.ranks import ranks_by_use
-from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.candidates import Candidate, shape_of
+from uncut_mpi.planning.dimensions import DIMENSIONS, WITHIN_A_GRID, Dimensions
+from uncut_mpi.planning.metrics import metric_of
+from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions
+from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
-from uncut_mpi.planning.shares import arrange, fit_shares
-from uncut_mpi.planning.simulate import Simulation, simulate
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 40_000
@@ -47,115 +41,21 @@ DEFAULT_BUDGET_TASKS: Final = 40_000
 BUDGET_TASKS_PER_RANK: Final = 5_000
 """The same on more ranks, for each of them."""
 
-_TILES: Final = 6
 _ROUNDS: Final = 3
-_ALL_COUNTS: Final = 12
-"""On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
-
-_MOST_SIDE: Final = 64
-"""
-Ranks in a row or column of the grids of tiles that are tried: a fetch looks at its ranks in pairs. Above, the most
-square grid alone is.
-"""
-
-_COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
-_K_BLOCKS: Final = (1024, 2048, 4096)
-_GROWTHS: Final = (2, 3, 4)
-_FIRST_BLOCKS: Final = (128, 256, 512, 1024)
-_FIRST_BLOCK_OF_HALVES: Final = 2048
-_MOST_ARRANGEMENTS: Final = 24
-"""Ways to place the owners of matrices of which all are tried; of more, those that move one of them."""
-
 _OURS: Final = ("uncut", "kblocks")
 _HOPELESS: Final = 1.25
 """A scheduler whose first tries take so many times as long as another's is not looked at further."""
 
-_FAR_BEHIND: Final = 1.1
-"""A grid whose best takes so many times as long is not tried with other blocks."""
-
 _FIRST_PART: Final = 0.7
 """What the more promising scheduler gets of the budget, at least."""
 
-_DIMENSIONS: Final = {
-    "uncut": ("_when_c", "_orders", "_grids", "_tiles", "_ranks", "_rough", "_shares"),
-    "kblocks": (
-        "_combines",
-        "_splits",
-        "_block_orders",
-        "_columns",
-        "_arrangements",
-        "_shares",
-        "_columns_of_ranks",
-        "_largest_blocks",
-        "_first_blocks",
-        "_growths",
-        "_fewer_ranks",
-        "_shares",
-    ),
-    "cyclic": ("_edges", "_distributions"),
-    "bands": ("_edges",),
-}
-"""What is varied, in this order: first what costs few tasks for what it brings."""
-
-_WITHIN_A_GRID: Final = (
-    "_arrangements",
-    "_shares",
-    "_combines",
-    "_columns",
-    "_largest_blocks",
-    "_first_blocks",
-    "_growths",
-    "_shares",
-)
 _OTHERS: Final = 3
 """On how many other grids of ranks blocks and shares are improved, at most."""
 
 _WORTH_SHARES: Final = 1.5
 """A grid whose best, mostly of equal shares, takes so many times as long is not among these."""
 
-_SHARE_STEPS: Final = 3
-_SHARE_TOLERANCE: Final = 0.05
-
-
 _Dimension = Callable[[ScheduleOptions, "Candidate"], Iterator[dict[str, Any]]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """
-    A schedule that the search looked at.
-
-    Attributes
-    ----------
-    options : ScheduleOptions
-        What it was made with; every searched field is set.
-    simulation : Simulation
-        Its run as the model sees it.
-    bound_s : float
-        What no schedule on these ranks can beat.
-    value : float
-        What the metric makes of it; smaller is better.
-    """
-
-    options: ScheduleOptions
-    simulation: Simulation
-    bound_s: float
-    value: float
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule."""
-        return self.simulation.schedule
-
-    @property
-    def predicted_s(self) -> float:
-        """Simulated time."""
-        return self.simulation.seconds
-
-    @property
-    def energy_j(self) -> float:
-        """Predicted energy of all devices (J); 0 where the machine's watts are unknown."""
-        return energy_j(self.simulation) if watts_known(self.simulation.machine) else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -273,6 +173,7 @@ class _Explorer:
         self._seen: set[ScheduleOptions] = set()
         self._known: dict[ScheduleOptions, Candidate] = {}
         self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
+        self._dimensions = Dimensions(problem, placement, num_ranks, machine, self)
         self._candidates: dict[ScheduleOptions, Candidate] = {}
         self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
@@ -299,7 +200,7 @@ class _Explorer:
     def explore(self, asked: ScheduleOptions) -> None:
         """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
-        if len(schedulers) > 1 and not self._on_devices:
+        if len(schedulers) > 1 and not self._dimensions.on_devices:
             schedulers = tuple(one for one in schedulers if one != "bands")
         self._explore_some([dataclasses.replace(asked, scheduler=one) for one in schedulers])
         if self._tries_rules and self.tried:
@@ -343,32 +244,33 @@ class _Explorer:
         if best is None or not self._problem.has_product:
             return best
         if asked.scheduler == "kblocks":
-            for dimension in (self._combines, self._corners, self._block_orders):
+            varied = self._dimensions
+            for dimension in (varied.combines, varied.corners, varied.block_orders):
                 best = self._improve(best, asked, dimension)
             return best
         if asked.scheduler != "uncut":
             return best
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
-        rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._rough_transfers(asked)]
+        rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._dimensions.rough(asked, best)]
         return min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
 
     def _explore(self, best: Candidate, asked: ScheduleOptions) -> None:
         """Try what a few rounds of coordinate descent make of a candidate."""
-        best = self._descend(best, asked, _DIMENSIONS[asked.scheduler])
+        best = self._descend(best, asked, DIMENSIONS[asked.scheduler])
         if asked.scheduler == "kblocks":
             other = self._explore_others(best, asked)
             if other.value < best.value:
-                self._descend(other, asked, _DIMENSIONS["kblocks"])
+                self._descend(other, asked, DIMENSIONS["kblocks"])
         if asked.scheduler == "uncut":
             own = [one for one in self.tried if one.options.scheduler == "uncut"]
-            self._improve(min(own, key=lambda one: one.value), asked, self._fine)
+            self._improve(min(own, key=lambda one: one.value), asked, self._dimensions.fine)
 
     def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[str]) -> Candidate:
         """Improve one dimension after the other, in rounds, until a round brings nothing."""
         for _ in range(_ROUNDS):
             before = best
             for name in dimensions:
-                best = self._improve(best, asked, getattr(self, name))
+                best = self._improve(best, asked, getattr(self._dimensions, name))
             if best is before or self.spent >= self._limit:
                 break
         return best
@@ -383,14 +285,14 @@ class _Explorer:
         others: dict[tuple[int, ...], Candidate] = {}
         for one in self.tried:
             if one.options.scheduler == "kblocks":
-                shape = _shape(one)
+                shape = shape_of(one)
                 if shape not in others or one.value < others[shape].value:
                     others[shape] = one
-        others.pop(_shape(best), None)
+        others.pop(shape_of(best), None)
         for one in sorted(others.values(), key=lambda other: other.value)[:_OTHERS]:
             if one.value > _WORTH_SHARES * self._least:
                 break
-            improved = self._descend(one, asked, _WITHIN_A_GRID)
+            improved = self._descend(one, asked, WITHIN_A_GRID)
             best = min(best, improved, key=lambda candidate: candidate.value)
         return best
 
@@ -399,7 +301,7 @@ class _Explorer:
             return asked
         if asked.blocking.splits > 1:
             return asked
-        return dataclasses.replace(asked, **self._placed(tuple(range(self._num_ranks)), asked.grid))
+        return dataclasses.replace(asked, **self._dimensions.placed(tuple(range(self._num_ranks)), asked.grid))
 
     def _first_dealt(self, asked: ScheduleOptions) -> ScheduleOptions:
         """Return what `cyclic` and `bands` begin with: all ranks, since PARALiA's model takes long to compare sets."""
@@ -418,276 +320,9 @@ class _Explorer:
                 best = found
         return best
 
-    # -- dimensions: what to change about the best so far ------------------------------------
-
-    def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or _is_cut(asked):
-            return
-        for count in self._counts:
-            yield {"tile": asked.tile, "grid": None, **self._placed(tuple(sorted(self._order_of_ranks[:count])), None)}
-
-    def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if _is_cut(asked):
-            return
-        ranks = best.options.devices or tuple(range(self._num_ranks))
-        square = ProcessGrid.most_square(len(ranks))
-        for rows in range(1, len(ranks) + 1):
-            grid = (rows, len(ranks) // rows)
-            if len(ranks) % rows == 0 and max(grid) <= max(_MOST_SIDE, square.cols):
-                changes = {"devices": ranks} if asked.devices is not None else self._placed(tuple(sorted(ranks)), grid)
-                yield {"tile": asked.tile, "row_shares": None, "col_shares": None, **changes, "grid": grid}
-
-    def _rough_transfers(self, asked: ScheduleOptions) -> list[dict[str, Any]]:
-        if not asked.batch or not asked.caching:
-            return []
-        return [{"batch": False}, {"batch": True, "chunks": min(2, asked.most_chunks)}]
-
-    def _rough(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        yield from self._rough_transfers(asked)
-
-    def _fine(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if best.options.batch and best.options.caching:
-            yield from ({"chunks": chunks} for chunks in (asked.most_chunks, 4) if chunks <= asked.most_chunks)
-
-    def _orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.order == "eta":
-            yield from ({"order": order} for order in ("finish", "eta"))
-
-    def _when_c(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        placement = self._placement
-        if asked.wr_lazy and self._problem.reads_c and placement.c in (placement.a, placement.b):
-            yield from ({"wr_lazy": lazy} for lazy in (False, True))
-
-    def _tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.tile:
-            return
-        grid = ProcessGrid(*best.schedule.grid)
-        options = dataclasses.replace(best.options, tile=0)
-        for tile in candidate_tiles(self._problem, grid, options, _TILES, bound_s=self._bound(options)):
-            yield {"tile": tile}
-
-    def _shares(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.row_shares is not None or asked.col_shares is not None or asked.areas is not None:
-            return
-        current = best
-        for _ in range(_SHARE_STEPS if best.schedule.grid != (1, 1) else 0):
-            speeds = self._speeds(current)
-            if speeds is None or speeds.max() <= (1 + _SHARE_TOLERANCE) * speeds.min():
-                return
-            changes: dict[str, Any]
-            if best.options.areas is not None:
-                changes = {"areas": _in_columns(speeds, [len(column) for column in best.options.areas])}
-            else:
-                shares = fit_shares(speeds.reshape(best.schedule.grid))
-                changes = {"row_shares": shares.rows, "col_shares": shares.cols}
-            if best.options.scheduler == "uncut" and not asked.tile:
-                shared = dataclasses.replace(best.options, **changes)
-                tile = fitting_tile(self._problem, ProcessGrid(*best.schedule.grid), shared, best.schedule.tile)
-                changes["tile"] = tile
-            yield changes
-            found = self._candidates.get(dataclasses.replace(best.options, **changes))
-            if found is None:
-                return
-            current = found
-
-    # -- dimensions of kblocks -------------------------------------------------------------
-
-    def _corners(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """One row of ranks, one column of them, and all ranks sharing k."""
-        ranks = best.options.devices or tuple(range(self._num_ranks))
-        yield from self._on_grids(asked, best, [(1, len(ranks), 1), (len(ranks), 1, 1), (1, 1, len(ranks))])
-
-    def _splits(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        ranks = best.options.devices or tuple(range(self._num_ranks))
-        yield from self._on_grids(asked, best, grids(len(ranks)))
-
-    def _on_grids(
-        self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
-    ) -> Iterator[dict[str, Any]]:
-        if _is_cut(asked):
-            return
-        ranks = best.options.devices or tuple(range(self._num_ranks))
-        for rows, cols, splits in chosen:
-            if asked.blocking.splits in (0, splits) and not self._behind(best, (rows, cols), splits):
-                changes = {"devices": ranks} if asked.devices is not None else self._placed(ranks, (rows, cols))
-                shares = {"row_shares": None, "col_shares": None, "areas": None, **changes}
-                yield {**shares, "grid": (rows, cols), **_blocked(best, splits=splits)}
-
-    def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
-        """Whether all that was tried on a grid takes far longer than the best: other block sizes will not help."""
-        values = [
-            one.value for one in self.tried if one.options.scheduler == "kblocks" and _shape(one) == (*grid, splits)
-        ]
-        return bool(values) and min(values) > _FAR_BEHIND * best.value
-
-    def _block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if not asked.blocking.order:
-            yield from (_blocked(best, order=order) for order in BLOCK_ORDERS)
-
-    def _columns(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if not asked.blocking.columns:
-            yield from (_blocked(best, columns=count) for count in _COLUMN_BLOCKS)
-
-    def _largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        inner = -(-self._problem.k // best.options.blocking.splits)
-        if not asked.blocking.block:
-            first = best.options.blocking.first
-            for block in (*_K_BLOCKS, inner):
-                if block <= inner and (first <= block or not asked.blocking.first):
-                    yield _blocked(best, block=block, first=min(first, block))
-
-    def _first_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if not asked.blocking.first:
-            most = best.options.blocking.block
-            sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
-            yield from (_blocked(best, first=first) for first in sizes if first <= most)
-            if self._problem.trans_a == "T" and self._placement.a.space == "host" and not asked.blocking.block:
-                # All of k at once: stored so, shorter blocks are rows far apart.
-                inner = -(-self._problem.k // best.options.blocking.splits)
-                yield _blocked(best, first=inner, block=inner)
-
-    def _growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if not asked.blocking.growth:
-            yield from (_blocked(best, growth=growth) for growth in _GROWTHS)
-
-    def _combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if self._placement.c.space == "device" and not asked.blocking.combine:
-            yield from (_blocked(best, combine=combine) for combine in COMBINES)
-
-    def _fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1:
-            return
-        for count in self._counts:
-            ranks = tuple(sorted(self._order_of_ranks[:count]))
-            yield {"grid": None, "areas": None, **self._placed(ranks, None), **_blocked(best, splits=1)}
-
-    def _arrangements(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Other places for the ranks that own A, B or C: which pieces come first, and who hands them on."""
-        ranks = best.options.devices or tuple(range(self._num_ranks))
-        owners = [rank for rank in self._owners if rank in ranks]
-        if asked.devices is not None or not owners or len(ranks) == 1:
-            return
-        if math.perm(len(ranks), len(owners)) <= _MOST_ARRANGEMENTS:
-            others = [rank for rank in ranks if rank not in owners]
-            for places in itertools.permutations(range(len(ranks)), len(owners)):
-                of_owners = dict(zip(places, owners, strict=True))
-                left = iter(others)
-                yield self._in_places(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))
-            return
-        for owner in owners:
-            for rank in ranks:
-                if rank != owner:
-                    swapped = {owner: rank, rank: owner}
-                    yield self._in_places(swapped.get(one, one) for one in ranks)
-
-    def _columns_of_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """
-        Columns of ranks that are each cut into rows of their own, faster ranks first.
-
-        A rank that has A and B needs nothing of either: it gets a column for itself, whatever that does to edges.
-        """
-        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.schedule.splits > 1:
-            return
-        ranks = best.options.devices or tuple(range(self._num_ranks))
-        speeds = self._speeds(best)
-        if len(ranks) < 3 or speeds is None or len(speeds) < len(ranks):
-            return
-        of = dict(zip(ranks, speeds.tolist(), strict=True))
-        alone = [rank for rank in ranks if self._has_operands(rank)]
-        order = sorted((rank for rank in ranks if rank not in alone), key=lambda rank: (-of[rank], rank))
-        devices = (*alone, *order)
-        areas = [of[rank] for rank in order]
-        for columns in range(1, len(order) + 1):
-            sizes = [1] * len(alone) + columns_of_ranks(areas, columns)
-            equal = len(set(sizes)) == 1 and max(of.values()) <= (1 + _SHARE_TOLERANCE) * min(of.values())
-            if not equal:  # else it is a grid
-                arranged = _in_columns(np.array([of[rank] for rank in devices]), sizes)
-                whole = {"grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
-                yield {**self._in_places(devices), **whole}
-
-    def _has_operands(self, rank: int) -> bool:
-        return self._placement.a == self._placement.b == Location.device(rank)
-
-    # -- dimensions of cyclic and bands ------------------------------------------------------
-
-    def _edges(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if not asked.tile:
-            yield from ({"tile": edge} for edge in (best.schedule.tile // 2, 2 * best.schedule.tile) if edge)
-
-    def _distributions(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        if "distribution" not in asked.given:
-            yield from ({"distribution": distribution} for distribution in DISTRIBUTIONS)
-
-    # -- what the dimensions need ------------------------------------------------------------
-
-    @functools.cached_property
-    def _on_devices(self) -> bool:
-        placement = self._placement
-        return all(location.space == "device" for location in (placement.a, placement.b, placement.c))
-
-    @functools.cached_property
-    def _owners(self) -> list[int]:
-        """The ranks on whose devices A, B or C is."""
-        placement = self._placement
-        devices = {one.rank for one in (placement.a, placement.b, placement.c) if one.space == "device"}
-        return sorted(rank for rank in devices if rank is not None)
-
-    @functools.cached_property
-    def _order_of_ranks(self) -> list[int]:
-        return ranks_by_use(self._problem, self._placement, self._machine)
-
-    @functools.cached_property
-    def _counts(self) -> list[int]:
-        """How many ranks may compute."""
-        most = self._num_ranks
-        if most <= _ALL_COUNTS:
-            return list(range(most, 0, -1))
-        counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
-        while counts[-1] > 1:
-            counts.append(counts[-1] // 2)
-        return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
-
-    def _in_places(self, ranks: Iterable[int]) -> dict[str, Any]:
-        """Return devices for ranks in the order in which they fill places, all in their own order under one name."""
-        devices = tuple(ranks)
-        return {"devices": None if devices == tuple(range(self._num_ranks)) else devices}
-
-    def _placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
-        """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
-        if not self._problem.has_product:
-            return {}
-        rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
-        devices = self._in_places(ranks)
-        grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
-        if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
-            return {**devices, "row_shares": None, "col_shares": None, "areas": None}
-        arranged, shares = arrange(ranks, rates.tolist(), grid)
-        return {**self._in_places(arranged), "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
-
-    def _speeds(self, candidate: Candidate) -> np.ndarray | None:
-        """
-        Return each place's share of C per second of its last task's end, or None where a rank has none.
-
-        Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
-        """
-        simulation, schedule = candidate.simulation, candidate.schedule
-        if schedule.splits > 1:
-            return None
-        areas = candidate.options.areas
-        places = math.prod(schedule.grid) if areas is None else sum(map(len, areas))
-        ranks = candidate.options.devices or tuple(range(places))
-        counted = schedule.tasks["rank"], simulation.end_s
-        if schedule.scheduler == "kblocks":
-            products = schedule.tasks["kind"] == Kind.GEMM
-            counted = counted[0][products], counted[1][products]
-        ends = np.zeros(schedule.num_ranks)
-        np.maximum.at(ends, *counted)
-        chosen = list(ranks[:places])
-        end, flops = ends[chosen], products_flops(schedule)[chosen]
-        if not (end > 0).all() or not (flops > 0).all():
-            return None
-        speeds: np.ndarray = flops / end
-        return speeds
+    def found(self, options: ScheduleOptions) -> Candidate | None:
+        """Return the candidate of some options, None if there is none."""
+        return self._candidates.get(options)
 
     # -- trying ------------------------------------------------------------------------------
 
@@ -709,7 +344,7 @@ class _Explorer:
         if always:
             room = max(room, default_budget(self._num_ranks))
         if not must:
-            lower = self._bound(options)
+            lower = self.bound_s(options)
             hopeless = self._metric_name == "time" and lower >= self._least
             if hopeless or room <= 0:
                 self.discarded += 1
@@ -731,7 +366,7 @@ class _Explorer:
         if len(schedule.tasks) > room:
             self.discarded += 1
             return None
-        lower = self._bound(options)
+        lower = self.bound_s(options)
         simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
         self.spent += len(schedule.tasks)
         self._asked[options] = named
@@ -754,54 +389,11 @@ class _Explorer:
     def _whole_bound(self) -> float:
         return bound(self._problem, self._placement, self._machine).seconds
 
-    def _bound(self, options: ScheduleOptions) -> float:
+    def bound_s(self, options: ScheduleOptions) -> float:
+        """Return what no schedule on the ranks of some options can beat (s)."""
         ranks = options.devices or tuple(range(self._num_ranks))
         if ranks not in self._bounds:
             # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
             rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
             self._bounds[ranks] = max(self._whole_bound, self._problem.flops / rate)
         return self._bounds[ranks]
-
-
-def _no_long_grid(count: int) -> int:
-    """Return the next lower number of ranks whose most square grid is no more than `_MOST_SIDE` wide, or 2 to 1."""
-    while (grid := ProcessGrid.most_square(count)).cols > max(_MOST_SIDE, 2 * grid.rows):
-        count -= 1
-    return count
-
-
-def _is_cut(asked: ScheduleOptions) -> bool:
-    """Whether the caller has said how C is cut: by a grid, by shares or by areas."""
-    return any(one is not None for one in (asked.grid, asked.row_shares, asked.col_shares, asked.areas))
-
-
-def _shape(candidate: Candidate) -> tuple[int, ...]:
-    columns = () if candidate.options.areas is None else tuple(map(len, candidate.options.areas))
-    return (*candidate.schedule.grid, candidate.schedule.splits, *columns)
-
-
-def _in_columns(speeds: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, ...], ...]:
-    """Return areas in proportion to speeds, summing to 1, in columns of so many ranks."""
-    each = iter((speeds / speeds.sum()).tolist())
-    return tuple(tuple(itertools.islice(each, size)) for size in sizes)
-
-
-def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
-    return {"blocking": dataclasses.replace(best.options.blocking, **changes)}
-
-
-def product_flops(schedule: Schedule, rank: int) -> float:
-    """Return the operations of a rank's products: the elements of C times the steps of k, twice."""
-    return float(products_flops(schedule)[rank])
-
-
-def products_flops(schedule: Schedule) -> np.ndarray:
-    """Return the operations of each rank's products, float64 of shape (num_ranks,)."""
-    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
-    first = gemms["first_operand"]
-    c, a = (schedule.regions[schedule.operands["region"][first + which]] for which in (0, 1))
-    depth = np.where(schedule.operands["op"][first + 1] != 0, a["rows"], a["cols"])
-    elements = np.zeros(schedule.num_ranks, np.int64)
-    np.add.at(elements, gemms["rank"], c["rows"] * c["cols"] * depth)
-    flops: np.ndarray = 2.0 * elements
-    return flops

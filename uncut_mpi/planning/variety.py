@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from uncut_mpi.planning.search import Candidate
+from uncut_mpi.planning.candidates import Candidate
 
 _WORTH_TRYING: Final = 1.25
 """A candidate predicted to take so many times as long as the best one is not tried."""

@@ -1,0 +1,399 @@
+"""
+What a search varies: each dimension yields changes of a candidate's options, in a fixed order.
+
+What the caller fixed stays fixed. A dimension knows what was tried so far, and leaves out what cannot help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from uncut_mpi.model.grid_bounds import grids
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
+from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
+from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
+from uncut_mpi.planning.ranks import ranks_by_use
+from uncut_mpi.planning.shares import arrange, fit_shares
+
+_TILES: Final = 6
+_ALL_COUNTS: Final = 12
+"""On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
+
+_MOST_SIDE: Final = 64
+"""
+Ranks in a row or column of the grids of tiles that are tried: a fetch looks at its ranks in pairs. Above, the most
+square grid alone is.
+"""
+
+_COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
+_K_BLOCKS: Final = (1024, 2048, 4096)
+_GROWTHS: Final = (2, 3, 4)
+_FIRST_BLOCKS: Final = (128, 256, 512, 1024)
+_FIRST_BLOCK_OF_HALVES: Final = 2048
+_MOST_ARRANGEMENTS: Final = 24
+"""Ways to place the owners of matrices of which all are tried; of more, those that move one of them."""
+
+_FAR_BEHIND: Final = 1.1
+"""A grid whose best takes so many times as long is not tried with other blocks."""
+
+DIMENSIONS: Final = {
+    "uncut": ("when_c", "orders", "process_grids", "tiles", "ranks", "rough", "shares"),
+    "kblocks": (
+        "combines",
+        "splits",
+        "block_orders",
+        "column_blocks",
+        "arrangements",
+        "shares",
+        "columns_of_ranks",
+        "largest_blocks",
+        "first_blocks",
+        "growths",
+        "fewer_ranks",
+        "shares",
+    ),
+    "cyclic": ("edges", "distributions"),
+    "bands": ("edges",),
+}
+"""What is varied, in this order: first what costs few tasks for what it brings."""
+
+WITHIN_A_GRID: Final = (
+    "arrangements",
+    "shares",
+    "combines",
+    "column_blocks",
+    "largest_blocks",
+    "first_blocks",
+    "growths",
+    "shares",
+)
+_SHARE_STEPS: Final = 3
+_SHARE_TOLERANCE: Final = 0.05
+
+
+class Tried(Protocol):
+    """What dimensions ask of a search."""
+
+    tried: list[Candidate]
+
+    def found(self, options: ScheduleOptions) -> Candidate | None:
+        """Return the candidate of some options, None if there is none."""
+
+    def bound_s(self, options: ScheduleOptions) -> float:
+        """Return what no schedule on the ranks of some options can beat (s)."""
+
+
+class Dimensions:
+    """
+    The dimensions of one search.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `uncut_mpi.planning.search.search`.
+    tried : Tried
+        The search.
+    """
+
+    def __init__(
+        self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, tried: Tried
+    ) -> None:
+        self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
+        self._tried = tried
+
+    # -- dimensions: what to change about the best so far ------------------------------------
+
+    def ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How many ranks compute, those of most use first."""
+        if asked.devices is not None or _is_cut(asked):
+            return
+        for count in self.counts:
+            yield {"tile": asked.tile, "grid": None, **self.placed(tuple(sorted(self._order_of_ranks[:count])), None)}
+
+    def process_grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """All grids of those ranks, none of them very long."""
+        if _is_cut(asked):
+            return
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        square = ProcessGrid.most_square(len(ranks))
+        for rows in range(1, len(ranks) + 1):
+            grid = (rows, len(ranks) // rows)
+            if len(ranks) % rows == 0 and max(grid) <= max(_MOST_SIDE, square.cols):
+                changes = {"devices": ranks} if asked.devices is not None else self.placed(tuple(sorted(ranks)), grid)
+                yield {"tile": asked.tile, "row_shares": None, "col_shares": None, **changes, "grid": grid}
+
+    def rough(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Every rank fetches for itself, or batched fetches in two chunks at most."""
+        if asked.batch and asked.caching:
+            yield from ({"batch": False}, {"batch": True, "chunks": min(2, asked.most_chunks)})
+
+    def fine(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Batched fetches in more chunks."""
+        if best.options.batch and best.options.caching:
+            yield from ({"chunks": chunks} for chunks in (asked.most_chunks, 4) if chunks <= asked.most_chunks)
+
+    def orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Which sub-problem comes next."""
+        if asked.order == "eta":
+            yield from ({"order": order} for order in ("finish", "eta"))
+
+    def when_c(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """C fetched before its products or after them."""
+        placement = self._placement
+        if asked.wr_lazy and self._problem.reads_c and placement.c in (placement.a, placement.b):
+            yield from ({"wr_lazy": lazy} for lazy in (False, True))
+
+    def tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Tile edges near what the heuristic of section III-A likes."""
+        if asked.tile:
+            return
+        grid = ProcessGrid(*best.schedule.grid)
+        options = dataclasses.replace(best.options, tile=0)
+        for tile in candidate_tiles(self._problem, grid, options, _TILES, bound_s=self._tried.bound_s(options)):
+            yield {"tile": tile}
+
+    def shares(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Blocks in proportion to what ranks got done, so that they end at one time."""
+        if any(one is not None for one in (asked.row_shares, asked.col_shares, asked.areas)):
+            return
+        current = best
+        for _ in range(_SHARE_STEPS if best.schedule.grid != (1, 1) else 0):
+            speeds = speeds_of(current)
+            if speeds is None or speeds.max() <= (1 + _SHARE_TOLERANCE) * speeds.min():
+                return
+            changes: dict[str, Any]
+            if best.options.areas is not None:
+                changes = {"areas": _in_columns(speeds, [len(column) for column in best.options.areas])}
+            else:
+                shares = fit_shares(speeds.reshape(best.schedule.grid))
+                changes = {"row_shares": shares.rows, "col_shares": shares.cols}
+            if best.options.scheduler == "uncut" and not asked.tile:
+                shared = dataclasses.replace(best.options, **changes)
+                tile = fitting_tile(self._problem, ProcessGrid(*best.schedule.grid), shared, best.schedule.tile)
+                changes["tile"] = tile
+            yield changes
+            found = self._tried.found(dataclasses.replace(best.options, **changes))
+            if found is None:
+                return
+            current = found
+
+    # -- dimensions of kblocks -------------------------------------------------------------
+
+    def corners(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """One row of ranks, one column of them, and all ranks sharing k."""
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        yield from self._on_grids(asked, best, [(1, len(ranks), 1), (len(ranks), 1, 1), (1, 1, len(ranks))])
+
+    def splits(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """All grids of those ranks, k split over some of them too."""
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        yield from self._on_grids(asked, best, grids(len(ranks)))
+
+    def _on_grids(
+        self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
+    ) -> Iterator[dict[str, Any]]:
+        if _is_cut(asked):
+            return
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        for rows, cols, splits in chosen:
+            if asked.blocking.splits in (0, splits) and not self._behind(best, (rows, cols), splits):
+                changes = {"devices": ranks} if asked.devices is not None else self.placed(ranks, (rows, cols))
+                shares = {"row_shares": None, "col_shares": None, "areas": None, **changes}
+                yield {**shares, "grid": (rows, cols), **_blocked(best, splits=splits)}
+
+    def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
+        """Whether all that was tried on a grid takes far longer than the best: other block sizes will not help."""
+        values = [
+            one.value
+            for one in self._tried.tried
+            if one.options.scheduler == "kblocks" and shape_of(one) == (*grid, splits)
+        ]
+        return bool(values) and min(values) > _FAR_BEHIND * best.value
+
+    def block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Column blocks one after the other, or k-blocks over all of them."""
+        if not asked.blocking.order:
+            yield from (_blocked(best, order=order) for order in BLOCK_ORDERS)
+
+    def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """In how many blocks C is handed on."""
+        if not asked.blocking.columns:
+            yield from (_blocked(best, columns=count) for count in _COLUMN_BLOCKS)
+
+    def largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Elements of the largest k-block."""
+        inner = -(-self._problem.k // best.options.blocking.splits)
+        if not asked.blocking.block:
+            first = best.options.blocking.first
+            for block in (*_K_BLOCKS, inner):
+                if block <= inner and (first <= block or not asked.blocking.first):
+                    yield _blocked(best, block=block, first=min(first, block))
+
+    def first_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Elements of the first k-block."""
+        if not asked.blocking.first:
+            most = best.options.blocking.block
+            sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
+            yield from (_blocked(best, first=first) for first in sizes if first <= most)
+            if self._problem.trans_a == "T" and self._placement.a.space == "host" and not asked.blocking.block:
+                # All of k at once: stored so, shorter blocks are rows far apart.
+                inner = -(-self._problem.k // best.options.blocking.splits)
+                yield _blocked(best, first=inner, block=inner)
+
+    def growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How fast k-blocks grow."""
+        if not asked.blocking.growth:
+            yield from (_blocked(best, growth=growth) for growth in _GROWTHS)
+
+    def combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Where C on a device meets the products."""
+        if self._placement.c.space == "device" and not asked.blocking.combine:
+            yield from (_blocked(best, combine=combine) for combine in COMBINES)
+
+    def fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How many ranks compute, k not split."""
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1:
+            return
+        for count in self.counts:
+            ranks = tuple(sorted(self._order_of_ranks[:count]))
+            yield {"grid": None, "areas": None, **self.placed(ranks, None), **_blocked(best, splits=1)}
+
+    def arrangements(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Other places for the ranks that own A, B or C: which pieces come first, and who hands them on."""
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        owners = [rank for rank in self._owners if rank in ranks]
+        if asked.devices is not None or not owners or len(ranks) == 1:
+            return
+        if math.perm(len(ranks), len(owners)) <= _MOST_ARRANGEMENTS:
+            others = [rank for rank in ranks if rank not in owners]
+            for places in itertools.permutations(range(len(ranks)), len(owners)):
+                of_owners = dict(zip(places, owners, strict=True))
+                left = iter(others)
+                yield self._in_places(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))
+            return
+        for owner in owners:
+            for rank in ranks:
+                if rank != owner:
+                    swapped = {owner: rank, rank: owner}
+                    yield self._in_places(swapped.get(one, one) for one in ranks)
+
+    def columns_of_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """
+        Columns of ranks that are each cut into rows of their own, faster ranks first.
+
+        A rank that has A and B needs nothing of either: it gets a column for itself, whatever that does to edges.
+        """
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.schedule.splits > 1:
+            return
+        ranks = best.options.devices or tuple(range(self._num_ranks))
+        speeds = speeds_of(best)
+        if len(ranks) < 3 or speeds is None or len(speeds) < len(ranks):
+            return
+        of = dict(zip(ranks, speeds.tolist(), strict=True))
+        alone = [rank for rank in ranks if self._has_operands(rank)]
+        order = sorted((rank for rank in ranks if rank not in alone), key=lambda rank: (-of[rank], rank))
+        devices = (*alone, *order)
+        areas = [of[rank] for rank in order]
+        for columns in range(1, len(order) + 1):
+            sizes = [1] * len(alone) + sizes_of_columns(areas, columns)
+            equal = len(set(sizes)) == 1 and max(of.values()) <= (1 + _SHARE_TOLERANCE) * min(of.values())
+            if not equal:  # else it is a grid
+                arranged = _in_columns(np.array([of[rank] for rank in devices]), sizes)
+                whole = {"grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
+                yield {**self._in_places(devices), **whole}
+
+    def _has_operands(self, rank: int) -> bool:
+        return self._placement.a == self._placement.b == Location.device(rank)
+
+    # -- dimensions of cyclic and bands ------------------------------------------------------
+
+    def edges(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Half and twice the tile."""
+        if not asked.tile:
+            yield from ({"tile": edge} for edge in (best.schedule.tile // 2, 2 * best.schedule.tile) if edge)
+
+    def distributions(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How tiles of C are dealt out."""
+        if "distribution" not in asked.given:
+            yield from ({"distribution": distribution} for distribution in DISTRIBUTIONS)
+
+    # -- what the dimensions need ------------------------------------------------------------
+
+    @functools.cached_property
+    def on_devices(self) -> bool:
+        """Whether all of A, B and C is in memory of devices."""
+        placement = self._placement
+        return all(location.space == "device" for location in (placement.a, placement.b, placement.c))
+
+    @functools.cached_property
+    def _owners(self) -> list[int]:
+        """The ranks on whose devices A, B or C is."""
+        placement = self._placement
+        devices = {one.rank for one in (placement.a, placement.b, placement.c) if one.space == "device"}
+        return sorted(rank for rank in devices if rank is not None)
+
+    @functools.cached_property
+    def _order_of_ranks(self) -> list[int]:
+        return ranks_by_use(self._problem, self._placement, self._machine)
+
+    @functools.cached_property
+    def counts(self) -> list[int]:
+        """How many ranks may compute."""
+        most = self._num_ranks
+        if most <= _ALL_COUNTS:
+            return list(range(most, 0, -1))
+        counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
+        while counts[-1] > 1:
+            counts.append(counts[-1] // 2)
+        return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
+
+    def _in_places(self, ranks: Iterable[int]) -> dict[str, Any]:
+        """Return devices for ranks in the order in which they fill places, all in their own order under one name."""
+        devices = tuple(ranks)
+        return {"devices": None if devices == tuple(range(self._num_ranks)) else devices}
+
+    def placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
+        """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
+        if not self._problem.has_product:
+            return {}
+        rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
+        devices = self._in_places(ranks)
+        grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
+        if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
+            return {**devices, "row_shares": None, "col_shares": None, "areas": None}
+        arranged, shares = arrange(ranks, rates.tolist(), grid)
+        return {**self._in_places(arranged), "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
+
+
+def _no_long_grid(count: int) -> int:
+    """Return the next lower number of ranks whose most square grid is no more than `_MOST_SIDE` wide, or 2 to 1."""
+    while (grid := ProcessGrid.most_square(count)).cols > max(_MOST_SIDE, 2 * grid.rows):
+        count -= 1
+    return count
+
+
+def _is_cut(asked: ScheduleOptions) -> bool:
+    """Whether the caller has said how C is cut: by a grid, by shares or by areas."""
+    return any(one is not None for one in (asked.grid, asked.row_shares, asked.col_shares, asked.areas))
+
+
+def _in_columns(speeds: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+    """Return areas in proportion to speeds, summing to 1, in columns of so many ranks."""
+    each = iter((speeds / speeds.sum()).tolist())
+    return tuple(tuple(itertools.islice(each, size)) for size in sizes)
+
+
+def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
+    return {"blocking": dataclasses.replace(best.options.blocking, **changes)}
