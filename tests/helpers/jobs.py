@@ -36,6 +36,11 @@ def start(words, ranks=2, **environment):
     )
 
 
+def start_gemm(*words, **environment):
+    """Start the gemm command on the host backend on two ranks; return the process."""
+    return start(["-m", "uncut_mpi.gemm", "--backend", "host", *words], **environment)
+
+
 def ended(process, limit_s=25):
     """Return (exit status or None if it hung, standard output, standard error)."""
     try:

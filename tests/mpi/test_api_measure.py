@@ -78,11 +78,7 @@ def test_the_quick_form_is_told_once_by_rank_0_so_that_it_is_seen(comm, cache, c
 def test_a_command_tells_it_on_standard_error_alone(comm, tmp_path):
     with carried(comm):
         if comm.rank == 0:
-            words = [
-                "-m",
-                "uncut_mpi.gemm",
-                "--backend",
-                "host",
+            process = jobs.start_gemm(
                 "-m",
                 "64",
                 "--repeat",
@@ -90,8 +86,9 @@ def test_a_command_tells_it_on_standard_error_alone(comm, tmp_path):
                 "--warmup",
                 "0",
                 "--json",
-            ]
-            process = jobs.start([*words, tmp_path / "facts.json"], XDG_CACHE_HOME=str(tmp_path))
+                tmp_path / "facts.json",
+                XDG_CACHE_HOME=str(tmp_path),
+            )
             status, output, errors = jobs.ended(process)
             assert status == 0, output + errors
             assert errors.count("machine measured in the quick form (") == 1, errors

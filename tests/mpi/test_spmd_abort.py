@@ -77,20 +77,9 @@ sys.exit(run_on_ranks("test", lambda words: None, load, [], None))
 
 def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(comm, tmp_path):
     def check(tmp_path):
-        words = [
-            "-m",
-            "uncut_mpi.gemm",
-            "--backend",
-            "host",
-            "-m",
-            "512",
-            "--repeat",
-            "100000",
-            "--no-check",
-            "--timeout",
-            "20",
-        ]
-        process = jobs.start(words, XDG_CACHE_HOME=str(tmp_path))
+        process = jobs.start_gemm(
+            "-m", "512", "--repeat", "100000", "--no-check", "--timeout", "20", XDG_CACHE_HOME=str(tmp_path)
+        )
         assert jobs.wait_for(tmp_path / "uncut_mpi" / "machines")  # the machine is measured: all ranks are at work
         time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)

@@ -430,9 +430,10 @@ class _Run:
 
     def _active_watts(self, what: str, busy: Sequence[float]) -> list[float]:
         """
-        Return each device's power between products: what the mean is above that of short products, each with a pause.
+        Return each device's power between products: what the mean over products with pauses leaves for the pauses.
 
-        A device that has just multiplied keeps its clocks up for a while, and draws more than at rest.
+        A device that has just multiplied keeps its clocks up for a while, and draws more than at rest. A pause is as
+        long as a product, some ms.
         """
         product, seconds = self._product_of(self.effort.target_s)
         executable = self.bench.bind(self._product((product.m, product.n, product.k), DType.f64, 1), what)

@@ -434,6 +434,12 @@ def native_tables(
     }
 
 
+def rows_by_rank(ranks: np.ndarray, num_ranks: int) -> list[np.ndarray]:
+    """Return for each rank where it stands in `ranks` (int, shape (n,)), as ascending rows."""
+    order = np.argsort(ranks, kind="stable")
+    return np.split(order, np.searchsorted(ranks[order], np.arange(1, num_ranks)))
+
+
 def buffer_bytes(buffers: np.ndarray) -> np.ndarray:
     """Return the bytes each buffer record spans: (ld·(cols−1) + rows) elements, 0 if it is empty."""
     sizes = np.array([dtype.itemsize for dtype in DType], np.int64)

@@ -33,7 +33,7 @@ from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import HOST, Kind, Schedule
+from uncut_mpi.planning.schedule import HOST, Kind, Schedule, rows_by_rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +67,8 @@ class Simulation:
         busy = np.zeros(self.schedule.num_ranks)
         computing = np.flatnonzero(np.isin(self.schedule.tasks["kind"], (Kind.GEMM, Kind.COMBINE)))
         ranks = self.schedule.tasks["rank"][computing]
-        by_rank = computing[np.argsort(ranks, kind="stable")]
-        starts = np.cumsum(np.bincount(ranks, minlength=self.schedule.num_ranks))[:-1]
-        for rank, own in enumerate(np.split(by_rank, starts)):
+        for rank, rows in enumerate(rows_by_rank(ranks, self.schedule.num_ranks)):
+            own = computing[rows]
             busy[rank] = union_seconds(self.start_s[own], self.end_s[own])
         return busy
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.schedule import END_NAMES, HOST, Kind, LaneKind, Schedule
+from uncut_mpi.planning.schedule import END_NAMES, HOST, Kind, LaneKind, Schedule, rows_by_rank
 from uncut_mpi.view.parts import find_parts, make_labels
 
 
@@ -166,8 +166,7 @@ class Timeline:
     @functools.cached_property
     def rows_of_rank(self) -> list[np.ndarray]:
         """The tasks of each rank, as ascending rows."""
-        order = np.argsort(self.rank, kind="stable")
-        return np.split(order, np.searchsorted(self.rank[order], np.arange(1, self.num_ranks)))
+        return rows_by_rank(self.rank, self.num_ranks)
 
     @property
     def seconds(self) -> float:
