@@ -234,7 +234,7 @@ class Dimensions:
 
     def largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Elements of the largest k-block."""
-        inner = -(-self._problem.k // best.options.blocking.splits)
+        inner = self._inner(best)
         if not asked.blocking.block:
             first = best.options.blocking.first
             for block in (*_K_BLOCKS, inner):
@@ -244,18 +244,22 @@ class Dimensions:
     def first_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Elements of the first k-block."""
         if not asked.blocking.first:
-            most = best.options.blocking.block
+            inner = self._inner(best)
+            most = min(best.options.blocking.block, inner)
             sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
             yield from (_blocked(best, first=first) for first in sizes if first <= most)
             if self._problem.trans_a == "T" and self._placement.a.space == "host" and not asked.blocking.block:
                 # All of k at once: stored so, shorter blocks are rows far apart.
-                inner = -(-self._problem.k // best.options.blocking.splits)
                 yield _blocked(best, first=inner, block=inner)
 
     def growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How fast k-blocks grow."""
-        if not asked.blocking.growth:
+        if not asked.blocking.growth and best.options.blocking.first < self._inner(best):
             yield from (_blocked(best, growth=growth) for growth in _GROWTHS)
+
+    def _inner(self, best: Candidate) -> int:
+        """Return how many elements of k a rank sums."""
+        return -(-self._problem.k // best.options.blocking.splits)
 
     def combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products."""
