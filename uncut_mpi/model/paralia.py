@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -263,11 +263,50 @@ def tile_edge(
     predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
     predictor.check(chosen, shares)
     links = predictor.links_for(chosen)
-    times = [dataclasses.replace(predictor, tile=edge).predicted(chosen, shares, links).seconds for edge in edges]
+    with_tiles = (dataclasses.replace(predictor, tile=edge) for edge in edges)
+    times = [one.predicted(chosen, shares, one.costs(chosen, links)).seconds for one in with_tiles]
     least = min(times)
     near = least * (1 + TILE_TOLERANCE)
     edge: int = min(edge for edge, seconds in zip(edges, times, strict=True) if seconds <= near)
     return edge
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A matrix's way to or from a device: t_link of a share of it (equation 2), of which each tile starts anew."""
+
+    size_bytes: float
+    latency_s: float
+    bytes_per_s: float
+    tile_bytes: float  # 0: no tiles
+
+    def seconds(self, share: float) -> float:
+        moved = share * self.size_bytes
+        if moved == 0:
+            return 0.0
+        starts = math.ceil(moved / self.tile_bytes) if self.tile_bytes else 1
+        return starts * self.latency_s + moved / self.bytes_per_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Costs:
+    """What the shares of a product cost a device."""
+
+    product_s: float  # of the whole product, or of one of a tile
+    tiles: int  # of C, 0: none
+    products: int  # of each tile
+    reads: list[_Transfer]
+    extra_s: float  # what it receives beyond one copy of each matrix, if its share were all
+    result: _Transfer
+
+    def at(self, share: float) -> DevicePrediction:
+        tiles = math.ceil(share * self.tiles - 1e-9) if self.tiles else share
+        return DevicePrediction(
+            exec_s=tiles * self.products * self.product_s,
+            receive_s=sum(read.seconds(share) for read in self.reads),
+            extra_s=share * self.extra_s,
+            send_s=self.result.seconds(share),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -298,86 +337,78 @@ class _Predictor:
     def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
         chosen = tuple(devices)
         self.check(chosen, ratios)
-        links = self.links_for(chosen)
+        costs = self.costs(chosen, self.links_for(chosen))
         if ratios is not None:
-            return self.predicted(chosen, tuple(ratios), links)
-        found = self.predicted(chosen, (1.0 / len(chosen),) * len(chosen), links)
+            return self.predicted(chosen, tuple(ratios), costs)
+        shares = (1.0 / len(chosen),) * len(chosen)
         for _ in range(_MOST_ADJUSTMENTS):
-            times = [prediction.seconds for prediction in found.predictions]
+            times = [cost.at(share).seconds for cost, share in zip(costs, shares, strict=True)]
             if min(times) == 0 or max(times) <= min(times) * (1 + RATIO_TOLERANCE):
                 break
             # Times are linear in the shares, with latencies that are not negative. Then this step, the last one
             # where there are no latencies, leads no device beyond the slowest of before.
-            speeds = [share / seconds for share, seconds in zip(found.ratios, times, strict=True)]
-            found = self.predicted(chosen, tuple(speed / sum(speeds) for speed in speeds), links)
-        return found
+            speeds = [share / seconds for share, seconds in zip(shares, times, strict=True)]
+            whole = sum(speeds)
+            shares = tuple(speed / whole for speed in speeds)
+        return self.predicted(chosen, shares, costs)
 
-    def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap) -> Workload:
+    def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: list[_Costs]) -> Workload:
         machine = self.machine
         idle = sorted(set(range(machine.num_ranks)).difference(devices))
         watts = float(machine.busy_watts[list(devices)].sum() + machine.idle_watts[idle].sum())
-        return Workload(devices, shares, tuple(self._predictions(devices, shares, links)), watts)
+        predictions = tuple(cost.at(share) for cost, share in zip(costs, shares, strict=True))
+        return Workload(devices, shares, predictions, watts)
 
-    def _predictions(
-        self, devices: tuple[int, ...], shares: tuple[float, ...], links: LinkMap
-    ) -> Iterator[DevicePrediction]:
-        """Predict each device; one that is like an earlier one, its share and its links to the matrices, as that."""
-        machine, dtype = self.machine, self.problem.dtype
-        between = links.shared_gb_per_s[np.ix_(devices, devices)].astype(np.float64)
+    def costs(self, devices: tuple[int, ...], links: LinkMap) -> list[_Costs]:
+        """Return what the shares of the devices cost; of devices that are alike, the same object."""
+        machine, dtype, problem, place = self.machine, self.problem.dtype, self.problem, self.placement
+        chosen = list(devices)
+        between = links.shared_gb_per_s[np.ix_(chosen, chosen)].astype(np.float64)
         np.fill_diagonal(between, 0.0)
         from_others = between.sum(axis=0) / max(1, len(devices) - 1)
-        places = sorted({self._index(location) for location in (self.placement.a, self.placement.b, self.placement.c)})
-        chosen = list(devices)
-        looks = [np.array(shares), from_others, machine.gemm_rate(dtype)[chosen], machine.multiprocessors[chosen]]
-        for place in places:
-            home = np.array([device == place for device in devices], np.float64)
-            for table in (links.shared_gb_per_s, links.latency_s):
-                looks += [home, table[place, chosen], table[chosen, place]]
-        known: dict[tuple[float, ...], DevicePrediction] = {}
-        for number, kind in enumerate(zip(*(look.tolist() for look in looks), strict=True)):
-            if kind not in known:
-                incoming = float(from_others[number]) if len(devices) > 1 else 0.0
-                known[kind] = self._device(devices[number], shares[number], len(devices), incoming, links)
-            yield known[kind]
-
-    def _device(
-        self, device: int, share: float, num_devices: int, from_others_gb_per_s: float, links: LinkMap
-    ) -> DevicePrediction:
-        problem, place = self.problem, self.placement
-        item = problem.dtype.itemsize
+        item = dtype.itemsize
         c_bytes = float(problem.m * problem.n * item)
         read_only: list[tuple[float, Location]] = []
         if problem.has_product:
             read_only = [(problem.m * problem.k * item, place.a), (problem.k * problem.n * item, place.b)]
         reads = [*read_only, (c_bytes, place.c)] if problem.reads_c else read_only
-        grid = grids(num_devices, split_k=False)[0]
-        extra = share * extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
-        return DevicePrediction(
-            exec_s=self._exec_s(device, share),
-            receive_s=sum(self._transfer_s(links, self._index(at), device, share, size) for size, at in reads),
-            extra_s=extra / (from_others_gb_per_s * 1e9) if num_devices > 1 else 0.0,
-            send_s=self._transfer_s(links, device, self._index(place.c), share, c_bytes),
-        )
+        grid = grids(len(devices), split_k=False)[0]
+        extra_bytes = extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
+        looks = [from_others, machine.gemm_rate(dtype)[chosen], machine.multiprocessors[chosen]]
+        for at in sorted({self._index(location) for location in (place.a, place.b, place.c)}):
+            home = np.array([device == at for device in devices], np.float64)
+            for table in (links.shared_gb_per_s, links.latency_s):
+                looks += [home, table[at, chosen], table[chosen, at]]
+        known: dict[tuple[float, ...], _Costs] = {}
+        made = []
+        for device, kind in zip(devices, zip(*(look.tolist() for look in looks), strict=True), strict=True):
+            if kind not in known:
+                known[kind] = _Costs(
+                    *self._products(device),
+                    [self._transfer(links, self._index(at), device, size) for size, at in reads],
+                    extra_bytes / (kind[0] * 1e9) if len(devices) > 1 else 0.0,
+                    self._transfer(links, device, self._index(place.c), c_bytes),
+                )
+            made.append(known[kind])
+        return made
 
-    def _transfer_s(self, links: LinkMap, source: int, destination: int, share: float, size_bytes: float) -> float:
-        """Return t_link of a share of a matrix; each tile of it starts anew."""
-        seconds = links.transfer_s(source, destination, share * size_bytes)
-        if self.tile and seconds > 0:
-            tiles = math.ceil(share * size_bytes / (self.tile**2 * self.problem.dtype.itemsize))
-            seconds += (tiles - 1) * float(links.latency_s[source, destination])
-        return seconds
+    def _transfer(self, links: LinkMap, source: int, destination: int, size_bytes: float) -> _Transfer:
+        if source == destination:
+            return _Transfer(0.0, 0.0, 1.0, 0.0)
+        link = source, destination
+        tile_bytes = float(self.tile**2 * self.problem.dtype.itemsize)
+        return _Transfer(size_bytes, float(links.latency_s[link]), float(links.shared_gb_per_s[link]) * 1e9, tile_bytes)
 
-    def _exec_s(self, device: int, share: float) -> float:
-        """Return the part `share` of the time of the whole product on one device, or of the products of its tiles."""
+    def _products(self, device: int) -> tuple[float, int, int]:
+        """Return the time of one product on a device (s), how many share C, and how many each of these has along k."""
         problem = self.problem
         if not problem.has_product:
-            return 0.0
+            return 0.0, 0, 0
         extents = (problem.m, problem.n, problem.k)
         if not self.tile:
-            return share * self._product_s(device, *extents)
+            return self._product_s(device, *extents), 0, 1
         m, n, k = (min(self.tile, extent) for extent in extents)
-        tiles = math.ceil(share * -(-problem.m // m) * -(-problem.n // n) - 1e-9) * -(-problem.k // k)
-        return tiles * self._product_s(device, m, n, k)
+        return self._product_s(device, m, n, k), -(-problem.m // m) * -(-problem.n // n), -(-problem.k // k)
 
     def _product_s(self, device: int, m: int, n: int, k: int) -> float:
         machine, dtype = self.machine, self.problem.dtype
