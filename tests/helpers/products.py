@@ -65,6 +65,9 @@ def place_matrix(
     if location.space == "device":
         assert location.rank is not None
         whole = session.empty_device(outer, dtype, rank=location.rank, order=order)
+        if not pad:
+            set_matrix(session, whole, data)
+            return whole, []
         part = None
         if session.rank == location.rank:
             part = whole.array[:rows, :cols]
@@ -73,6 +76,9 @@ def place_matrix(
         return matrix, [whole]
     if location.rank is None:
         whole = session.empty_host(outer, dtype, order=order)
+        if not pad:
+            set_matrix(session, whole, data)
+            return whole, []
         part = whole.array[:rows, :cols]
         if session.rank == 0:
             whole.array.fill(np.nan)
