@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #ifdef CHECK_CUBLAS
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #endif
 
@@ -49,6 +50,19 @@ static_assert(own::blas_pointer_mode_host == CUBLAS_POINTER_MODE_HOST);
 static_assert(own::blas_default_math == CUBLAS_DEFAULT_MATH && own::blas_compute_32f == CUBLAS_COMPUTE_32F);
 static_assert(own::blas_compute_32f_fast_tf32 == CUBLAS_COMPUTE_32F_FAST_TF32);
 static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
+static_assert(own::lt_product_op_a == CUBLASLT_MATMUL_DESC_TRANSA &&
+              own::lt_product_op_b == CUBLASLT_MATMUL_DESC_TRANSB);
+static_assert(own::lt_wish_workspace_bytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+static_assert(own::lt_wish_alignment_a == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+static_assert(own::lt_wish_alignment_b == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
+static_assert(own::lt_wish_alignment_c == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
+static_assert(own::lt_wish_alignment_d == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+static_assert(own::lt_algorithm_number == CUBLASLT_ALGO_CONFIG_ID);
+static_assert(own::lt_algorithm_option == CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
+static_assert(sizeof(own::LtAlgorithm) == sizeof(cublasLtMatmulAlgo_t));
+static_assert(sizeof(own::LtProposal) == sizeof(cublasLtMatmulHeuristicResult_t));
+static_assert(offsetof(own::LtProposal, workspace_bytes) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
+static_assert(offsetof(own::LtProposal, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
 static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && own::type_r_16bf == CUDA_R_16BF);
 #endif
 

@@ -6,7 +6,7 @@ import ctypes
 import pathlib
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -77,6 +77,11 @@ class FakeCuda:
         return int(self._library.fake_allocations())
 
     @property
+    def lt_objects(self) -> int:
+        """Descriptions of cublasLt's that are alive."""
+        return int(self._library.fake_lt_objects())
+
+    @property
     def most_queued(self) -> int:
         return int(self._library.fake_most_queued())
 
@@ -97,7 +102,13 @@ def bind(
 class FakeCluster:
     """All ranks of a schedule as threads of this process."""
 
-    def __init__(self, fake: FakeCuda, schedule: Schedule, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        fake: FakeCuda,
+        schedule: Schedule,
+        epoch: int = 1,
+        algorithms: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
         count = schedule.num_ranks
@@ -108,9 +119,21 @@ class FakeCluster:
         addresses = [memory.ctypes.data for memory in self._memory]
         peers = np.array([flags.ctypes.data for flags in self.flags])
         self.executables = [
-            bind(fake.device(), program, addresses, FlagTable(int(peers[rank]), peers), ProgressBoard(self.board, rank))
+            bind(
+                self._device(fake, algorithms),
+                program,
+                addresses,
+                FlagTable(int(peers[rank]), peers),
+                ProgressBoard(self.board, rank),
+            )
             for rank, program in enumerate(self.programs)
         ]
+
+    @staticmethod
+    def _device(fake: FakeCuda, algorithms: Mapping[int, tuple[int, int]] | None) -> _native.CudaDevice:
+        device = fake.device()
+        device.use_algorithms(dict(algorithms or {}))
+        return device
 
     def buffer(self, index: int) -> np.ndarray:
         """The column-major contents of a buffer."""

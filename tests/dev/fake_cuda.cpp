@@ -32,6 +32,7 @@ struct FakeBlas {
 };
 
 std::mutex lock;
+int lt_objects = 0;  // descriptions of cublasLt that are alive
 std::vector<FakeStream *> streams;
 std::vector<std::string> issued;
 std::map<std::string, int> calls;
@@ -379,6 +380,111 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                 ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
 }
 
+// cublasLt proposes options 7, 4, 7 once more, and 1 of algorithm 66; of a k of 1 it supports nothing. A product checks
+// what was said of shapes and alignments.
+struct FakeProduct {
+    int ops[2] = {0, 0};
+};
+struct FakeLayout {
+    int type;
+    std::uint64_t rows, cols;
+    std::int64_t ld;
+};
+struct FakePreference {
+    std::size_t workspace_bytes = 0;
+    std::uint32_t alignment[4] = {0, 0, 0, 0};  // of A, B, C, D
+};
+Code cublasLtMatmulDescCreate(LtProduct *made, int compute, int scale) {
+    if (compute != blas_compute_32f || scale != type_r_32f) return 15;
+    *made = reinterpret_cast<LtProduct>(new FakeProduct);
+    return ++lt_objects, success;
+}
+Code cublasLtMatmulDescDestroy(LtProduct product) {
+    delete reinterpret_cast<FakeProduct *>(product);
+    return --lt_objects, success;
+}
+Code cublasLtMatmulDescSetAttribute(LtProduct product, int attribute, const void *value, std::size_t size) {
+    if (size != sizeof(int) || (attribute != lt_product_op_a && attribute != lt_product_op_b)) return 7;
+    std::memcpy(&reinterpret_cast<FakeProduct *>(product)->ops[attribute - lt_product_op_a], value, size);
+    return success;
+}
+Code cublasLtMatrixLayoutCreate(LtLayout *made, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld) {
+    if (ld < static_cast<std::int64_t>(rows)) return 7;
+    *made = reinterpret_cast<LtLayout>(new FakeLayout{type, rows, cols, ld});
+    return ++lt_objects, success;
+}
+Code cublasLtMatrixLayoutDestroy(LtLayout layout) {
+    delete reinterpret_cast<FakeLayout *>(layout);
+    return --lt_objects, success;
+}
+Code cublasLtMatmulPreferenceCreate(LtPreference *made) {
+    return at_once("cublasLtMatmulPreferenceCreate", [&] {
+        *made = reinterpret_cast<LtPreference>(new FakePreference);
+        ++lt_objects;
+    });
+}
+Code cublasLtMatmulPreferenceDestroy(LtPreference preference) {
+    delete reinterpret_cast<FakePreference *>(preference);
+    return --lt_objects, success;
+}
+Code cublasLtMatmulPreferenceSetAttribute(LtPreference preference, int attribute, const void *value, std::size_t size) {
+    auto *wishes = reinterpret_cast<FakePreference *>(preference);
+    if (attribute == lt_wish_workspace_bytes) return std::memcpy(&wishes->workspace_bytes, value, size), success;
+    if (attribute < lt_wish_alignment_a || attribute > lt_wish_alignment_d || size != sizeof(std::uint32_t)) return 7;
+    return std::memcpy(&wishes->alignment[attribute - lt_wish_alignment_a], value, size), success;
+}
+Code cublasLtMatmulAlgoGetHeuristic(BlasHandle, LtProduct product, LtLayout a, LtLayout, LtLayout, LtLayout,
+                                    LtPreference preference, int most, LtProposal *found, int *count) {
+    if (const Code code = at_once("cublasLtMatmulAlgoGetHeuristic", [] {}); code != success) return code;
+    const auto *wishes = reinterpret_cast<FakePreference *>(preference);
+    const auto *left = reinterpret_cast<FakeLayout *>(a);
+    const bool turned = reinterpret_cast<FakeProduct *>(product)->ops[0] != 0;
+    if ((turned ? left->rows : left->cols) == 1) return *count = 0, 15;
+    *count = 0;
+    for (const std::uint64_t option : {7, 4, 7, 1}) {
+        if (*count == most) break;
+        LtProposal &one = found[(*count)++];
+        one = {};
+        one.algorithm = {{66, option, wishes->alignment[0], wishes->alignment[1], wishes->alignment[2],
+                          wishes->alignment[3], wishes->workspace_bytes, 0}};
+    }
+    return success;
+}
+Code cublasLtMatmulAlgoConfigGetAttribute(const LtAlgorithm *algorithm, int attribute, void *value, std::size_t size,
+                                          std::size_t *written) {
+    if (size != sizeof(int) || (attribute != lt_algorithm_number && attribute != lt_algorithm_option)) return 7;
+    const int found = static_cast<int>(algorithm->data[attribute == lt_algorithm_number ? 0 : 1]);
+    return std::memcpy(value, &found, size), *written = size, success;
+}
+Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, const void *a, LtLayout layout_a,
+                    const void *b, LtLayout layout_b, const void *beta, const void *c, LtLayout layout_c, void *d,
+                    LtLayout layout_d, const LtAlgorithm *algorithm, void *workspace, std::size_t bytes,
+                    Stream stream) {
+    const auto *left = reinterpret_cast<FakeLayout *>(layout_a), *right = reinterpret_cast<FakeLayout *>(layout_b),
+               *result = reinterpret_cast<FakeLayout *>(layout_c);
+    const int *ops = reinterpret_cast<FakeProduct *>(product)->ops;
+    const auto m = ops[0] != 0 ? left->cols : left->rows, k = ops[0] != 0 ? left->rows : left->cols;
+    const auto n = ops[1] != 0 ? right->rows : right->cols, k_of_b = ops[1] != 0 ? right->cols : right->rows;
+    if (left->type != type_r_16bf || right->type != type_r_16bf || result->type != type_r_32f) return 15;
+    if (k != k_of_b || m != result->rows || n != result->cols || c != d || layout_c != layout_d) return 7;
+    if (workspace == nullptr || bytes != algorithm->data[6] || bytes < (std::size_t{32} << 20)) return 7;
+    const Address places[] = {reinterpret_cast<Address>(a), reinterpret_cast<Address>(b), reinterpret_cast<Address>(c),
+                              reinterpret_cast<Address>(d)};
+    for (int i = 0; i < 4; ++i)
+        if (algorithm->data[2 + i] == 0 || places[i] % algorithm->data[2 + i] != 0) return 7;
+    if (reinterpret_cast<FakeBlas *>(handle)->stream != as_stream(stream)) return 7;
+    return enqueue("cublasLtMatmul", stream,
+                   "option " + number(algorithm->data[1]) + " " + number(m) + "x" + number(n) + "x" + number(k) +
+                       (*static_cast<const float *>(beta) != 0.0F ? " +C" : ""),
+                   [=, turned_a = ops[0], turned_b = ops[1], alpha = *static_cast<const float *>(alpha),
+                    beta = *static_cast<const float *>(beta), lda = left->ld, ldb = right->ld, ldc = result->ld] {
+                       multiply(turned_a, turned_b, static_cast<std::int64_t>(m), static_cast<std::int64_t>(n),
+                                static_cast<std::int64_t>(k), alpha, places[0], lda, places[1], ldb, beta, places[2],
+                                ldc, dtype_bf16, dtype_f32);
+                       return true;
+                   });
+}
+
 Code cuGetProcAddress_v2(const char *symbol, void **function, int version, std::uint64_t, int *status) {
     *function = nullptr;
     *status = 1;
@@ -410,6 +516,7 @@ void fake_sticky(Code code) {
 }
 void fake_can_flush(int value) { can_flush = value; }
 int fake_allocations() { return allocations; }
+int fake_lt_objects() { return lt_objects; }
 std::size_t fake_most_queued() { return most_queued; }
 // Forget streams' work, the log and the counts.
 void fake_reset() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import threading
@@ -47,6 +48,57 @@ def test_a_product_over_three_ranks_is_right_and_can_be_repeated(fake, dtype, tr
         load(case, cluster, seed=call)
         succeed(cluster.run(1.2345, 1.1154))
         assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, call)
+
+
+BF16 = int(DType.bf16)
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_half_products_summed_in_float32_go_by_the_algorithm_named(fake, trans):
+    case = Pushed(dtype=DType.bf16, trans_a=trans[0], trans_b=trans[1])
+    before = fake.lt_objects
+    cluster = FakeCluster(fake, case.build(), algorithms={BF16: (66, 1)})
+    for call in range(2):
+        fake.reset()
+        load(case, cluster, seed=call)
+        succeed(cluster.run(1.2345, 1.1154))
+        assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, call)
+        gemms, others = ([line for line in fake.log() if word in line] for word in ("option 1 ", "gemm "))
+        assert gemms
+        assert not others
+    del cluster
+    gc.collect()
+    assert fake.lt_objects == before
+
+
+@pytest.mark.parametrize("algorithms", [{BF16: (66, 2)}, {BF16: (65, 1)}, {int(DType.f16): (66, 1)}, {}])
+def test_what_is_not_proposed_is_left_to_cublas(fake, algorithms):
+    case = Pushed(dtype=DType.bf16)
+    cluster = FakeCluster(fake, case.build(), algorithms=algorithms)
+    load(case, cluster)
+    fake.reset()
+    succeed(cluster.run(1.2345, 1.1154))
+    assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
+    assert not [line for line in fake.log() if "option" in line]
+
+
+def test_proposals_come_once_each_and_none_where_nothing_is_supported(fake):
+    device = fake.device()
+    assert device.proposed_algorithms(BF16, 64, 32, 16) == [(66, 7), (66, 4), (66, 1)]
+    assert device.proposed_algorithms(BF16, 64, 32, 1) == []
+    with pytest.raises(_native.CudaError, match="no half type"):
+        device.proposed_algorithms(int(DType.f32), 64, 32, 16)
+    with pytest.raises(_native.CudaError, match="no half type"):
+        device.use_algorithms({int(DType.f64): (66, 1)})
+
+
+def test_a_failing_proposal_is_an_error_that_leaves_nothing_behind(fake):
+    before = fake.lt_objects
+    for name in ("cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulPreferenceCreate"):
+        fake.fail(name, 1, 1, 14)
+        with pytest.raises(_native.CudaError, match=name):
+            fake.device().proposed_algorithms(BF16, 64, 32, 16)
+    assert fake.lt_objects == before
 
 
 def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake):

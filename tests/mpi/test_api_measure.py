@@ -65,6 +65,21 @@ def said_of_it(caplog) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "uncut_mpi" and one.levelname == "WARNING"]
 
 
+def test_algorithms_are_measured_by_rank_0_and_used_by_all(comm, cache, monkeypatch):
+    used: list[dict] = []
+    asked: list[int] = []
+    monkeypatch.setattr(HostBackend, "use_algorithms", lambda _, algorithms: used.append(dict(algorithms)))
+    monkeypatch.setattr(HostBackend, "fastest_algorithms", lambda _: asked.append(1) or {"f16": (66, 1 + comm.rank)})
+    machine = machine_of(comm)
+    wanted = {"f16": (66, 1)}
+    collective_assert(comm, len(asked) == (comm.rank == 0), f"asked {len(asked)} times")
+    collective_assert(comm, machine.gemm_algorithms == wanted, f"{machine.gemm_algorithms}")
+    collective_assert(comm, used == [wanted, wanted], f"{used}")  # for the other measurements, and by the session
+    used.clear()
+    again = machine_of(comm)  # kept
+    collective_assert(comm, used == [wanted] and again.gemm_algorithms == wanted, f"{used}")
+
+
 def test_the_quick_form_is_told_once_by_rank_0_so_that_it_is_seen(comm, cache, caplog):
     machine_of(comm)
     told = said_of_it(caplog)

@@ -131,6 +131,8 @@ class Session:
         self.counters = Counters()
         try:
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
+            with agreement.collective(self._group, "choosing algorithms of products"):
+                self._backend.use_algorithms(self.machine.gemm_algorithms)
             self._store = MatrixStore(self._group, self._backend, self.counters)
             self._calls = CallMachinery(
                 self._group,

@@ -30,7 +30,6 @@ MAX_FLAGS: Final = 1 << 14
 _PATIENCE_S: Final = 20.0
 _MAX_SAMPLES: Final = 40
 _FEWEST_SAMPLES: Final = 3
-_FILL_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096
 
 
@@ -118,13 +117,7 @@ class Workbench:
 
     def fill(self, nbytes: int, dtype: DType) -> None:
         """Fill the first bytes of this rank's memory with full-mantissa random values. Not collective."""
-        block = np.random.default_rng(self.group.rank).random(_FILL_BYTES // dtype.itemsize).astype(dtype.numpy)
-        base, filled = self.address(self.group.rank), min(nbytes, _FILL_BYTES)
-        self.backend.from_host(base, filled // dtype.itemsize, block[: filled // dtype.itemsize, None])
-        while filled < nbytes:
-            step = min(filled, nbytes - filled)
-            self.backend.copy_matrix(base + filled, base, step, 1, step)
-            filled += step
+        self.backend.fill_random(self.address(self.group.rank), nbytes, dtype)
 
     def time(self, probe: Probe, what: str, *, samples: int = 0) -> Timed:
         """

@@ -82,6 +82,27 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     reserve_events(events_, events, event_disable_timing);
 }
 
+void DeviceState::use_algorithms(std::map<int, Algorithm> algorithms) {
+    algorithms_ = std::move(algorithms);
+    tuned_products_.clear();
+}
+
+std::shared_ptr<const TunedProduct> DeviceState::tuned_product(const ProductShape &shape) {
+    const auto wanted = algorithms_.find(shape.type);
+    if (wanted == algorithms_.end()) return nullptr;
+    const auto [at, fresh] = tuned_products_.try_emplace(shape);
+    if (fresh) {
+        auto made = std::make_shared<TunedProduct>(*blas_, compute_lane(0).handle, shape, workspace_bytes);
+        if (made->take(wanted->second)) at->second = std::move(made);
+    }
+    return at->second;
+}
+
+std::vector<Algorithm> DeviceState::proposed_algorithms(const ProductShape &shape) {
+    reserve(1, 0, 0);
+    return TunedProduct(*blas_, compute_lane(0).handle, shape, workspace_bytes).proposals();
+}
+
 void DeviceState::reserve_timing(std::size_t events) {
     const Scope scope(*this);
     driver_->check("cuCtxSetCurrent", scope.code());
@@ -141,6 +162,7 @@ void DeviceState::close() {
         if (progress_ != nullptr) d.cuMemFreeHost(progress_);
         d.cuDevicePrimaryCtxRelease(device_);
     }
+    tuned_products_.clear();
     compute_lanes_.clear();
     copy_streams_.clear();
     events_.clear();

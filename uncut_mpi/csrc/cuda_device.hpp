@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "cuda_driver.hpp"
+#include "cuda_products.hpp"
 
 namespace uncut::cuda {
 
@@ -68,6 +70,13 @@ class DeviceState {
     std::uint32_t *progress() const { return progress_; }  // in pinned host memory
     Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
 
+    // The algorithms of products from now on, by type (CUDA's number) of A and B; without one the library chooses.
+    void use_algorithms(std::map<int, Algorithm> algorithms);
+    // A product by the algorithm of its type; null if there is none, or if the library does not propose it for the
+    // shape. A compute lane has to be there.
+    std::shared_ptr<const TunedProduct> tuned_product(const ProductShape &shape);
+    std::vector<Algorithm> proposed_algorithms(const ProductShape &shape);
+
     // How many streams, handles, events and blocks of memory this object has made so far.
     std::int64_t num_created() const { return num_created_; }
 
@@ -99,6 +108,8 @@ class DeviceState {
     int greatest_priority_ = 0;
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
+    std::map<int, Algorithm> algorithms_;
+    std::map<ProductShape, std::shared_ptr<const TunedProduct>> tuned_products_;  // null: the library chooses
     std::vector<Stream> copy_streams_;
     std::vector<Event> events_, timing_events_, caller_event_;
     std::uint32_t *progress_ = nullptr;

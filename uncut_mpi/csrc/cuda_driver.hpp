@@ -21,7 +21,10 @@ using Context = struct ContextTag *;
 using Stream = struct StreamTag *;
 using Event = struct EventTag *;
 using Function = struct FunctionTag *;
-using BlasHandle = struct BlasHandleTag *;
+using BlasHandle = struct BlasHandleTag *;  // goes for cublasLtHandle_t too, as the library allows
+using LtProduct = struct LtProductTag *;    // cublasLtMatmulDesc_t
+using LtLayout = struct LtLayoutTag *;      // cublasLtMatrixLayout_t
+using LtPreference = struct LtPreferenceTag *;
 
 inline constexpr Code success = 0;
 inline constexpr Code error_out_of_memory = 2;
@@ -76,6 +79,28 @@ union MemOp {  // CUstreamBatchMemOpParams; wait and write have the same members
     std::uint64_t pad[6];
 };
 
+struct LtAlgorithm {  // cublasLtMatmulAlgo_t
+    std::uint64_t data[8];
+};
+
+struct LtProposal {  // cublasLtMatmulHeuristicResult_t
+    LtAlgorithm algorithm;
+    std::size_t workspace_bytes;
+    Code state;
+    float waves;
+    int reserved[4];
+};
+
+inline constexpr int lt_product_op_a = 3;
+inline constexpr int lt_product_op_b = 4;
+inline constexpr int lt_wish_workspace_bytes = 1;
+inline constexpr int lt_wish_alignment_a = 5;
+inline constexpr int lt_wish_alignment_b = 6;
+inline constexpr int lt_wish_alignment_c = 7;
+inline constexpr int lt_wish_alignment_d = 8;
+inline constexpr int lt_algorithm_number = 0;
+inline constexpr int lt_algorithm_option = 5;
+
 inline constexpr int blas_op_n = 0;
 inline constexpr int blas_op_t = 1;
 inline constexpr int blas_pointer_mode_host = 0;
@@ -127,7 +152,7 @@ inline constexpr int type_r_16bf = 14;
     X(cuLaunchKernel, 4000,                                                                                            \
       Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **, void **))
 
-// Every cuBLAS function in use, by its 64-bit name where there is one.
+// Every function of cuBLAS and of the cublasLt beneath it in use, by its 64-bit name where there is one.
 #define UNCUT_BLAS_FUNCTIONS(X)                                                                                        \
     X(cublasCreate_v2, Code(BlasHandle *))                                                                             \
     X(cublasDestroy_v2, Code(BlasHandle))                                                                              \
@@ -145,7 +170,21 @@ inline constexpr int type_r_16bf = 14;
            const float *, std::int64_t, const float *, float *, std::int64_t))                                         \
     X(cublasGemmEx_64,                                                                                                 \
       Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *, const void *, int,            \
-           std::int64_t, const void *, int, std::int64_t, const void *, void *, int, std::int64_t, int, int))
+           std::int64_t, const void *, int, std::int64_t, const void *, void *, int, std::int64_t, int, int))          \
+    X(cublasLtMatmulDescCreate, Code(LtProduct *, int, int))                                                           \
+    X(cublasLtMatmulDescDestroy, Code(LtProduct))                                                                      \
+    X(cublasLtMatmulDescSetAttribute, Code(LtProduct, int, const void *, std::size_t))                                 \
+    X(cublasLtMatrixLayoutCreate, Code(LtLayout *, int, std::uint64_t, std::uint64_t, std::int64_t))                   \
+    X(cublasLtMatrixLayoutDestroy, Code(LtLayout))                                                                     \
+    X(cublasLtMatmulPreferenceCreate, Code(LtPreference *))                                                            \
+    X(cublasLtMatmulPreferenceDestroy, Code(LtPreference))                                                             \
+    X(cublasLtMatmulPreferenceSetAttribute, Code(LtPreference, int, const void *, std::size_t))                        \
+    X(cublasLtMatmulAlgoGetHeuristic,                                                                                  \
+      Code(BlasHandle, LtProduct, LtLayout, LtLayout, LtLayout, LtLayout, LtPreference, int, LtProposal *, int *))     \
+    X(cublasLtMatmulAlgoConfigGetAttribute, Code(const LtAlgorithm *, int, void *, std::size_t, std::size_t *))        \
+    X(cublasLtMatmul,                                                                                                  \
+      Code(BlasHandle, LtProduct, const void *, const void *, LtLayout, const void *, LtLayout, const void *,          \
+           const void *, LtLayout, void *, LtLayout, const LtAlgorithm *, void *, std::size_t, Stream))
 
 namespace signature {
 #define UNCUT_DECLARE(name, version, ...) using name##_t = __VA_ARGS__;

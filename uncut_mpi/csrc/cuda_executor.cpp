@@ -186,6 +186,11 @@ void Executor::issue_gemm(const Step &step) {
                                reinterpret_cast<void *>(g.c), type_r_32f, g.ldc, blas_compute_32f_fast_tf32,
                                blas_gemm_default),
              true, &step);
+    } else if (g.tuned != nullptr) {
+        fail("cublasLtMatmul",
+             g.tuned->run(g.handle, &factors_f32_[g.factor_product], g.a, g.b, &factors_f32_[g.factor_c], g.c,
+                          g.workspace, lanes_[step.lane].stream),
+             true, &step);
     } else {
         const int type = g.dtype == dtype_f16 ? type_r_16f : type_r_16bf;
         const int type_c = g.dtype_c == dtype_f32 ? type_r_32f : type;

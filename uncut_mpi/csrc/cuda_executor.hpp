@@ -138,6 +138,8 @@ class Executor {
         Address a, b, c;
         std::int64_t lda, ldb, ldc;
         std::uint8_t dtype, dtype_c, factor_product, factor_c;
+        std::shared_ptr<const TunedProduct> tuned;  // null: by cuBLAS's own choice
+        Address workspace;
         std::uint32_t scale;  // index of the COMBINE that replaces it when the product is zero
     };
     struct Combine {
@@ -160,6 +162,7 @@ class Executor {
     struct Lane {
         Stream stream = nullptr;
         BlasHandle handle = nullptr;
+        Address workspace = 0;
         std::int64_t num_steps = 0;
         std::vector<Checkpoint> checkpoints;
         // State of a run.

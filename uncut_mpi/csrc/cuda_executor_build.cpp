@@ -125,6 +125,7 @@ void Executor::bind_lanes(const Program &program) {
             const DeviceState::ComputeLane &lane = device_->compute_lane(next_compute++);
             lanes_[l].stream = lane.stream;
             lanes_[l].handle = lane.handle;
+            lanes_[l].workspace = lane.workspace;
         } else {
             lanes_[l].stream = device_->copy_stream(next_copy++);
         }
@@ -232,6 +233,12 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemm.ldc = c.ld;
     gemm.dtype = a.dtype;
     gemm.dtype_c = c.dtype;
+    if (half && c.dtype == dtype_f32 && gemm.m > 0 && gemm.n > 0 && gemm.k > 0) {
+        gemm.tuned = device_->tuned_product({a.dtype == dtype_f16 ? type_r_16f : type_r_16bf, gemm.op_a, gemm.op_b,
+                                             gemm.m, gemm.n, gemm.k, gemm.lda, gemm.ldb, gemm.ldc, alignment_of(gemm.a),
+                                             alignment_of(gemm.b), alignment_of(gemm.c)});
+        gemm.workspace = lanes_[operation.lane].workspace;
+    }
     gemm.factor_product = a.factor;
     gemm.factor_c = factor_zero;
     Operand scaling[2] = {c, c};

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from uncut_mpi.planning.lower import OperationList
 
 MAX_LANES = 256
 """Lanes a rank may use; the width of one rank's row of progress words."""
+
+_RANDOM_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -227,6 +230,10 @@ class Probe(abc.ABC):
         """Free what the work needs."""
 
 
+Algorithm = tuple[int, int]
+"""A family of the library's kernels for products: its number and option, as `Machine.gemm_algorithms` has them."""
+
+
 class Backend(abc.ABC):
     """One rank's device. Every method raises `DeviceError` when a call into the system fails."""
 
@@ -342,6 +349,34 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def gemm_probe(self, size: int, dtype: DType) -> Probe:
         """Return a probe of a size×size×size product of full-mantissa random data."""
+
+    @abc.abstractmethod
+    def fastest_algorithms(self) -> dict[str, Algorithm]:
+        """
+        Return by half type the algorithm that is fastest for products added up in float32, as measured on this device.
+
+        Only those that are faster than what the library chooses by itself, which is in use afterwards. Empty where no
+        algorithm can be named, or if memory for the products is lacking. Nothing may be in flight.
+        """
+
+    @abc.abstractmethod
+    def use_algorithms(self, algorithms: Mapping[str, Algorithm]) -> None:
+        """
+        Use these algorithms, by half type, for such products in executables made from now on.
+
+        Where the library does not propose the one named for a shape, its own choice stays; so it does for types
+        that are not named.
+        """
+
+    def fill_random(self, address: int, nbytes: int, dtype: DType) -> None:
+        """Fill device memory with full-mantissa random values of a type in [0, 1), a block over and over."""
+        block = np.random.default_rng(0).random(_RANDOM_BYTES // dtype.itemsize).astype(dtype.numpy)
+        filled = min(nbytes, _RANDOM_BYTES)
+        self.from_host(address, filled // dtype.itemsize, block[: filled // dtype.itemsize, None])
+        while filled < nbytes:
+            step = min(filled, nbytes - filled)
+            self.copy_matrix(address + filled, address, step, 1, step)
+            filled += step
 
     @abc.abstractmethod
     def energy_j(self) -> float | None:

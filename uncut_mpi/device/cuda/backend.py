@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from uncut_mpi import _native
+from uncut_mpi.device.cuda import algorithms
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
@@ -27,6 +30,7 @@ from uncut_mpi.device.cuda.probe import CudaProbe
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.interface import (
     AdoptedArray,
+    Algorithm,
     Allocation,
     Backend,
     DeviceIdentity,
@@ -303,16 +307,12 @@ class CudaBackend(Backend):
 
     def gemm_probe(self, size: int, dtype: DType) -> Probe:
         """Return a probe of a size×size×size product of full-mantissa random data."""
-        columns = min(size, 256)
-        block = np.asfortranarray(np.random.default_rng(0).random((size, columns)).astype(dtype.numpy))
         with self._current("preparing to time a product"):
             nbytes = size * size * dtype.itemsize
             wide = size * size * dtype.accumulator.itemsize
             base = self._malloc(nbytes + wide)
             try:
-                for col in range(0, size, columns):
-                    part = block[:, : min(columns, size - col)]
-                    self.from_host(base + col * size * dtype.itemsize, size, part)
+                self.fill_random(base, nbytes, dtype)
                 # Run as a list of products, so that the time to issue one hides behind the one before.
                 signature = square(size, dtype)
                 todo = WarmupList(1)
@@ -321,19 +321,43 @@ class CudaBackend(Backend):
                 program = todo.program()
                 operands = program.operands.copy()
                 operands["offset"][0::3] = nbytes  # C behind A, which is B as well
-                executable = self._preparation.bind_scratch(dataclasses.replace(program, operands=operands), base)
+                return self._scratch_probe(
+                    base,
+                    dataclasses.replace(program, operands=operands),
+                    _TIMED_PRODUCTS,
+                    lambda: self._runtime.free(base),
+                )
             except BaseException:
                 self._runtime.free(base)
                 raise
 
-        def multiply() -> None:
-            raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
-
-        def free() -> None:
-            executable.close()
+    def fastest_algorithms(self) -> dict[str, Algorithm]:
+        """See `Backend.fastest_algorithms`."""
+        operand_bytes, c_bytes = algorithms.scratch_bytes()
+        found: dict[str, Algorithm] = {}
+        try:
+            base = self._malloc(operand_bytes + c_bytes)
+        except CapacityError:
+            return found
+        try:
+            with self._current("timing algorithms of products"):
+                self.fill_random(base + operand_bytes, c_bytes, DType.f32)
+                for dtype in DType:
+                    if not dtype.is_half:
+                        continue
+                    self.fill_random(base, operand_bytes, dtype)
+                    best = algorithms.fastest(self._native, dtype, functools.partial(self._scratch_probe, base))
+                    if best is not None:
+                        found[dtype.name] = best
+        finally:
             self._runtime.free(base)
+        self._preparation.forget_products()
+        return found
 
-        return CudaProbe(self._current, self._native.compute_stream(0), multiply, _TIMED_PRODUCTS, free)
+    def use_algorithms(self, algorithms: Mapping[str, Algorithm]) -> None:
+        """See `Backend.use_algorithms`."""
+        self._native.use_algorithms({int(DType[name].value): one for name, one in algorithms.items()})
+        self._preparation.forget_products()
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: NVML's counter; None without nvidia-ml-py, or where the device has none."""
@@ -355,6 +379,21 @@ class CudaBackend(Backend):
             self._native.close()
 
     # -- parts -------------------------------------------------------------------------------
+
+    def _scratch_probe(
+        self, base: int, program: OperationList, times: int, free: Callable[[], None] = lambda: None
+    ) -> Probe:
+        """Return a probe of a list of products on scratch memory; `free` is called when it is closed."""
+        executable = self._preparation.bind_scratch(program, base)
+
+        def multiply() -> None:
+            raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+
+        def end() -> None:
+            executable.close()
+            free()
+
+        return CudaProbe(self._current, self._native.compute_stream(0), multiply, times, end)
 
     def _description(self) -> str:
         return f"CUDA device {self._ordinal} ({self._name})"

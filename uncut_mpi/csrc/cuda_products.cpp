@@ -1,0 +1,109 @@
+#include "cuda_products.hpp"
+
+#include <algorithm>
+
+namespace uncut::cuda {
+namespace {
+
+constexpr int most_proposals = 16;
+constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
+
+}  // namespace
+
+std::uint32_t alignment_of(Address address) {
+    const Address lowest = address & (~address + 1);
+    return static_cast<std::uint32_t>(lowest == 0 ? 256 : std::min<Address>(lowest, 256));
+}
+
+TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes)
+    : blas_(blas), workspace_bytes_(workspace_bytes) {
+    const auto extents = [&](int op, std::int64_t rows, std::int64_t cols) {
+        return op == blas_op_t ? std::pair{cols, rows} : std::pair{rows, cols};
+    };
+    const auto layout = [&](LtLayout &made, int type, std::pair<std::int64_t, std::int64_t> extent, std::int64_t ld) {
+        blas_.check("cublasLtMatrixLayoutCreate",
+                    blas_.cublasLtMatrixLayoutCreate(&made, type, static_cast<std::uint64_t>(extent.first),
+                                                     static_cast<std::uint64_t>(extent.second), ld));
+    };
+    const auto set = [&](int attribute, const auto &value) {
+        blas_.check("cublasLtMatmulDescSetAttribute",
+                    blas_.cublasLtMatmulDescSetAttribute(product_, attribute, &value, sizeof value));
+    };
+    LtPreference wishes = nullptr;
+    const auto wish = [&](int attribute, const auto &value) {
+        blas_.check("cublasLtMatmulPreferenceSetAttribute",
+                    blas_.cublasLtMatmulPreferenceSetAttribute(wishes, attribute, &value, sizeof value));
+    };
+    try {
+        blas_.check("cublasLtMatmulDescCreate",
+                    blas_.cublasLtMatmulDescCreate(&product_, blas_compute_32f, type_r_32f));
+        set(lt_product_op_a, shape.op_a);
+        set(lt_product_op_b, shape.op_b);
+        layout(a_, shape.type, extents(shape.op_a, shape.m, shape.k), shape.lda);
+        layout(b_, shape.type, extents(shape.op_b, shape.k, shape.n), shape.ldb);
+        layout(c_, type_r_32f, {shape.m, shape.n}, shape.ldc);
+        blas_.check("cublasLtMatmulPreferenceCreate", blas_.cublasLtMatmulPreferenceCreate(&wishes));
+        wish(lt_wish_workspace_bytes, workspace_bytes_);
+        wish(lt_wish_alignment_a, shape.alignment_a);
+        wish(lt_wish_alignment_b, shape.alignment_b);
+        wish(lt_wish_alignment_c, shape.alignment_c);
+        wish(lt_wish_alignment_d, shape.alignment_c);
+        proposals_.resize(most_proposals);
+        int count = 0;
+        const Code code = blas_.cublasLtMatmulAlgoGetHeuristic(handle, product_, a_, b_, c_, c_, wishes, most_proposals,
+                                                               proposals_.data(), &count);
+        if (code != not_supported) blas_.check("cublasLtMatmulAlgoGetHeuristic", code);
+        proposals_.resize(code == success ? static_cast<std::size_t>(count) : 0);
+        std::erase_if(proposals_, [](const LtProposal &one) { return one.state != success; });
+    } catch (...) {
+        if (wishes != nullptr) blas_.cublasLtMatmulPreferenceDestroy(wishes);
+        release();
+        throw;
+    }
+    blas_.cublasLtMatmulPreferenceDestroy(wishes);
+}
+
+TunedProduct::~TunedProduct() { release(); }
+
+void TunedProduct::release() {
+    for (LtLayout layout : {a_, b_, c_})
+        if (layout != nullptr) blas_.cublasLtMatrixLayoutDestroy(layout);
+    if (product_ != nullptr) blas_.cublasLtMatmulDescDestroy(product_);
+}
+
+Algorithm TunedProduct::family(const LtAlgorithm &algorithm) const {
+    Algorithm found;
+    std::size_t written = 0;
+    blas_.check("cublasLtMatmulAlgoConfigGetAttribute",
+                blas_.cublasLtMatmulAlgoConfigGetAttribute(&algorithm, lt_algorithm_number, &found.number,
+                                                           sizeof found.number, &written));
+    blas_.check("cublasLtMatmulAlgoConfigGetAttribute",
+                blas_.cublasLtMatmulAlgoConfigGetAttribute(&algorithm, lt_algorithm_option, &found.option,
+                                                           sizeof found.option, &written));
+    return found;
+}
+
+std::vector<Algorithm> TunedProduct::proposals() const {
+    std::vector<Algorithm> found;
+    for (const LtProposal &one : proposals_) {
+        const Algorithm of = family(one.algorithm);
+        if (std::find(found.begin(), found.end(), of) == found.end()) found.push_back(of);
+    }
+    return found;
+}
+
+bool TunedProduct::take(Algorithm wanted) {
+    for (const LtProposal &one : proposals_)
+        if (family(one.algorithm) == wanted) return taken_ = one.algorithm, true;
+    return false;
+}
+
+Code TunedProduct::run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,
+                       Address workspace, Stream stream) const {
+    return blas_.cublasLtMatmul(handle, product_, alpha, reinterpret_cast<const void *>(a), a_,
+                                reinterpret_cast<const void *>(b), b_, beta, reinterpret_cast<const void *>(c), c_,
+                                reinterpret_cast<void *>(c), c_, &taken_, reinterpret_cast<void *>(workspace),
+                                workspace_bytes_, stream);
+}
+
+}  // namespace uncut::cuda
