@@ -152,6 +152,7 @@ class SimulatedMachine:
     gemm_overhead: list[float]
     gemm_tail: list[float]
     gemm_uneven: list[float]
+    gemm_misaligned: list[float]
     c_s_per_byte: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]

@@ -3,8 +3,8 @@ One large product whole and in blocks of C, one after another: does a GPU multip
 
     python3 tests/perf/product_blocks.py OUT.json [TYPE MxNxK ...]
 
-C := alpha A B + C by cuBLAS, half types with C in float32, full-mantissa values, column-major. Every way of cutting takes
-its turn, nine rounds of about 30 ms each, so that all meet the same clocks; medians, TFLOP/s.
+C := alpha A B + C by cuBLAS, half types with C in float32, full-mantissa values, column-major. Every way of cutting
+takes its turn, nine rounds of about 30 ms each, so that all meet the same clocks; medians, TFLOP/s.
 """
 
 import json
@@ -41,11 +41,11 @@ def measure(dtype, m, n, k, ways):
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     samples = {way: [] for way in ways}
-    for turn in range(ROUNDS + 1):
+    for _ in range(ROUNDS + 1):
         for way in ways:
             repeats = max(1, int(ROUND_S / (samples[way][-1] if samples[way] else ROUND_S)))
             start.record()
-            for _ in range(repeats):
+            for _again in range(repeats):
                 run(*way)
             stop.record()
             stop.synchronize()
@@ -65,8 +65,9 @@ def main():
         whole = statistics.median(found[m, n])
         for way, times in found.items():
             median = statistics.median(times)
-            print(f"{dtype} {size} in {way[0]}x{way[1]}: {median * 1e6:9.1f} us ({min(times) * 1e6:.1f} to "
-                  f"{max(times) * 1e6:.1f}) {2e-12 * m * n * k / median:6.1f} TF  {median / whole:.3f}", flush=True)  # fmt: skip
+            spread = f"{min(times) * 1e6:.1f} to {max(times) * 1e6:.1f}"
+            rate = f"{2e-12 * m * n * k / median:6.1f} TF  {median / whole:.3f}"
+            print(f"{dtype} {size} in {way[0]}x{way[1]}: {median * 1e6:9.1f} us ({spread}) {rate}", flush=True)
             results.append({"dtype": dtype, "m": m, "n": n, "k": k, "block": way, "samples_s": times})
     with open(out, "w") as file:
         json.dump(results, file)

@@ -107,6 +107,35 @@ def test_an_uneven_product_takes_longer(m: int, n: int, longer: int) -> None:
     assert shape.work(m, n, 512, 10)[0] == pytest.approx(operations)
 
 
+@pytest.mark.parametrize(
+    ("changes", "longer"),
+    [
+        ({}, 0),
+        ({"lda": 514}, 0),
+        ({"lda": 513}, 1),
+        ({"ldb": 257}, 1),
+        ({"lda": 513, "ldb": 257}, 1),
+        ({"ldc": 513}, 0),
+    ],
+)
+def test_a_product_takes_longer_where_columns_of_a_or_b_are_not_aligned(changes: dict[str, int], longer: int) -> None:
+    machine = machine_of(1, gemm_shape={"f64": GemmShape(half_depth=100, misaligned=0.5)})
+    problem = GemmProblem(512, 256, 256, DType.f64, **changes)
+    made = plan(problem, Placement.parse("0,0,0"), 1, machine, ScheduleOptions(scheduler="uncut", tile=4096)).schedule
+    operations = 2 * 512 * 256 * (256 * (1 + 0.5 * longer) + 100)
+    assert seconds_of(made, machine) == pytest.approx(operations / 1e12)
+    shape = machine.gemm_shape["f64"]
+    assert shape.work(512, 256, 256, 10, aligned=not longer)[0] == pytest.approx(operations)
+
+
+def test_a_product_takes_longer_where_its_part_of_a_begins_between_two_aligned_columns() -> None:
+    machine = machine_of(1, gemm_shape={"f64": GemmShape(misaligned=0.5)})
+    halves = [make(512, 256, 256, "0,0,0", 1, tile=tile) for tile in (128, 129)]
+    even, odd = (seconds_of(schedule, machine) for schedule in halves)
+    assert even == pytest.approx(2 * 512 * 256 * 256 / 1e12)
+    assert odd > 1.2 * even
+
+
 def test_fetch_compute_and_write_back_follow_one_another() -> None:
     machine = machine_of(1, latency_s=np.full((2, 2), 1e-6))
     schedule = make(512, 512, 512, "h,h,h", 1, tile=512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,14 +82,29 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
     by_type: dict[str, list[ProductSample]] = {}
     for one in samples.products:
         by_type.setdefault(one.dtype, []).append(one)
-    for dtype, products in by_type.items():
+    for dtype, all_products in by_type.items():
+        products = [one for one in all_products if one.aligned]
         seconds = np.array([one.seconds for one in products])
         extents = [(one.m, one.n, one.k) for one in products]
         extra = [float(one.m * one.n * DType[dtype].accumulator.itemsize * one.adds) for one in products]
         of_rank_0 = seconds[:, 0].tolist()
         shapes[dtype], rate, errors[dtype] = fit_gemm_shape(extents, of_rank_0, samples.multiprocessors[0], extra)
+        longer = [
+            _misaligned(shapes[dtype], one, samples.multiprocessors[0], rate) for one in all_products if not one.aligned
+        ]
+        if longer:
+            shapes[dtype] = dataclasses.replace(shapes[dtype], misaligned=max(0.0, float(np.median(longer))))
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
+
+
+def _misaligned(shape: GemmShape, one: ProductSample, multiprocessors: int, tflop_per_s: float) -> float:
+    """Return what the arithmetic of a product whose columns are not aligned took longer on rank 0, of its time."""
+    extents = (one.m, one.n, one.k)
+    expected = shape.seconds(*extents, multiprocessors, tflop_per_s * 1e12)
+    doubled = dataclasses.replace(shape, misaligned=1.0)
+    arithmetic = doubled.seconds(*extents, multiprocessors, tflop_per_s * 1e12, aligned=False) - expected
+    return (one.seconds[0] - expected) / arithmetic
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:

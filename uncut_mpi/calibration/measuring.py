@@ -55,8 +55,8 @@ class Effort:
         Time that transfers and lists of products shall take alone.
     widths_bytes : tuple of int
         Rows of strided copies, rising.
-    shapes, added : tuple of (int, int, int)
-        Products, and such as are added to C.
+    shapes, added, misaligned : tuple of (int, int, int)
+        Products, such as are added to C, and such whose columns are not aligned.
     combine : tuple of int
         Rows and columns of a COMBINE.
     litmus_bytes : tuple of int
@@ -70,20 +70,25 @@ class Effort:
     widths_bytes: tuple[int, ...]
     shapes: tuple[tuple[int, int, int], ...]
     added: tuple[tuple[int, int, int], ...]
+    misaligned: tuple[tuple[int, int, int], ...]
     combine: tuple[int, int]
     litmus_bytes: tuple[int, ...]
     asynchronous: bool
 
     @property
-    def products(self) -> list[tuple[tuple[int, int, int], bool]]:
-        """Every product to time, as (m, n, k), and whether it is added to C."""
-        return [*((shape, False) for shape in self.shapes), *((shape, True) for shape in self.added)]
+    def products(self) -> list[tuple[tuple[int, int, int], bool, bool]]:
+        """Every product to time, as (m, n, k), whether it is added to C, and whether its columns are aligned."""
+        return [
+            *((shape, False, True) for shape in self.shapes),
+            *((shape, True, True) for shape in self.added),
+            *((shape, False, False) for shape in self.misaligned),
+        ]
 
     @property
     def compute_bytes(self) -> int:
         """Bytes of the largest operand of a product or COMBINE, in the widest type."""
-        elements = [max(m * n, n * k, m * k) for (m, n, k), _ in self.products]
-        return 8 * max(*elements, self.combine[0] * self.combine[1])
+        area = [max(m * n, n * k, m * k) + 64 * max(n, k) for (m, n, k), *_ in self.products]
+        return 8 * max(*area, self.combine[0] * self.combine[1])
 
 
 EFFORTS: Final = {
@@ -104,7 +109,11 @@ EFFORTS: Final = {
             *((1280, 2048, 2048), (896, 2048, 4096), (2304, 1984, 1024), (1152, 4096, 1024), (4096, 640, 1024)),
             *((820, 820, 1638), (3276, 1228, 2048), (1000, 1000, 3000)),
         ),
-        added=((4096, 4096, 128), (4096, 4096, 512), (8192, 512, 1024), (4096, 256, 2048)),
+        added=(
+            *((4096, 4096, 128), (4096, 4096, 512), (8192, 512, 1024), (4096, 256, 2048)),
+            *((4096, 4096, 2048), (8192, 4096, 2048)),
+        ),
+        misaligned=((1001, 1001, 3001), (3277, 1229, 2049)),
         combine=(4096, 2048),
         litmus_bytes=(4 << 10, 64 << 10, 1 << 20),
         asynchronous=True,
@@ -118,6 +127,7 @@ EFFORTS: Final = {
             *((256, 256, 32), (256, 256, 1024), (512, 64, 256)),
         ),
         added=((256, 256, 32), (384, 384, 64)),
+        misaligned=(),
         combine=(512, 512),
         litmus_bytes=(4 << 10, 64 << 10),
         asynchronous=False,
@@ -331,18 +341,21 @@ class _Run:
         for dtype in DType:
             with agreement.collective(self.bench.group, "preparing random operands"):
                 self.bench.fill(self.bench.result_offset, dtype)
-            for shape, adds in self.effort.products:
-                what = self._step(f"{dtype.name} product of {'×'.join(map(str, shape))}{', added' if adds else ''}")
-                pilot = self.bench.time(self._product(shape, dtype, 1, adds), what, samples=1)
+            for shape, adds, aligned in self.effort.products:
+                how = f"{', added' if adds else ''}{'' if aligned else ', columns not aligned'}"
+                what = self._step(f"{dtype.name} product of {'×'.join(map(str, shape))}{how}")
+                pilot = self.bench.time(self._product(shape, dtype, 1, adds, aligned), what, samples=1)
                 count = min(_MAX_PRODUCTS, max(1, math.ceil(self.effort.target_s / pilot.together.min_s)))
-                timed = self.bench.time(self._product(shape, dtype, count, adds), what)
+                timed = self.bench.time(self._product(shape, dtype, count, adds, aligned), what)
                 seconds = tuple((timed.by_rank_s / count).tolist())
                 self.samples.products.append(
-                    ProductSample(dtype.name, *shape, seconds, _scaled(timed.together, 1.0 / count), adds)
+                    ProductSample(dtype.name, *shape, seconds, _scaled(timed.together, 1.0 / count), adds, aligned)
                 )
 
-    def _product(self, shape: tuple[int, int, int], dtype: DType, count: int, adds: bool = False) -> probes.Probe:
-        return probes.products(self.size, shape, dtype, count, self.bench.result_offset, adds=adds)
+    def _product(
+        self, shape: tuple[int, int, int], dtype: DType, count: int, adds: bool = False, aligned: bool = True
+    ) -> probes.Probe:
+        return probes.products(self.size, shape, dtype, count, self.bench.result_offset, adds=adds, aligned=aligned)
 
     def _combine(self) -> None:
         what, count = self._step("COMBINE"), 8

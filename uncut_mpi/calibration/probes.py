@@ -15,6 +15,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.layout import aligned_ld
 from uncut_mpi.planning.schedule import HOST, Factor, Kind, Op, Role, Schedule, Space
 
 SMALL_BYTES: Final = 4096
@@ -159,16 +160,28 @@ class ProbeBuild:
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
     def multiply(
-        self, rank: int, shape: tuple[int, int, int], dtype: DType, result_offset: int, *, adds: bool = False
+        self,
+        rank: int,
+        shape: tuple[int, int, int],
+        dtype: DType,
+        result_offset: int,
+        *,
+        adds: bool = False,
+        aligned: bool = True,
     ) -> None:
         """
         Append a product C' := A B, or one added to C', on a device.
 
-        A and B lie over one another at offset 0, C' at `result_offset`.
+        A and B lie over one another at offset 0, C' at `result_offset`. Columns are aligned as those of panels, or
+        follow one another as those of a caller's matrices may.
         """
         m, n, k = shape
-        reads = [(self.window(rank, 0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
-        c = self.window(rank, result_offset, m, n, dtype.accumulator)
+
+        def window(offset: int, rows: int, cols: int, of: DType) -> RegionRef:
+            return self.window(rank, offset, rows, cols, of, ld=aligned_ld(rows, of) if aligned else rows)
+
+        reads = [(window(0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
+        c = window(result_offset, m, n, dtype.accumulator)
         if adds:
             reads.append((c, *_READ))
         self.build.task(Kind.GEMM, self.build.compute_lane(rank), c, reads)
@@ -312,17 +325,20 @@ def signalled(areas: Areas, count: int) -> Probe:
 
 
 def products(
-    num_ranks: int, shape: tuple[int, int, int], dtype: DType, count: int, result_offset: int, *, adds: bool = False
+    num_ranks: int,
+    shape: tuple[int, int, int],
+    dtype: DType,
+    count: int,
+    result_offset: int,
+    *,
+    adds: bool = False,
+    aligned: bool = True,
 ) -> Probe:
-    """
-    Return products C' := A B, or such that are added to C', on every device at once, one after another.
-
-    A and B lie over one another at offset 0 of each device's memory, C' at `result_offset`.
-    """
+    """Return products on every device at once, one after another; see `ProbeBuild.multiply`."""
     built = ProbeBuild(num_ranks)
     for _ in range(count):
         for rank in range(num_ranks):
-            built.multiply(rank, shape, dtype, result_offset, adds=adds)
+            built.multiply(rank, shape, dtype, result_offset, adds=adds, aligned=aligned)
     return built.probe()
 
 

@@ -76,8 +76,8 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         lines.append(
             f"{dtype} products: {blocks}, half rate at k = {shape.half_depth:.0f}, {shape.overhead_s * 1e6:.1f} us to "
             f"start, at the end idle for {1e-3 * shape.tail_elements:.0f} thousand elements, C at "
-            f"{_c_rate(shape)}, {shape.uneven:.0%} longer where C is uneven; "
-            f"the fit is off by {100 * errors[dtype]:.1f} %"
+            f"{_c_rate(shape)}, {shape.uneven:.0%} longer where C is uneven, {shape.misaligned:.0%} where columns "
+            f"are not aligned; the fit is off by {100 * errors[dtype]:.1f} %"
         )
     for name, (number, option) in machine.gemm_algorithms.items():
         lines.append(f"{name} products added up in float32: by algorithm {number} of cublasLt with option {option}")

@@ -84,6 +84,8 @@ class ProductSample:
         Of one product, from the first rank's start to the last one's end.
     adds : bool
         Whether the product is added to C.
+    aligned : bool
+        Whether columns of A and B begin at multiples of 16 bytes.
     """
 
     dtype: str
@@ -93,6 +95,7 @@ class ProductSample:
     seconds: tuple[float, ...]
     time: Summary
     adds: bool = False
+    aligned: bool = True
 
 
 @dataclasses.dataclass(slots=True)

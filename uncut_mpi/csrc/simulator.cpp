@@ -19,7 +19,8 @@ constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
 constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr std::int64_t even_extent = 256;  // GemmShape.uneven of model/costs.py
+constexpr std::int64_t even_extent = 256;     // GemmShape.uneven of model/costs.py
+constexpr std::int64_t alignment_bytes = 16;  // GemmShape.misaligned
 constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
 
 // A copy that moves bytes. Its rate was set at `since`.
@@ -202,6 +203,14 @@ class Simulator {
         return body;
     }
 
+    // Whether all columns of a region begin at multiples of 16 bytes, if its buffer does.
+    bool is_aligned(const RegionRecord &region) const {
+        const BufferRecord &buffer = t_.buffers[region.buffer];
+        const std::int64_t item = element_bytes[buffer.dtype];
+        const bool begins = (region.row + region.col * buffer.ld) * item % alignment_bytes == 0;
+        return begins && (region.cols <= 1 || buffer.ld * item % alignment_bytes == 0);
+    }
+
     Body gemm_body(const TaskRecord &task) const {
         const OperandRecord &a = operand(task, 1);
         const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
@@ -212,7 +221,9 @@ class Simulator {
         Body body;
         if (c.rows == 0 || c.cols == 0 || k == 0) return body;
         const auto odd = [](std::int64_t extent) { return extent > even_extent && extent % even_extent != 0; };
-        const double factor = odd(c.rows) || odd(c.cols) ? 1 + m_.gemm_uneven[dtype] : 1;
+        double factor = odd(c.rows) || odd(c.cols) ? 1 + m_.gemm_uneven[dtype] : 1;
+        if (!is_aligned(left) || !is_aligned(t_.regions[operand(task, 2).region]))
+            factor *= 1 + m_.gemm_misaligned[dtype];
         const double depth = factor * static_cast<double>(k) + m_.half_depth[dtype];
         const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
         const double wanted = static_cast<double>(c.rows) * static_cast<double>(c.cols);

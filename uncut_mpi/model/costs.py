@@ -40,9 +40,10 @@ class GemmShape(_NonNegative):
     multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no
     waves: W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
     is read where the product is added to it) are the extra bytes. Where C is uneven (rows or columns above 256 and
-    no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. The
-    tail, the extra bytes and `uneven` are what measured products asked for (``docs/performance.md``, 2026-11-22); no
-    paper has them.
+    no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
+    columns of A or B begin at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are fed by loads
+    that need them there. The tail, the extra bytes, `uneven` and `misaligned` are what measured products asked for
+    (``docs/performance.md``, 2026-11-22); no paper has them.
 
     Attributes
     ----------
@@ -58,6 +59,8 @@ class GemmShape(_NonNegative):
         Time to read or write a byte of C.
     uneven : float
         What the arithmetic takes longer, of its time, where C is uneven.
+    misaligned : float
+        What it takes longer where columns of A or B are not aligned.
     """
 
     block_rows: float = 1.0
@@ -67,8 +70,9 @@ class GemmShape(_NonNegative):
     tail_elements: float = 0.0
     c_s_per_byte: float = 0.0
     uneven: float = 0.0
+    misaligned: float = 0.0
 
-    def work(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[float, float]:
+    def work(self, m: int, n: int, k: int, multiprocessors: int, *, aligned: bool = True) -> tuple[float, float]:
         """
         Return a product's operations as the device executes them, and the part of the device they keep busy.
 
@@ -78,6 +82,8 @@ class GemmShape(_NonNegative):
             Extents (elements).
         multiprocessors : int
             Of the device.
+        aligned : bool, optional
+            Whether columns of A and B are.
 
         Returns
         -------
@@ -91,12 +97,20 @@ class GemmShape(_NonNegative):
             blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
             slots = math.ceil(blocks / multiprocessors) * multiprocessors
             elements, occupancy = slots * self.block_rows * self.block_cols, blocks / slots
-        factor = 1.0 + self.uneven * is_uneven(m, n)
+        factor = (1.0 + self.uneven * is_uneven(m, n)) * (1.0 + self.misaligned * (not aligned))
         operations = 2.0 * (elements * (factor * k + self.half_depth) + self.tail_elements * k)
         return operations, occupancy * elements / max(elements + self.tail_elements, 1.0)
 
     def seconds(
-        self, m: int, n: int, k: int, multiprocessors: int, flop_per_s: float, extra_bytes: float = 0.0
+        self,
+        m: int,
+        n: int,
+        k: int,
+        multiprocessors: int,
+        flop_per_s: float,
+        extra_bytes: float = 0.0,
+        *,
+        aligned: bool = True,
     ) -> float:
         """
         Return the time of a product alone on its device.
@@ -109,8 +123,10 @@ class GemmShape(_NonNegative):
             Rate of a large product.
         extra_bytes : float, optional
             Of C, moved besides writing it once in the accumulator's type; negative where C is narrower.
+        aligned : bool, optional
+            As for `work`.
         """
-        busy_s = self.work(m, n, k, multiprocessors)[0] / flop_per_s + self.c_s_per_byte * extra_bytes
+        busy_s = self.work(m, n, k, multiprocessors, aligned=aligned)[0] / flop_per_s + self.c_s_per_byte * extra_bytes
         return self.overhead_s + max(busy_s, 0.0)
 
 

@@ -188,6 +188,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.gemm_overhead = [shape.overhead_s for shape in shapes]
     native.gemm_tail = [shape.tail_elements for shape in shapes]
     native.gemm_uneven = [shape.uneven for shape in shapes]
+    native.gemm_misaligned = [shape.misaligned for shape in shapes]
     native.c_s_per_byte = [shape.c_s_per_byte for shape in shapes]
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]
