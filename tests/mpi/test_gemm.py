@@ -12,6 +12,8 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from uncut_mpi.device.interface import Backend
+from uncut_mpi.model.costs import GemmShape
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning import kblocks, tiles
 from uncut_mpi.planning.schedule import Role
 
@@ -296,6 +298,41 @@ def test_tiles_and_results_go_round_slow_links(slow_links, comm, max_hops, batch
                 wrong += " nothing was relayed"
             collective_assert(comm, not wrong, wrong)
             release(slow_links, operands)
+
+
+@pytest.fixture
+def slow_unaligned(comm):
+    """A session that believes that products whose columns are not aligned take very long."""
+    machine = um.Machine.uniform(comm.size)
+    machine = dataclasses.replace(machine, gemm_shape={one.name: GemmShape(misaligned=1e6) for one in DType})
+    with um.Session(comm, backend="host", machine=machine, timeout_s=30, verify=True) as session:
+        yield session
+
+
+@pytest.mark.usefixtures("any_slice")
+def test_columns_that_are_not_aligned_are_copied_by_who_holds_them(slow_unaligned, comm):
+    last = str(slow_unaligned.size - 1)
+    types = ("f64", "f16", "bf16", "tf32")
+    for number, (trans_a, trans_b, dtype) in enumerate(itertools.product("NT", "NT", types)):
+        place = [("0", "0", "0"), ("0", last, "0"), (last, "0", "h")][number % 3]
+        case = Case(67, 53, 71, place=place, dtype=dtype, trans_a=trans_a, trans_b=trans_b, pad=(0, 1, 3), seed=number)
+        operands = make_operands(slow_unaligned, case)
+        with slow_unaligned.plan(
+            operands.a,
+            operands.b,
+            operands.c,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            reads_c=True,
+            options=k_options(slow_unaligned, number, splits=1),
+        ) as plan:
+            copies = plan.schedule.copies()
+            own = copies[(copies[:, 1] == copies[:, 2]) & (copies[:, 1] == int(place[0]))]
+            slow_unaligned.poison_softbuf()
+            plan.execute(case.alpha, case.beta)
+        wrong = mismatch(case, operands) or ("" if len(own) else "A was not copied where it lies")
+        collective_assert(comm, not wrong, wrong)
+        release(slow_unaligned, operands)
 
 
 def test_more_ranks_than_tiles_leave_ranks_without_work(session, comm):

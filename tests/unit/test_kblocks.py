@@ -12,6 +12,7 @@ import pytest
 from tests.helpers import oracle
 from tests.helpers.faults import FAULTS, Fault, spoiled
 from uncut_mpi.errors import CapacityError, ParamError
+from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
@@ -21,7 +22,7 @@ from uncut_mpi.planning.blocking import Step, column_starts, k_blocks, moves, nu
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Schedule
+from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.verify import verify
 
 CHANGES = {"splits": 2, "first": 512, "block": 1024, "growth": 3, "columns": 3, "order": "columns", "combine": "worker"}
@@ -87,7 +88,14 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
     if splits and rng.random() < 0.3:
         areas = random_areas(rng, places // splits)
         options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
+    if rng.random() < 0.4:
+        machine = slow_where_misaligned(machine)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
+
+
+def slow_where_misaligned(machine: Machine, factor: float = 1e6) -> Machine:
+    """Return a machine on which products whose columns are not aligned take so much longer."""
+    return dataclasses.replace(machine, gemm_shape={one.name: GemmShape(misaligned=factor) for one in DType})
 
 
 def random_areas(rng: random.Random, places: int) -> tuple[tuple[float, ...], ...]:
@@ -96,6 +104,75 @@ def random_areas(rng: random.Random, places: int) -> tuple[tuple[float, ...], ..
     return tuple(
         tuple(rng.uniform(0.1, 3) for _ in range(start, stop)) for start, stop in itertools.pairwise([0, *cuts, places])
     )
+
+
+def unaligned_products(schedule: Schedule) -> int:
+    """Return how many products read columns of A or B that begin at no multiple of 16 bytes."""
+    found = 0
+    for task in schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]:
+        for operand in schedule.operands[task["first_operand"] + 1 : task["first_operand"] + 3]:
+            region = schedule.regions[operand["region"]]
+            buffer = schedule.buffers[region["buffer"]]
+            item, ld = DType(int(buffer["dtype"])).itemsize, int(buffer["ld"])
+            found += bool((int(region["row"]) + int(region["col"]) * ld) * item % 16 or ld * item % 16)
+    return found
+
+
+class TestAlignment:
+    PROBLEM = GemmProblem(513, 405, 611, DType.f16)
+
+    def made(self, problem: GemmProblem, where: str, machine: Machine, **options: object) -> Schedule:
+        chosen = ScheduleOptions(scheduler="kblocks", blocking=Blocking(first=64, block=128), **options)  # type: ignore[arg-type]
+        schedule = plan(problem, Placement.parse(where), machine.num_ranks, machine, chosen).schedule
+        verify(schedule, lower(schedule))
+        return schedule
+
+    @pytest.mark.parametrize("serial", [True, False])
+    @pytest.mark.parametrize("where", ["0,0,0", "0,1,2", "3,0,h", "h,2,2"])
+    @pytest.mark.parametrize(("trans_a", "trans_b"), ["NN", "TN", "NT", "TT"])
+    def test_who_holds_a_or_b_copies_it_and_sends_as_before(self, where, serial, trans_a, trans_b):
+        problem = dataclasses.replace(self.PROBLEM, trans_a=trans_a, trans_b=trans_b, lda=0, ldb=0)
+        machine = dataclasses.replace(Machine.uniform(4), serial_copies=serial)
+        before = self.made(problem, where, machine, grid=(2, 2))
+        after = self.made(problem, where, slow_where_misaligned(machine), grid=(2, 2))
+        assert unaligned_products(before) > 0
+        assert unaligned_products(after) == 0
+        sent = []
+        for schedule in (before, after):
+            copies = schedule.copies()
+            of_inputs = np.isin(copies[:, 0], np.flatnonzero(self.reads_a_or_b(schedule)))
+            apart = copies[:, 1] != copies[:, 2]
+            sent.append(sorted(map(tuple, copies[of_inputs & apart][:, 1:].tolist())))
+        assert sent[0] == sent[1]
+
+    @staticmethod
+    def reads_a_or_b(schedule: Schedule) -> np.ndarray:
+        """Whether each task writes a panel of A or B."""
+        regions = schedule.operands["region"][schedule.tasks["first_operand"]]
+        matrices = schedule.buffers["matrix"][schedule.regions["buffer"][regions]]
+        return np.isin(matrices, [Matrix.A, Matrix.B])
+
+    def test_nothing_is_copied_that_is_aligned_or_hardly_slower(self):
+        machine = Machine.uniform(2)
+        even = dataclasses.replace(self.PROBLEM, lda=520, ldb=616, ldc=520)
+        places = "0,0,0"
+        assert (
+            self.made(even, places, slow_where_misaligned(machine), grid=(1, 2)).digest()
+            == self.made(even, places, machine, grid=(1, 2)).digest()
+        )
+        hardly = slow_where_misaligned(machine, 1e-6)
+        assert unaligned_products(self.made(self.PROBLEM, places, hardly, grid=(1, 2))) > 0
+
+    def test_a_half_type_is_not_written_where_columns_of_c_are_not_aligned(self):
+        problem = dataclasses.replace(self.PROBLEM, lda=520, ldb=616)
+        counts = []
+        for ldc in (520, 513):
+            schedule = self.made(
+                dataclasses.replace(problem, ldc=ldc), "0,0,0", slow_where_misaligned(Machine.uniform(1)), grid=(1, 1)
+            )
+            written = schedule.operands["region"][schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.GEMM]]
+            counts.append(int((schedule.regions["buffer"][written] == 2).sum()))
+        assert counts == [1, 0]
 
 
 @pytest.mark.usefixtures("any_slice")

@@ -153,9 +153,11 @@ class Scheduler {
     bool is_shared(int matrix, const std::vector<std::size_t> &blocks, int split) const {
         int takers = 0;
         for (const std::size_t block : blocks)
-            takers += in_.blocks[block].members[static_cast<std::size_t>(split)].panel[matrix] >= 0;
+            takers += takes(matrix, in_.blocks[block].members[static_cast<std::size_t>(split)]);
         return takers > 1;
     }
+    // Whether a worker has to be sent what it needs of A or B. What holds it may copy it for itself.
+    bool takes(int matrix, const KWorker &w) const { return w.panel[matrix] >= 0 && !at_home(matrix, w.rank); }
 
     // -- who ---------------------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ class Scheduler {
             for (std::size_t split = 0; split < in_.blocks[blocks.front()].members.size(); ++split) {
                 std::vector<std::size_t> takers;
                 for (const std::size_t block : blocks)
-                    if (in_.blocks[block].members[split].panel[matrix] >= 0) takers.push_back(block);
+                    if (takes(matrix, in_.blocks[block].members[split])) takers.push_back(block);
                 if (takers.size() != 1) continue;
                 const KWorker &w = in_.blocks[takers.front()].members[split];
                 const std::int64_t across = matrix == matrix_a
@@ -312,10 +314,6 @@ class Scheduler {
 
     // Brings one piece of A or B to all that need it: a slice to each, and from each to the others.
     void fetch(int matrix, int group, const std::vector<std::size_t> &blocks, const KMove &move) {
-        takers_.clear();
-        for (const std::size_t block : blocks)
-            if (in_.blocks[block].members[move.split].panel[matrix] >= 0) takers_.push_back(block);
-        if (takers_.empty()) return;
         auto worker = [&](std::size_t block) -> const KWorker & { return in_.blocks[block].members[move.split]; };
         auto place = [&](const KWorker &w, bool here) {
             const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
@@ -323,8 +321,20 @@ class Scheduler {
             const Extent cols = matrix == matrix_a ? inner : columns_of(w, move.first, move.last);
             return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
         };
-        const Region source = place(worker(takers_.front()), false);
+        if (blocks.empty()) return;
+        const Region source = place(worker(blocks.front()), false);
         if (source.rows == 0 || source.cols == 0) return;
+        takers_.clear();
+        for (const std::size_t block : blocks) {
+            if (takes(matrix, worker(block))) {
+                takers_.push_back(block);
+            } else if (worker(block).panel[matrix] >= 0) {
+                const int rank = worker(block).rank;
+                states_[block][move.split].arriving.push_back(
+                    {move, push(rank, rank, place(worker(block), true), source, -1)});
+            }
+        }
+        if (takers_.empty()) return;
         const auto count = static_cast<std::int64_t>(takers_.size());
         const std::int64_t size = source.rows * source.cols * in_.itemsize;
         // A device that serves its copies one after another sends fewer, longer ones.

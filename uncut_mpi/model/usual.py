@@ -36,11 +36,21 @@ ISSUED_S: Final = {"cuda": 3.0e-6, "host": 0.0}
 _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
 
 _CUDA_SHAPES: Final = {
-    "f64": GemmShape(half_depth=39, overhead_s=5e-6, tail_elements=1e5, c_s_per_byte=2.2e-13, uneven=0.02),
-    "f32": GemmShape(half_depth=33, overhead_s=9e-6, tail_elements=5e4, c_s_per_byte=2.5e-13, uneven=0.08),
-    "f16": GemmShape(half_depth=200, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=2.5e-13, uneven=0.03),
-    "bf16": GemmShape(half_depth=200, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=2.5e-13, uneven=0.03),
-    "tf32": GemmShape(half_depth=320, overhead_s=5e-6, tail_elements=1e6, c_s_per_byte=3e-13, uneven=0.2),
+    "f64": GemmShape(
+        half_depth=39, overhead_s=5e-6, tail_elements=1e5, c_s_per_byte=2.2e-13, uneven=0.02, misaligned=0.26
+    ),
+    "f32": GemmShape(
+        half_depth=33, overhead_s=9e-6, tail_elements=5e4, c_s_per_byte=2.5e-13, uneven=0.08, misaligned=0.02
+    ),
+    "f16": GemmShape(
+        half_depth=200, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=2.5e-13, uneven=0.03, misaligned=5.9
+    ),
+    "bf16": GemmShape(
+        half_depth=200, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=2.5e-13, uneven=0.03, misaligned=5.9
+    ),
+    "tf32": GemmShape(
+        half_depth=320, overhead_s=5e-6, tail_elements=1e6, c_s_per_byte=3e-13, uneven=0.2, misaligned=1.7
+    ),
 }
 _HOST_SHAPES: Final = {
     "f64": GemmShape(half_depth=3, overhead_s=1e-5),

@@ -7,7 +7,8 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
 
 * **A and B.** What several ranks need leaves its origin once: each takes a slice (whole stored columns)
   and hands it to the others, so that ports and host links carry every byte once. A rank that holds the matrix
-  itself reads it in place.
+  itself reads it in place, unless its columns are not aligned and the machine's products are so much slower then
+  (`GemmShape.misaligned`; half types seven times on an H200) that copying it into a panel takes less.
 * **C** is handed on per column block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
   products travel and C does not; combined *where it is computed* (``"worker"``) C is fetched, into the products'
   place before the first of them where the order has it there in time, else beside them. Partial sums of a k
@@ -57,7 +58,7 @@ MOST_IN_A_ROW: Final = 32
 MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
 
-_ALIGNMENT: Final = 16  # bytes: where column blocks start in a transposed B too
+_ALIGNMENT: Final = 16  # bytes: where column blocks start in a transposed B too, and what products' operands want
 
 
 def schedule(
@@ -362,6 +363,7 @@ class _Plan:
     def _worker(self, rank: int, rows: range, cols: range, inner: range) -> _Worker:
         problem = self._problem
         wide = problem.dtype.accumulator
+        copied = self._copied(rank, rows, cols, inner)
 
         def panel(matrix: Matrix, shape: tuple[int, int], *, turned: bool, needed: bool) -> int:
             if not needed and self._at_home(matrix, rank):
@@ -377,20 +379,53 @@ class _Plan:
             inner,
             column_starts(len(cols), self.how.columns, step),
             (
-                panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=False),
-                panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=False),
-                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank)),
+                panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
+                panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
+                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank, rows, copied)),
             ),
         )
 
-    def _sums_apart(self, rank: int) -> bool:
+    def _copied(self, rank: int, rows: range, cols: range, inner: range) -> list[Matrix]:
+        """
+        Return which of A and B a rank copies although it holds them: those whose columns are not aligned.
+
+        All of them or none: one that is left makes the product as slow. None where copying takes longer than the
+        slower arithmetic.
+        """
+        problem, dtype = self._problem, self._problem.dtype
+        shape = self._machine.gemm_shape.get(dtype.name)
+        if shape is None or shape.misaligned == 0:
+            return []
+        begins = {
+            Matrix.A: rows.start if problem.trans_a == "N" else inner.start,
+            Matrix.B: inner.start if problem.trans_b == "N" else cols.start,
+        }
+        found = [one for one in begins if self._at_home(one, rank) and not self._is_aligned(one, begins[one])]
+        elements = {Matrix.A: len(rows) * len(inner), Matrix.B: len(inner) * len(cols)}
+        copied_bytes = sum(elements[one] for one in found) * dtype.itemsize
+        copy_s = copied_bytes / (float(self._machine.bandwidth_gb_per_s[rank, rank]) * 1e9)
+        operations = 2.0 * len(rows) * len(cols) * len(inner)
+        slower_s = shape.misaligned * operations / float(self._machine.typical_gemm_rate(dtype)[rank])
+        return found if slower_s > copy_s else []
+
+    def _is_aligned(self, matrix: Matrix, begins: int) -> bool:
+        """Whether columns of a caller's matrix are aligned from a stored row on, if the first one is."""
+        problem = self._problem
+        ld = (problem.lda, problem.ldb, problem.ldc)[matrix]
+        return all(extent * problem.dtype.itemsize % _ALIGNMENT == 0 for extent in (ld, begins))
+
+    def _sums_apart(self, rank: int, rows: range, copied: Sequence[Matrix]) -> bool:
         """
         Whether a rank's products need a sum of their own even where C is at home.
 
-        Half types do, unless one product has all of k: it sums in float32 and rounds once.
+        Half types do, unless one product has all of k: it sums in float32 and rounds once. It writes C then, whose
+        columns have to be aligned too where that counts.
         """
-        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
-        return len(self.inner) > 1 or (self._problem.dtype.is_half and not resident)
+        problem = self._problem
+        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank) and not copied
+        shape = self._machine.gemm_shape.get(problem.dtype.name)
+        slow = shape is not None and shape.misaligned > 0 and not self._is_aligned(Matrix.C, rows.start)
+        return len(self.inner) > 1 or (problem.dtype.is_half and (slow or not resident))
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
         problem, one = self._problem, members[0]
