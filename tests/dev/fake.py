@@ -112,11 +112,11 @@ class FakeCluster:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
         count = schedule.num_ranks
-        self._memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
+        self.memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
         self.flags = [np.full(max(1, n), (epoch - 1) % 2**32, np.uint32) for n in lowering.num_flags()]
         self.board = np.zeros((count, MAX_LANES), np.uint32)
         self.programs = [lowering.rank_list(rank) for rank in range(count)]
-        addresses = [memory.ctypes.data for memory in self._memory]
+        addresses = [memory.ctypes.data for memory in self.memory]
         peers = np.array([flags.ctypes.data for flags in self.flags])
         self.executables = [
             bind(
@@ -140,7 +140,7 @@ class FakeCluster:
         record = self.schedule.buffers[index]
         dtype = DType(int(record["dtype"])).numpy
         rows, cols, ld = (int(record[name]) for name in ("rows", "cols", "ld"))
-        return np.ndarray((rows, cols), dtype, self._memory[index], strides=(dtype.itemsize, ld * dtype.itemsize))
+        return np.ndarray((rows, cols), dtype, self.memory[index], strides=(dtype.itemsize, ld * dtype.itemsize))
 
     def run(
         self,

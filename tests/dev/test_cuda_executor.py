@@ -18,10 +18,13 @@ from uncut_mpi import _native
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
 
 F, N = Factor, Op.N
@@ -99,6 +102,31 @@ def test_a_failing_proposal_is_an_error_that_leaves_nothing_behind(fake):
         with pytest.raises(_native.CudaError, match=name):
             fake.device().proposed_algorithms(BF16, 64, 32, 16)
     assert fake.lt_objects == before
+
+
+@pytest.mark.parametrize(("dtype", "computed"), [(DType.f64, 38), (DType.bf16, 40), (DType.tf32, 40), (DType.f32, 37)])
+@pytest.mark.parametrize("trans_a", ["N", "T"])
+def test_a_product_has_whole_multiples_of_16_bytes_of_rows_where_panels_have_room(fake, dtype, computed, trans_a):
+    problem = GemmProblem(37, 29, 41, dtype, trans_a)
+    options = ScheduleOptions(scheduler="kblocks", grid=(1, 2))
+    schedule = plan(problem, Placement.parse("h,h,h"), 2, Machine.uniform(2), options).schedule
+    cluster = FakeCluster(fake, schedule)
+    random_values = np.random.default_rng(5)
+    values = []
+    for index in range(3):
+        values.append(random_values.uniform(-1, 1, cluster.buffer(index).shape).astype(cluster.buffer(index).dtype))
+        cluster.buffer(index)[...] = values[-1]
+    for memory in cluster.memory[3:]:
+        memory.fill(0xFF)  # NaN, in the padding too
+    fake.reset()
+    succeed(cluster.run(1.5, 0.5))
+    a, b, c = (value.astype(np.float64) for value in values)
+    wanted = 1.5 * (a.T if trans_a == "T" else a) @ b + 0.5 * c
+    # Sums of 41 products of values below 1; the result rounds once to its type, bf16 to 2⁻⁹ of itself.
+    bound = {DType.f64: 1e-13, DType.f32: 1e-5, DType.tf32: 1e-5, DType.bf16: 2**-8}[dtype] * (1 + np.abs(wanted))
+    assert (np.abs(cluster.buffer(2).astype(np.float64) - wanted) <= bound).all()
+    rows = {int(re.search(r"gemm (\d+)x", line)[1]) for line in fake.log() if "gemm" in line}
+    assert rows == {computed if trans_a == "N" else 37}
 
 
 def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake):

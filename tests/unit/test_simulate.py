@@ -115,10 +115,10 @@ def test_an_uneven_product_takes_longer(m: int, n: int, longer: int) -> None:
         ({"lda": 513}, 1),
         ({"ldb": 257}, 1),
         ({"lda": 513, "ldb": 257}, 1),
-        ({"ldc": 513}, 0),
+        ({"ldc": 513}, 1),
     ],
 )
-def test_a_product_takes_longer_where_columns_of_a_or_b_are_not_aligned(changes: dict[str, int], longer: int) -> None:
+def test_a_product_takes_longer_where_columns_are_not_aligned(changes: dict[str, int], longer: int) -> None:
     machine = machine_of(1, gemm_shape={"f64": GemmShape(half_depth=100, misaligned=0.5)})
     problem = GemmProblem(512, 256, 256, DType.f64, **changes)
     made = plan(problem, Placement.parse("0,0,0"), 1, machine, ScheduleOptions(scheduler="uncut", tile=4096)).schedule

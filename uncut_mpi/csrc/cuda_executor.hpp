@@ -33,7 +33,8 @@ static_assert(sizeof(Operation) == 24);
 
 struct Operand {
     std::int32_t buffer;
-    std::uint8_t dtype, factor, op, pad;
+    std::uint8_t dtype, factor, op;
+    std::uint8_t room;  // rows behind the region that belong to nobody
     std::int64_t offset, rows, cols, ld;
 };
 static_assert(sizeof(Operand) == 40);

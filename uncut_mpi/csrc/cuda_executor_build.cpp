@@ -31,6 +31,16 @@ unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
     return power;
 }
 
+// Rows of padding that a product computes too, so that it has whole multiples of 16 bytes of them: without, tensor
+// cores are fed by slow kernels, half types' 5 times as slow (docs/performance.md, 2026-11-22). What A's padding holds
+// reaches C's padding alone, which nobody reads.
+std::int64_t rows_to_add(const Operand &a, const Operand &c) {
+    constexpr std::int64_t alignment_bytes = 16;
+    if (a.op != 0 || a.dtype == dtype_f32) return 0;
+    const std::int64_t step = alignment_bytes / element_bytes[a.dtype], more = (step - c.rows % step) % step;
+    return more <= a.room && more <= c.room ? more : 0;
+}
+
 MemOp write_word(Address address, std::uint32_t value) {
     MemOp op{};
     op.value.operation = mem_op_write_value_32;
@@ -225,6 +235,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     const std::int64_t k = b.op != 0 ? b.cols : b.rows;
     const std::int64_t n = b.op != 0 ? b.rows : b.cols;
     if (m != gemm.m || n != gemm.n || k != gemm.k) refuse(operation, "the shapes of its operands do not fit");
+    gemm.m += rows_to_add(a, c);
     gemm.a = address_of(program, a);
     gemm.b = address_of(program, b);
     gemm.c = address_of(program, c);

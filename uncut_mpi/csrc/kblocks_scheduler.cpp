@@ -422,10 +422,15 @@ class Scheduler {
 
     void multiply_piece(const KWorker &w, WorkerState &state, const KMove &move) {
         const Extent rows{w.first_row, w.last_row}, cols = columns_of(w, move.first, move.last);
-        const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
+        const Extent all = Extent{move.first_k, move.last_k}.shifted(w.first_k);
+        const std::int64_t left = all.size() > in_.k_step ? all.size() % in_.k_step : 0;
+        const Extent inner{all.first, all.last - left};
         const Region target = held(w, matrix_c, rows, cols);
-        std::vector<Operand> reads = {{held(w, matrix_a, rows, inner), alpha, in_.trans_a},
-                                      {held(w, matrix_b, inner, cols), one, in_.trans_b}};
+        const auto factors = [&](Extent of) {
+            return std::vector<Operand>{{held(w, matrix_a, rows, of), alpha, in_.trans_a},
+                                        {held(w, matrix_b, of, cols), one, in_.trans_b}};
+        };
+        std::vector<Operand> reads = factors(inner);
         std::vector<std::int32_t> awaits;
         if (state.begun[move.first]) {
             reads.push_back({target, one});
@@ -443,7 +448,13 @@ class Scheduler {
             awaits.push_back(piece.task);
             return true;
         });
-        const std::int32_t made = task(gemm_task, compute(w.rank, product_lane), target, reads, std::move(awaits));
+        const std::int32_t lane = compute(w.rank, product_lane);
+        std::int32_t made = task(gemm_task, lane, target, reads, std::move(awaits));
+        if (left > 0) {
+            std::vector<Operand> rest = factors({inner.last, all.last});
+            rest.push_back({target, one});
+            made = task(gemm_task, lane, target, rest, {});
+        }
         for (int column = move.first; column < move.last; ++column)
             state.product[column] = made;
     }

@@ -58,6 +58,7 @@ struct KInput {
     int first_early = 0;         // first column block whose C is fetched before its products
     std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
     int most_summands = 8;
+    std::int64_t k_step = 1;  // products have multiples of it along k, but for what is left
 };
 
 struct KTables {

@@ -15,7 +15,7 @@
 namespace uncut {
 namespace {
 
-constexpr std::uint8_t in_host = 1;
+constexpr std::uint8_t in_host = 1, user_role = 0;
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -211,6 +211,25 @@ class Simulator {
         return begins && (region.cols <= 1 || buffer.ld * item % alignment_bytes == 0);
     }
 
+    // Rows of a panel's padding behind a region: lower.py gives them to the executor.
+    std::int64_t room(const RegionRecord &region) const {
+        const BufferRecord &buffer = t_.buffers[region.buffer];
+        const bool at_end = buffer.role != user_role && region.row + region.rows == buffer.rows;
+        return at_end ? buffer.ld - buffer.rows : 0;
+    }
+
+    // Whether columns of A, B and C begin at multiples of 16 bytes and have whole multiples of them.
+    bool is_aligned(const TaskRecord &task) const {
+        const RegionRecord &c = t_.regions[operand(task, 0).region], &a = t_.regions[operand(task, 1).region],
+                           &b = t_.regions[operand(task, 2).region];
+        if (!is_aligned(a) || !is_aligned(b) || !is_aligned(c)) return false;
+        const std::int64_t step = alignment_bytes / element_bytes[t_.buffers[a.buffer].dtype];
+        const bool turned = operand(task, 1).op != 0;
+        const std::int64_t missing = (step - c.rows % step) % step;
+        if (missing > 0 && (turned || missing > room(a) || missing > room(c))) return false;
+        return b.rows % step == 0 && (!turned || a.rows % step == 0);
+    }
+
     Body gemm_body(const TaskRecord &task) const {
         const OperandRecord &a = operand(task, 1);
         const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
@@ -222,8 +241,7 @@ class Simulator {
         if (c.rows == 0 || c.cols == 0 || k == 0) return body;
         const auto odd = [](std::int64_t extent) { return extent > even_extent && extent % even_extent != 0; };
         double factor = odd(c.rows) || odd(c.cols) ? 1 + m_.gemm_uneven[dtype] : 1;
-        if (!is_aligned(left) || !is_aligned(t_.regions[operand(task, 2).region]))
-            factor *= 1 + m_.gemm_misaligned[dtype];
+        if (!is_aligned(task)) factor *= 1 + m_.gemm_misaligned[dtype];
         const double depth = factor * static_cast<double>(k) + m_.half_depth[dtype];
         const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
         const double wanted = static_cast<double>(c.rows) * static_cast<double>(c.cols);

@@ -209,6 +209,7 @@ class _Plan:
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
+        self._step = max(1, _ALIGNMENT // problem.dtype.itemsize)
         locations = (placement.a, placement.b, placement.c)
         self._homes = [location.rank if location.space == "device" else None for location in locations]
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
@@ -219,10 +220,14 @@ class _Plan:
         self._num_blocks = num_column_blocks(how.columns)
         self._moves = self._make_moves()
         self._check_size(most_tasks)
+        apart = len(self.inner) == 1 and any(
+            rows and cols and self._sums_apart(rank, rows, cols, self.inner[0])
+            for (rows, cols), rank in zip(self.partition.blocks, devices, strict=False)
+        )
         # What needs a sum of its own: C beside the products, a conversion, or partial sums.
-        self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1
+        self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1 or apart
         alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
-        early = alone and problem.reads_c and how.order == "columns"
+        early = alone and problem.reads_c and how.order == "columns" and not apart
         self._first_early = 1 if early else self._num_blocks
         # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
@@ -249,6 +254,7 @@ class _Plan:
         given.serial_copies = self._machine.serial_copies
         given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
         given.first_block, given.most_summands = how.first, MOST_SUMMANDS
+        given.k_step = self._k_step()
         for matrix in (Matrix.A, Matrix.B, Matrix.C):
             location = self._location(matrix)
             given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
@@ -302,7 +308,7 @@ class _Plan:
 
     def _least_tasks(self) -> int:
         """Return how many tasks there are at least: the copies of A and B, products, and partial sums to add up."""
-        problem, step = self._problem, max(1, _ALIGNMENT // self._problem.dtype.itemsize)
+        problem, step = self._problem, self._step
         partition = self.partition
         # How many bands of a height are computed by so many ranks, columns of a width by so many.
         bands = Counter(
@@ -371,19 +377,38 @@ class _Plan:
             dtype = wide if matrix == Matrix.C else problem.dtype
             return self.layout.add(rank, shape[::-1] if turned else shape, dtype, matrix, Role.PANEL)
 
-        step = max(1, _ALIGNMENT // problem.dtype.itemsize)
         return _Worker(
             rank,
             rows,
             cols,
             inner,
-            column_starts(len(cols), self.how.columns, step),
+            column_starts(len(cols), self.how.columns, self._step),
             (
                 panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
                 panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
-                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank, rows, copied)),
+                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank, rows, cols, inner)),
             ),
         )
+
+    def _slower_s(self, rank: int, rows: range, cols: range, inner: range) -> float:
+        """Return what a rank's products take longer if columns are not aligned; 0 where that does not count."""
+        shape = self._machine.gemm_shape.get(self._problem.dtype.name)
+        if shape is None or shape.misaligned == 0:
+            return 0.0
+        operations = 2.0 * len(rows) * len(cols) * len(inner)
+        return shape.misaligned * operations / float(self._machine.typical_gemm_rate(self._problem.dtype)[rank])
+
+    def _k_step(self) -> int:
+        """
+        Return what of k the products have multiples of, but for one with the rest, where k runs along columns.
+
+        1 where that does not count, and for k-blocks so short that moving C once more takes longer.
+        """
+        problem, shape = self._problem, self._machine.gemm_shape.get(self._problem.dtype.name)
+        if shape is None or (problem.trans_a, problem.trans_b) == ("N", "T"):
+            return 1
+        short = shape.misaligned * min(problem.k, self.how.block) <= 2 * shape.half_depth
+        return 1 if short or shape.misaligned == 0 else self._step
 
     def _copied(self, rank: int, rows: range, cols: range, inner: range) -> list[Matrix]:
         """
@@ -392,40 +417,47 @@ class _Plan:
         All of them or none: one that is left makes the product as slow. None where copying takes longer than the
         slower arithmetic.
         """
-        problem, dtype = self._problem, self._problem.dtype
-        shape = self._machine.gemm_shape.get(dtype.name)
-        if shape is None or shape.misaligned == 0:
+        slower_s = self._slower_s(rank, rows, cols, inner)
+        if slower_s == 0:
             return []
-        begins = {
-            Matrix.A: rows.start if problem.trans_a == "N" else inner.start,
-            Matrix.B: inner.start if problem.trans_b == "N" else cols.start,
+        problem, dtype = self._problem, self._problem.dtype
+        # Where its columns begin, and how long they are; k is cut, and an n along columns stays as it is.
+        parts = {
+            Matrix.A: (rows.start, len(rows)) if problem.trans_a == "N" else (inner.start, 0),
+            Matrix.B: (inner.start if problem.trans_b == "N" else cols.start, 0),
         }
-        found = [one for one in begins if self._at_home(one, rank) and not self._is_aligned(one, begins[one])]
+        found = [one for one, part in parts.items() if self._at_home(one, rank) and not self._is_aligned(one, *part)]
         elements = {Matrix.A: len(rows) * len(inner), Matrix.B: len(inner) * len(cols)}
         copied_bytes = sum(elements[one] for one in found) * dtype.itemsize
         copy_s = copied_bytes / (float(self._machine.bandwidth_gb_per_s[rank, rank]) * 1e9)
-        operations = 2.0 * len(rows) * len(cols) * len(inner)
-        slower_s = shape.misaligned * operations / float(self._machine.typical_gemm_rate(dtype)[rank])
         return found if slower_s > copy_s else []
 
-    def _is_aligned(self, matrix: Matrix, begins: int) -> bool:
-        """Whether columns of a caller's matrix are aligned from a stored row on, if the first one is."""
+    def _is_aligned(self, matrix: Matrix, begins: int, length: int) -> bool:
+        """Whether columns of a part of a caller's matrix begin and end at multiples of 16 bytes if the first does."""
         problem = self._problem
-        ld = (problem.lda, problem.ldb, problem.ldc)[matrix]
-        return all(extent * problem.dtype.itemsize % _ALIGNMENT == 0 for extent in (ld, begins))
+        return all(
+            extent % self._step == 0 for extent in ((problem.lda, problem.ldb, problem.ldc)[matrix], begins, length)
+        )
 
-    def _sums_apart(self, rank: int, rows: range, copied: Sequence[Matrix]) -> bool:
+    def _sums_apart(self, rank: int, rows: range, cols: range, inner: range) -> bool:
         """
         Whether a rank's products need a sum of their own even where C is at home.
 
-        Half types do, unless one product has all of k: it sums in float32 and rounds once. It writes C then, whose
-        columns have to be aligned too where that counts.
+        Half types do, unless one product has all of k: it sums in float32 and rounds once. So does what would be
+        written where columns of C are not aligned, if a COMBINE takes less than slower products.
         """
         problem = self._problem
-        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank) and not copied
-        shape = self._machine.gemm_shape.get(problem.dtype.name)
-        slow = shape is not None and shape.misaligned > 0 and not self._is_aligned(Matrix.C, rows.start)
-        return len(self.inner) > 1 or (problem.dtype.is_half and (slow or not resident))
+        if len(self.inner) > 1 or not self._at_home(Matrix.C, rank):
+            return len(self.inner) > 1
+        slower_s = self._slower_s(rank, rows, cols, inner)
+        if slower_s > 0 and not self._is_aligned(Matrix.C, rows.start, len(rows)):
+            rate = float(self._machine.combine_gb_per_s[rank] or 0.5 * self._machine.bandwidth_gb_per_s[rank, rank])
+            moved = (2 * problem.dtype.itemsize + problem.dtype.accumulator.itemsize) * len(rows) * len(cols)
+            if slower_s > moved / (rate * 1e9):
+                return True
+        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
+        whole = resident and not self._copied(rank, rows, cols, inner) and len(inner) % self._k_step() == 0
+        return problem.dtype.is_half and not whole
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
         problem, one = self._problem, members[0]

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import Kind, Role, Schedule, expand_ranges
 
 
 class Code(enum.IntEnum):
@@ -56,7 +56,7 @@ BOUND_OPERAND_DTYPE: Final = np.dtype(
         ("dtype", "u1"),
         ("factor", "u1"),
         ("op", "u1"),
-        ("pad", "u1"),
+        ("room", "u1"),  # rows of a panel's padding behind the region, which belong to nobody; at most 255
         ("offset", "<i8"),  # bytes from the start of the buffer
         ("rows", "<i8"),
         ("cols", "<i8"),
@@ -241,6 +241,8 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
     operands["rows"], operands["cols"], operands["ld"] = region["rows"], region["cols"], buffer["ld"]
     itemsize = np.array([dtype.itemsize for dtype in DType], np.int64)[buffer["dtype"]]
     operands["offset"] = (region["col"] * buffer["ld"] + region["row"]) * itemsize
+    at_end = (buffer["role"] != Role.USER) & (region["row"] + region["rows"] == buffer["rows"])
+    operands["room"] = np.where(at_end, np.clip(buffer["ld"] - buffer["rows"], 0, 255), 0)
     lanes = schedule.lanes[lane_ids]
     for table in (operations, operands, lanes):
         table.flags.writeable = False

@@ -441,9 +441,15 @@ def rows_by_rank(ranks: np.ndarray, num_ranks: int) -> list[np.ndarray]:
 
 
 def buffer_bytes(buffers: np.ndarray) -> np.ndarray:
-    """Return the bytes each buffer record spans: (ld·(cols−1) + rows) elements, 0 if it is empty."""
+    """
+    Return the bytes each buffer record spans, 0 if it is empty.
+
+    A caller's matrix has (ld·(cols−1) + rows) elements; a buffer of ours ld·cols, the padding of its last column
+    included, which products may read and write.
+    """
     sizes = np.array([dtype.itemsize for dtype in DType], np.int64)
-    elements = buffers["ld"] * np.maximum(buffers["cols"] - 1, 0) + buffers["rows"]
+    last = np.where(buffers["role"] == Role.USER, buffers["rows"], buffers["ld"])
+    elements = buffers["ld"] * np.maximum(buffers["cols"] - 1, 0) + last
     size: np.ndarray = np.where((buffers["rows"] > 0) & (buffers["cols"] > 0), elements, 0) * sizes[buffers["dtype"]]
     return size
 

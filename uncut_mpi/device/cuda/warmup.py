@@ -51,6 +51,8 @@ class GemmSignature:
         Addresses of C, A and B modulo 256.
     accumulates : bool
         Whether C is read.
+    rooms : tuple of int
+        Rows of padding behind C and A, which the executor may add to the product.
     """
 
     m: int
@@ -63,26 +65,27 @@ class GemmSignature:
     dtype_c: DType
     alignments: tuple[int, int, int]
     accumulates: bool
+    rooms: tuple[int, int] = (0, 0)
 
-    def operands(self, lds: tuple[int, int, int]) -> Iterator[tuple[int, int, int, DType, int, int]]:
-        """Yield (rows, cols, ld, dtype, op, alignment) of C, A and B with the leading dimensions given."""
+    def operands(self, lds: tuple[int, int, int]) -> Iterator[tuple[int, int, int, DType, int, int, int]]:
+        """Yield (rows, cols, ld, dtype, op, alignment, room) of C, A and B with the leading dimensions given."""
         shape_a = (self.m, self.k) if self.op_a == Op.N else (self.k, self.m)
         shape_b = (self.k, self.n) if self.op_b == Op.N else (self.n, self.k)
-        yield self.m, self.n, lds[0], self.dtype_c, Op.N, self.alignments[0]
-        yield *shape_a, lds[1], self.dtype, self.op_a, self.alignments[1]
-        yield *shape_b, lds[2], self.dtype, self.op_b, self.alignments[2]
+        yield self.m, self.n, lds[0], self.dtype_c, Op.N, self.alignments[0], self.rooms[0]
+        yield *shape_a, lds[1], self.dtype, self.op_a, self.alignments[1], self.rooms[1]
+        yield *shape_b, lds[2], self.dtype, self.op_b, self.alignments[2], 0
 
     def scratch_bytes(self, lds: tuple[int, int, int]) -> int:
         """Return the bytes the largest operand spans; all three may lie over one another."""
         return max(
-            (ld * (cols - 1) + rows) * dtype.itemsize + alignment
-            for rows, cols, ld, dtype, _, alignment in self.operands(lds)
+            (ld * (cols - 1) + rows + room) * dtype.itemsize + alignment
+            for rows, cols, ld, dtype, _, alignment, room in self.operands(lds)
         )
 
     def compact_lds(self) -> tuple[int, int, int]:
         """Return the least leading dimensions of the same alignment class, for when memory is short."""
         least = []
-        for rows, _, ld, dtype, _, _ in self.operands(self.lds):
+        for rows, _, ld, dtype, *_ in self.operands(self.lds):
             granule = _ALIGNMENT // dtype.itemsize
             least.append(min(ld, rows + (ld - rows) % granule))
         return (least[0], least[1], least[2])
@@ -131,6 +134,7 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
                         int((int(addresses[x["buffer"]]) + int(x["offset"])) % _ALIGNMENT) for x in (c, a, b)
                     ),
                     accumulates=accumulates,
+                    rooms=(int(c["room"]), int(a["room"])),
                 )
             )
     return found
@@ -147,8 +151,8 @@ class WarmupList:
     def gemm(self, signature: GemmSignature, lds: tuple[int, int, int], lane: int) -> None:
         """Add a product; its three operands overlap, for only the call matters."""
         operands = [
-            (_SCRATCH, dtype, Factor.ONE, op, 0, alignment, rows, cols, ld)
-            for rows, cols, ld, dtype, op, alignment in signature.operands(lds)
+            (_SCRATCH, dtype, Factor.ONE, op, room, alignment, rows, cols, ld)
+            for rows, cols, ld, dtype, op, alignment, room in signature.operands(lds)
         ]
         if signature.accumulates:
             operands.append(operands[0])
