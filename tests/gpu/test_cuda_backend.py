@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from uncut_mpi.device.cuda import CudaBackend, visible_devices
-from uncut_mpi.device.cuda.algorithms import SHAPES, scratch_bytes
+from uncut_mpi.device.cuda.algorithms import SHAPES
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
 from uncut_mpi.model.dtypes import DType
@@ -191,15 +191,12 @@ def test_measurements_are_plausible(backend):
         probe.close()
 
 
-def test_the_fastest_algorithms_are_such_as_are_proposed(backend, cupy):
-    free, _ = backend.memory()
+def test_the_fastest_algorithms_are_such_as_are_proposed(backend):
     found = backend.fastest_algorithms()
     assert set(found) <= {"f16", "bf16"}
     for name, algorithm in found.items():
         assert any(algorithm in backend._native.proposed_algorithms(int(DType[name]), *shape) for shape in SHAPES)
     backend.use_algorithms(found)
-    # Workspace and kernels of the library stay, no operand does.
-    assert backend.memory()[0] > free - sum(scratch_bytes())
 
 
 def test_handles_from_elsewhere_are_refused_with_the_reason(backend):
