@@ -100,7 +100,6 @@ class KBlocksInput:
     min_slice_bytes: int
     first_block: int
     most_summands: int
-    k_step: int
     def __init__(self) -> None: ...
     def set_origin(self, matrix: int, on_host: bool, rank: int, /) -> None: ...
     def add_block(self) -> None: ...
@@ -112,6 +111,7 @@ class KBlocksInput:
         inner: tuple[int, int],
         starts: Sequence[int],
         panels: tuple[int, int, int],
+        k_step: int,
         /,
     ) -> None: ...
     def add_adder(

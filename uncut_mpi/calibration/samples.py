@@ -85,7 +85,7 @@ class ProductSample:
     adds : bool
         Whether the product is added to C.
     aligned : bool
-        Whether columns of A and B begin at multiples of 16 bytes.
+        Whether columns of A, B and C begin at multiples of 16 bytes.
     """
 
     dtype: str

@@ -90,12 +90,11 @@ void DeviceState::use_algorithms(std::map<int, Algorithm> algorithms) {
 std::shared_ptr<const TunedProduct> DeviceState::tuned_product(const ProductShape &shape) {
     const auto wanted = algorithms_.find(shape.type);
     if (wanted == algorithms_.end()) return nullptr;
-    const auto [at, fresh] = tuned_products_.try_emplace(shape);
-    if (fresh) {
-        auto made = std::make_shared<TunedProduct>(*blas_, compute_lane(0).handle, shape, workspace_bytes);
-        if (made->take(wanted->second)) at->second = std::move(made);
-    }
-    return at->second;
+    const auto known = tuned_products_.find(shape);
+    if (known != tuned_products_.end()) return known->second;
+    auto made = std::make_shared<TunedProduct>(*blas_, compute_lane(0).handle, shape, workspace_bytes);
+    if (!made->take(wanted->second)) made = nullptr;
+    return tuned_products_.emplace(shape, std::move(made)).first->second;
 }
 
 std::vector<Algorithm> DeviceState::proposed_algorithms(const ProductShape &shape) {

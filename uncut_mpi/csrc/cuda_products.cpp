@@ -94,7 +94,11 @@ std::vector<Algorithm> TunedProduct::proposals() const {
 
 bool TunedProduct::take(Algorithm wanted) {
     for (const LtProposal &one : proposals_)
-        if (family(one.algorithm) == wanted) return taken_ = one.algorithm, true;
+        if (family(one.algorithm) == wanted) {
+            taken_ = one.algorithm;
+            proposals_ = {};
+            return true;
+        }
     return false;
 }
 

@@ -41,7 +41,7 @@ class TunedProduct {
 
     // Without repetitions, in the library's order; none where it has none.
     std::vector<Algorithm> proposals() const;
-    // Take the first proposal of a family; false if there is none.
+    // Take the first proposal of a family and forget the others; false if there is none.
     bool take(Algorithm wanted);
     // C := alpha op(A) op(B) + beta C with what was taken, factors in host memory.
     Code run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,

@@ -49,7 +49,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("min_slice_bytes", &KInput::min_slice_bytes)
         .def_rw("first_block", &KInput::first_block)
         .def_rw("most_summands", &KInput::most_summands)
-        .def_rw("k_step", &KInput::k_step)
+
         .def("set_origin",
              [](KInput &self, int matrix, bool on_host, int rank) {
                  if (matrix < 0 || matrix > 2) throw std::invalid_argument("matrix is 0, 1 or 2");
@@ -58,10 +58,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("add_block", [](KInput &self) { self.blocks.emplace_back(); })
         .def("add_worker",
              [](KInput &self, int rank, Extent rows, Extent cols, Extent inner, std::vector<std::int64_t> starts,
-                std::array<int, 3> panels) {
+                std::array<int, 3> panels, std::int64_t k_step) {
                  self.blocks.back().members.push_back({rank, std::get<0>(rows), std::get<1>(rows), std::get<0>(cols),
                                                        std::get<1>(cols), std::get<0>(inner), std::get<1>(inner),
-                                                       std::move(starts), panels});
+                                                       std::move(starts), panels, k_step});
              })
         .def("add_adder",
              [](KInput &self, int rank, std::vector<std::int64_t> firsts, std::vector<std::int64_t> lasts,

@@ -423,7 +423,7 @@ class Scheduler {
     void multiply_piece(const KWorker &w, WorkerState &state, const KMove &move) {
         const Extent rows{w.first_row, w.last_row}, cols = columns_of(w, move.first, move.last);
         const Extent all = Extent{move.first_k, move.last_k}.shifted(w.first_k);
-        const std::int64_t left = all.size() > in_.k_step ? all.size() % in_.k_step : 0;
+        const std::int64_t left = all.size() > w.k_step ? all.size() % w.k_step : 0;
         const Extent inner{all.first, all.last - left};
         const Region target = held(w, matrix_c, rows, cols);
         const auto factors = [&](Extent of) {

@@ -15,6 +15,7 @@ struct KWorker {
     std::int64_t first_k = 0, last_k = 0;
     std::vector<std::int64_t> starts;  // of its column blocks, from its first column, and their end
     std::array<int, 3> panel{};        // of A, B, C; -1: it uses the caller's matrix
+    std::int64_t k_step = 1;           // its products have multiples of it along k, but for one with the rest
 };
 
 struct KAdder {
@@ -58,7 +59,6 @@ struct KInput {
     int first_early = 0;         // first column block whose C is fetched before its products
     std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
     int most_summands = 8;
-    std::int64_t k_step = 1;  // products have multiples of it along k, but for what is left
 };
 
 struct KTables {

@@ -41,9 +41,9 @@ class GemmShape(_NonNegative):
     waves: W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
     is read where the product is added to it) are the extra bytes. Where C is uneven (rows or columns above 256 and
     no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
-    columns of A or B begin at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are fed by loads
-    that need them there. The tail, the extra bytes, `uneven` and `misaligned` are what measured products asked for
-    (``docs/performance.md``, 2026-11-22); no paper has them.
+    columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
+    fed by loads that need them there. The tail, the extra bytes, `uneven` and `misaligned` are what measured products
+    asked for (``docs/performance.md``, 2026-11-22); no paper has them.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class GemmShape(_NonNegative):
     uneven : float
         What the arithmetic takes longer, of its time, where C is uneven.
     misaligned : float
-        What it takes longer where columns of A or B are not aligned.
+        What it takes longer where columns of A, B or C are not aligned.
     """
 
     block_rows: float = 1.0
@@ -83,7 +83,7 @@ class GemmShape(_NonNegative):
         multiprocessors : int
             Of the device.
         aligned : bool, optional
-            Whether columns of A and B are.
+            Whether columns of A, B and C are.
 
         Returns
         -------

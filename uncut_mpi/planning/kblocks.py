@@ -7,16 +7,16 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
 
 * **A and B.** What several ranks need leaves its origin once: each takes a slice (whole stored columns)
   and hands it to the others, so that ports and host links carry every byte once. A rank that holds the matrix
-  itself reads it in place, unless its columns are not aligned and the machine's products are so much slower then
-  (`GemmShape.misaligned`; half types seven times on an H200) that copying it into a panel takes less.
+  itself reads it in place, unless it copies it so that its products are aligned (`uncut_mpi.planning.alignment`;
+  then a k that is no multiple of 16 bytes has a product for the rest, too).
 * **C** is handed on per column block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
   products travel and C does not; combined *where it is computed* (``"worker"``) C is fetched, into the products'
   place before the first of them where the order has it there in time, else beside them. Partial sums of a k
   split are added by the owner, or each worker adds up a slice of the columns. Half types sum in float32 and are
   rounded once. Where C is at home, alone and not half, products are formed in place.
-* **A rank that has A and B** multiplies all of k at once, whatever blocks the others take, and begins when the first
-  fetch, for which all others wait, is issued: one product where C is at home too (in place, half types as well, which
-  it sums in float32 and rounds once), else one per column block.
+* **A rank that has A and B**, and uses both as they lie, multiplies all of k at once, whatever blocks the others take,
+  and begins when the first fetch, for which all others wait, is issued: one product where C is at home too (in place,
+  half types as well, which it sums in float32 and rounds once), else one per column block.
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
 device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
@@ -37,10 +37,11 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import Move, Step, column_starts, moves, num_column_blocks
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
@@ -57,8 +58,6 @@ MOST_IN_A_ROW: Final = 32
 
 MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
-
-_ALIGNMENT: Final = 16  # bytes: where column blocks start in a transposed B too, and what products' operands want
 
 
 def schedule(
@@ -95,7 +94,10 @@ def schedule(
     machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("kblocks schedules products; C is only scaled here")
-    plan = _Plan(problem, placement, machine, options, most_tasks)
+    try:
+        plan = _Plan(problem, placement, machine, options, most_tasks)
+    except CapacityError:
+        plan = _Plan(problem, placement, machine, options, most_tasks, aligns=False)  # with fewer panels, if it fits so
     made = Schedule(
         num_ranks=num_ranks,
         problem=problem,
@@ -180,6 +182,7 @@ class _Worker:
     inner: range  # of k
     starts: tuple[int, ...]  # of its column blocks, from its first column
     panels: tuple[int, int, int]
+    k_step: int  # as `Alignment.k_step`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,13 +206,16 @@ class _Plan:
         machine: Machine,
         options: ScheduleOptions,
         most_tasks: int,
+        *,
+        aligns: bool = True,
     ) -> None:
         devices = options.computing_ranks(machine.num_ranks)
         how = choose(problem, placement, len(devices), options)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
-        self._step = max(1, _ALIGNMENT // problem.dtype.itemsize)
+        self._step = elements_aligned(problem)  # where column blocks start in a transposed B too
+        self._aligns = aligns
         locations = (placement.a, placement.b, placement.c)
         self._homes = [location.rank if location.space == "device" else None for location in locations]
         self._at_owner = how.combine == "owner" and placement.c.space == "device"
@@ -220,14 +226,10 @@ class _Plan:
         self._num_blocks = num_column_blocks(how.columns)
         self._moves = self._make_moves()
         self._check_size(most_tasks)
-        apart = len(self.inner) == 1 and any(
-            rows and cols and self._sums_apart(rank, rows, cols, self.inner[0])
-            for (rows, cols), rank in zip(self.partition.blocks, devices, strict=False)
-        )
         # What needs a sum of its own: C beside the products, a conversion, or partial sums.
-        self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1 or apart
+        self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1
         alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
-        early = alone and problem.reads_c and how.order == "columns" and not apart
+        early = alone and problem.reads_c and how.order == "columns"
         self._first_early = 1 if early else self._num_blocks
         # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
@@ -254,7 +256,6 @@ class _Plan:
         given.serial_copies = self._machine.serial_copies
         given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
         given.first_block, given.most_summands = how.first, MOST_SUMMANDS
-        given.k_step = self._k_step()
         for matrix in (Matrix.A, Matrix.B, Matrix.C):
             location = self._location(matrix)
             given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
@@ -262,7 +263,7 @@ class _Plan:
             given.add_block()
             for one in members:
                 rows, cols, inner = ((part.start, part.stop) for part in (one.rows, one.cols, one.inner))
-                given.add_worker(one.rank, rows, cols, inner, one.starts, one.panels)
+                given.add_worker(one.rank, rows, cols, inner, one.starts, one.panels, one.k_step)
             for adder in self._adders[place]:
                 firsts = [columns.start for columns in adder.columns]
                 lasts = [columns.stop for columns in adder.columns]
@@ -369,7 +370,8 @@ class _Plan:
     def _worker(self, rank: int, rows: range, cols: range, inner: range) -> _Worker:
         problem = self._problem
         wide = problem.dtype.accumulator
-        copied = self._copied(rank, rows, cols, inner)
+        alignment = self._alignment(rank, rows, cols, inner)
+        copied = alignment.copied
 
         def panel(matrix: Matrix, shape: tuple[int, int], *, turned: bool, needed: bool) -> int:
             if not needed and self._at_home(matrix, rank):
@@ -386,78 +388,32 @@ class _Plan:
             (
                 panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
                 panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
-                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank, rows, cols, inner)),
+                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank, inner, alignment)),
             ),
+            alignment.k_step,
         )
 
-    def _slower_s(self, rank: int, rows: range, cols: range, inner: range) -> float:
-        """Return what a rank's products take longer if columns are not aligned; 0 where that does not count."""
-        shape = self._machine.gemm_shape.get(self._problem.dtype.name)
-        if shape is None or shape.misaligned == 0:
-            return 0.0
-        operations = 2.0 * len(rows) * len(cols) * len(inner)
-        return shape.misaligned * operations / float(self._machine.typical_gemm_rate(self._problem.dtype)[rank])
-
-    def _k_step(self) -> int:
-        """
-        Return what of k the products have multiples of, but for one with the rest, where k runs along columns.
-
-        1 where that does not count, and for k-blocks so short that moving C once more takes longer.
-        """
-        problem, shape = self._problem, self._machine.gemm_shape.get(self._problem.dtype.name)
-        if shape is None or (problem.trans_a, problem.trans_b) == ("N", "T"):
-            return 1
-        short = shape.misaligned * min(problem.k, self.how.block) <= 2 * shape.half_depth
-        return 1 if short or shape.misaligned == 0 else self._step
-
-    def _copied(self, rank: int, rows: range, cols: range, inner: range) -> list[Matrix]:
-        """
-        Return which of A and B a rank copies although it holds them: those whose columns are not aligned.
-
-        All of them or none: one that is left makes the product as slow. None where copying takes longer than the
-        slower arithmetic.
-        """
-        slower_s = self._slower_s(rank, rows, cols, inner)
-        if slower_s == 0:
-            return []
-        problem, dtype = self._problem, self._problem.dtype
-        # Where its columns begin, and how long they are; k is cut, and an n along columns stays as it is.
-        parts = {
-            Matrix.A: (rows.start, len(rows)) if problem.trans_a == "N" else (inner.start, 0),
-            Matrix.B: (inner.start if problem.trans_b == "N" else cols.start, 0),
-        }
-        found = [one for one, part in parts.items() if self._at_home(one, rank) and not self._is_aligned(one, *part)]
-        elements = {Matrix.A: len(rows) * len(inner), Matrix.B: len(inner) * len(cols)}
-        copied_bytes = sum(elements[one] for one in found) * dtype.itemsize
-        copy_s = copied_bytes / (float(self._machine.bandwidth_gb_per_s[rank, rank]) * 1e9)
-        return found if slower_s > copy_s else []
-
-    def _is_aligned(self, matrix: Matrix, begins: int, length: int) -> bool:
-        """Whether columns of a part of a caller's matrix begin and end at multiples of 16 bytes if the first does."""
-        problem = self._problem
-        return all(
-            extent % self._step == 0 for extent in ((problem.lda, problem.ldb, problem.ldc)[matrix], begins, length)
+    def _alignment(self, rank: int, rows: range, cols: range, inner: range) -> Alignment:
+        """Return what this rank does about columns that are not aligned."""
+        if not self._aligns:
+            return Alignment()
+        homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._at_home(matrix, rank)]
+        steps = self._moves[self.inner.index(inner)]
+        apart = self._combines and self._first_early == self._num_blocks
+        part = (rows, cols, inner)
+        return choose_alignment(
+            self._problem, self._machine, rank, part, homes, steps, self._num_blocks, may_sum_apart=apart
         )
 
-    def _sums_apart(self, rank: int, rows: range, cols: range, inner: range) -> bool:
+    def _sums_apart(self, rank: int, inner: range, alignment: Alignment) -> bool:
         """
         Whether a rank's products need a sum of their own even where C is at home.
 
-        Half types do, unless one product has all of k: it sums in float32 and rounds once. So does what would be
-        written where columns of C are not aligned, if a COMBINE takes less than slower products.
+        Half types do, unless one product has all of k: it sums in float32 and rounds once.
         """
-        problem = self._problem
-        if len(self.inner) > 1 or not self._at_home(Matrix.C, rank):
-            return len(self.inner) > 1
-        slower_s = self._slower_s(rank, rows, cols, inner)
-        if slower_s > 0 and not self._is_aligned(Matrix.C, rows.start, len(rows)):
-            rate = float(self._machine.combine_gb_per_s[rank] or 0.5 * self._machine.bandwidth_gb_per_s[rank, rank])
-            moved = (2 * problem.dtype.itemsize + problem.dtype.accumulator.itemsize) * len(rows) * len(cols)
-            if slower_s > moved / (rate * 1e9):
-                return True
         resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
-        whole = resident and not self._copied(rank, rows, cols, inner) and len(inner) % self._k_step() == 0
-        return problem.dtype.is_half and not whole
+        whole = resident and not alignment.copied and len(inner) % alignment.k_step == 0
+        return len(self.inner) > 1 or alignment.apart or (self._problem.dtype.is_half and not whole)
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
         problem, one = self._problem, members[0]

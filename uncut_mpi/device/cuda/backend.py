@@ -335,6 +335,7 @@ class CudaBackend(Backend):
         """See `Backend.fastest_algorithms`."""
         operand_bytes, c_bytes = algorithms.scratch_bytes()
         found: dict[str, Algorithm] = {}
+        self.use_algorithms(found)
         try:
             base = self._malloc(operand_bytes + c_bytes)
         except CapacityError:

@@ -1,0 +1,124 @@
+"""
+What a rank of `kblocks` does about columns that are not aligned.
+
+Where a machine's products take longer then (`GemmShape.misaligned`), every extent along columns of A, B and C and each
+distance of columns has to be a multiple of 16 bytes. Panels have such distances, and padding for a few more rows of A
+and C, which the executor adds. The rest is decided here, all of it or nothing: one misaligned part makes a product as
+slow as three. What it costs (copies, sums, products more, each with its fixed time) is held against what it brings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.blocking import Move, Step
+from uncut_mpi.planning.schedule import Matrix
+
+ALIGNMENT: Final = 16
+"""Bytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alignment:
+    """
+    How a rank has its products aligned.
+
+    Attributes
+    ----------
+    copied : tuple of Matrix
+        Which of A and B it copies into panels although it holds them.
+    apart : bool
+        Whether its products are summed in a panel although C is at home.
+    k_step : int
+        What of k its products have multiples of, but for one with the rest (elements).
+    """
+
+    copied: tuple[Matrix, ...] = ()
+    apart: bool = False
+    k_step: int = 1
+
+
+def elements_aligned(problem: GemmProblem) -> int:
+    """Return how many elements `ALIGNMENT` bytes are."""
+    return max(1, ALIGNMENT // problem.dtype.itemsize)
+
+
+def choose_alignment(
+    problem: GemmProblem,
+    machine: Machine,
+    rank: int,
+    part: tuple[range, range, range],
+    homes: Collection[Matrix],
+    steps: Sequence[Move],
+    num_blocks: int,
+    *,
+    may_sum_apart: bool,
+) -> Alignment:
+    """
+    Return what makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.
+
+    An n along columns, of a transposed B, stays as it is: its last column block alone has it.
+
+    Parameters
+    ----------
+    problem, machine, rank
+        Whose products.
+    part : tuple of range
+        The rank's rows and columns of C, and its part of k.
+    homes : collection of Matrix
+        What lies on this rank's device.
+    steps : sequence of Move
+        Of its part of k, with `num_blocks` column blocks.
+    may_sum_apart : bool
+        Whether there is a COMBINE that brings a sum into a C at home.
+    """
+    shape = machine.gemm_shape.get(problem.dtype.name)
+    if shape is None or shape.misaligned == 0:
+        return Alignment()
+    rows, cols, inner = part
+    step, item = elements_aligned(problem), problem.dtype.itemsize
+    rate = float(machine.typical_gemm_rate(problem.dtype)[rank])
+    per_k_s = 2.0 * len(rows) * len(cols) / rate
+    along_k = problem.trans_a == "T" or problem.trans_b == "N"
+    begins = {
+        Matrix.A: (problem.lda, rows.start, len(rows)) if problem.trans_a == "N" else (problem.lda, inner.start),
+        Matrix.B: (problem.ldb, inner.start if problem.trans_b == "N" else cols.start),
+        Matrix.C: (problem.ldc, rows.start, len(rows)),
+    }
+    wrong = [one for one, extents in begins.items() if one in homes and any(extent % step for extent in extents)]
+    copied = tuple(one for one in wrong if one != Matrix.C)
+    rest = along_k and len(inner) % step > 0
+    stays = (problem.trans_a == "T" and len(rows) % step > 0) or (Matrix.C in wrong and not may_sum_apart)
+    if stays or not (wrong or rest):
+        return Alignment()
+
+    resident = Matrix.A in homes and Matrix.B in homes
+    whole = resident and not copied  # its products have all of k
+    products = [one for one in steps if one.step == Step.MULTIPLY]
+    last = [one for one in products if one.k_stop == len(inner)]
+    last_k = sum((one.k_stop - one.k_start) * (one.last - one.first) for one in last) / num_blocks
+    gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
+
+    fetches = {Matrix.A: Step.FETCH_A, Matrix.B: Step.FETCH_B}
+    copied_bytes = item * sum(len(inner) * len(rows if one == Matrix.A else cols) for one in copied)
+    cost_s = copied_bytes / (float(machine.bandwidth_gb_per_s[rank, rank]) * 1e9)
+    cost_s += machine.costs.copy_s * sum(one.step == fetches[matrix] for matrix in copied for one in steps)
+    more, passes = 0, 0.0  # products, and how often more all of C is moved
+    if resident and copied:
+        more += len(products) - 1
+        passes += sum(one.last - one.first for one in products) / num_blocks - 1
+    if rest:
+        more += num_blocks if whole else len(last)
+        passes += 1
+    c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
+    cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
+    cost_s += passes * (per_k_s * shape.half_depth + shape.c_s_per_byte * c_bytes)
+    if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and resident)):
+        combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
+        cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
+        cost_s += num_blocks * (machine.costs.combine_s + machine.costs.combine_start_s)
+    return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > cost_s else Alignment()
