@@ -11,16 +11,16 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.faults import FAULTS, Fault, spoiled
+from tests.helpers.random_kblocks import random_schedule, slow_where_misaligned
 from uncut_mpi.errors import CapacityError, ParamError
-from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, column_starts, k_blocks, moves, num_column_blocks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.verify import verify
@@ -35,75 +35,6 @@ CASES = {1: 150, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40
 def any_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pieces of the small matrices used here be cut into slices too."""
     monkeypatch.setattr(kblocks, "MIN_SLICE_BYTES", 1)
-
-
-def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple[Schedule, ScheduleOptions]:
-    """Return the schedule of a random problem, placement and choice of every option."""
-
-    def location() -> Location:
-        rank = rng.choice((0, num_ranks - 1, rng.randrange(num_ranks)))
-        return rng.choice((Location.host(), Location.host(rank), Location.device(rank), Location.device(rank)))
-
-    def extent() -> int:
-        return rng.choice((1, 2, rng.randint(1, 30), rng.randint(1, most)))
-
-    devices = rng.choice((None, None, tuple(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))))
-    places = num_ranks if devices is None else len(devices)
-    splits = rng.choice((0, 1, rng.randint(1, places)))
-    rows = rng.randint(1, places // max(1, splits))
-    cols = rng.randint(1, places // max(1, splits) // rows)
-    problem = GemmProblem(
-        m=extent(),
-        n=extent(),
-        k=rng.choice((extent(), 10 * extent())),
-        dtype=rng.choice(list(DType)),
-        trans_a=rng.choice("NT"),
-        trans_b=rng.choice("NT"),
-        lda=rng.choice((0, 700)),
-        ldb=rng.choice((0, 701)),
-        ldc=rng.choice((0, 202)),
-        reads_c=rng.random() < 0.7,
-    )
-    block = rng.choice((0, rng.randint(1, 40)))
-    options = ScheduleOptions(
-        scheduler="kblocks",
-        grid=(rows, cols) if splits else rng.choice((None, (rows, cols))),
-        devices=devices,
-        row_shares=rng.choice((None, tuple(rng.uniform(0.1, 3) for _ in range(rows)))) if splits else None,
-        col_shares=rng.choice((None, tuple(rng.uniform(0.1, 3) for _ in range(cols)))) if splits else None,
-        blocking=Blocking(
-            splits=splits,
-            first=rng.choice((0, rng.randint(1, min(20, block or 20)))),
-            block=block,
-            growth=rng.choice((0, 2, 3, 5)),
-            columns=rng.choice((0, 1, rng.randint(1, 5))),
-            order=rng.choice(("", *BLOCK_ORDERS)),
-            combine=rng.choice(("", *COMBINES)),
-        ),
-    )
-    first = location()
-    placement = rng.choice((Placement(first, first, first), Placement(first, location(), location())))
-    machine = Machine.uniform(num_ranks, memory_bytes=10**10)
-    machine = dataclasses.replace(machine, serial_copies=rng.random() < 0.5)
-    if splits and rng.random() < 0.3:
-        areas = random_areas(rng, places // splits)
-        options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
-    if rng.random() < 0.4:
-        machine = slow_where_misaligned(machine)
-    return plan(problem, placement, num_ranks, machine, options).schedule, options
-
-
-def slow_where_misaligned(machine: Machine, factor: float = 1e6) -> Machine:
-    """Return a machine on which products whose columns are not aligned take so much longer."""
-    return dataclasses.replace(machine, gemm_shape={one.name: GemmShape(misaligned=factor) for one in DType})
-
-
-def random_areas(rng: random.Random, places: int) -> tuple[tuple[float, ...], ...]:
-    """Return so many areas, in columns of one place or more."""
-    cuts = sorted(rng.sample(range(1, places), rng.randint(0, places - 1)))
-    return tuple(
-        tuple(rng.uniform(0.1, 3) for _ in range(start, stop)) for start, stop in itertools.pairwise([0, *cuts, places])
-    )
 
 
 def unaligned_products(schedule: Schedule) -> int:
