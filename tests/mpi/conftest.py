@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 
 import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import opener
+
+SAME_ON_MANY_RANKS = {
+    *("test_api_matrices.py", "test_api_measure.py", "test_api_trace.py", "test_api_tuning.py"),
+    *("test_bench.py", "test_calibrate.py", "test_gemm_errors.py"),
+}
+"""What runs on 1 to 4 ranks alone: more take longer and do nothing else."""
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
+    """Leave out what is the same on many ranks; None has pytest decide."""
+    from mpi4py import MPI
+
+    return True if MPI.COMM_WORLD.size > 4 and collection_path.name in SAME_ON_MANY_RANKS else None
 
 
 @pytest.fixture(scope="session")
