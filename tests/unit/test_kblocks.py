@@ -60,8 +60,8 @@ def unaligned_products(schedule: Schedule) -> int:
 class TestAlignment:
     PROBLEM = GemmProblem(513, 405, 611, DType.f16)
 
-    def made(self, problem: GemmProblem, where: str, machine: Machine, **options: object) -> Schedule:
-        chosen = ScheduleOptions(scheduler="kblocks", blocking=Blocking(first=64, block=128), **options)  # type: ignore[arg-type]
+    def made(self, problem: GemmProblem, where: str, machine: Machine, grid: tuple[int, int]) -> Schedule:
+        chosen = ScheduleOptions(scheduler="kblocks", blocking=Blocking(first=64, block=128), grid=grid)
         schedule = plan(problem, Placement.parse(where), machine.num_ranks, machine, chosen).schedule
         verify(schedule, lower(schedule))
         return schedule

@@ -1,9 +1,9 @@
 """
 The first measurement of a machine, and where it is kept.
 
-Every (source, destination) pair alone, then one GEMM per type and the host links with all ranks at once,
-in under 3 s. The result is a `Machine`, kept as JSON in the user's cache directory under a key of the
-hardware, so that other hardware never uses it.
+Every (source, destination) pair alone, then algorithms of half-type products on rank 0's device, then one GEMM per
+type and the host links with all ranks at once, in under 3 s. The result is a `Machine`, kept as JSON in the user's
+cache directory under a key of the hardware, so that other hardware never uses it.
 
 What all ranks do at once is sampled several times, the kinds of work in turn, so that a busy moment
 spoils a sample of each and not all of one. The median is what to expect, the best what a bound may

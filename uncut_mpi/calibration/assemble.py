@@ -102,8 +102,8 @@ def _misaligned(shape: GemmShape, one: ProductSample, multiprocessors: int, tflo
     """Return what the arithmetic of a product whose columns are not aligned took longer on rank 0, of its time."""
     extents = (one.m, one.n, one.k)
     expected = shape.seconds(*extents, multiprocessors, tflop_per_s * 1e12)
-    doubled = dataclasses.replace(shape, misaligned=1.0)
-    arithmetic = doubled.seconds(*extents, multiprocessors, tflop_per_s * 1e12, aligned=False) - expected
+    twice = dataclasses.replace(shape, misaligned=1.0)
+    arithmetic = twice.seconds(*extents, multiprocessors, tflop_per_s * 1e12, aligned=False) - expected
     return (one.seconds[0] - expected) / arithmetic
 
 

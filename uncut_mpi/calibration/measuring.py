@@ -87,6 +87,7 @@ class Effort:
     @property
     def compute_bytes(self) -> int:
         """Bytes of the largest operand of a product or COMBINE, in the widest type."""
+        # Columns end on 64 bytes: less than 64 elements more each.
         area = [max(m * n, n * k, m * k) + 64 * max(n, k) for (m, n, k), *_ in self.products]
         return 8 * max(*area, self.combine[0] * self.combine[1])
 

@@ -3,6 +3,10 @@
 #include <cstring>
 
 namespace uncut::cuda {
+namespace {
+
+constexpr std::size_t most_tuned_products = 1024;
+}  // namespace
 
 DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal)
     : driver_(std::move(driver)), blas_(std::move(blas)), ordinal_(ordinal) {
@@ -94,6 +98,7 @@ std::shared_ptr<const TunedProduct> DeviceState::tuned_product(const ProductShap
     if (known != tuned_products_.end()) return known->second;
     auto made = std::make_shared<TunedProduct>(*blas_, compute_lane(0).handle, shape, workspace_bytes);
     if (!made->take(wanted->second)) made = nullptr;
+    if (tuned_products_.size() >= most_tuned_products) tuned_products_.clear();  // executors keep their own
     return tuned_products_.emplace(shape, std::move(made)).first->second;
 }
 

@@ -75,6 +75,7 @@ class DeviceState {
     // A product by the algorithm of its type; null if there is none, or if the library does not propose it for the
     // shape. A compute lane has to be there.
     std::shared_ptr<const TunedProduct> tuned_product(const ProductShape &shape);
+    // What is proposed for a shape, without repetitions.
     std::vector<Algorithm> proposed_algorithms(const ProductShape &shape);
 
     // How many streams, handles, events and blocks of memory this object has made so far.
