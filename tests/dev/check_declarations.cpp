@@ -57,8 +57,9 @@ static_assert(own::lt_wish_alignment_a == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_B
 static_assert(own::lt_wish_alignment_b == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
 static_assert(own::lt_wish_alignment_c == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
 static_assert(own::lt_wish_alignment_d == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
-static_assert(own::lt_algorithm_number == CUBLASLT_ALGO_CONFIG_ID);
-static_assert(own::lt_algorithm_option == CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
+static_assert(own::lt_wish_reductions == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
+static_assert(own::lt_reduction_in_compute_type == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+static_assert(own::lt_any_reduction == CUBLASLT_REDUCTION_SCHEME_MASK);
 static_assert(sizeof(own::LtAlgorithm) == sizeof(cublasLtMatmulAlgo_t));
 static_assert(sizeof(own::LtProposal) == sizeof(cublasLtMatmulHeuristicResult_t));
 static_assert(offsetof(own::LtProposal, workspace_bytes) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));

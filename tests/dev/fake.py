@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import pathlib
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,6 +77,12 @@ class FakeCuda:
     def allocations(self) -> int:
         return int(self._library.fake_allocations())
 
+    def product_ticks(self, **ticks: int) -> None:
+        """What products take from now on, by option of cublasLt's (``option_7=10``); ``usual``: by cuBLAS's choice."""
+        for option in range(8):
+            count = ticks.get(f"option_{option}" if option else "usual", 0)
+            self._library.fake_product_ticks(option, ctypes.c_uint64(count))
+
     @property
     def lt_objects(self) -> int:
         """Descriptions of cublasLt's that are alive."""
@@ -107,7 +114,7 @@ class FakeCluster:
         fake: FakeCuda,
         schedule: Schedule,
         epoch: int = 1,
-        algorithms: Mapping[int, tuple[int, int]] | None = None,
+        tune_from: float = math.inf,
     ) -> None:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
@@ -120,7 +127,7 @@ class FakeCluster:
         peers = np.array([flags.ctypes.data for flags in self.flags])
         self.executables = [
             bind(
-                self._device(fake, algorithms),
+                self._device(fake, tune_from),
                 program,
                 addresses,
                 FlagTable(int(peers[rank]), peers),
@@ -130,9 +137,9 @@ class FakeCluster:
         ]
 
     @staticmethod
-    def _device(fake: FakeCuda, algorithms: Mapping[int, tuple[int, int]] | None) -> _native.CudaDevice:
+    def _device(fake: FakeCuda, tune_from: float) -> _native.CudaDevice:
         device = fake.device()
-        device.use_algorithms(dict(algorithms or {}))
+        device.tune_products(tune_from)
         return device
 
     def buffer(self, index: int) -> np.ndarray:

@@ -43,7 +43,8 @@ int allocations = 0, can_flush = 0;
 constexpr int greatest_priority = -5;
 thread_local Context current_context = nullptr;
 std::size_t most_queued = 0;
-std::uint64_t ticks = 0;  // the devices' common clock: operations that ran
+std::uint64_t ticks = 0;  // the devices' common clock: operations that ran, and what products take besides:
+std::uint64_t product_ticks[8] = {};  // by cublasLt's option; 0: by cuBLAS's choice
 
 void advance() {
     for (bool moved = true; moved;) {
@@ -136,6 +137,7 @@ Code gemm(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, s
     if (!blas->workspace || lda < (ta != 0 ? k : m) || ldb < (tb != 0 ? n : k) || ldc < m) return 7;
     return enqueue(name, reinterpret_cast<Stream>(blas->stream),
                    "gemm " + number(m) + "x" + number(n) + "x" + number(k) + (beta != 0.0 ? " +C" : ""), [=] {
+                       ticks += product_ticks[0];
                        multiply(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, dtype_c);
                        return true;
                    });
@@ -283,7 +285,7 @@ Code f_cuEventElapsedTime(float *milliseconds, Event first, Event second) {
 }
 Code f_cuMemAlloc(Address *address, std::size_t bytes) {
     return at_once("cuMemAlloc", [&] {
-        *address = reinterpret_cast<Address>(std::malloc(bytes < 4096 ? bytes : 4096));  // workspaces are never touched
+        *address = reinterpret_cast<Address>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
         ++allocations;
     });
 }
@@ -380,9 +382,10 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                 ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
 }
 
-// cublasLt proposes options 7, 4, 7 once more, and 1 of algorithm 66; of a k of 1 it supports nothing. A product checks
-// what was said of shapes and alignments.
+// cublasLt proposes options 7, 4, 7 once more, and 1; of a k of 1 it supports nothing. A product checks what was said of
+// types, shapes, alignments and reductions.
 struct FakeProduct {
+    int compute;
     int ops[2] = {0, 0};
 };
 struct FakeLayout {
@@ -393,10 +396,11 @@ struct FakeLayout {
 struct FakePreference {
     std::size_t workspace_bytes = 0;
     std::uint32_t alignment[4] = {0, 0, 0, 0};  // of A, B, C, D
+    std::uint32_t reductions = 0;
 };
 Code cublasLtMatmulDescCreate(LtProduct *made, int compute, int scale) {
-    if (compute != blas_compute_32f || scale != type_r_32f) return 15;
-    *made = reinterpret_cast<LtProduct>(new FakeProduct);
+    if ((compute != blas_compute_32f && compute != blas_compute_32f_fast_tf32) || scale != type_r_32f) return 15;
+    *made = reinterpret_cast<LtProduct>(new FakeProduct{compute});
     return ++lt_objects, success;
 }
 Code cublasLtMatmulDescDestroy(LtProduct product) {
@@ -430,6 +434,8 @@ Code cublasLtMatmulPreferenceDestroy(LtPreference preference) {
 Code cublasLtMatmulPreferenceSetAttribute(LtPreference preference, int attribute, const void *value, std::size_t size) {
     auto *wishes = reinterpret_cast<FakePreference *>(preference);
     if (attribute == lt_wish_workspace_bytes) return std::memcpy(&wishes->workspace_bytes, value, size), success;
+    if (attribute == lt_wish_reductions && size == sizeof wishes->reductions)
+        return std::memcpy(&wishes->reductions, value, size), success;
     if (attribute < lt_wish_alignment_a || attribute > lt_wish_alignment_d || size != sizeof(std::uint32_t)) return 7;
     return std::memcpy(&wishes->alignment[attribute - lt_wish_alignment_a], value, size), success;
 }
@@ -446,15 +452,9 @@ Code cublasLtMatmulAlgoGetHeuristic(BlasHandle, LtProduct product, LtLayout a, L
         LtProposal &one = found[(*count)++];
         one = {};
         one.algorithm = {{66, option, wishes->alignment[0], wishes->alignment[1], wishes->alignment[2],
-                          wishes->alignment[3], wishes->workspace_bytes, 0}};
+                          wishes->alignment[3], wishes->workspace_bytes, wishes->reductions}};
     }
     return success;
-}
-Code cublasLtMatmulAlgoConfigGetAttribute(const LtAlgorithm *algorithm, int attribute, void *value, std::size_t size,
-                                          std::size_t *written) {
-    if (size != sizeof(int) || (attribute != lt_algorithm_number && attribute != lt_algorithm_option)) return 7;
-    const int found = static_cast<int>(algorithm->data[attribute == lt_algorithm_number ? 0 : 1]);
-    return std::memcpy(value, &found, size), *written = size, success;
 }
 Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, const void *a, LtLayout layout_a,
                     const void *b, LtLayout layout_b, const void *beta, const void *c, LtLayout layout_c, void *d,
@@ -463,9 +463,13 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
     const auto *left = reinterpret_cast<FakeLayout *>(layout_a), *right = reinterpret_cast<FakeLayout *>(layout_b),
                *result = reinterpret_cast<FakeLayout *>(layout_c);
     const int *ops = reinterpret_cast<FakeProduct *>(product)->ops;
+    const bool tf32 = reinterpret_cast<FakeProduct *>(product)->compute == blas_compute_32f_fast_tf32;
+    const int type = tf32 ? type_r_32f : type_r_16bf;
     const auto m = ops[0] != 0 ? left->cols : left->rows, k = ops[0] != 0 ? left->rows : left->cols;
     const auto n = ops[1] != 0 ? right->rows : right->cols, k_of_b = ops[1] != 0 ? right->cols : right->rows;
-    if (left->type != type_r_16bf || right->type != type_r_16bf || result->type != type_r_32f) return 15;
+    const bool narrow = result->type == type_r_16bf;
+    if (left->type != type || right->type != type || (result->type != type_r_32f && (tf32 || !narrow))) return 15;
+    if (algorithm->data[7] != (narrow ? lt_reduction_in_compute_type : lt_any_reduction)) return 7;
     if (k != k_of_b || m != result->rows || n != result->cols || c != d || layout_c != layout_d) return 7;
     if (workspace == nullptr || bytes != algorithm->data[6] || bytes < (std::size_t{32} << 20)) return 7;
     const Address places[] = {reinterpret_cast<Address>(a), reinterpret_cast<Address>(b), reinterpret_cast<Address>(c),
@@ -477,10 +481,12 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                    "option " + number(algorithm->data[1]) + " " + number(m) + "x" + number(n) + "x" + number(k) +
                        (*static_cast<const float *>(beta) != 0.0F ? " +C" : ""),
                    [=, turned_a = ops[0], turned_b = ops[1], alpha = *static_cast<const float *>(alpha),
-                    beta = *static_cast<const float *>(beta), lda = left->ld, ldb = right->ld, ldc = result->ld] {
+                    beta = *static_cast<const float *>(beta), lda = left->ld, ldb = right->ld, ldc = result->ld,
+                    option = algorithm->data[1]] {
+                       ticks += product_ticks[option];
                        multiply(turned_a, turned_b, static_cast<std::int64_t>(m), static_cast<std::int64_t>(n),
                                 static_cast<std::int64_t>(k), alpha, places[0], lda, places[1], ldb, beta, places[2],
-                                ldc, dtype_bf16, dtype_f32);
+                                ldc, tf32 ? dtype_f32 : dtype_bf16, narrow ? dtype_bf16 : dtype_f32);
                        return true;
                    });
 }
@@ -517,6 +523,7 @@ void fake_sticky(Code code) {
 void fake_can_flush(int value) { can_flush = value; }
 int fake_allocations() { return allocations; }
 int fake_lt_objects() { return lt_objects; }
+void fake_product_ticks(int option, std::uint64_t count) { product_ticks[option] = count; }
 std::size_t fake_most_queued() { return most_queued; }
 // Forget streams' work, the log and the counts.
 void fake_reset() {

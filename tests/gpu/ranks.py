@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.device.cuda import CudaBackend
-from uncut_mpi.device.interface import MAX_LANES, Algorithm, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Schedule, Space, buffer_bytes
@@ -29,10 +29,10 @@ PATIENCE_S = 90.0
 class Rank:
     """One rank's backend with the buffers it owns; host buffers belong to rank 0 and work within one process only."""
 
-    def __init__(self, schedule: Schedule, rank: int, algorithms: Mapping[str, Algorithm] | None = None) -> None:
+    def __init__(self, schedule: Schedule, rank: int, *, tune: bool = False) -> None:
         self.schedule, self.rank = schedule, rank
         self.backend = CudaBackend(0)
-        self.backend.use_algorithms(algorithms or {})
+        self.backend.tune_products(tune=tune)
         self._lowering = lower(schedule)
         self._host: dict[int, np.ndarray] = {}
         self._owned = {}
@@ -107,9 +107,9 @@ class Rank:
 class ThreadedRanks:
     """All ranks as threads of this process, each with a backend of its own on device 0."""
 
-    def __init__(self, schedule: Schedule, epoch: int = 1, algorithms: Mapping[str, Algorithm] | None = None) -> None:
+    def __init__(self, schedule: Schedule, epoch: int = 1, *, tune: bool = False) -> None:
         self.schedule, self.epoch = schedule, epoch
-        self.ranks = [Rank(schedule, rank, algorithms) for rank in range(schedule.num_ranks)]
+        self.ranks = [Rank(schedule, rank, tune=tune) for rank in range(schedule.num_ranks)]
         exports = [rank.export() for rank in self.ranks]
         for rank in self.ranks:
             rank.prepare(exports, epoch)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from uncut_mpi.device.cuda import CudaBackend, visible_devices
-from uncut_mpi.device.cuda.algorithms import SHAPES
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
 from uncut_mpi.model.dtypes import DType
@@ -189,16 +188,6 @@ def test_measurements_are_plausible(backend):
     for probe in probes:
         assert 1e-6 < probe.mean_seconds(1e-3) < 1e-1
         probe.close()
-
-
-def test_the_fastest_algorithms_are_such_as_are_proposed(backend):
-    found = backend.fastest_algorithms()
-    assert set(found) <= {"f16", "bf16"}
-    for dtype in (DType.f16, DType.bf16):
-        proposed = [backend._native.proposed_algorithms(int(dtype), *shape) for shape in SHAPES]
-        assert all(proposed)
-        assert dtype.name not in found or any(found[dtype.name] in some for some in proposed)
-    backend.use_algorithms(found)
 
 
 def test_handles_from_elsewhere_are_refused_with_the_reason(backend):

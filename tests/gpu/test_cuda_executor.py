@@ -12,7 +12,7 @@ import pytest
 from tests.gpu.ranks import ProcessRanks, ThreadedRanks
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
-from uncut_mpi.device.cuda import CudaBackend
+from uncut_mpi.device.cuda import backend as cuda_backend
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
@@ -74,25 +74,25 @@ def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, dtype,
         assert all(report.python_tasks == 0 and report.allocations == 0 for report in reports)
 
 
-@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("trans", ["NN", "TT"])
-def test_every_algorithm_that_is_proposed_gives_the_product(dtype, trans):
-    with contextlib.closing(CudaBackend(0)) as one:
-        proposed = one._native.proposed_algorithms(int(dtype), 512, 384, 512)
-    assert proposed
-    # The second one's operands start and end at odd addresses, for which the library may propose none.
-    for extents, pad in (((512, 384, 512), 8), ((137, 129, 141), 5)):
-        m, n, k = extents
-        case = Pushed(m=m, n=n, k=k, dtype=dtype, trans_a=trans[0], trans_b=trans[1], pad=pad)
-        for number, algorithm in enumerate(proposed):
-            # Closed before the next: streams of all that live share the process's hardware queues.
-            with contextlib.closing(ThreadedRanks(case.build(), algorithms={dtype.name: algorithm})) as ranks:
-                for alpha, beta in ((1.2345, 1.1154), (-0.5, 0.0)):
-                    load(case, ranks, seed=number)
-                    reports = ranks.run(alpha, beta)
-                    succeed(reports)
-                    assert case.is_right(ranks.schedule, ranks.read(2), alpha, beta, number)
-                    assert all(report.allocations == 0 for report in reports)
+@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16, DType.tf32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    ("trans", "extents", "pad"),
+    [("NN", (1152, 896, 1032), 8), ("TN", (1152, 896, 1032), 8), ("TT", (1137, 829, 1141), 5)],
+)
+def test_tuned_products_are_right(monkeypatch, dtype, trans, extents, pad):
+    monkeypatch.setattr(cuda_backend, "LEAST_TUNED_OPERATIONS", 1e6)
+    m, n, k = extents
+    case = Pushed(m=m, n=n, k=k, dtype=dtype, trans_a=trans[0], trans_b=trans[1], pad=pad)
+    with contextlib.closing(ThreadedRanks(case.build(), tune=True)) as ranks:
+        timed = [one for rank in ranks.ranks for one in rank.backend.tuned_products()]
+        assert timed
+        assert all(one.dtype is dtype and 0 < one.best_s <= one.usual_s < 1e-2 for one in timed)
+        for seed, (alpha, beta) in enumerate([(1.2345, 1.1154), (-0.5, 0.0)]):
+            load(case, ranks, seed=seed)
+            reports = ranks.run(alpha, beta)
+            succeed(reports)
+            assert case.is_right(ranks.schedule, ranks.read(2), alpha, beta, seed)
+            assert all(report.allocations == 0 for report in reports)
 
 
 def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(started):

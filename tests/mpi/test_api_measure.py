@@ -19,6 +19,7 @@ from tests.helpers.collective import allgather, carried, collective_assert
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import Probe
+from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd.group import Group
 
@@ -65,19 +66,23 @@ def said_of_it(caplog) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "uncut_mpi" and one.levelname == "WARNING"]
 
 
-def test_algorithms_are_measured_by_rank_0_and_used_by_all(comm, cache, monkeypatch):
-    used: list[dict] = []
-    asked: list[int] = []
-    monkeypatch.setattr(HostBackend, "use_algorithms", lambda _, algorithms: used.append(dict(algorithms)))
-    monkeypatch.setattr(HostBackend, "fastest_algorithms", lambda _: asked.append(1) or {"f16": (66, 1 + comm.rank)})
-    machine = machine_of(comm)
-    wanted = {"f16": (66, 1)}
-    collective_assert(comm, len(asked) == (comm.rank == 0), f"asked {len(asked)} times")
-    collective_assert(comm, machine.gemm_algorithms == wanted, f"{machine.gemm_algorithms}")
-    collective_assert(comm, used == [wanted, wanted], f"{used}")  # for the other measurements, and by the session
-    used.clear()
-    again = machine_of(comm)  # kept
-    collective_assert(comm, used == [wanted] and again.gemm_algorithms == wanted, f"{used}")
+@pytest.mark.parametrize("tune", [True, False])
+def test_the_machine_is_measured_with_tuned_products_whatever_the_session_does(comm, cache, monkeypatch, tune):
+    asked: list[bool] = []
+    monkeypatch.setattr(HostBackend, "tune_products", lambda _, *, tune: asked.append(tune))
+    measured: list[list[bool]] = []
+    true_measure = measuring.measure
+    monkeypatch.setattr(measuring, "measure", lambda *all_: measured.append(list(asked)) or true_measure(*all_))
+    with um.Session(comm, backend="host", tune_products=tune):
+        pass
+    collective_assert(comm, measured == [[True]] and asked == [True, tune], f"{measured} {asked}")
+
+
+def test_ranks_agree_on_tuning(comm):
+    if comm.size == 1:
+        pytest.skip("needs two ranks")
+    with pytest.raises(ParamError, match="tune_products"):
+        um.Session(comm, backend="host", tune_products=comm.rank > 0)
 
 
 def test_the_quick_form_is_told_once_by_rank_0_so_that_it_is_seen(comm, cache, caplog):

@@ -3,10 +3,12 @@
 //     nvcc -O2 -std=c++17 -arch=native -o algorithms algorithms.cu -lcublas -lcublasLt -lcurand
 //     ./algorithms OUT.jsonl "f64 4096 4096 1024" "f16 8192 2048 8192 wide" ...
 //
-// With --all before the problems it tries every configuration of the algorithms that are proposed, not these alone.
-// TYPE M N K, and whether C of half types is float32 (wide: products that add up k-blocks) or of the type. Column-major,
-// C := alpha A B + C, full-mantissa values. Each algorithm is timed in turns with the call (min, median of REPEATS); those
-// that are within a tenth of the best in a first pass are timed again.
+// With --all before the problems it tries every configuration of the algorithms that are proposed, not these alone; with
+// --every it keeps the times of all proposals. @FILE stands for the problems in its lines.
+// TYPE M N K, whether C of half types is float32 (wide: products that add up k-blocks) or of the type, and which of A and
+// B are transposed (ta, tb). Column-major, C := alpha op(A) op(B) + C, full-mantissa values. Each algorithm is timed in
+// turns with the call (medians of nine, of five with --every); those that are within a tenth of the best in a first pass
+// are timed again.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
@@ -15,6 +17,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <random>
 #include <sstream>
 #include <string>
@@ -37,7 +40,7 @@ constexpr int most = 200;
 struct Problem {
     std::string type;
     std::int64_t m = 0, n = 0, k = 0;
-    bool wide = false;
+    bool wide = false, ta = false, tb = false;
     bool half() const { return type == "f16" || type == "bf16"; }
     cudaDataType_t in() const {
         return type == "f64" ? CUDA_R_64F : type == "f16" ? CUDA_R_16F : type == "bf16" ? CUDA_R_16BF : CUDA_R_32F;
@@ -174,32 +177,45 @@ int main(int argc, char **argv) {
     void *workspace = nullptr;
     CHECK(cudaMalloc(&workspace, workspace_bytes));
     CHECK(cublasSetWorkspace(blas, workspace, workspace_bytes));
-    bool all = false;
+    bool all = false, every = false;
+    std::vector<std::string> asked;
     for (int at = 2; at < argc; ++at) {
-        if (std::string(argv[at]) == "--all") {
-            all = true;
-            continue;
-        }
-        std::istringstream text(argv[at]);
+        const std::string word = argv[at];
+        if (word == "--all") all = true;
+        else if (word == "--every") every = true;
+        else if (word[0] == '@') {
+            std::ifstream lines(word.substr(1));
+            for (std::string line; std::getline(lines, line);) asked.push_back(line);
+        } else asked.push_back(word);
+    }
+    for (const std::string &line : asked) {
+        std::istringstream text(line);
         Problem p;
-        std::string how;
-        text >> p.type >> p.m >> p.n >> p.k >> how;
-        p.wide = how == "wide";
+        text >> p.type >> p.m >> p.n >> p.k;
+        for (std::string how; text >> how;) {
+            p.wide |= how == "wide";
+            p.ta |= how == "ta";
+            p.tb |= how == "tb";
+        }
         void *a = filled(p.m * p.k, p.in(), 1), *b = filled(p.k * p.n, p.in(), 2), *c = filled(p.m * p.n, p.out(), 3);
         CHECK(cudaDeviceSynchronize());
         const double alpha64 = 1.2345, beta64 = 1.0;
         const float alpha32 = 1.2345f, beta32 = 1.0f;
         const void *alpha = p.type == "f64" ? (const void *)&alpha64 : &alpha32;
         const void *beta = p.type == "f64" ? (const void *)&beta64 : &beta32;
+        const cublasOperation_t op_a = p.ta ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = p.tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+        const std::int64_t lda = p.ta ? p.k : p.m, ldb = p.tb ? p.n : p.k;
         const auto usual = [&] {
-            CHECK(cublasGemmEx_64(blas, CUBLAS_OP_N, CUBLAS_OP_N, p.m, p.n, p.k, alpha, a, p.in(), p.m, b, p.in(), p.k, beta, c,
+            CHECK(cublasGemmEx_64(blas, op_a, op_b, p.m, p.n, p.k, alpha, a, p.in(), lda, b, p.in(), ldb, beta, c,
                                   p.out(), p.m, p.compute(), CUBLAS_GEMM_DEFAULT));
         };
         cublasLtMatmulDesc_t desc;
         CHECK(cublasLtMatmulDescCreate(&desc, p.compute(), p.scale()));
+        CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
+        CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
         cublasLtMatrixLayout_t la, lb, lc;
-        CHECK(cublasLtMatrixLayoutCreate(&la, p.in(), p.m, p.k, p.m));
-        CHECK(cublasLtMatrixLayoutCreate(&lb, p.in(), p.k, p.n, p.k));
+        CHECK(cublasLtMatrixLayoutCreate(&la, p.in(), lda, p.m * p.k / lda, lda));
+        CHECK(cublasLtMatrixLayoutCreate(&lb, p.in(), ldb, p.k * p.n / ldb, ldb));
         CHECK(cublasLtMatrixLayoutCreate(&lc, p.out(), p.m, p.n, p.m));
         cublasLtMatmulPreference_t wish;
         CHECK(cublasLtMatmulPreferenceCreate(&wish));
@@ -238,16 +254,16 @@ int main(int argc, char **argv) {
         std::sort(first.begin(), first.end());
         std::vector<int> good;
         for (const auto &[time, i] : first)
-            if (time < first.front().first * 1.1 && good.size() < 8) good.push_back(i);
+            if (every || (time < first.front().first * 1.1 && good.size() < 8)) good.push_back(i);
         std::vector<double> call;
         std::vector<std::vector<double>> times(good.size());
-        for (int round = 0; round < 9; ++round) {
+        for (int round = 0; round < (every ? 5 : 9); ++round) {
             call.push_back(seconds(stream, from, to, usual));
             for (std::size_t g = 0; g < good.size(); ++g) times[g].push_back(seconds(stream, from, to, with(good[g])));
         }
         const double work = 2.0 * p.m * p.n * p.k, base = median(call);
-        std::printf("%-28s usual %8.1f us %6.1f TF (of %d)", argv[at], base * 1e6, work / base * 1e-12, count);
-        std::fprintf(out, "{\"problem\": \"%s\", \"usual_s\": %.9g, \"algorithms\": [", argv[at], base);
+        std::printf("%-28s usual %8.1f us %6.1f TF (of %d)", line.c_str(), base * 1e6, work / base * 1e-12, count);
+        std::fprintf(out, "{\"problem\": \"%s\", \"usual_s\": %.9g, \"algorithms\": [", line.c_str(), base);
         std::size_t best = 0;
         for (std::size_t g = 0; g < good.size(); ++g) {
             if (median(times[g]) < median(times[best])) best = g;

@@ -198,7 +198,7 @@ def test_an_unknown_name_lists_those_that_exist(asked: str, tmp_path: Path, monk
 
 def test_a_file_that_is_no_machine_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
-    path.write_text('{"format": 7}')
+    path.write_text('{"format": 8}')
     with pytest.raises(ParamError, match=r"other\.json: not a machine file: KeyError"):
         load_machine(path)
     path.write_bytes(b"\xff\xfe")

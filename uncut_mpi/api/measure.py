@@ -1,9 +1,9 @@
 """
 The first measurement of a machine, and where it is kept.
 
-Every (source, destination) pair alone, then algorithms of half-type products on rank 0's device, then one GEMM per
-type and the host links with all ranks at once, in under 3 s. The result is a `Machine`, kept as JSON in the user's
-cache directory under a key of the hardware, so that other hardware never uses it.
+Every (source, destination) pair alone, then one GEMM per type and the host links with all ranks at once, in under
+3 s. The result is a `Machine`, kept as JSON in the user's cache directory under a key of the hardware, so that other
+hardware never uses it.
 
 What all ranks do at once is sampled several times, the kinds of work in turn, so that a busy moment
 spoils a sample of each and not all of one. The median is what to expect, the best what a bound may
@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import os
 import pathlib
@@ -27,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from uncut_mpi.device.interface import Algorithm, Backend, DeviceIdentity, Probe
+from uncut_mpi.device.interface import Backend, DeviceIdentity, Probe
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -158,7 +157,6 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
             with agreement.collective(group, f"measuring the links of rank {turn}"):
                 if turn == rank:
                     _measure_links(backend, rank, [*peers, mine], nbytes, bandwidth, latency)
-        algorithms = choose_algorithms(group, backend)
         work: dict[str, Callable[[], Probe]] = {
             "host to device": lambda: backend.copy_probe(scratch.address, mine, nbytes),
             "device to host": lambda: backend.copy_probe(mine, scratch.address, nbytes),
@@ -215,7 +213,6 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         typical_gemm_tflop_per_s=typical,
         memory_bytes=np.array([one.memory_bytes for one in identities], np.int64),
         ports=(*usual.pop("ports"), *_host_ports(inward, outward)),
-        gemm_algorithms=algorithms,
         multiprocessors=np.array([one.multiprocessors for one in identities], np.int64),
         **usual,
         provenance=f"quick form, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
@@ -226,24 +223,6 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         + ("" if steady else "; the machine was busy, and the next session measures again"),
         steady=steady,
     )
-
-
-def choose_algorithms(group: Group, backend: Backend) -> dict[str, Algorithm]:
-    """
-    Measure algorithms of products on rank 0's device, and use them on all from now on. Collective.
-
-    Raises
-    ------
-    UncutError
-        On all ranks, what went wrong on one.
-    """
-    found = agreement.from_root(
-        group, lambda: json.dumps(backend.fastest_algorithms()).encode(), what="timing algorithms of products"
-    )
-    algorithms = {name: (number, option) for name, (number, option) in json.loads(found).items()}
-    with agreement.collective(group, "choosing algorithms of products"):
-        backend.use_algorithms(algorithms)
-    return algorithms
 
 
 def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], sample_s: float) -> dict[str, list[float]]:

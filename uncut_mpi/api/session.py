@@ -68,6 +68,10 @@ class Session:
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
         Prove every schedule, and what was lowered from it, before its first use.
+    tune_products : bool, default True
+        Choose the kernels of products in tf32, f16 and bf16 by timing what cuBLAS proposes for their shapes when a plan
+        is made, some ms for each. Two processes may choose differently, and results then differ in the last bits;
+        without it cuBLAS chooses, by the shapes alone. Other types and the host backend have nothing to tune.
 
     Attributes
     ----------
@@ -104,6 +108,7 @@ class Session:
         arrival_timeout_s: float | None = None,
         max_plans: int = 32,
         verify: bool = False,
+        tune_products: bool = True,
     ) -> None:
         self._group = Group(comm)
         try:
@@ -114,7 +119,7 @@ class Session:
                     raise ParamError(
                         f"timeout_s = {timeout_s}, arrival_timeout_s = {arrival_timeout_s}: use more than 0"
                     )
-            settings = f"max_plans {max_plans}, verify {verify}"
+            settings = f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}"
             agreement.agree(self._group, settings.encode(), lambda: settings)
             started = start_backend(self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu)
         except BaseException:
@@ -130,9 +135,10 @@ class Session:
             logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
         self.counters = Counters()
         try:
+            # A machine that is measured now is kept for other sessions as well.
+            self._backend.tune_products(tune=True)
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
-            with agreement.collective(self._group, "choosing algorithms of products"):
-                self._backend.use_algorithms(self.machine.gemm_algorithms)
+            self._backend.tune_products(tune=tune_products)
             self._store = MatrixStore(self._group, self._backend, self.counters)
             self._calls = CallMachinery(
                 self._group,

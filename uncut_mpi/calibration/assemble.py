@@ -46,7 +46,6 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
         memory_bytes=np.array(memory_bytes, np.int64),
         ports=peak_ports(fit_ports(samples, bandwidth, latency), samples.transfers),
         gemm_shape=shapes,
-        gemm_algorithms=samples.algorithms,
         multiprocessors=np.array(samples.multiprocessors, np.int64),
         row_rates=fit_rows(samples, latency),
         combine_gb_per_s=np.array(samples.combine_gb_per_s, np.float64),

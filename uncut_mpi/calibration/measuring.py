@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.api.measure import choose_algorithms
 from uncut_mpi.calibration import probes
 from uncut_mpi.calibration.assemble import link_tables
 from uncut_mpi.calibration.litmus import run_litmus
@@ -167,7 +166,6 @@ def measure_all(
     deadline_s = time.perf_counter() + time_limit_s
     samples = Samples(group.size, [one.multiprocessors for one in identities])
     samples.watts["idle"] = _watts(group, backend, lambda: time.sleep(_IDLE_S))
-    samples.algorithms = choose_algorithms(group, backend)
     bench = Workbench(
         group, backend, area_bytes=effort.area_bytes, compute_bytes=effort.compute_bytes, deadline_s=deadline_s
     )

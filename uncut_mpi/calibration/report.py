@@ -79,8 +79,6 @@ def samples_text(samples: Samples, machine: Machine) -> str:
             f"{_c_rate(shape)}, {shape.uneven:.0%} longer where C is uneven, {shape.misaligned:.0%} where columns "
             f"are not aligned; the fit is off by {100 * errors[dtype]:.1f} %"
         )
-    for name, (number, option) in machine.gemm_algorithms.items():
-        lines.append(f"{name} products added up in float32: by algorithm {number} of cublasLt with option {option}")
     for kind, rates in (("", machine.combine_gb_per_s), (" of half types", machine.half_combine_gb_per_s)):
         lines.append(f"COMBINE{kind} {_numbers(rates, '{:.0f}')} GB/s read and written, by rank")
     if samples.beside:

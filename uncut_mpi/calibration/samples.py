@@ -113,8 +113,6 @@ class Samples:
         In the order of measurement.
     products : list of ProductSample
         Likewise.
-    algorithms : dict of str to (int, int)
-        As `Machine.gemm_algorithms`.
     combine_gb_per_s : list of float
         Bytes read and written by COMBINE per second on each device (1e9).
     half_combine_gb_per_s : list of float
@@ -136,7 +134,6 @@ class Samples:
     multiprocessors: list[int]
     transfers: list[TransferSample] = dataclasses.field(default_factory=list)
     products: list[ProductSample] = dataclasses.field(default_factory=list)
-    algorithms: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
     half_combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
     costs: dict[str, float] = dataclasses.field(default_factory=dict)

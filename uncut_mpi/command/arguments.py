@@ -82,6 +82,8 @@ class GemmArguments:
         Untimed and timed calls after the first one.
     timeout_s : float
         A call fails when no task finishes anywhere for so long (seconds).
+    tune_products : bool
+        As `Session` takes it.
     check : bool
         Whether the result is verified.
     overwrite : bool
@@ -113,6 +115,7 @@ class GemmArguments:
     warmup: int
     repeat: int
     timeout_s: float
+    tune_products: bool
     check: bool
     overwrite: bool
     json_path: str | None
@@ -172,6 +175,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
         warmup=given.warmup,
         repeat=given.repeat,
         timeout_s=given.timeout,
+        tune_products=given.tune_products,
         check=given.check,
         overwrite=given.overwrite,
         json_path=given.json,

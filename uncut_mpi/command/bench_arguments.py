@@ -87,6 +87,8 @@ class BenchArguments:
         Calls before, and timed calls at most.
     time_cap_s : float
         After so long no more timed calls are begun.
+    tune_products : bool
+        As `Session` takes it.
     check : bool
         Whether results are verified.
     output : str
@@ -109,6 +111,7 @@ class BenchArguments:
     warmup: int
     repeat: int
     time_cap_s: float
+    tune_products: bool
     check: bool
     output: str
     plot: str | None
@@ -143,6 +146,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         warmup=given.warmup,
         repeat=given.repeat,
         time_cap_s=given.time_cap,
+        tune_products=given.tune_products,
         check=given.check,
         output=given.output,
         plot=given.plot,
@@ -198,6 +202,12 @@ def make_bench_parser() -> argparse.ArgumentParser:
         default=2.0,
         metavar="S",
         help="time for the timed calls of a method; default %(default)g",
+    )
+    run.add_argument(
+        "--no-tune-products",
+        dest="tune_products",
+        action="store_false",
+        help="leave the kernels of products in tf32, f16 and bf16 to cuBLAS instead of timing what it proposes",
     )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(

@@ -28,7 +28,7 @@ _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
 _SAME: Final = (
     *("version", "backend", "ranks", "machine", "alpha", "beta"),
-    *("seed", "warmup", "repeat", "time_cap_s", "check"),
+    *("seed", "warmup", "repeat", "time_cap_s", "tune_products", "check"),
 )
 _BEGINNING: Final = b'{"m": '
 
@@ -50,6 +50,7 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> boo
         backend=arguments.backend,
         devices=arguments.devices,
         allow_shared_gpu=arguments.allow_shared_gpu,
+        tune_products=arguments.tune_products,
     ) as session:
         session.agree(list(words), "command line")
         backend = session.backend_name
@@ -84,6 +85,7 @@ class _Bench:
             "warmup": arguments.warmup,
             "repeat": arguments.repeat,
             "time_cap_s": arguments.time_cap_s,
+            "tune_products": arguments.tune_products,
             "check": arguments.check,
         }
 

@@ -381,6 +381,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="longest time without progress; default %(default)g",
     )
+    group.add_argument(
+        "--no-tune-products",
+        dest="tune_products",
+        action="store_false",
+        help="leave the kernels of products in tf32, f16 and bf16 to cuBLAS instead of timing what it proposes",
+    )
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     group.add_argument(

@@ -78,6 +78,7 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
         allow_shared_gpu=arguments.allow_shared_gpu,
         timeout_s=arguments.timeout_s,
         arrival_timeout_s=arguments.timeout_s,
+        tune_products=arguments.tune_products,
     ) as session:
         session.agree(list(words), "command line")
         with session.together("checking the placement"):

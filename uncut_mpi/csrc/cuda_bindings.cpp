@@ -1,10 +1,10 @@
 // The CUDA classes as Python sees them: plain integers, buffers and values; policy stays in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
@@ -32,14 +32,6 @@ const Record *records(const Bytes &table, const char *name) {
                           std::to_string(sizeof(Record)) + " were expected",
                       -1);
     return reinterpret_cast<const Record *>(table.data());
-}
-
-// CUDA's number of a half type.
-int half_type(int dtype) {
-    if (dtype != dtype_f16 && dtype != dtype_bf16)
-        throw Failure(
-            "an algorithm was asked for products of type " + std::to_string(dtype) + ", which is no half type", -1);
-    return dtype == dtype_f16 ? type_r_16f : type_r_16bf;
 }
 
 std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, const Bytes &operations,
@@ -152,26 +144,16 @@ void bind_cuda(nb::module_ &m) {
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "use_algorithms",
-            [](DeviceState &d, const std::map<int, std::pair<int, int>> &algorithms) {
-                std::map<int, Algorithm> given;
-                for (const auto &[dtype, one] : algorithms)
-                    given[half_type(dtype)] = {one.first, one.second};
-                d.use_algorithms(std::move(given));
-            },
-            nb::arg("algorithms"))
-        .def(
-            "proposed_algorithms",
-            [](DeviceState &d, int dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
-                constexpr std::uint32_t aligned = 256;
-                std::vector<std::pair<int, int>> found;
-                for (const Algorithm &one : d.proposed_algorithms(
-                         {half_type(dtype), blas_op_n, blas_op_n, m, n, k, m, k, m, aligned, aligned, aligned}))
-                    found.emplace_back(one.number, one.option);
-                return found;
-            },
-            nb::arg("dtype"), nb::arg("m"), nb::arg("n"), nb::arg("k"))
+        .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"))
+        .def("tuned_products",
+             [](const DeviceState &d) {
+                 std::vector<std::tuple<std::vector<std::int64_t>, double, double>> found;
+                 for (const auto &[shape, tuned] : d.tuned_products())
+                     found.emplace_back(std::vector<std::int64_t>{shape.dtype, shape.dtype_c, shape.op_a, shape.op_b,
+                                                                  shape.m, shape.n, shape.k},
+                                        tuned.usual_s, tuned.best_s);
+                 return found;
+             })
         .def("pointer_attribute", &DeviceState::pointer_attribute, nb::arg("attribute"), nb::arg("address"))
         .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
 

@@ -1,11 +1,20 @@
 #include "cuda_device.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace uncut::cuda {
 namespace {
 
+// How kernels of products are timed.
 constexpr std::size_t most_tuned_products = 1024;
+constexpr double most_operations = 2e12;   // longer ones run at the power limit, where kernels differ by 3 % and less
+constexpr double long_operations = 1e11;
+constexpr double negligible = 0.05;        // part of a plan's operations that is left to the library
+constexpr int timing_rounds = 3;
+constexpr double far_behind = 1.06;        // of the best so far: it gets no other sample
+constexpr double worth_it = 0.99;          // of the library's time
 }  // namespace
 
 DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal)
@@ -86,25 +95,91 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     reserve_events(events_, events, event_disable_timing);
 }
 
-void DeviceState::use_algorithms(std::map<int, Algorithm> algorithms) {
-    algorithms_ = std::move(algorithms);
-    tuned_products_.clear();
-}
-
-std::shared_ptr<const TunedProduct> DeviceState::tuned_product(const ProductShape &shape) {
-    const auto wanted = algorithms_.find(shape.type);
-    if (wanted == algorithms_.end()) return nullptr;
-    const auto known = tuned_products_.find(shape);
-    if (known != tuned_products_.end()) return known->second;
-    auto made = std::make_shared<TunedProduct>(*blas_, compute_lane(0).handle, shape, workspace_bytes);
-    if (!made->take(wanted->second)) made = nullptr;
-    if (tuned_products_.size() >= most_tuned_products) tuned_products_.clear();  // executors keep their own
-    return tuned_products_.emplace(shape, std::move(made)).first->second;
-}
-
-std::vector<Algorithm> DeviceState::proposed_algorithms(const ProductShape &shape) {
+void DeviceState::tune(std::vector<Wanted> wanted) {
+    double total = 0.0;
+    std::size_t c_bytes = 0;
+    const auto work = [](const Wanted &one) { return static_cast<double>(one.count) * one.shape.operations(); };
+    std::erase_if(wanted, [&](const Wanted &one) {
+        const double operations = one.shape.operations();
+        return operations < least_operations_ || operations > most_operations || tuned_products_.contains(one.shape);
+    });
+    std::sort(wanted.begin(), wanted.end(), [&](const Wanted &x, const Wanted &y) { return work(x) > work(y); });
+    for (const Wanted &one : wanted)
+        total += work(one);
+    double left = total;
+    std::erase_if(wanted, [&](const Wanted &one) {
+        const bool matters = left > negligible * total;
+        left -= work(one);
+        return !matters;
+    });
+    for (const Wanted &one : wanted)
+        c_bytes = std::max(c_bytes, one.shape.bytes_of_c() + 256);
+    if (wanted.empty()) return;
+    const Scope scope(*this);
+    driver_->check("cuCtxSetCurrent", scope.code());
     reserve(1, 0, 0);
-    return TunedProduct(*blas_, compute_lane(0).handle, shape, workspace_bytes).proposals();
+    reserve_timing(2);
+    Address c = 0;
+    if (driver_->cuMemAlloc(&c, c_bytes) != success) return;
+    try {
+        if (tuned_products_.size() + wanted.size() > most_tuned_products) tuned_products_.clear();  // executors keep theirs
+        for (const Wanted &one : wanted)
+            tuned_products_.emplace(one.shape, time(one, c + one.shape.alignment_c % 256));
+    } catch (...) {
+        driver_->cuMemFree(c);
+        throw;
+    }
+    driver_->check("cuMemFree", driver_->cuMemFree(c));
+}
+
+DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
+    const ComputeLane &lane = compute_lane(0);
+    const ProductShape &shape = wanted.shape;
+    const float alpha = 1.0F, beta = 1.0F;
+    const auto product = std::make_shared<TunedProduct>(*blas_, lane.handle, shape, workspace_bytes);
+    // A long product's time to issue is hidden behind nothing, and is nothing.
+    const int at_once = shape.operations() > long_operations ? 1 : 2;
+    const auto sample = [&](std::size_t candidate, int times) {  // 0 is the library's choice
+        if (candidate > 0) product->take(candidate - 1);
+        driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(0), lane.stream));
+        for (int i = 0; i < times; ++i) {
+            if (candidate == 0) {
+                blas_->check("cublasGemmEx_64", usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b,
+                                                              &beta, c));
+            } else if (product->run(lane.handle, &alpha, wanted.a, wanted.b, &beta, c, lane.workspace, lane.stream) !=
+                       success) {
+                return std::numeric_limits<double>::infinity();
+            }
+        }
+        driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(1), lane.stream));
+        driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(timing_event(1)));
+        float milliseconds = 0.0F;
+        driver_->check("cuEventElapsedTime",
+                       driver_->cuEventElapsedTime(&milliseconds, timing_event(0), timing_event(1)));
+        return 1e-3 * static_cast<double>(milliseconds) / times;
+    };
+    constexpr double never = std::numeric_limits<double>::infinity();
+    std::vector<double> seconds(product->num_proposals() + 1, never);
+    std::vector<bool> runs;
+    for (std::size_t i = 0; i < seconds.size(); ++i)
+        runs.push_back(sample(i, 1) < never);  // and its kernel is loaded
+    double best = never;
+    for (int round = 0; round < timing_rounds; ++round)
+        for (std::size_t i = 0; i < seconds.size(); ++i) {
+            if (!runs[i] || (round > 0 && seconds[i] > far_behind * best)) continue;
+            seconds[i] = std::min(seconds[i], sample(i, at_once));
+            best = std::min(best, seconds[i]);
+        }
+    const auto first = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
+    if (first == 0 || seconds[first] > worth_it * seconds[0]) return {seconds[0], seconds[0], nullptr};
+    product->take(first - 1);
+    return {seconds[0], seconds[first], product};
+}
+
+std::shared_ptr<const TunedProduct> DeviceState::tuned_product(const ProductShape &shape) const {
+    if (shape.operations() < least_operations_) return nullptr;
+    const auto known = tuned_products_.find(shape);
+    return known == tuned_products_.end() ? nullptr : known->second.product;
 }
 
 void DeviceState::reserve_timing(std::size_t events) {

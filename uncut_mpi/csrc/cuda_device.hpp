@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -70,13 +71,25 @@ class DeviceState {
     std::uint32_t *progress() const { return progress_; }  // in pinned host memory
     Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
 
-    // The algorithms of products from now on, by type (CUDA's number) of A and B; without one the library chooses.
-    void use_algorithms(std::map<int, Algorithm> algorithms);
-    // A product by the algorithm of its type; null if there is none, or if the library does not propose it for the
-    // shape. A compute lane has to be there.
-    std::shared_ptr<const TunedProduct> tuned_product(const ProductShape &shape);
-    // What is proposed for a shape, without repetitions.
-    std::vector<Algorithm> proposed_algorithms(const ProductShape &shape);
+    // Choose kernels by their time, of products of so many operations or more; infinity: the library chooses all.
+    void tune_products(double least_operations) { least_operations_ = least_operations; }
+    // A product and where it reads, of which a plan has `count`.
+    struct Wanted {
+        ProductShape shape;
+        Address a, b;
+        std::size_t count;
+    };
+    // Time what is proposed for products, those that most of the operations are in; nothing may be in flight. Without
+    // memory for a C that may be written the library chooses.
+    void tune(std::vector<Wanted> wanted);
+    // What was found faster than the library's choice for a product; null: nothing, or it is not to be tuned.
+    std::shared_ptr<const TunedProduct> tuned_product(const ProductShape &shape) const;
+    // What each product took by the library's choice and takes now, in seconds.
+    struct Tuned {
+        double usual_s, best_s;
+        std::shared_ptr<const TunedProduct> product;  // null: by the library's choice
+    };
+    const std::map<ProductShape, Tuned> &tuned_products() const { return tuned_products_; }
 
     // How many streams, handles, events and blocks of memory this object has made so far.
     std::int64_t num_created() const { return num_created_; }
@@ -97,6 +110,7 @@ class DeviceState {
     bool abandoned() const { return abandoned_; }
 
   private:
+    Tuned time(const Wanted &wanted, Address c);
     void reserve_events(std::vector<Event> &events, std::size_t count, unsigned flags);
 
     std::shared_ptr<const Driver> driver_;
@@ -109,8 +123,8 @@ class DeviceState {
     int greatest_priority_ = 0;
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
-    std::map<int, Algorithm> algorithms_;
-    std::map<ProductShape, std::shared_ptr<const TunedProduct>> tuned_products_;  // null: the library chooses
+    double least_operations_ = std::numeric_limits<double>::infinity();
+    std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
     std::vector<Event> events_, timing_events_, caller_event_;
     std::uint32_t *progress_ = nullptr;

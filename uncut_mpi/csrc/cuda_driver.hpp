@@ -94,12 +94,13 @@ struct LtProposal {  // cublasLtMatmulHeuristicResult_t
 inline constexpr int lt_product_op_a = 3;
 inline constexpr int lt_product_op_b = 4;
 inline constexpr int lt_wish_workspace_bytes = 1;
+inline constexpr int lt_wish_reductions = 3;
 inline constexpr int lt_wish_alignment_a = 5;
 inline constexpr int lt_wish_alignment_b = 6;
 inline constexpr int lt_wish_alignment_c = 7;
 inline constexpr int lt_wish_alignment_d = 8;
-inline constexpr int lt_algorithm_number = 0;
-inline constexpr int lt_algorithm_option = 5;
+inline constexpr std::uint32_t lt_reduction_in_compute_type = 2;
+inline constexpr std::uint32_t lt_any_reduction = 7;
 
 inline constexpr int blas_op_n = 0;
 inline constexpr int blas_op_t = 1;
@@ -181,7 +182,6 @@ inline constexpr int type_r_16bf = 14;
     X(cublasLtMatmulPreferenceSetAttribute, Code(LtPreference, int, const void *, std::size_t))                        \
     X(cublasLtMatmulAlgoGetHeuristic,                                                                                  \
       Code(BlasHandle, LtProduct, LtLayout, LtLayout, LtLayout, LtLayout, LtPreference, int, LtProposal *, int *))     \
-    X(cublasLtMatmulAlgoConfigGetAttribute, Code(const LtAlgorithm *, int, void *, std::size_t, std::size_t *))        \
     X(cublasLtMatmul,                                                                                                  \
       Code(BlasHandle, LtProduct, const void *, const void *, LtLayout, const void *, LtLayout, const void *,          \
            const void *, LtLayout, void *, LtLayout, const LtAlgorithm *, void *, std::size_t, Stream))

@@ -178,27 +178,15 @@ void Executor::issue_gemm(const Step &step) {
                                  reinterpret_cast<const float *>(g.a), g.lda, reinterpret_cast<const float *>(g.b),
                                  g.ldb, &factors_f32_[g.factor_c], reinterpret_cast<float *>(g.c), g.ldc),
              true, &step);
-    } else if (g.dtype == dtype_tf32) {
-        fail("cublasGemmEx_64",
-             b.cublasGemmEx_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
-                               reinterpret_cast<const void *>(g.a), type_r_32f, g.lda,
-                               reinterpret_cast<const void *>(g.b), type_r_32f, g.ldb, &factors_f32_[g.factor_c],
-                               reinterpret_cast<void *>(g.c), type_r_32f, g.ldc, blas_compute_32f_fast_tf32,
-                               blas_gemm_default),
-             true, &step);
     } else if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(g.handle, &factors_f32_[g.factor_product], g.a, g.b, &factors_f32_[g.factor_c], g.c,
                           g.workspace, lanes_[step.lane].stream),
              true, &step);
     } else {
-        const int type = g.dtype == dtype_f16 ? type_r_16f : type_r_16bf;
-        const int type_c = g.dtype_c == dtype_f32 ? type_r_32f : type;
         fail("cublasGemmEx_64",
-             b.cublasGemmEx_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
-                               reinterpret_cast<const void *>(g.a), type, g.lda, reinterpret_cast<const void *>(g.b),
-                               type, g.ldb, &factors_f32_[g.factor_c], reinterpret_cast<void *>(g.c), type_c, g.ldc,
-                               blas_compute_32f, blas_gemm_default),
+             usual_product(b, g.handle, shape_of(g), &factors_f32_[g.factor_product], g.a, g.b,
+                           &factors_f32_[g.factor_c], g.c),
              true, &step);
     }
 }

@@ -48,7 +48,6 @@ enum OperationCode : std::uint8_t {
     code_record = 6,
     code_signal = 7,
 };
-enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
 enum FactorCode : std::uint8_t { factor_zero = 0, factor_one = 1, factor_alpha = 2, factor_beta = 3 };
 
 inline constexpr std::size_t max_sources = 8;
@@ -139,6 +138,7 @@ class Executor {
         Address a, b, c;
         std::int64_t lda, ldb, ldc;
         std::uint8_t dtype, dtype_c, factor_product, factor_c;
+        bool tunable;
         std::shared_ptr<const TunedProduct> tuned;  // null: by cuBLAS's own choice
         Address workspace;
         std::uint32_t scale;  // index of the COMBINE that replaces it when the product is zero
@@ -175,6 +175,8 @@ class Executor {
     void bind_lanes(const Program &program);
     void add_copy(const Program &program, const Operation &operation);
     void add_gemm(const Program &program, const Operation &operation);
+    void tune_products();
+    static ProductShape shape_of(const Gemm &gemm);
     void add_combine(const Program &program, const Operation &operation);
     Combine make_combine(const Program &program, const Operand *operands, std::size_t count) const;
     void add_wait(const Program &program, const Operation &operation, std::uint32_t index);

@@ -2,6 +2,7 @@
 #include "cuda_executor.hpp"
 
 #include <algorithm>
+#include <map>
 
 namespace uncut::cuda {
 namespace {
@@ -118,8 +119,26 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         add_step(operation, index, static_cast<std::uint32_t>(payload - 1));
         add_checkpoint_if_due(operation, index);
     }
+    tune_products();
     seen_.resize(board_words_);
     result_.stuck.reserve(program.num_lanes);
+}
+
+void Executor::tune_products() {
+    std::map<ProductShape, DeviceState::Wanted> wanted;
+    for (const Gemm &gemm : gemms_)
+        if (gemm.tunable) ++wanted.try_emplace(shape_of(gemm), shape_of(gemm), gemm.a, gemm.b, 0).first->second.count;
+    std::vector<DeviceState::Wanted> all;
+    for (const auto &[shape, one] : wanted)
+        all.push_back(one);
+    device_->tune(std::move(all));
+    for (Gemm &gemm : gemms_)
+        if (gemm.tunable) gemm.tuned = device_->tuned_product(shape_of(gemm));
+}
+
+ProductShape Executor::shape_of(const Gemm &gemm) {
+    return {gemm.dtype, gemm.dtype_c, gemm.op_a, gemm.op_b, gemm.m, gemm.n, gemm.k, gemm.lda, gemm.ldb, gemm.ldc,
+            alignment_of(gemm.a), alignment_of(gemm.b), alignment_of(gemm.c)};
 }
 
 void Executor::bind_lanes(const Program &program) {
@@ -244,10 +263,8 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemm.ldc = c.ld;
     gemm.dtype = a.dtype;
     gemm.dtype_c = c.dtype;
-    if (half && c.dtype == dtype_f32 && gemm.m > 0 && gemm.n > 0 && gemm.k > 0) {
-        gemm.tuned = device_->tuned_product({a.dtype == dtype_f16 ? type_r_16f : type_r_16bf, gemm.op_a, gemm.op_b,
-                                             gemm.m, gemm.n, gemm.k, gemm.lda, gemm.ldb, gemm.ldc, alignment_of(gemm.a),
-                                             alignment_of(gemm.b), alignment_of(gemm.c)});
+    if (is_tunable(a.dtype) && gemm.m > 0 && gemm.n > 0 && gemm.k > 0) {
+        gemm.tunable = true;
         gemm.workspace = lanes_[operation.lane].workspace;
     }
     gemm.factor_product = a.factor;

@@ -8,11 +8,31 @@ namespace {
 constexpr int most_proposals = 16;
 constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
+int type_of(int dtype) { return dtype == dtype_f16 ? type_r_16f : dtype == dtype_bf16 ? type_r_16bf : type_r_32f; }
+
+int compute_of(int dtype) { return dtype == dtype_tf32 ? blas_compute_32f_fast_tf32 : blas_compute_32f; }
+
 }  // namespace
+
+bool is_tunable(int dtype) { return dtype == dtype_f16 || dtype == dtype_bf16 || dtype == dtype_tf32; }
+
+std::size_t ProductShape::bytes_of_c() const {
+    const bool half = dtype_c == dtype_f16 || dtype_c == dtype_bf16;
+    return static_cast<std::size_t>(ldc) * static_cast<std::size_t>(n) * (half ? 2 : 4);
+}
 
 std::uint32_t alignment_of(Address address) {
     const Address lowest = address & (~address + 1);
     return static_cast<std::uint32_t>(lowest == 0 ? 256 : std::min<Address>(lowest, 256));
+}
+
+Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const float *alpha, Address a,
+                   Address b, const float *beta, Address c) {
+    const int type = type_of(shape.dtype);
+    return blas.cublasGemmEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
+                                reinterpret_cast<const void *>(a), type, shape.lda, reinterpret_cast<const void *>(b),
+                                type, shape.ldb, beta, reinterpret_cast<void *>(c), type_of(shape.dtype_c), shape.ldc,
+                                compute_of(shape.dtype), blas_gemm_default);
 }
 
 TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes)
@@ -36,14 +56,18 @@ TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductSha
     };
     try {
         blas_.check("cublasLtMatmulDescCreate",
-                    blas_.cublasLtMatmulDescCreate(&product_, blas_compute_32f, type_r_32f));
+                    blas_.cublasLtMatmulDescCreate(&product_, compute_of(shape.dtype), type_r_32f));
+        const int type = type_of(shape.dtype);
         set(lt_product_op_a, shape.op_a);
         set(lt_product_op_b, shape.op_b);
-        layout(a_, shape.type, extents(shape.op_a, shape.m, shape.k), shape.lda);
-        layout(b_, shape.type, extents(shape.op_b, shape.k, shape.n), shape.ldb);
-        layout(c_, type_r_32f, {shape.m, shape.n}, shape.ldc);
+        layout(a_, type, extents(shape.op_a, shape.m, shape.k), shape.lda);
+        layout(b_, type, extents(shape.op_b, shape.k, shape.n), shape.ldb);
+        layout(c_, type_of(shape.dtype_c), {shape.m, shape.n}, shape.ldc);
         blas_.check("cublasLtMatmulPreferenceCreate", blas_.cublasLtMatmulPreferenceCreate(&wishes));
         wish(lt_wish_workspace_bytes, workspace_bytes_);
+        // Parts of k may not be added up in a half type.
+        const bool half_c = type_of(shape.dtype_c) != type_r_32f;
+        wish(lt_wish_reductions, half_c ? lt_reduction_in_compute_type : lt_any_reduction);
         wish(lt_wish_alignment_a, shape.alignment_a);
         wish(lt_wish_alignment_b, shape.alignment_b);
         wish(lt_wish_alignment_c, shape.alignment_c);
@@ -69,37 +93,6 @@ void TunedProduct::release() {
     for (LtLayout layout : {a_, b_, c_})
         if (layout != nullptr) blas_.cublasLtMatrixLayoutDestroy(layout);
     if (product_ != nullptr) blas_.cublasLtMatmulDescDestroy(product_);
-}
-
-Algorithm TunedProduct::family(const LtAlgorithm &algorithm) const {
-    Algorithm found;
-    std::size_t written = 0;
-    blas_.check("cublasLtMatmulAlgoConfigGetAttribute",
-                blas_.cublasLtMatmulAlgoConfigGetAttribute(&algorithm, lt_algorithm_number, &found.number,
-                                                           sizeof found.number, &written));
-    blas_.check("cublasLtMatmulAlgoConfigGetAttribute",
-                blas_.cublasLtMatmulAlgoConfigGetAttribute(&algorithm, lt_algorithm_option, &found.option,
-                                                           sizeof found.option, &written));
-    return found;
-}
-
-std::vector<Algorithm> TunedProduct::proposals() const {
-    std::vector<Algorithm> found;
-    for (const LtProposal &one : proposals_) {
-        const Algorithm of = family(one.algorithm);
-        if (std::find(found.begin(), found.end(), of) == found.end()) found.push_back(of);
-    }
-    return found;
-}
-
-bool TunedProduct::take(Algorithm wanted) {
-    for (const LtProposal &one : proposals_)
-        if (family(one.algorithm) == wanted) {
-            taken_ = one.algorithm;
-            proposals_ = {};
-            return true;
-        }
-    return false;
 }
 
 Code TunedProduct::run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,

@@ -1,35 +1,38 @@
-// Products of half types summed in float32 by an algorithm that is named beforehand: cuBLAS chooses one by the shapes
-// alone, and its choice for products that read and write C takes up to a third longer than others that it has
-// (docs/performance.md, 2026-11-22).
+// Products whose kernel is chosen by its time: cuBLAS chooses by the shape alone, and what it chooses for half types and
+// tf32 takes up to a third longer than another that it has (docs/performance.md, 2026-11-22).
 #pragma once
 
 #include <compare>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "cuda_driver.hpp"
 
 namespace uncut::cuda {
 
-// A family of kernels, of which the library proposes one that suits a shape.
-struct Algorithm {
-    int number = 0;  // CUBLASLT_ALGO_CONFIG_ID
-    int option = 0;  // CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION
-    auto operator<=>(const Algorithm &) const = default;
-};
+enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
 
-// All that the library looks at when it proposes algorithms.
+// Whether products of a type are worth it: the library's choice for f64 and f32 is within 2 % of the best.
+bool is_tunable(int dtype);
+
+// All that the library looks at when it chooses.
 struct ProductShape {
-    int type = 0;  // of A and B; C is float32
+    int dtype = 0, dtype_c = 0;  // of A and B, and of C
     int op_a = 0, op_b = 0;
     std::int64_t m = 0, n = 0, k = 0;
     std::int64_t lda = 0, ldb = 0, ldc = 0;
     std::uint32_t alignment_a = 0, alignment_b = 0, alignment_c = 0;  // bytes, at most 256
     auto operator<=>(const ProductShape &) const = default;
+
+    double operations() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+    std::size_t bytes_of_c() const;
 };
 
 std::uint32_t alignment_of(Address address);
+
+// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory. Of tunable types.
+Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const float *alpha, Address a,
+                   Address b, const float *beta, Address c);
 
 // One shape's descriptions, and what the library proposes for it.
 class TunedProduct {
@@ -39,17 +42,15 @@ class TunedProduct {
     TunedProduct(const TunedProduct &) = delete;
     TunedProduct &operator=(const TunedProduct &) = delete;
 
-    // Without repetitions, in the library's order; none where it has none.
-    std::vector<Algorithm> proposals() const;
-    // Take the first proposal of a family and forget the others; false if there is none.
-    bool take(Algorithm wanted);
+    std::size_t num_proposals() const { return proposals_.size(); }
+    // Take a proposal from now on.
+    void take(std::size_t number) { taken_ = proposals_.at(number).algorithm; }
     // C := alpha op(A) op(B) + beta C with what was taken, factors in host memory.
     Code run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,
              Address workspace, Stream stream) const;
 
   private:
     void release();
-    Algorithm family(const LtAlgorithm &algorithm) const;
 
     const Blas &blas_;
     std::size_t workspace_bytes_;

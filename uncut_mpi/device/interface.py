@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -230,10 +229,6 @@ class Probe(abc.ABC):
         """Free what the work needs."""
 
 
-Algorithm = tuple[int, int]
-"""A family of the library's kernels for products: its number and option, as `Machine.gemm_algorithms` has them."""
-
-
 class Backend(abc.ABC):
     """One rank's device. Every method raises `DeviceError` when a call into the system fails."""
 
@@ -350,22 +345,13 @@ class Backend(abc.ABC):
     def gemm_probe(self, size: int, dtype: DType) -> Probe:
         """Return a probe of a size×size×size product of full-mantissa random data."""
 
-    @abc.abstractmethod
-    def fastest_algorithms(self) -> dict[str, Algorithm]:
+    def tune_products(self, *, tune: bool) -> None:  # noqa: B027  most have nothing to tune
         """
-        Return by half type the algorithm that is fastest for products added up in float32, as measured on this device.
+        Choose kernels of products by their time in executables made from now on, or leave it to the library.
 
-        Only those that are faster than what the library chooses by itself, which is in use afterwards. Empty where no
-        algorithm can be named, or if memory for the products is lacking. Nothing may be in flight.
-        """
-
-    @abc.abstractmethod
-    def use_algorithms(self, algorithms: Mapping[str, Algorithm]) -> None:
-        """
-        Use these algorithms, by half type, for such products in executables made from now on.
-
-        Where the library does not propose the one named for a shape, its own choice stays; so it does for types
-        that are not named.
+        Where it is done an executable takes tens of milliseconds longer to make, and what it computes may differ in
+        the last bits from what another process does with the same schedule. A backend begins without; one whose
+        library has no choice does nothing.
         """
 
     def fill_random(self, address: int, nbytes: int, dtype: DType) -> None:

@@ -19,7 +19,7 @@ from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 
 _PER_RANK: Final = {
     "multiprocessors": 1,
@@ -70,9 +70,6 @@ class Machine:
         Rate at which COMBINE reads and writes device memory; 0: half the bandwidth from the device to itself.
     half_combine_gb_per_s : ndarray of float64, shape (num_ranks,)
         The same where the result is of a half type; 0: as for the others.
-    gemm_algorithms : mapping of str to (int, int)
-        By half type the algorithm of cublasLt (its number, its custom option) by which products are added up in
-        float32; a type that is missing has what cuBLAS chooses.
     costs : IssueCosts
         Host time of issuing, and latencies of events and flags.
     idle_watts, busy_watts : ndarray of float64, shape (num_ranks,)
@@ -102,7 +99,6 @@ class Machine:
     typical_gemm_tflop_per_s: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     ports: tuple[Port, ...] = ()
     gemm_shape: Mapping[str, GemmShape] = dataclasses.field(default_factory=dict)
-    gemm_algorithms: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     multiprocessors: np.ndarray = dataclasses.field(default_factory=_unknown)
     row_rates: RowRates = dataclasses.field(default_factory=RowRates)
     combine_gb_per_s: np.ndarray = dataclasses.field(default_factory=_unknown)
@@ -149,9 +145,6 @@ class Machine:
             if values.shape != (self.num_ranks,) or not (np.isfinite(values).all() and (values >= default).all()):
                 raise ParamError(f"{name} of machine {self.name} is not {self.num_ranks} numbers of {default} or more")
             values.flags.writeable = False
-        for name in self.gemm_algorithms:
-            if name not in DType.__members__ or not DType[name].is_half:
-                raise ParamError(f"gemm_algorithms of machine {self.name} names {name}, which is no half type")
         for port in self.ports:
             for source, destination in port.links:
                 if not (0 <= source < size and 0 <= destination < size):
@@ -351,7 +344,6 @@ class Machine:
                     for port in self.ports
                 ],
                 "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
-                "gemm_algorithms": {name: list(algorithm) for name, algorithm in self.gemm_algorithms.items()},
                 "row_rates": dataclasses.asdict(self.row_rates),
                 "costs": dataclasses.asdict(self.costs),
                 **{name: getattr(self, name).tolist() for name in _PER_RANK},
@@ -397,9 +389,6 @@ class Machine:
                     for port in data["ports"]
                 ),
                 gemm_shape={name: GemmShape(**shape) for name, shape in data["gemm_shape"].items()},
-                gemm_algorithms={
-                    name: (int(number), int(option)) for name, (number, option) in data["gemm_algorithms"].items()
-                },
                 row_rates=RowRates(**data["row_rates"]),
                 costs=IssueCosts(**data["costs"]),
                 multiprocessors=np.array(data["multiprocessors"], np.int64),

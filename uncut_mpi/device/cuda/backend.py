@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
+import math
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.device.cuda import algorithms
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
@@ -30,7 +30,6 @@ from uncut_mpi.device.cuda.probe import CudaProbe
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.interface import (
     AdoptedArray,
-    Algorithm,
     Allocation,
     Backend,
     DeviceIdentity,
@@ -51,6 +50,37 @@ _TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
 
 # Pointer attributes of the driver.
 _BUFFER_ID, _IS_MANAGED, _IPC_CAPABLE, _RANGE_START, _RANGE_SIZE, _MEMPOOL = 7, 8, 10, 11, 12, 17
+
+
+LEAST_TUNED_OPERATIONS: Final = 1e9
+"""Floating-point operations of a product below which the library's choice stays: it takes some µs in any case."""
+
+
+class TunedProduct(NamedTuple):
+    """
+    What timing found for a product.
+
+    Attributes
+    ----------
+    dtype, dtype_c : DType
+        Of A and B, and of C.
+    op_a, op_b : int
+        1 where the operand is transposed.
+    m, n, k : int
+        Elements.
+    usual_s, best_s : float
+        Time (s) by the library's choice and by the fastest of what it proposes, the choice itself included.
+    """
+
+    dtype: DType
+    dtype_c: DType
+    op_a: int
+    op_b: int
+    m: int
+    n: int
+    k: int
+    usual_s: float
+    best_s: float
 
 
 class CudaBackend(Backend):
@@ -90,6 +120,7 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()
+        self._tunes = False
         self._preparation = Preparation(self._native, self._description(), self._malloc)
 
     # -- identity ----------------------------------------------------------------------------
@@ -274,7 +305,8 @@ class CudaBackend(Backend):
             If device memory for workspaces or for the warm-up is lacking.
         """
         with self._current("preparing a plan"):
-            executable = self._preparation.bind(program, addresses, flags, board)
+            with self._tuning():
+                executable = self._preparation.bind(program, addresses, flags, board)
             self._preparation.warm_up(program, addresses)
         return executable
 
@@ -331,34 +363,16 @@ class CudaBackend(Backend):
                 self._runtime.free(base)
                 raise
 
-    def fastest_algorithms(self) -> dict[str, Algorithm]:
-        """See `Backend.fastest_algorithms`."""
-        operand_bytes, c_bytes = algorithms.scratch_bytes()
-        found: dict[str, Algorithm] = {}
-        self.use_algorithms(found)
-        try:
-            base = self._malloc(operand_bytes + c_bytes)
-        except CapacityError:
-            return found
-        try:
-            with self._current("timing algorithms of products"):
-                self.fill_random(base + operand_bytes, c_bytes, DType.f32)
-                for dtype in DType:
-                    if not dtype.is_half:
-                        continue
-                    self.fill_random(base, operand_bytes, dtype)
-                    best = algorithms.fastest(self._native, dtype, functools.partial(self._scratch_probe, base))
-                    if best is not None:
-                        found[dtype.name] = best
-        finally:
-            self._runtime.free(base)
-        self._preparation.forget_products()
-        return found
+    def tune_products(self, *, tune: bool) -> None:
+        """See `Backend.tune_products`."""
+        self._tunes = tune
 
-    def use_algorithms(self, algorithms: Mapping[str, Algorithm]) -> None:
-        """See `Backend.use_algorithms`."""
-        self._native.use_algorithms({int(DType[name].value): one for name, one in algorithms.items()})
-        self._preparation.forget_products()
+    def tuned_products(self) -> list[TunedProduct]:
+        """Return what tuning has found so far, of every product that was timed."""
+        return [
+            TunedProduct(DType(dtype), DType(dtype_c), op_a, op_b, m, n, k, usual_s, best_s)
+            for (dtype, dtype_c, op_a, op_b, m, n, k), usual_s, best_s in self._native.tuned_products()
+        ]
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: NVML's counter; None without nvidia-ml-py, or where the device has none."""
@@ -385,7 +399,8 @@ class CudaBackend(Backend):
         self, base: int, program: OperationList, times: int, free: Callable[[], None] = lambda: None
     ) -> Probe:
         """Return a probe of a list of products on scratch memory; `free` is called when it is closed."""
-        executable = self._preparation.bind_scratch(program, base)
+        with self._tuning():
+            executable = self._preparation.bind_scratch(program, base)
 
         def multiply() -> None:
             raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
@@ -395,6 +410,16 @@ class CudaBackend(Backend):
             free()
 
         return CudaProbe(self._current, self._native.compute_stream(0), multiply, times, end)
+
+    @contextlib.contextmanager
+    def _tuning(self) -> Iterator[None]:
+        """Choose kernels by their time in what is bound meanwhile, if that is wanted: not in what only warms up."""
+        if self._tunes:
+            self._native.tune_products(LEAST_TUNED_OPERATIONS)
+        try:
+            yield
+        finally:
+            self._native.tune_products(math.inf)
 
     def _description(self) -> str:
         return f"CUDA device {self._ordinal} ({self._name})"

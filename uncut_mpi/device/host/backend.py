@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cor
 from uncut_mpi.device.host.views import Array, Extent, bytes_at, matrix_at
 from uncut_mpi.device.interface import (
     AdoptedArray,
-    Algorithm,
     Allocation,
     Backend,
     DeviceIdentity,
@@ -243,13 +242,6 @@ class HostBackend(Backend):
             np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False), out=out)
 
         return HostProbe(multiply_rounded if dtype is DType.tf32 else multiply, self._blas)
-
-    def fastest_algorithms(self) -> dict[str, Algorithm]:
-        """See `Backend.fastest_algorithms`: numpy's library takes no name."""
-        return {}
-
-    def use_algorithms(self, algorithms: Mapping[str, Algorithm]) -> None:
-        """See `Backend.use_algorithms`: there are none."""
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: not known."""
