@@ -139,7 +139,7 @@ class FakeCluster:
     @staticmethod
     def _device(fake: FakeCuda, tune_from: float) -> _native.CudaDevice:
         device = fake.device()
-        device.tune_products(tune_from)
+        device.tune_products(tune_from, timing=True)
         return device
 
     def buffer(self, index: int) -> np.ndarray:

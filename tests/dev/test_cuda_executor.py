@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import random
 import re
@@ -123,20 +124,18 @@ def products(n_of_each, dtype, memory, dtype_c=None):
 @pytest.mark.parametrize("dtype_c", [DType.bf16, DType.f32], ids=lambda dtype: dtype.name)
 def test_a_shape_is_timed_once_however_many_products_and_plans_have_it(paced, memory, dtype_c):
     device = paced.device()
-    device.tune_products(0)
+    device.tune_products(0, timing=True)
     paced.product_ticks(usual=30, option_7=20, option_4=25, option_1=10)
     program, addresses = products([(8, 8, 5), (4, 8, 4)], DType.bf16, memory, dtype_c)
     paced.reset()
     flags = FlagTable(0, np.zeros(1, np.int64))
     first = bind(device, program, addresses, flags, ProgressBoard(np.zeros((1, MAX_LANES), np.uint32), 0))
     timed = [line for line in paced.log() if "16x8x8" in line]
-    # Once each to load the kernel; then two at once, the slower ones in the first of three rounds alone.
-    assert sorted((line.split()[2], timed.count(line)) for line in set(timed)) == [
-        ("1", 1 + 6),
-        ("16x8x8", 1 + 2),
-        ("4", 1 + 2),
-        ("7", 2 * (1 + 2)),
-    ], timed
+    # Once each to load the kernel; then two at once, the slower ones in the first of three rounds alone; the best
+    # without C, too, which may be another kernel.
+    counts = collections.Counter(line.split()[2] if "option" in line else "usual" for line in timed)
+    assert counts == {"1": 1 + 6 + 1, "usual": 1 + 2, "4": 1 + 2, "7": 2 * (1 + 2)}, timed
+    assert [line for line in timed if "+C" not in line] == timed[-1:]
     paced.reset()
     again = bind(device, program, addresses, flags, ProgressBoard(np.zeros((1, MAX_LANES), np.uint32), 0))
     assert not [line for line in paced.log() if "x8x8" in line]
@@ -152,7 +151,7 @@ def test_a_shape_is_timed_once_however_many_products_and_plans_have_it(paced, me
 
 def test_what_little_of_a_plan_is_in_is_not_timed(paced, memory):
     device = paced.device()
-    device.tune_products(0)
+    device.tune_products(0, timing=True)
     program, addresses = products([(64, 64, 3), (8, 8, 1), (4, 4, 1)], DType.tf32, memory)
     flags = FlagTable(0, np.zeros(1, np.int64))
     bind(device, program, addresses, flags, ProgressBoard(np.zeros((1, MAX_LANES), np.uint32), 0)).close()
@@ -161,7 +160,7 @@ def test_what_little_of_a_plan_is_in_is_not_timed(paced, memory):
 
 def test_without_memory_for_a_result_to_spoil_cublas_chooses(paced, memory):
     device = paced.device()
-    device.tune_products(0)
+    device.tune_products(0, timing=True)
     device.reserve(1, 0, 0)
     program, addresses = products([(8, 8, 1)], DType.tf32, memory)
     paced.fail("cuMemAlloc", 1, 1, 2)
@@ -174,7 +173,7 @@ def test_without_memory_for_a_result_to_spoil_cublas_chooses(paced, memory):
 def test_a_failing_description_is_an_error_that_leaves_nothing_behind(paced, memory, name):
     before = paced.lt_objects
     device = paced.device()
-    device.tune_products(0)
+    device.tune_products(0, timing=True)
     program, addresses = products([(8, 8, 1)], DType.tf32, memory)
     flags = FlagTable(0, np.zeros(1, np.int64))
     paced.fail(name, 1, 1, 14)
@@ -185,7 +184,7 @@ def test_a_failing_description_is_an_error_that_leaves_nothing_behind(paced, mem
 
 def test_a_proposal_that_fails_is_not_taken(paced, memory):
     device = paced.device()
-    device.tune_products(0)
+    device.tune_products(0, timing=True)
     paced.product_ticks(usual=30, option_7=10, option_4=20, option_1=25)
     program, addresses = products([(8, 8, 1)], DType.tf32, memory)
     flags = FlagTable(0, np.zeros(1, np.int64))

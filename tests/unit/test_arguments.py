@@ -14,7 +14,8 @@ EVERY_FLAG = (
     "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend "
     "cuda --devices 3,1 --allow-shared-gpu --scheduler uncut --tile 128 --tile-min 64 --grid 2x1 --compute-ranks "
     "5,0 --max-hops 2 --chunks 3 --compute-lanes 2 --no-caching --no-overlap --routing bw --no-batch "
-    "--no-wr-lazy --order fixed --warmup 0 --repeat 7 --timeout 2.5 --no-check --json facts.json --seed 9"
+    "--no-wr-lazy --order fixed --warmup 0 --repeat 7 --timeout 2.5 --tune-products --no-check "
+    "--json facts.json --seed 9"
 )
 
 
@@ -24,6 +25,7 @@ def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
     assert (args.alpha, args.beta) == (1.2345, 1.1154)
     assert args.options == ScheduleOptions()
     assert args.options.scheduler == "auto"
+    assert not args.tune_products
     assert args.place == Placement.parse("h,h,h")
 
 
@@ -37,6 +39,7 @@ def test_every_flag_reaches_its_field():
         tile=128, tile_min=64, grid=(2, 1), devices=(5, 0), max_hops=2, chunks=3, compute_lanes=2, caching=False,
         overlap=False, routing="bw", batch=False, wr_lazy=False, order="fixed",
     )  # fmt: skip
+    assert args.tune_products
     assert (args.warmup, args.repeat, args.timeout_s, args.check, args.json_path, args.seed) == (
         0, 7, 2.5, False, "facts.json", 9,
     )  # fmt: skip

@@ -35,12 +35,12 @@ def test_every_flag_reaches_its_field() -> None:
     words = (
         "--dataset paralia --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 --methods kblocks,one --compute 1,2 "
         "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --time-cap 0.5 --no-check "
-        "--output o.jsonl --plot p.png"
+        "--tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
         dataset="paralia", sample=7, scale=0.5, dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
         compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, time_cap_s=0.5,
-        check=False, output="o.jsonl", plot="p.png",
+        tune_products=True, check=False, output="o.jsonl", plot="p.png",
     )  # fmt: skip
 
 

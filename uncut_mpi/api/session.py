@@ -68,7 +68,7 @@ class Session:
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
         Prove every schedule, and what was lowered from it, before its first use.
-    tune_products : bool, default True
+    tune_products : bool, default False
         Choose the kernels of products in tf32, f16 and bf16 by timing what cuBLAS proposes for their shapes when a plan
         is made, some ms for each. Two processes may choose differently, and results then differ in the last bits;
         without it cuBLAS chooses, by the shapes alone. Other types and the host backend have nothing to tune.
@@ -108,7 +108,7 @@ class Session:
         arrival_timeout_s: float | None = None,
         max_plans: int = 32,
         verify: bool = False,
-        tune_products: bool = True,
+        tune_products: bool = False,
     ) -> None:
         self._group = Group(comm)
         try:
@@ -135,10 +135,8 @@ class Session:
             logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
         self.counters = Counters()
         try:
-            # A machine that is measured now is kept for other sessions as well.
-            self._backend.tune_products(tune=True)
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
-            self._backend.tune_products(tune=tune_products)
+            self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
             self._store = MatrixStore(self._group, self._backend, self.counters)
             self._calls = CallMachinery(
                 self._group,

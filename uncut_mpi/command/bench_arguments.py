@@ -204,10 +204,9 @@ def make_bench_parser() -> argparse.ArgumentParser:
         help="time for the timed calls of a method; default %(default)g",
     )
     run.add_argument(
-        "--no-tune-products",
-        dest="tune_products",
-        action="store_false",
-        help="leave the kernels of products in tf32, f16 and bf16 to cuBLAS instead of timing what it proposes",
+        "--tune-products",
+        action="store_true",
+        help="choose kernels of products in tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
     )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(

@@ -60,7 +60,6 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
         samples: Samples | None = None
         try:
             key = machine_key(started.identities)
-            started.backend.tune_products(tune=True)  # as sessions have it
             if arguments.quick:
                 machine = measure(group, started.backend, started.identities, key)
             else:

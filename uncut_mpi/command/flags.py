@@ -382,10 +382,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="longest time without progress; default %(default)g",
     )
     group.add_argument(
-        "--no-tune-products",
-        dest="tune_products",
-        action="store_false",
-        help="leave the kernels of products in tf32, f16 and bf16 to cuBLAS instead of timing what it proposes",
+        "--tune-products",
+        action="store_true",
+        help="choose kernels of products in tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
     )
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")

@@ -144,7 +144,7 @@ void bind_cuda(nb::module_ &m) {
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
-        .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"))
+        .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"), nb::arg("timing"))
         .def("tuned_products",
              [](const DeviceState &d) {
                  std::vector<std::tuple<std::vector<std::int64_t>, double, double>> found;

@@ -96,6 +96,7 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
 }
 
 void DeviceState::tune(std::vector<Wanted> wanted) {
+    if (!timing_) return;
     double total = 0.0;
     std::size_t c_bytes = 0;
     const auto work = [](const Wanted &one) { return static_cast<double>(one.count) * one.shape.operations(); };
@@ -135,11 +136,11 @@ void DeviceState::tune(std::vector<Wanted> wanted) {
 DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
     const ComputeLane &lane = compute_lane(0);
     const ProductShape &shape = wanted.shape;
-    const float alpha = 1.0F, beta = 1.0F;
+    const float alpha = 1.0F, one = 1.0F, zero = 0.0F;
     const auto product = std::make_shared<TunedProduct>(*blas_, lane.handle, shape, workspace_bytes);
     // A long product's time to issue is hidden behind nothing, and is nothing.
     const int at_once = shape.operations() > long_operations ? 1 : 2;
-    const auto sample = [&](std::size_t candidate, int times) {  // 0 is the library's choice
+    const auto sample = [&](std::size_t candidate, int times, const float &beta) {  // 0 is the library's choice
         if (candidate > 0) product->take(candidate - 1);
         driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(0), lane.stream));
         for (int i = 0; i < times; ++i) {
@@ -162,17 +163,18 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
     std::vector<double> seconds(product->num_proposals() + 1, never);
     std::vector<bool> runs;
     for (std::size_t i = 0; i < seconds.size(); ++i)
-        runs.push_back(sample(i, 1) < never);  // and its kernel is loaded
+        runs.push_back(sample(i, 1, one) < never);  // and its kernel is loaded
     double best = never;
     for (int round = 0; round < timing_rounds; ++round)
         for (std::size_t i = 0; i < seconds.size(); ++i) {
             if (!runs[i] || (round > 0 && seconds[i] > far_behind * best)) continue;
-            seconds[i] = std::min(seconds[i], sample(i, at_once));
+            seconds[i] = std::min(seconds[i], sample(i, at_once, one));
             best = std::min(best, seconds[i]);
         }
     const auto first = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
     if (first == 0 || seconds[first] > worth_it * seconds[0]) return {seconds[0], seconds[0], nullptr};
-    product->take(first - 1);
+    // Without C it may be another kernel, which has to be loaded as well before lanes wait for peers.
+    if (!(sample(first, 1, zero) < never)) return {seconds[0], seconds[0], nullptr};
     return {seconds[0], seconds[first], product};
 }
 

@@ -72,7 +72,11 @@ class DeviceState {
     Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
 
     // Choose kernels by their time, of products of so many operations or more; infinity: the library chooses all.
-    void tune_products(double least_operations) { least_operations_ = least_operations; }
+    // Without `timing` what is known is used and nothing is timed.
+    void tune_products(double least_operations, bool timing) {
+        least_operations_ = least_operations;
+        timing_ = timing;
+    }
     // A product and where it reads, of which a plan has `count`.
     struct Wanted {
         ProductShape shape;
@@ -124,6 +128,7 @@ class DeviceState {
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
     double least_operations_ = std::numeric_limits<double>::infinity();
+    bool timing_ = false;
     std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
     std::vector<Event> events_, timing_events_, caller_event_;

@@ -120,7 +120,7 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()
-        self._tunes = False
+        self._least_tuned = math.inf
         self._preparation = Preparation(self._native, self._description(), self._malloc)
 
     # -- identity ----------------------------------------------------------------------------
@@ -365,7 +365,9 @@ class CudaBackend(Backend):
 
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`."""
-        self._tunes = tune
+        self._least_tuned = LEAST_TUNED_OPERATIONS if tune else math.inf
+        self._native.tune_products(self._least_tuned, timing=False)
+        self._preparation.forget_products()
 
     def tuned_products(self) -> list[TunedProduct]:
         """Return what tuning has found so far, of every product that was timed."""
@@ -413,13 +415,15 @@ class CudaBackend(Backend):
 
     @contextlib.contextmanager
     def _tuning(self) -> Iterator[None]:
-        """Choose kernels by their time in what is bound meanwhile, if that is wanted: not in what only warms up."""
-        if self._tunes:
-            self._native.tune_products(LEAST_TUNED_OPERATIONS)
+        """Time the products of what is bound meanwhile, if that is wanted; what only warms up uses what was found."""
+        known = len(self._native.tuned_products())
+        self._native.tune_products(self._least_tuned, timing=True)
         try:
             yield
         finally:
-            self._native.tune_products(math.inf)
+            self._native.tune_products(self._least_tuned, timing=False)
+            if len(self._native.tuned_products()) != known:
+                self._preparation.forget_products()
 
     def _description(self) -> str:
         return f"CUDA device {self._ordinal} ({self._name})"

@@ -120,6 +120,10 @@ class Preparation:
         self._warm.update(("combine", signature) for signature in kernels)
         self._warm.update(("handle", *pair) for pair in new_handles)
 
+    def forget_products(self) -> None:
+        """Take no product for warm any more: what the library runs for it may be another kernel now."""
+        self._warm = {one for one in self._warm if not isinstance(one, GemmSignature)}
+
     def bind_scratch(self, program: OperationList, base: int) -> CudaExecutable:
         """Bind a list of `WarmupList` to scratch memory at `base`."""
         return self.bind(
