@@ -43,7 +43,7 @@ int allocations = 0, can_flush = 0;
 constexpr int greatest_priority = -5;
 thread_local Context current_context = nullptr;
 std::size_t most_queued = 0;
-std::uint64_t ticks = 0;  // the devices' common clock: operations that ran, and what products take besides:
+std::uint64_t ticks = 0;              // the devices' common clock: operations that ran, and what products take besides:
 std::uint64_t product_ticks[8] = {};  // by cublasLt's option; 0: by cuBLAS's choice
 
 void advance() {
@@ -382,8 +382,8 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                 ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
 }
 
-// cublasLt proposes options 7, 4, 7 once more, and 1; of a k of 1 it supports nothing. A product checks what was said of
-// types, shapes, alignments and reductions.
+// cublasLt proposes options 7, 4, 7 once more, and 1; of a k of 1 it supports nothing. A product checks what was said
+// of types, shapes, alignments and reductions.
 struct FakeProduct {
     int compute;
     int ops[2] = {0, 0};

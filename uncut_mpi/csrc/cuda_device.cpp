@@ -9,12 +9,12 @@ namespace {
 
 // How kernels of products are timed.
 constexpr std::size_t most_tuned_products = 1024;
-constexpr double most_operations = 2e12;   // longer ones run at the power limit, where kernels differ by 3 % and less
+constexpr double most_operations = 2e12;  // longer ones run at the power limit, where kernels differ by 3 % and less
 constexpr double long_operations = 1e11;
-constexpr double negligible = 0.05;        // part of a plan's operations that is left to the library
+constexpr double negligible = 0.05;  // part of a plan's operations that is left to the library
 constexpr int timing_rounds = 3;
-constexpr double far_behind = 1.06;        // of the best so far: it gets no other sample
-constexpr double worth_it = 0.99;          // of the library's time
+constexpr double far_behind = 1.06;  // of the best so far: it gets no other sample
+constexpr double worth_it = 0.99;    // of the library's time
 }  // namespace
 
 DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal)
@@ -123,7 +123,8 @@ void DeviceState::tune(std::vector<Wanted> wanted) {
     Address c = 0;
     if (driver_->cuMemAlloc(&c, c_bytes) != success) return;
     try {
-        if (tuned_products_.size() + wanted.size() > most_tuned_products) tuned_products_.clear();  // executors keep theirs
+        if (tuned_products_.size() + wanted.size() > most_tuned_products)
+            tuned_products_.clear();  // executors keep theirs
         for (const Wanted &one : wanted)
             tuned_products_.emplace(one.shape, time(one, c + one.shape.alignment_c % 256));
     } catch (...) {
@@ -145,8 +146,8 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
         driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(0), lane.stream));
         for (int i = 0; i < times; ++i) {
             if (candidate == 0) {
-                blas_->check("cublasGemmEx_64", usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b,
-                                                              &beta, c));
+                blas_->check("cublasGemmEx_64",
+                             usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b, &beta, c));
             } else if (product->run(lane.handle, &alpha, wanted.a, wanted.b, &beta, c, lane.workspace, lane.stream) !=
                        success) {
                 return std::numeric_limits<double>::infinity();

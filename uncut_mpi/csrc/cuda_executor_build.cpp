@@ -137,8 +137,19 @@ void Executor::tune_products() {
 }
 
 ProductShape Executor::shape_of(const Gemm &gemm) {
-    return {gemm.dtype, gemm.dtype_c, gemm.op_a, gemm.op_b, gemm.m, gemm.n, gemm.k, gemm.lda, gemm.ldb, gemm.ldc,
-            alignment_of(gemm.a), alignment_of(gemm.b), alignment_of(gemm.c)};
+    return {gemm.dtype,
+            gemm.dtype_c,
+            gemm.op_a,
+            gemm.op_b,
+            gemm.m,
+            gemm.n,
+            gemm.k,
+            gemm.lda,
+            gemm.ldb,
+            gemm.ldc,
+            alignment_of(gemm.a),
+            alignment_of(gemm.b),
+            alignment_of(gemm.c)};
 }
 
 void Executor::bind_lanes(const Program &program) {

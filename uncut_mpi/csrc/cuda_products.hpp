@@ -1,5 +1,5 @@
-// Products whose kernel is chosen by its time: cuBLAS chooses by the shape alone, and what it chooses for half types and
-// tf32 takes up to a third longer than another that it has (docs/performance.md, 2026-11-22).
+// Products whose kernel is chosen by its time: cuBLAS chooses by the shape alone, and what it chooses for half types
+// and tf32 takes up to a third longer than another that it has (docs/performance.md, 2026-11-22).
 #pragma once
 
 #include <compare>
