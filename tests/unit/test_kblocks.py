@@ -357,6 +357,29 @@ def test_a_rank_that_has_all_it_needs_multiplies_all_of_k_at_once(dtype: str) ->
     assert products_of(made("0,0,h", order="columns", combine="worker"), 0)[0][2] < 4096 or dtype == "f16"
 
 
+@pytest.mark.parametrize(
+    ("k", "changes", "written"),
+    [
+        (512, {}, "f16"),
+        (512, {"columns": 4}, "f16"),
+        (512, {"columns": 4, "order": "columns", "combine": "worker"}, "f16"),
+        (512, {"first": 256, "block": 256}, "f32"),  # sums of parts would be rounded twice
+        (509, {}, "f32"),  # a product of the rest of k is added
+        (512, {"splits": 2}, "f32"),
+    ],
+)
+def test_a_half_type_is_written_where_it_is_if_each_product_has_all_of_k(
+    k: int, changes: dict[str, object], written: str
+) -> None:
+    blocking = Blocking(**{"first": 512, "block": 512, **changes})
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking, devices=(0, 1) if blocking.splits > 1 else (1,))
+    problem = GemmProblem(8192, 4096, k, DType.f16)
+    schedule = plan(problem, Placement.parse("0,0,1"), 2, slow_where_misaligned(Machine.uniform(2)), options).schedule
+    verify(schedule, lower(schedule))
+    assert {found for *_, found in products_of(schedule, 1)} == {written}
+    assert (Kind.COMBINE in schedule.tasks["kind"]) == (written == "f32")
+
+
 def test_ranks_that_share_k_add_up_slices() -> None:
     problem = GemmProblem(512, 512, 1 << 16, DType.f64)
     schedule = plan(

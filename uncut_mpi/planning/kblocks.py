@@ -412,7 +412,9 @@ class _Plan:
         Half types do, unless one product has all of k: it sums in float32 and rounds once.
         """
         resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
-        whole = resident and not alignment.copied and len(inner) % alignment.k_step == 0
+        products = [one for one in self._moves[self.inner.index(inner)] if one.step == Step.MULTIPLY]
+        at_once = all(one.k_stop - one.k_start == len(inner) for one in products)
+        whole = ((resident and not alignment.copied) or at_once) and len(inner) % alignment.k_step == 0
         return len(self.inner) > 1 or alignment.apart or (self._problem.dtype.is_half and not whole)
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
