@@ -367,3 +367,15 @@ def test_whole_columns_come_from_the_host_where_rows_far_apart_are_slow(trans_a:
             buffer = schedule.buffers[region["buffer"]]
             narrow += buffer["space"] == Space.HOST and region["rows"] < buffer["rows"]
     assert narrow == 0
+
+
+@pytest.mark.parametrize("place", ["0,0,0", "0,0,1", "0,1,0"])
+def test_a_small_product_of_a_half_type_has_one_kernel_where_c_is(place: str) -> None:
+    # Sums apart in float32 and a COMBINE would take as long again.
+    machine = load_machine("h200-4x")
+    found = search(GemmProblem(1024, 1024, 512, DType.f16), Placement.parse(place), 4, machine, ScheduleOptions())
+    kinds = found.best.schedule.tasks["kind"]
+    assert (kinds == Kind.GEMM).sum() == 1
+    assert not (kinds == Kind.COMBINE).any()
+    others = [one for one in found.candidates if (one.schedule.tasks["kind"] == Kind.COMBINE).any()]
+    assert others  # they were tried

@@ -248,8 +248,11 @@ class Dimensions:
             most = min(best.options.blocking.block, inner)
             sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
             yield from (_blocked(best, first=first) for first in sizes if first <= most)
-            if self._problem.trans_a == "T" and self._placement.a.space == "host" and not asked.blocking.block:
-                # All of k at once: stored so, shorter blocks are rows far apart.
+            far_apart = self._problem.trans_a == "T" and self._placement.a.space == "host"
+            half_there = self._problem.dtype.is_half and self._placement.c.space == "device"
+            written = half_there and best.options.blocking.splits == 1 and inner <= _K_BLOCKS[-1]
+            if (far_apart or written) and not asked.blocking.block:
+                # All of k at once: stored so, shorter blocks are rows far apart; a half C is written without a COMBINE.
                 yield _blocked(best, first=inner, block=inner)
 
     def growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -273,6 +276,21 @@ class Dimensions:
         for count in self.counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
             yield {"grid": None, "areas": None, **self.placed(ranks, None), **_blocked(best, splits=1)}
+
+    def alone(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """One owner of A, B or C by itself, all of k in one block: for what is too small to be shared."""
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or self._num_ranks == 1:
+            return
+        given, inner = asked.blocking, self._problem.k
+        block = given.block or max(inner, 1)
+        whole = {"splits": 1, "block": block, "first": given.first or block, "columns": given.columns or 1}
+        for owner in self._owners:
+            yield {"grid": None, "areas": None, **self.placed((owner,), None), **_blocked(best, **whole)}
+
+    def is_alone(self, one: Candidate) -> bool:
+        """Whether a candidate of `kblocks` is one rank's, with all of k in one block."""
+        alone = one.options.devices is not None and len(one.options.devices) == 1 < self._num_ranks
+        return one.options.scheduler == "kblocks" and alone and one.options.blocking.first >= self._problem.k
 
     def arrangements(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Other places for the ranks that own A, B or C: which pieces come first, and who hands them on."""

@@ -236,6 +236,10 @@ class _Explorer:
                 self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
             self._explore(one, asked)
             self._limit = self._budget
+        for asked in askeds:
+            least_of_all = min(self.tried, key=lambda one: one.value)
+            if asked.scheduler == "kblocks" and self._dimensions.is_alone(least_of_all):
+                self._descend(least_of_all, asked, DIMENSIONS["kblocks"])
 
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""
@@ -247,6 +251,8 @@ class _Explorer:
             varied = self._dimensions
             for dimension in (varied.combines, varied.corners, varied.block_orders):
                 best = self._improve(best, asked, dimension)
+            # A descent that began with a rank alone would not find what many ranks do well.
+            self._improve(best, asked, varied.alone)
             return best
         if asked.scheduler != "uncut":
             return best
