@@ -7,10 +7,11 @@ import math
 import pathlib
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
 from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
@@ -173,3 +174,14 @@ class FakeCluster:
             assert not thread.is_alive(), "a rank did not come back"
         self.epoch = (self.epoch + 1) % 2**32
         return reports
+
+
+def load(case: Pushed, cluster: FakeCluster, seed: int = 0) -> None:
+    """Fill the buffers of a case's schedule."""
+    case.fill(cluster.schedule, {i: cluster.buffer(i) for i in range(len(cluster.schedule.buffers))}, seed)
+
+
+def succeed(reports: Mapping[int, ExecutionReport]) -> None:
+    """Check that every rank's run has succeeded."""
+    for rank, report in reports.items():
+        assert report.error is None, f"rank {rank}: {report.error!r}"

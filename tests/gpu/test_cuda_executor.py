@@ -12,7 +12,7 @@ import pytest
 from tests.gpu.ranks import ProcessRanks, ThreadedRanks
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
-from uncut_mpi.device.cuda import backend as cuda_backend
+from uncut_mpi.device.cuda import tuning
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
@@ -80,11 +80,11 @@ def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, dtype,
     [("NN", (1152, 896, 1032), 8), ("TN", (1152, 896, 1032), 8), ("TT", (1137, 829, 1141), 5)],
 )
 def test_tuned_products_are_right(monkeypatch, dtype, trans, extents, pad):
-    monkeypatch.setattr(cuda_backend, "LEAST_TUNED_OPERATIONS", 1e6)
+    monkeypatch.setattr(tuning, "LEAST_TUNED_OPERATIONS", 1e6)
     m, n, k = extents
     case = Pushed(m=m, n=n, k=k, dtype=dtype, trans_a=trans[0], trans_b=trans[1], pad=pad)
     with contextlib.closing(ThreadedRanks(case.build(), tune=True)) as ranks:
-        timed = [one for rank in ranks.ranks for one in rank.backend.tuned_products()]
+        timed = [one for rank in ranks.ranks for one in rank.backend.tuning.found()]
         assert timed
         assert all(one.dtype is dtype and 0 < one.best_s <= one.usual_s < 1e-2 for one in timed)
         for seed, (alpha, beta) in enumerate([(1.2345, 1.1154), (-0.5, 0.0)]):

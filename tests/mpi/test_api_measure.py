@@ -78,9 +78,8 @@ def test_the_machine_is_measured_without_tuning_whatever_the_session_does(comm, 
     collective_assert(comm, measured == [[]] and asked == [tune], f"{measured} {asked}")
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_agree_on_tuning(comm):
-    if comm.size == 1:
-        pytest.skip("needs two ranks")
     with pytest.raises(ParamError, match="tune_products"):
         um.Session(comm, backend="host", tune_products=comm.rank > 0)
 

@@ -448,12 +448,12 @@ class Scheduler {
             awaits.push_back(piece.task);
             return true;
         });
-        const std::int32_t lane = compute(w.rank, product_lane);
-        std::int32_t made = task(gemm_task, lane, target, reads, std::move(awaits));
+        const std::int32_t on = compute(w.rank, product_lane);
+        std::int32_t made = task(gemm_task, on, target, reads, std::move(awaits));
         if (left > 0) {
             std::vector<Operand> rest = factors({inner.last, all.last});
             rest.push_back({target, one});
-            made = task(gemm_task, lane, target, rest, {});
+            made = task(gemm_task, on, target, rest, {});
         }
         for (int column = move.first; column < move.last; ++column)
             state.product[column] = made;

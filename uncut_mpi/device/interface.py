@@ -345,13 +345,13 @@ class Backend(abc.ABC):
     def gemm_probe(self, size: int, dtype: DType) -> Probe:
         """Return a probe of a size×size×size product of full-mantissa random data."""
 
-    def tune_products(self, *, tune: bool) -> None:  # noqa: B027  most have nothing to tune
+    @abc.abstractmethod
+    def tune_products(self, *, tune: bool) -> None:
         """
         Choose kernels of products by their time in executables made from now on, or leave it to the library.
 
         Where it is done an executable takes tens of milliseconds longer to make, and what it computes may differ in
-        the last bits from what another process does with the same schedule. A backend begins without; one whose
-        library has no choice does nothing.
+        the last bits from what another process does with the same schedule. A backend begins without.
         """
 
     def fill_random(self, address: int, nbytes: int, dtype: DType) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import Move, Step
+from uncut_mpi.planning.blocking import Move, Step, multiplies_at_once
 from uncut_mpi.planning.schedule import Matrix
 
 ALIGNMENT: Final = 16
@@ -97,7 +97,8 @@ def choose_alignment(
         return Alignment()
 
     resident = Matrix.A in homes and Matrix.B in homes
-    whole = resident and not copied  # its products have all of k
+    at_once = multiplies_at_once(steps, len(inner))
+    whole = (resident and not copied) or at_once  # its products have all of k
     products = [one for one in steps if one.step == Step.MULTIPLY]
     last = [one for one in products if one.k_stop == len(inner)]
     last_k = sum((one.k_stop - one.k_start) * (one.last - one.first) for one in last) / num_blocks
@@ -117,7 +118,7 @@ def choose_alignment(
     c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
     cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
     cost_s += passes * (per_k_s * shape.half_depth + shape.c_s_per_byte * c_bytes)
-    if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and resident)):
+    if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or at_once))):
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
         cost_s += num_blocks * (machine.costs.combine_s + machine.costs.combine_start_s)

@@ -22,6 +22,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+from collections.abc import Iterable
 from typing import Final
 
 from uncut_mpi.planning.grid import block_starts
@@ -124,6 +125,11 @@ def column_starts(extent: int, blocks: int, step: int) -> tuple[int, ...]:
 def num_column_blocks(blocks: int) -> int:
     """Return how many blocks `column_starts` makes of `blocks`."""
     return blocks + HALVINGS if blocks > 1 else blocks
+
+
+def multiplies_at_once(steps: Iterable[Move], extent: int) -> bool:
+    """Return whether each product of these steps has all of an extent of k."""
+    return all(one.k_stop - one.k_start == extent for one in steps if one.step == Step.MULTIPLY)
 
 
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids

@@ -42,7 +42,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_aligned
-from uncut_mpi.planning.blocking import Move, Step, column_starts, moves, num_column_blocks
+from uncut_mpi.planning.blocking import Move, Step, column_starts, moves, multiplies_at_once, num_column_blocks
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -412,8 +412,7 @@ class _Plan:
         Half types do, unless one product has all of k: it sums in float32 and rounds once.
         """
         resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
-        products = [one for one in self._moves[self.inner.index(inner)] if one.step == Step.MULTIPLY]
-        at_once = all(one.k_stop - one.k_start == len(inner) for one in products)
+        at_once = multiplies_at_once(self._moves[self.inner.index(inner)], len(inner))
         whole = ((resident and not alignment.copied) or at_once) and len(inner) % alignment.k_step == 0
         return len(self.inner) > 1 or alignment.apart or (self._problem.dtype.is_half and not whole)
 

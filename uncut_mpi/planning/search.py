@@ -236,10 +236,9 @@ class _Explorer:
                 self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
             self._explore(one, asked)
             self._limit = self._budget
-        for asked in askeds:
-            least_of_all = min(self.tried, key=lambda one: one.value)
-            if asked.scheduler == "kblocks" and self._dimensions.is_alone(least_of_all):
-                self._descend(least_of_all, asked, DIMENSIONS["kblocks"])
+        winner = min(self.tried, key=lambda one: one.value)
+        if self._dimensions.is_alone(winner):
+            self._descend(winner, next(one for one in askeds if one.scheduler == "kblocks"), DIMENSIONS["kblocks"])
 
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +25,7 @@ from uncut_mpi.device.cuda.library import (
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
 from uncut_mpi.device.cuda.probe import CudaProbe
+from uncut_mpi.device.cuda.tuning import ProductTuning
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.interface import (
     AdoptedArray,
@@ -50,37 +49,6 @@ _TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
 
 # Pointer attributes of the driver.
 _BUFFER_ID, _IS_MANAGED, _IPC_CAPABLE, _RANGE_START, _RANGE_SIZE, _MEMPOOL = 7, 8, 10, 11, 12, 17
-
-
-LEAST_TUNED_OPERATIONS: Final = 1e9
-"""Floating-point operations of a product below which the library's choice stays: it takes some µs in any case."""
-
-
-class TunedProduct(NamedTuple):
-    """
-    What timing found for a product.
-
-    Attributes
-    ----------
-    dtype, dtype_c : DType
-        Of A and B, and of C.
-    op_a, op_b : int
-        1 where the operand is transposed.
-    m, n, k : int
-        Elements.
-    usual_s, best_s : float
-        Time (s) by the library's choice and by the fastest of what it proposes, the choice itself included.
-    """
-
-    dtype: DType
-    dtype_c: DType
-    op_a: int
-    op_b: int
-    m: int
-    n: int
-    k: int
-    usual_s: float
-    best_s: float
 
 
 class CudaBackend(Backend):
@@ -120,8 +88,8 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()
-        self._least_tuned = math.inf
         self._preparation = Preparation(self._native, self._description(), self._malloc)
+        self.tuning = ProductTuning(self._native, self._preparation)
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -305,7 +273,7 @@ class CudaBackend(Backend):
             If device memory for workspaces or for the warm-up is lacking.
         """
         with self._current("preparing a plan"):
-            with self._tuning():
+            with self.tuning.timing():
                 executable = self._preparation.bind(program, addresses, flags, board)
             self._preparation.warm_up(program, addresses)
         return executable
@@ -365,16 +333,7 @@ class CudaBackend(Backend):
 
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`."""
-        self._least_tuned = LEAST_TUNED_OPERATIONS if tune else math.inf
-        self._native.tune_products(self._least_tuned, timing=False)
-        self._preparation.forget_products()
-
-    def tuned_products(self) -> list[TunedProduct]:
-        """Return what tuning has found so far, of every product that was timed."""
-        return [
-            TunedProduct(DType(dtype), DType(dtype_c), op_a, op_b, m, n, k, usual_s, best_s)
-            for (dtype, dtype_c, op_a, op_b, m, n, k), usual_s, best_s in self._native.tuned_products()
-        ]
+        self.tuning.use(tune=tune)
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: NVML's counter; None without nvidia-ml-py, or where the device has none."""
@@ -401,7 +360,7 @@ class CudaBackend(Backend):
         self, base: int, program: OperationList, times: int, free: Callable[[], None] = lambda: None
     ) -> Probe:
         """Return a probe of a list of products on scratch memory; `free` is called when it is closed."""
-        with self._tuning():
+        with self.tuning.timing():
             executable = self._preparation.bind_scratch(program, base)
 
         def multiply() -> None:
@@ -412,18 +371,6 @@ class CudaBackend(Backend):
             free()
 
         return CudaProbe(self._current, self._native.compute_stream(0), multiply, times, end)
-
-    @contextlib.contextmanager
-    def _tuning(self) -> Iterator[None]:
-        """Time the products of what is bound meanwhile, if that is wanted; what only warms up uses what was found."""
-        known = len(self._native.tuned_products())
-        self._native.tune_products(self._least_tuned, timing=True)
-        try:
-            yield
-        finally:
-            self._native.tune_products(self._least_tuned, timing=False)
-            if len(self._native.tuned_products()) != known:
-                self._preparation.forget_products()
 
     def _description(self) -> str:
         return f"CUDA device {self._ordinal} ({self._name})"

@@ -243,6 +243,9 @@ class HostBackend(Backend):
 
         return HostProbe(multiply_rounded if dtype is DType.tf32 else multiply, self._blas)
 
+    def tune_products(self, *, tune: bool) -> None:
+        """See `Backend.tune_products`: numpy's library has no choice."""
+
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: not known."""
         return None
