@@ -185,6 +185,7 @@ def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions
         columns=1 + number % 4,
         order=("k", "columns")[number // 2 % 2],
         combine=("owner", "worker")[number // 3 % 2],
+        away=0 if number // 3 % 2 else number % 3,
     )
     return um.ScheduleOptions(scheduler="kblocks", blocking=dataclasses.replace(blocking, **changes))
 

@@ -25,7 +25,16 @@ from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.verify import verify
 
-CHANGES = {"splits": 2, "first": 512, "block": 1024, "growth": 3, "columns": 3, "order": "columns", "combine": "worker"}
+CHANGES = {
+    "splits": 2,
+    "first": 512,
+    "block": 1024,
+    "growth": 3,
+    "columns": 3,
+    "order": "columns",
+    "combine": "worker",
+    "away": 2,
+}
 
 CASES = {1: 150, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40, 64: 20}
 """How many random cases with at most so many ranks."""
@@ -249,6 +258,41 @@ def test_every_byte_leaves_the_owner_once() -> None:
     assert out[:, 3].sum() == 2 * matrix
     # Results only travel, C does not.
     assert copies[copies[:, 2] == 0, 3].sum() == 3 * matrix // 4
+
+
+@pytest.mark.parametrize("place", ["0,0,0", "0,1,2", "h,h,3"])
+@pytest.mark.parametrize("away", [1, 3])
+def test_of_the_last_column_blocks_the_owner_forms_none(place: str, away: int) -> None:
+    schedule = cube(4096, place, away=away)
+    owner = schedule.placement.c.rank
+    starts = column_starts(2048, 4, 2)
+    first_away = starts[len(starts) - 1 - away]
+    sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
+    written = [schedule.regions[schedule.operands[task["first_operand"]]["region"]] for task in sums]
+    at_owner = [int(one["col"]) % 2048 for task, one in zip(sums, written, strict=True) if task["rank"] == owner]
+    # Of three blocks of C the owner forms the first column blocks, each rank the last ones of its own.
+    assert sorted(at_owner) == sorted(3 * [start for start in starts[:-1] if start < first_away])
+    others = sums["rank"][sums["rank"] != owner].tolist()
+    assert sorted(others) == sorted(away * [rank for rank in range(4) if rank != owner])
+    # C leaves the owner for them alone.
+    copies = schedule.copies()
+    of_c = [
+        (int(destination), int(size))
+        for task, source, destination, size in copies
+        if source == owner
+        and schedule.regions[schedule.operands[schedule.tasks["first_operand"][task] + 1]["region"]]["buffer"]
+        == Matrix.C
+    ]
+    assert sum(size for _, size in of_c) == 3 * 2048 * (2048 - first_away) * 8
+    assert {destination for destination, _ in of_c} == set(others)
+
+
+def test_when_all_column_blocks_are_away_c_is_combined_where_it_is_computed() -> None:
+    every = num_column_blocks(4)
+    assert cube(4096, "0,1,2", away=every).digest() == cube(4096, "0,1,2", combine="worker").digest()
+    assert cube(4096, "h,h,h", away=2).digest() == cube(4096, "h,h,h").digest()
+    with pytest.raises(ParamError, match=r"combine = 'worker' .* all are: leave one of the two out"):
+        Blocking(combine="worker", away=1)
 
 
 def test_a_device_that_copies_in_turn_has_one_lane_for_fetches_and_one_for_results_to_devices() -> None:

@@ -125,7 +125,7 @@ def test_what_is_refused_before_it_is_made_has_too_many_tasks() -> None:
                     scheduler="kblocks",
                     blocking=Blocking(
                         splits=draw.choice((1, 2)),
-                        combine=draw.choice(("worker", "owner")),
+                        away=draw.choice((0, 2, 7)),
                         order=draw.choice(("k", "columns")),
                         columns=draw.choice((1, 3)),
                     ),

@@ -84,6 +84,7 @@ def test_options_of_another_scheduler_are_refused(options: dict) -> None:
     [
         ({"splits": -1}, "splits = -1 is below 0"),
         ({"columns": -2}, "columns = -2 is below 0"),
+        ({"away": -1}, "away = -1 is below 0"),
         ({"order": "rows"}, "order 'rows' of kblocks does not exist: use one of k, columns"),
         ({"combine": "host"}, "combine 'host' of kblocks does not exist"),
     ],

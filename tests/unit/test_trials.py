@@ -68,7 +68,7 @@ def test_what_is_tried_are_the_best_predicted_no_two_of_a_kind():
     assert values[-1] <= 1.25 * values[0]
     assert len({one.schedule.digest() for one in chosen}) == 6
     alike = [(one.schedule.scheduler, one.schedule.grid, one.schedule.tile, one.options.blocking) for one in chosen]
-    shares = [(one.options.row_shares, one.options.col_shares) for one in chosen]
+    shares = [(one.options.row_shares, one.options.col_shares, one.options.areas) for one in chosen]
     assert len(set(zip(alike, shares, strict=True))) == 6
     assert varied(found.candidates, 1) == [found.best]
     # The best of another scheduler comes before more of the same.

@@ -46,6 +46,7 @@ _FLAGS: Final = _ABLATION_FLAGS | {
     "blocking.columns": "--column-blocks",
     "blocking.order": "--block-order",
     "blocking.combine": "--combine",
+    "blocking.away": "--combine-away",
 }
 """Flags of the schedule's options."""
 
@@ -278,6 +279,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
             columns=given.column_blocks,
             order=given.block_order or "",
             combine=given.combine or "",
+            away=given.combine_away,
         ),
     }
     options = ScheduleOptions(**chosen)

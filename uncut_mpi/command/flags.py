@@ -358,6 +358,13 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         metavar="|".join(COMBINES),
         help="where a C on a device meets the products; default owner",
     )
+    group.add_argument(
+        "--combine-away",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="of a C combined at its owner, the last N column blocks are combined where they are computed; default 0",
+    )
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:

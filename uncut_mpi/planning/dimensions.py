@@ -19,6 +19,7 @@ from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.blocking import num_column_blocks
 from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
@@ -55,6 +56,7 @@ DIMENSIONS: Final = {
         "splits",
         "block_orders",
         "column_blocks",
+        "aways",
         "arrangements",
         "shares",
         "columns_of_ranks",
@@ -74,6 +76,7 @@ WITHIN_A_GRID: Final = (
     "shares",
     "combines",
     "column_blocks",
+    "aways",
     "largest_blocks",
     "first_blocks",
     "growths",
@@ -229,8 +232,11 @@ class Dimensions:
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """In how many blocks C is handed on."""
-        if not asked.blocking.columns:
-            yield from (_blocked(best, columns=count) for count in _COLUMN_BLOCKS)
+        given = asked.blocking
+        if not given.columns:
+            # Of so few that all would be away, none would be combined where the caller wants the others.
+            counts = (count for count in _COLUMN_BLOCKS if not given.away or num_column_blocks(count) > given.away)
+            yield from (_blocked(best, columns=count) for count in counts)
 
     def largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Elements of the largest k-block."""
@@ -266,8 +272,18 @@ class Dimensions:
 
     def combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products."""
-        if self._placement.c.space == "device" and not asked.blocking.combine:
-            yield from (_blocked(best, combine=combine) for combine in COMBINES)
+        if self._placement.c.space == "device" and not asked.blocking.combine and not asked.blocking.away:
+            yield from (_blocked(best, combine=combine, away=0) for combine in COMBINES)
+
+    def aways(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How many of the last column blocks are combined where they are computed, the others at C's owner."""
+        blocking = best.options.blocking
+        combines = self._problem.reads_c or self._problem.dtype.is_half or blocking.splits > 1
+        if self._placement.c.space == "device" and combines and not asked.blocking.combine and not asked.blocking.away:
+            most = num_column_blocks(blocking.columns) - 1
+            for count in sorted({1, 2, 3, (most + 1) // 2, most}):
+                if count <= most:
+                    yield _blocked(best, combine="owner", away=count)
 
     def fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many ranks compute, k not split."""

@@ -11,7 +11,9 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
   then a k that is no multiple of 16 bytes has a product for the rest, too).
 * **C** is handed on per column block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
   products travel and C does not; combined *where it is computed* (``"worker"``) C is fetched, into the products'
-  place before the first of them where the order has it there in time, else beside them. Partial sums of a k
+  place before the first of them where the order has it there in time, else beside them. Or the last few column blocks
+  (`away`) are combined where they are computed and the others at the owner, whose device would be the last to end with
+  all of its own products and everybody's sums. Partial sums of a k
   split are added by the owner, or each worker adds up a slice of the columns. Half types sum in float32 and are
   rounded once. Where C is at home, alone and not half, products are formed in place.
 * **A rank that has A and B**, and uses both as they lie, multiplies all of k at once, whatever blocks the others take,
@@ -130,14 +132,18 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
     block = asked.block or max(asked.first, largest)
+    columns, combine, away = asked.columns or 4, asked.combine or "owner", asked.away
+    if away >= num_column_blocks(columns):
+        combine, away = "worker", 0
     return Blocking(
         splits=splits,
         first=asked.first or min(256, block),
         block=block,
         growth=asked.growth or 2,
-        columns=asked.columns or 4,
+        columns=columns,
         order=asked.order or ("columns" if on_host else "k"),
-        combine=asked.combine or "owner",
+        combine=combine,
+        away=0 if on_host else away,
     )
 
 
@@ -417,17 +423,25 @@ class _Plan:
         return len(self.inner) > 1 or alignment.apart or (self._problem.dtype.is_half and not whole)
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
+        """Return who adds up which columns: the owner of C, or each member a slice of every column block; or both."""
+        workers, every = [member.rank for member in members], range(self._num_blocks)
+        if not self._at_owner:
+            return self._adders_of(members, workers, every)
+        owner = self._placement.c.rank
+        assert owner is not None  # a device location always names its rank
+        first_away = self._num_blocks - self.how.away
+        adders = self._adders_of(members, [owner], every[:first_away])
+        return adders + (self._adders_of(members, workers, every[first_away:]) if self.how.away else [])
+
+    def _adders_of(self, members: list[_Worker], ranks: list[int], blocks: range) -> list[_Adder]:
+        """Return an adder for each rank: of some column blocks each has a part of the columns, of the others none."""
         problem, one = self._problem, members[0]
-        ranks = [self._placement.c.rank] if self._at_owner else [member.rank for member in members]
         adders = []
         for part, rank in enumerate(ranks):
-            assert rank is not None  # a device location always names its rank
             first, columns = one.cols.start, []
-            for start, stop in itertools.pairwise(one.starts):
-                if len(ranks) > 1:
-                    cuts = block_starts(stop - start, len(ranks))
-                    start, stop = start + cuts[part], start + cuts[part + 1]
-                columns.append(range(first + start, first + stop))
+            for at, (start, stop) in enumerate(itertools.pairwise(one.starts)):
+                cuts = block_starts(stop - start if at in blocks else 0, len(ranks))
+                columns.append(range(first + start + cuts[part], first + start + cuts[part + 1]))
             places = list(itertools.accumulate((len(cols) for cols in columns), initial=0))
             partial, staging = [-1] * len(members), -1
             if self._combines:

@@ -34,7 +34,7 @@ _TAKES = {
     "kblocks": {
         *_BLOCKS,
         "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "order", "combine")),
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "order", "combine", "away")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
@@ -67,6 +67,9 @@ class Blocking:
         block after the other.
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
+    away : int
+        How many of the last column blocks meet a C on a device where they are computed though the others do at its
+        owner; all if there are no more. At the end the owner's device would have all sums to form at once.
     """
 
     splits: int = 0
@@ -76,9 +79,10 @@ class Blocking:
     columns: int = 0
     order: str = ""
     combine: str = ""
+    away: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("splits", "first", "block", "growth", "columns"):
+        for name in ("splits", "first", "block", "growth", "columns", "away"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
         if self.growth == 1:
@@ -92,6 +96,11 @@ class Blocking:
             value = getattr(self, name)
             if value and value not in known:
                 raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")
+        if self.away and self.combine == "worker":
+            raise ParamError(
+                f"the last {self.away} column blocks shall be combined where they are computed (away, "
+                "--combine-away), but with combine = 'worker' (--combine) all are: leave one of the two out"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

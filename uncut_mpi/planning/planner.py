@@ -110,6 +110,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         return f"{grid}, tile {schedule.tile}"
     blocking = options.blocking
     where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
+    if blocking.away:
+        where += f" but for the last {blocking.away}"
     columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     return f"{grid}, k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}{where}"

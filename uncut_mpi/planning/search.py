@@ -266,6 +266,7 @@ class _Explorer:
             other = self._explore_others(best, asked)
             if other.value < best.value:
                 self._descend(other, asked, DIMENSIONS["kblocks"])
+            self._explore_the_other_way(asked)
         if asked.scheduler == "uncut":
             own = [one for one in self.tried if one.options.scheduler == "uncut"]
             self._improve(min(own, key=lambda one: one.value), asked, self._dimensions.fine)
@@ -300,6 +301,19 @@ class _Explorer:
             improved = self._descend(one, asked, WITHIN_A_GRID)
             best = min(best, improved, key=lambda candidate: candidate.value)
         return best
+
+    def _explore_the_other_way(self, asked: ScheduleOptions) -> None:
+        """
+        Improve the best whose column blocks are all combined at one place, if some are away in the best of all, or the
+        other way round.
+
+        Early in a descent a few columns away may bring much, and not be what is best with the blocks that come later.
+        """
+        own = sorted((one for one in self.tried if one.options.scheduler == "kblocks"), key=lambda one: one.value)
+        best = own[0].options.blocking.away > 0
+        other = next((one for one in own if (one.options.blocking.away > 0) != best), None)
+        if other is not None:
+            self._descend(other, asked, WITHIN_A_GRID)
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if any(one is not None for one in (asked.devices, asked.row_shares, asked.col_shares, asked.areas)):
