@@ -281,7 +281,7 @@ class Dimensions:
         combines = self._problem.reads_c or self._problem.dtype.is_half or blocking.splits > 1
         if self._placement.c.space == "device" and combines and not asked.blocking.combine and not asked.blocking.away:
             most = num_column_blocks(blocking.columns) - 1
-            for count in sorted({1, 2, 3, (most + 1) // 2, most}):
+            for count in sorted({1, 3, most}):
                 if count <= most:
                     yield _blocked(best, combine="owner", away=count)
 

@@ -35,7 +35,7 @@ from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
-DEFAULT_BUDGET_TASKS: Final = 40_000
+DEFAULT_BUDGET_TASKS: Final = 44_000
 """Simulated tasks of a search on up to 8 ranks, where it takes 50 to 150 ms."""
 
 BUDGET_TASKS_PER_RANK: Final = 5_000
@@ -45,6 +45,12 @@ _ROUNDS: Final = 3
 _OURS: Final = ("uncut", "kblocks")
 _HOPELESS: Final = 1.25
 """A scheduler whose first tries take so many times as long as another's is not looked at further."""
+
+_HOPELESS_OF_OTHERS: Final = 1.02
+"""The same for the schedulers of other papers: with less to vary, they seldom make up for what they are behind."""
+
+_MOST_TOO_LARGE: Final = 8
+"""After so many schedules in a row for which the budget has no room there are hardly any that it has room for."""
 
 _FIRST_PART: Final = 0.7
 """What the more promising scheduler gets of the budget, at least."""
@@ -178,6 +184,7 @@ class _Explorer:
         self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
         self._refused: UncutError | None = None
+        self._too_large = 0
         self.tried: list[Candidate] = []
         self.discarded = 0
         self.spent = 0
@@ -186,6 +193,7 @@ class _Explorer:
         """Begin anew for another metric, with more budget; what was simulated costs nothing again."""
         self._metric_name, self._metric = metric, metric_of(metric, self._machine)
         self._budget = self._limit = budget
+        self._too_large = 0
         before = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
         by_name = {one.options: one for one in before}
         self._known = {asked: by_name[named] for asked, named in self._asked.items()} | by_name
@@ -227,15 +235,17 @@ class _Explorer:
         if not best or not self._problem.has_product:
             return
         best.sort(key=lambda one: one[0].value)
-        # The schedulers of other papers have less to vary: theirs may be the better first try and the worse choice.
+        # The better first try of another paper's scheduler may be the worse choice, so ours are compared with ours.
         ours = [one.value for one, asked in best if asked.scheduler in _OURS]
         least = {True: min(ours, default=self._least), False: self._least}
-        promising = [(one, asked) for one, asked in best if one.value <= _HOPELESS * least[asked.scheduler in _OURS]]
+        most = {True: _HOPELESS * least[True], False: _HOPELESS_OF_OTHERS * least[False]}
+        promising = [(one, asked) for one, asked in best if one.value <= most[asked.scheduler in _OURS]]
         for number, (one, asked) in enumerate(promising):
             if number < len(promising) - 1:  # some of the budget is for the next one
                 self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
             self._explore(one, asked)
             self._limit = self._budget
+            self._too_large = 0
         winner = min(self.tried, key=lambda one: one.value)
         if self._dimensions.is_alone(winner):
             self._descend(winner, next(one for one in askeds if one.scheduler == "kblocks"), DIMENSIONS["kblocks"])
@@ -304,15 +314,13 @@ class _Explorer:
 
     def _explore_the_other_way(self, asked: ScheduleOptions) -> None:
         """
-        Improve the best whose column blocks are all combined at one place, if some are away in the best of all, or the
-        other way round.
+        Improve the best whose column blocks are all combined at one place, if some are away in the best of all.
 
         Early in a descent a few columns away may bring much, and not be what is best with the blocks that come later.
         """
         own = sorted((one for one in self.tried if one.options.scheduler == "kblocks"), key=lambda one: one.value)
-        best = own[0].options.blocking.away > 0
-        other = next((one for one in own if (one.options.blocking.away > 0) != best), None)
-        if other is not None:
+        other = next((one for one in own if one.options.blocking.away == 0), None)
+        if own[0].options.blocking.away and other is not None:
             self._descend(other, asked, WITHIN_A_GRID)
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
@@ -359,7 +367,9 @@ class _Explorer:
             if known.options != options and known.options in self._seen:
                 return None
             return self._keep(known)
-        room = MAX_TASKS if must else self._limit - self.spent
+        room = self._limit - self.spent if self._too_large < _MOST_TOO_LARGE else 0
+        if must:
+            room = MAX_TASKS
         if always:
             room = max(room, default_budget(self._num_ranks))
         if not must:
@@ -371,10 +381,11 @@ class _Explorer:
         try:
             # What there is no room for is given up on the way.
             schedule, named = self._plan(options, room)
-        except (PlanError, CapacityError):
+        except (PlanError, CapacityError) as error:
             if must:
                 raise
             self.discarded += 1
+            self._too_large += isinstance(error, PlanError)
             return None
         if named != options:
             if named in self._seen:
@@ -384,7 +395,9 @@ class _Explorer:
             self._seen.add(named)
         if len(schedule.tasks) > room:
             self.discarded += 1
+            self._too_large += 1
             return None
+        self._too_large = 0
         lower = self.bound_s(options)
         simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
         self.spent += len(schedule.tasks)
