@@ -286,12 +286,15 @@ class Dimensions:
                     yield _blocked(best, combine="owner", away=count)
 
     def fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """How many ranks compute, k not split."""
+        """How many ranks compute, k not split, also in one row or column."""
         if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1:
             return
         for count in self.counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
-            yield {"grid": None, "areas": None, **self.placed(ranks, None), **_blocked(best, splits=1)}
+            # Of all ranks, and of many, rows and columns of them are tried elsewhere or too long.
+            long = [(1, count), (count, 1)] if 1 < count < min(self._num_ranks, _ALL_COUNTS) else []
+            for grid in (None, *long):
+                yield {"areas": None, **self.placed(ranks, grid), "grid": grid, **_blocked(best, splits=1)}
 
     def alone(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """One owner of A, B or C by itself, all of k in one block: for what is too small to be shared."""
