@@ -71,7 +71,7 @@ DIMENSIONS: Final = {
 }
 """What is varied, in this order: first what costs few tasks for what it brings."""
 
-WITHIN_A_GRID: Final = (
+REFINEMENTS: Final = (
     "arrangements",
     "shares",
     "combines",
@@ -80,8 +80,11 @@ WITHIN_A_GRID: Final = (
     "largest_blocks",
     "first_blocks",
     "growths",
+    "columns_of_ranks",
     "shares",
 )
+"""What is varied of the best on other numbers of ranks and other grids."""
+
 _SHARE_STEPS: Final = 3
 _SHARE_TOLERANCE: Final = 0.05
 

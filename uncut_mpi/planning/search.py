@@ -27,7 +27,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate, shape_of
-from uncut_mpi.planning.dimensions import DIMENSIONS, WITHIN_A_GRID, Dimensions
+from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
@@ -308,7 +308,7 @@ class _Explorer:
         for one in sorted(others.values(), key=lambda other: other.value)[:_OTHERS]:
             if one.value > _WORTH_SHARES * self._least:
                 break
-            improved = self._descend(one, asked, WITHIN_A_GRID)
+            improved = self._descend(one, asked, REFINEMENTS)
             best = min(best, improved, key=lambda candidate: candidate.value)
         return best
 
@@ -321,7 +321,7 @@ class _Explorer:
         own = sorted((one for one in self.tried if one.options.scheduler == "kblocks"), key=lambda one: one.value)
         other = next((one for one in own if one.options.blocking.away == 0), None)
         if own[0].options.blocking.away and other is not None:
-            self._descend(other, asked, WITHIN_A_GRID)
+            self._descend(other, asked, REFINEMENTS)
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if any(one is not None for one in (asked.devices, asked.row_shares, asked.col_shares, asked.areas)):
