@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.device.cuda import CudaBackend
+from uncut_mpi.device.cuda import CudaBackend, tuning
+from uncut_mpi.device.cuda.tuning import TunedProduct
 from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.errors import StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Schedule, Space, buffer_bytes
@@ -105,11 +107,17 @@ class Rank:
 
 
 class ThreadedRanks:
-    """All ranks as threads of this process, each with a backend of its own on device 0."""
+    """
+    All ranks as threads of this process, each with a backend of its own on device 0.
 
-    def __init__(self, schedule: Schedule, epoch: int = 1, *, tune: bool = False) -> None:
+    For schedules whose ranks do not wait for each other in a circle: the driver puts streams of one process into
+    hardware queues as it likes, and one that waits there for a rank may stand before what that rank has to do. With
+    C combined on rank 0, which waits for ranks that wait for it, 1 of 100 runs stalled on a busy machine.
+    """
+
+    def __init__(self, schedule: Schedule, epoch: int = 1) -> None:
         self.schedule, self.epoch = schedule, epoch
-        self.ranks = [Rank(schedule, rank, tune=tune) for rank in range(schedule.num_ranks)]
+        self.ranks = [Rank(schedule, rank) for rank in range(schedule.num_ranks)]
         exports = [rank.export() for rank in self.ranks]
         for rank in self.ranks:
             rank.prepare(exports, epoch)
@@ -140,22 +148,73 @@ class ThreadedRanks:
             rank.close()
 
 
-class ProcessRanks:
-    """All ranks as processes on device 0; memory is shared by CUDA IPC."""
+class Processes:
+    """Processes on device 0, each of which is one rank of one schedule after another."""
 
-    def __init__(self, schedule: Schedule, environment: Mapping[str, str] | None = None, epoch: int = 1) -> None:
-        self.schedule, self.epoch = schedule, epoch
+    def __init__(self, count: int, environment: Mapping[str, str] | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes, self._children = [], []
+        self.broken = False
         with _environment(environment or {}):
-            for rank in range(schedule.num_ranks):
+            for number in range(count):
                 ours, theirs = context.Pipe()
-                child = context.Process(target=_serve, args=(theirs, schedule.encode(), rank), daemon=True)
+                child = context.Process(target=_serve, args=(theirs, number), daemon=True)
                 child.start()
                 theirs.close()
                 self._pipes.append(ours)
                 self._children.append(child)
-        exports = [self._receive(rank) for rank in range(schedule.num_ranks)]
+
+    def ask(self, rank: int, what: str, *arguments: Any) -> Any:
+        """Have one process do something and return what comes of it."""
+        self._pipes[rank].send((what, arguments))
+        return self._receive(rank)
+
+    def ask_all(self, count: int, what: str, *arguments: Any) -> list[Any]:
+        """Have the first `count` processes do something at one time."""
+        for pipe in self._pipes[:count]:
+            pipe.send((what, arguments))
+        return [self._receive(rank) for rank in range(count)]
+
+    def close(self) -> None:
+        """End them all."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("quit", ()))
+        for child in self._children:
+            child.join(0.0 if self.broken else 10.0)
+            if child.is_alive():
+                child.kill()
+                child.join()
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            assert self._pipes[rank].poll(PATIENCE_S), f"rank {rank} did not answer within {PATIENCE_S} s"
+            good, value = self._pipes[rank].recv()
+            assert good, f"rank {rank}:\n{value}"
+        except BaseException:
+            self.broken = True
+            raise
+        return value
+
+
+class ProcessRanks:
+    """
+    All ranks as processes on device 0; memory is shared by CUDA IPC.
+
+    Parameters
+    ----------
+    processes : Processes
+        At least as many as there are ranks; what else they were is over.
+    tune_from : float, optional
+        Products of so many operations have their kernels chosen by their time.
+    """
+
+    def __init__(
+        self, schedule: Schedule, processes: Processes, epoch: int = 1, *, tune_from: float | None = None
+    ) -> None:
+        self.schedule, self.epoch = schedule, epoch
+        self._processes = processes
+        exports = self._all("begin", schedule.encode(), tune_from)
         self._all("prepare", exports, epoch)
 
     def write(self, index: int, values: np.ndarray) -> None:
@@ -166,53 +225,54 @@ class ProcessRanks:
 
     def run(self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0) -> list[ExecutionReport]:
         reports = self._all("run", alpha, beta, self.epoch, timeout_s)
+        # A rank that stalled has work in flight that waits for ever.
+        self._processes.broken |= any(isinstance(report.error, StallError) for report in reports)
         self.epoch = (self.epoch + 1) % 2**32
         return reports
 
+    def tuned(self) -> list[TunedProduct]:
+        """The products of all ranks that were timed."""
+        return [one for found in self._all("tuned") for one in found]
+
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        if not self._processes.broken:
             self._all("unmap")  # importers first, then exporters
             self._all("close")
-        for child in self._children:
-            child.join(10.0)
-            if child.is_alive():
-                child.kill()
-                child.join()
 
     def _all(self, what: str, *arguments: Any) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send((what, arguments))
-        return [self._receive(rank) for rank in range(len(self._pipes))]
+        return self._processes.ask_all(self.schedule.num_ranks, what, *arguments)
 
     def _one(self, rank: int, what: str, *arguments: Any) -> Any:
-        self._pipes[rank].send((what, arguments))
-        return self._receive(rank)
-
-    def _receive(self, rank: int) -> Any:
-        assert self._pipes[rank].poll(PATIENCE_S), f"rank {rank} did not answer within {PATIENCE_S} s"
-        good, value = self._pipes[rank].recv()
-        assert good, f"rank {rank}:\n{value}"
-        return value
+        return self._processes.ask(rank, what, *arguments)
 
 
-def _serve(pipe: Any, encoded: bytes, number: int) -> None:
+def _serve(pipe: Any, number: int) -> None:
     try:
-        rank = Rank(Schedule.decode(encoded), number)
-        pipe.send((True, rank.export()))
+        rank: Any = None
         while True:
             what, arguments = pipe.recv()
-            if what == "run":
+            if what == "quit":
+                return
+            value: Any = None
+            if what == "begin":
+                encoded, tune_from = arguments
+                if tune_from is not None:
+                    tuning.LEAST_TUNED_OPERATIONS = tune_from  # type: ignore[misc]  # in this process alone
+                rank = Rank(Schedule.decode(encoded), number, tune=tune_from is not None)
+                value = rank.export()
+            elif what == "run":
                 alpha, beta, epoch, timeout_s = arguments
-                value: Any = rank.executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s)
+                value = rank.executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s)
             elif what == "unmap":
                 value = rank.backend._imports.close_all()
+            elif what == "tuned":
+                value = rank.backend.tuning.found()
             else:
                 value = getattr(rank, what)(*arguments)
             pipe.send((True, value))
-            if what == "close":
-                return
     except Exception:
-        pipe.send((False, traceback.format_exc()))
+        with contextlib.suppress(OSError):
+            pipe.send((False, traceback.format_exc()))
 
 
 @contextlib.contextmanager

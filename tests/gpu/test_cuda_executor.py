@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 
 import numpy as np
 import pytest
 
-from tests.gpu.ranks import ProcessRanks, ThreadedRanks
+from tests.gpu.ranks import Processes, ProcessRanks, ThreadedRanks
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
-from uncut_mpi.device.cuda import tuning
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
@@ -46,6 +44,39 @@ def started():
         ranks.close()
 
 
+@pytest.fixture(scope="module")
+def lasting_processes():
+    """Returns three processes that are ranks in one test after another."""
+    made = []
+
+    def lasting():
+        if made and made[-1].broken:
+            made.pop().close()
+        if not made:
+            made.append(Processes(3, SETTINGS["default"]))
+        return made[-1]
+
+    yield lasting
+    for processes in made:
+        processes.close()
+
+
+@pytest.fixture
+def processes_with(lasting_processes):
+    """Returns processes for ranks by their environment; asked for before `started`, whose ranks end first."""
+    own = []
+
+    def of(setting):
+        if setting == "default":
+            return lasting_processes()
+        own.append(Processes(3, SETTINGS[setting]))  # ended with the test: their contexts are large
+        return own[-1]
+
+    yield of
+    for processes in own:
+        processes.close()
+
+
 def succeed(reports):
     for rank, report in enumerate(reports):
         assert report.error is None, f"rank {rank}: {report.error!r}"
@@ -63,9 +94,9 @@ def load(case, ranks, seed=0):
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
-def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, dtype, trans):
+def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, lasting_processes, dtype, trans):
     case = Pushed(m=137, n=129, k=141, dtype=dtype, trans_a=trans[0], trans_b=trans[1])
-    ranks = started(ThreadedRanks, case.build(), epoch=2**32 - 1)
+    ranks = started(ProcessRanks, case.build(), lasting_processes(), epoch=2**32 - 1)
     for call, (alpha, beta) in enumerate([(1.2345, 1.1154), (1.2345, 0.0), (-0.5, 1.0)]):
         load(case, ranks, seed=call)
         reports = ranks.run(alpha, beta)
@@ -79,20 +110,19 @@ def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, dtype,
     ("trans", "extents", "pad"),
     [("NN", (1152, 896, 1032), 8), ("TN", (1152, 896, 1032), 8), ("TT", (1137, 829, 1141), 5)],
 )
-def test_tuned_products_are_right(monkeypatch, dtype, trans, extents, pad):
-    monkeypatch.setattr(tuning, "LEAST_TUNED_OPERATIONS", 1e6)
+def test_tuned_products_are_right(started, lasting_processes, dtype, trans, extents, pad):
     m, n, k = extents
     case = Pushed(m=m, n=n, k=k, dtype=dtype, trans_a=trans[0], trans_b=trans[1], pad=pad)
-    with contextlib.closing(ThreadedRanks(case.build(), tune=True)) as ranks:
-        timed = [one for rank in ranks.ranks for one in rank.backend.tuning.found()]
-        assert timed
-        assert all(one.dtype is dtype and 0 < one.best_s <= one.usual_s < 1e-2 for one in timed)
-        for seed, (alpha, beta) in enumerate([(1.2345, 1.1154), (-0.5, 0.0)]):
-            load(case, ranks, seed=seed)
-            reports = ranks.run(alpha, beta)
-            succeed(reports)
-            assert case.is_right(ranks.schedule, ranks.read(2), alpha, beta, seed)
-            assert all(report.allocations == 0 for report in reports)
+    ranks = started(ProcessRanks, case.build(), lasting_processes(), tune_from=1e6)
+    timed = ranks.tuned()
+    assert timed
+    assert all(one.dtype is dtype and 0 < one.best_s <= one.usual_s < 1e-2 for one in timed)
+    for seed, (alpha, beta) in enumerate([(1.2345, 1.1154), (-0.5, 0.0)]):
+        load(case, ranks, seed=seed)
+        reports = ranks.run(alpha, beta)
+        succeed(reports)
+        assert case.is_right(ranks.schedule, ranks.read(2), alpha, beta, seed)
+        assert all(report.allocations == 0 for report in reports)
 
 
 def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(started):
@@ -299,9 +329,9 @@ def chain(length, ranks):
 
 
 @pytest.mark.parametrize("setting", list(SETTINGS))
-def test_two_processes_hand_a_value_round_by_flags(started, setting):
+def test_two_processes_hand_a_value_round_by_flags(processes_with, started, setting):
     schedule, at = chain(400, 2)
-    ranks = started(ProcessRanks, schedule, SETTINGS[setting])
+    ranks = started(ProcessRanks, schedule, processes_with(setting))
     for call in range(3):
         for buffer in at:
             ranks.write(buffer, np.full((202, 1), np.nan))
@@ -311,9 +341,9 @@ def test_two_processes_hand_a_value_round_by_flags(started, setting):
 
 
 @pytest.mark.parametrize("setting", list(SETTINGS))
-def test_a_product_of_three_processes_is_right(started, setting):
+def test_a_product_of_three_processes_is_right(processes_with, started, setting):
     case = Pushed(m=300, n=290, k=310, chunks=5)
-    ranks = started(ProcessRanks, case.build(), SETTINGS[setting])
+    ranks = started(ProcessRanks, case.build(), processes_with(setting))
     for call in range(2):
         load(case, ranks, seed=call)
         succeed(ranks.run(1.2345, 1.1154))
@@ -321,7 +351,7 @@ def test_a_product_of_three_processes_is_right(started, setting):
 
 
 @pytest.mark.parametrize("setting", list(SETTINGS))
-def test_more_than_five_thousand_operations_on_a_lane(started, setting):
+def test_more_than_five_thousand_operations_on_a_lane(processes_with, started, setting):
     length = 3000
     build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
     here = build.buffer(owner=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
@@ -335,7 +365,7 @@ def test_more_than_five_thousand_operations_on_a_lane(started, setting):
     ]  # fmt: skip
     for i in range(length):
         build.task(Kind.COPY, back, RegionRef(here, i, 0, 1, 1), [(RegionRef(there, i, 0, 1, 1), F.ONE, N)], [order[i]])
-    ranks = started(ProcessRanks, build.build(scheduler="test", grid=(1, 1), tile=0), SETTINGS[setting])
+    ranks = started(ProcessRanks, build.build(scheduler="test", grid=(1, 1), tile=0), processes_with(setting))
     values = np.random.default_rng(0).random((length + 1, 1))
     ranks.write(here, values)
     ranks.write(there, np.full_like(values, np.nan))
