@@ -440,8 +440,12 @@ class _Plan:
         for part, rank in enumerate(ranks):
             first, columns = one.cols.start, []
             for at, (start, stop) in enumerate(itertools.pairwise(one.starts)):
-                cuts = block_starts(stop - start if at in blocks else 0, len(ranks))
-                columns.append(range(first + start + cuts[part], first + start + cuts[part + 1]))
+                if at not in blocks:
+                    stop = start
+                elif len(ranks) > 1:
+                    cuts = block_starts(stop - start, len(ranks))
+                    start, stop = start + cuts[part], start + cuts[part + 1]
+                columns.append(range(first + start, first + stop))
             places = list(itertools.accumulate((len(cols) for cols in columns), initial=0))
             partial, staging = [-1] * len(members), -1
             if self._combines:
