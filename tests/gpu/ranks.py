@@ -166,13 +166,13 @@ class Processes:
 
     def ask(self, rank: int, what: str, *arguments: Any) -> Any:
         """Have one process do something and return what comes of it."""
-        self._pipes[rank].send((what, arguments))
+        self._send(rank, what, arguments)
         return self._receive(rank)
 
     def ask_all(self, count: int, what: str, *arguments: Any) -> list[Any]:
         """Have the first `count` processes do something at one time."""
-        for pipe in self._pipes[:count]:
-            pipe.send((what, arguments))
+        for rank in range(count):
+            self._send(rank, what, arguments)
         return [self._receive(rank) for rank in range(count)]
 
     def close(self) -> None:
@@ -185,6 +185,13 @@ class Processes:
             if child.is_alive():
                 child.kill()
                 child.join()
+
+    def _send(self, rank: int, what: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            self._pipes[rank].send((what, arguments))
+        except OSError:  # it is gone
+            self.broken = True
+            raise
 
     def _receive(self, rank: int) -> Any:
         try:

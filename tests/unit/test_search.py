@@ -187,8 +187,11 @@ def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> Non
     given = find(cube(4096), "0,0,0", machine, options=ScheduleOptions(blocking=Blocking(away=1)))
     of_kblocks = [one.options.blocking for one in given.candidates if one.options.scheduler == "kblocks"]
     assert {(one.combine, one.away) for one in of_kblocks} == {("owner", 1)}
-    assert {one.columns for one in of_kblocks} >= {2, 4}  # of a single one all would be away
-    assert 1 not in {one.columns for one in of_kblocks}
+    # Also where a single column block leaves none at the owner, and for what one rank computes alone.
+    few = find(cube(512), "0,1,2", machine, options=ScheduleOptions(blocking=Blocking(away=1)))
+    of_kblocks = [one.options.blocking for one in few.candidates if one.options.scheduler == "kblocks"]
+    assert {(one.combine, one.away) for one in of_kblocks} == {("owner", 1)}
+    assert {one.columns for one in of_kblocks} >= {1, 4}
 
 
 def test_owners_stand_where_their_pieces_go_out_soonest() -> None:

@@ -363,7 +363,9 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         type=whole(0),
         default=0,
         metavar="N",
-        help="of a C combined at its owner, the last N column blocks are combined where they are computed; default 0",
+        help="of a C on a device that is combined at its owner the last N column blocks (there are two more than "
+        "--column-blocks, the last being halved twice) are combined where they are computed; default 0, a search tries "
+        "some numbers unless --combine or this is given",
     )
 
 

@@ -19,7 +19,7 @@ from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import num_column_blocks
+from uncut_mpi.planning.blocking import HALVINGS, num_column_blocks
 from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
@@ -56,7 +56,7 @@ DIMENSIONS: Final = {
         "splits",
         "block_orders",
         "column_blocks",
-        "aways",
+        "sums_away",
         "arrangements",
         "shares",
         "columns_of_ranks",
@@ -76,7 +76,7 @@ REFINEMENTS: Final = (
     "shares",
     "combines",
     "column_blocks",
-    "aways",
+    "sums_away",
     "largest_blocks",
     "first_blocks",
     "growths",
@@ -235,11 +235,8 @@ class Dimensions:
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """In how many blocks C is handed on."""
-        given = asked.blocking
-        if not given.columns:
-            # Of so few that all would be away, none would be combined where the caller wants the others.
-            counts = (count for count in _COLUMN_BLOCKS if not given.away or num_column_blocks(count) > given.away)
-            yield from (_blocked(best, columns=count) for count in counts)
+        if not asked.blocking.columns:
+            yield from (_blocked(best, columns=count) for count in _COLUMN_BLOCKS)
 
     def largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Elements of the largest k-block."""
@@ -278,13 +275,13 @@ class Dimensions:
         if self._placement.c.space == "device" and not asked.blocking.combine and not asked.blocking.away:
             yield from (_blocked(best, combine=combine, away=0) for combine in COMBINES)
 
-    def aways(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+    def sums_away(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many of the last column blocks are combined where they are computed, the others at C's owner."""
         blocking = best.options.blocking
         combines = self._problem.reads_c or self._problem.dtype.is_half or blocking.splits > 1
         if self._placement.c.space == "device" and combines and not asked.blocking.combine and not asked.blocking.away:
             most = num_column_blocks(blocking.columns) - 1
-            for count in sorted({1, 3, most}):
+            for count in sorted({1, HALVINGS + 1, most}):  # the last part, all parts of the halved block, all but one
                 if count <= most:
                     yield _blocked(best, combine="owner", away=count)
 
@@ -294,7 +291,7 @@ class Dimensions:
             return
         for count in self.counts:
             ranks = tuple(sorted(self._order_of_ranks[:count]))
-            # Of all ranks, and of many, rows and columns of them are tried elsewhere or too long.
+            # Rows and columns of all ranks are among `corners`; those of many are too long.
             long = [(1, count), (count, 1)] if 1 < count < min(self._num_ranks, _ALL_COUNTS) else []
             for grid in (None, *long):
                 yield {"areas": None, **self.placed(ranks, grid), "grid": grid, **_blocked(best, splits=1)}

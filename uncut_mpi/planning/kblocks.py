@@ -132,18 +132,15 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
     block = asked.block or max(asked.first, largest)
-    columns, combine, away = asked.columns or 4, asked.combine or "owner", asked.away
-    if away >= num_column_blocks(columns):
-        combine, away = "worker", 0
     return Blocking(
         splits=splits,
         first=asked.first or min(256, block),
         block=block,
         growth=asked.growth or 2,
-        columns=columns,
+        columns=asked.columns or 4,
         order=asked.order or ("columns" if on_host else "k"),
-        combine=combine,
-        away=0 if on_host else away,
+        combine=asked.combine or "owner",
+        away=asked.away,
     )
 
 
@@ -224,12 +221,13 @@ class _Plan:
         self._aligns = aligns
         locations = (placement.a, placement.b, placement.c)
         self._homes = [location.rank if location.space == "device" else None for location in locations]
-        self._at_owner = how.combine == "owner" and placement.c.space == "device"
+        self._num_blocks = num_column_blocks(how.columns)
+        self._first_away = max(0, self._num_blocks - how.away)  # first column block combined where it is computed
+        self._at_owner = how.combine == "owner" and placement.c.space == "device" and self._first_away > 0
         self.partition = _partition(problem, placement, len(devices) // how.splits, options)
         self.layout = Layout(machine.num_ranks, problem, placement)
         parts = itertools.pairwise(block_starts(problem.k, how.splits))
         self.inner = [range(start, stop) for start, stop in parts if stop > start]
-        self._num_blocks = num_column_blocks(how.columns)
         self._moves = self._make_moves()
         self._check_size(most_tasks)
         # What needs a sum of its own: C beside the products, a conversion, or partial sums.
@@ -429,9 +427,8 @@ class _Plan:
             return self._adders_of(members, workers, every)
         owner = self._placement.c.rank
         assert owner is not None  # a device location always names its rank
-        first_away = self._num_blocks - self.how.away
-        adders = self._adders_of(members, [owner], every[:first_away])
-        return adders + (self._adders_of(members, workers, every[first_away:]) if self.how.away else [])
+        adders = self._adders_of(members, [owner], every[: self._first_away])
+        return adders + (self._adders_of(members, workers, every[self._first_away :]) if self.how.away else [])
 
     def _adders_of(self, members: list[_Worker], ranks: list[int], blocks: range) -> list[_Adder]:
         """Return an adder for each rank: of some column blocks each has a part of the columns, of the others none."""

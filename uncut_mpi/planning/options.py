@@ -68,8 +68,9 @@ class Blocking:
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
     away : int
-        How many of the last column blocks meet a C on a device where they are computed though the others do at its
-        owner; all if there are no more. At the end the owner's device would have all sums to form at once.
+        How many of the last column blocks, the halves of the last one counted apart, meet a C on a device where they
+        are computed though the others do at its owner; all if there are no more. At the end the owner's device would
+        have all sums to form at once. A search tries some numbers unless this or `combine` is set.
     """
 
     splits: int = 0

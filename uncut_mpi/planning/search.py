@@ -243,9 +243,9 @@ class _Explorer:
         for number, (one, asked) in enumerate(promising):
             if number < len(promising) - 1:  # some of the budget is for the next one
                 self._limit = self.spent + round(_FIRST_PART * (self._budget - self.spent))
+            self._too_large = 0
             self._explore(one, asked)
             self._limit = self._budget
-            self._too_large = 0
         winner = min(self.tried, key=lambda one: one.value)
         if self._dimensions.is_alone(winner):
             self._descend(winner, next(one for one in askeds if one.scheduler == "kblocks"), DIMENSIONS["kblocks"])
