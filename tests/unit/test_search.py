@@ -18,6 +18,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import search as search_module
 from uncut_mpi.planning.candidates import products_flops
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_energy_j, working_ranks
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -192,6 +193,38 @@ def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> Non
     of_kblocks = [one.options.blocking for one in few.candidates if one.options.scheduler == "kblocks"]
     assert {(one.combine, one.away) for one in of_kblocks} == {("owner", 1)}
     assert {one.columns for one in of_kblocks} >= {1, 4}
+
+
+def test_a_scheduler_that_begins_badly_gets_what_is_left() -> None:
+    machine, problem = load_machine("h200-4x"), GemmProblem(4096, 4096, 4096, DType.f16)
+    free = find(problem, "0,1,0", machine)
+    fixed = [
+        find(problem, "0,1,0", machine, options=ScheduleOptions(blocking=Blocking(combine=combine)))
+        for combine in ("owner", "worker")
+    ]
+    assert free.best.predicted_s <= min(one.best.predicted_s for one in fixed)
+    assert free.best.options.scheduler == "kblocks"
+    first_tries = [one.predicted_s for one in free.candidates if one.options.scheduler == "kblocks"]
+    assert max(first_tries) > 1.25 * min(one.predicted_s for one in free.candidates)
+
+
+def test_nothing_is_planned_for_long_that_the_budget_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = longest = 0
+    make_schedule = search_module.make_schedule
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal refused, longest
+        refused += 1
+        longest = max(longest, refused)
+        made = make_schedule(*arguments, **options)  # raises where there is no room
+        refused = 0
+        return made
+
+    monkeypatch.setattr(search_module, "make_schedule", counted)
+    found = search(cube(8192), Placement.parse("0,0,0"), 8, load_machine("karolina-8xa100"), budget_tasks=9_000)
+    assert found.tasks_simulated <= 9_000
+    assert found.discarded > 100  # most of them without being planned
+    assert longest <= 3 * search_module._MOST_TOO_LARGE  # once in the sketches and for each scheduler
 
 
 def test_owners_stand_where_their_pieces_go_out_soonest() -> None:

@@ -44,10 +44,16 @@ BUDGET_TASKS_PER_RANK: Final = 5_000
 _ROUNDS: Final = 3
 _OURS: Final = ("uncut", "kblocks")
 _HOPELESS: Final = 1.25
-"""A scheduler whose first tries take so many times as long as another's is not looked at further."""
+"""A scheduler whose first tries take so many times as long as another's gets what the others leave of the budget."""
+
+_BEYOND_HOPE: Final = 1.6
+"""Where it takes more than so many times as long, it gets nothing of that either."""
 
 _HOPELESS_OF_OTHERS: Final = 1.02
-"""The same for the schedulers of other papers: with less to vary, they seldom make up for what they are behind."""
+"""
+Nor does a scheduler of another paper where it takes so many times as long: with less to vary, they seldom make up for
+what they are behind.
+"""
 
 _MOST_TOO_LARGE: Final = 8
 """After so many schedules in a row for which the budget has no room there are hardly any that it has room for."""
@@ -246,6 +252,10 @@ class _Explorer:
             self._too_large = 0
             self._explore(one, asked)
             self._limit = self._budget
+        self._too_large = 0
+        for one, asked in best:
+            if asked.scheduler in _OURS and most[True] < one.value <= _BEYOND_HOPE * least[True]:
+                self._explore(one, asked)
         winner = min(self.tried, key=lambda one: one.value)
         if self._dimensions.is_alone(winner):
             self._descend(winner, next(one for one in askeds if one.scheduler == "kblocks"), DIMENSIONS["kblocks"])
