@@ -91,6 +91,19 @@ def test_columns_of_ranks_are_a_kind_of_their_own():
     assert varied(made, 4) == made
 
 
+def test_sums_away_are_a_kind_of_their_own():
+    machine = load_machine("h200-4x")
+    made = []
+    for away in (0, 1, 2):
+        blocking = Blocking(splits=1, first=256, block=2048, columns=4, order="k", combine="owner", away=away)
+        options = ScheduleOptions(scheduler="auto", grid=(2, 2), devices=(0, 1, 2, 3), blocking=blocking)
+        made.append(search(PROBLEM, PLACE, 4, machine, options, budget_tasks=1).best)
+    made.sort(key=lambda one: one.value)
+    chosen = varied(made, 3)
+    assert len(chosen) == 2  # one or two away is no great difference
+    assert {one.options.blocking.away > 0 for one in chosen} == {True, False}
+
+
 def test_the_planner_returns_as_many_as_asked_and_plans_the_same_first_one():
     machine = load_machine("h200-4x")
     one = plan(PROBLEM, PLACE, 4, machine)

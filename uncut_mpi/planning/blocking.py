@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Final
 
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import block_starts
 
 TAIL_PARTS: Final = 4
@@ -125,6 +126,11 @@ def column_starts(extent: int, blocks: int, step: int) -> tuple[int, ...]:
 def num_column_blocks(blocks: int) -> int:
     """Return how many blocks `column_starts` makes of `blocks`."""
     return blocks + HALVINGS if blocks > 1 else blocks
+
+
+def forms_sums(problem: GemmProblem, splits: int) -> bool:
+    """Return whether something is formed apart from products: C beside them, a conversion, or partial sums of k."""
+    return problem.reads_c or problem.dtype.is_half or splits > 1
 
 
 def multiplies_at_once(steps: Iterable[Move], extent: int) -> bool:

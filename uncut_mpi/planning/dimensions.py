@@ -19,7 +19,7 @@ from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import HALVINGS, num_column_blocks
+from uncut_mpi.planning.blocking import HALVINGS, forms_sums, num_column_blocks
 from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
@@ -278,8 +278,8 @@ class Dimensions:
     def sums_away(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many of the last column blocks are combined where they are computed, the others at C's owner."""
         blocking = best.options.blocking
-        combines = self._problem.reads_c or self._problem.dtype.is_half or blocking.splits > 1
-        if self._placement.c.space == "device" and combines and not asked.blocking.combine and not asked.blocking.away:
+        combines = self._placement.c.space == "device" and forms_sums(self._problem, blocking.splits)
+        if combines and not asked.blocking.combine and not asked.blocking.away:
             most = num_column_blocks(blocking.columns) - 1
             for count in sorted({1, HALVINGS + 1, most}):  # the last part, all parts of the halved block, all but one
                 if count <= most:

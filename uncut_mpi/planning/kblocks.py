@@ -44,7 +44,15 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_aligned
-from uncut_mpi.planning.blocking import Move, Step, column_starts, moves, multiplies_at_once, num_column_blocks
+from uncut_mpi.planning.blocking import (
+    Move,
+    Step,
+    column_starts,
+    forms_sums,
+    moves,
+    multiplies_at_once,
+    num_column_blocks,
+)
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -230,8 +238,7 @@ class _Plan:
         self.inner = [range(start, stop) for start, stop in parts if stop > start]
         self._moves = self._make_moves()
         self._check_size(most_tasks)
-        # What needs a sum of its own: C beside the products, a conversion, or partial sums.
-        self._combines = problem.reads_c or problem.dtype.is_half or len(self.inner) > 1
+        self._combines = forms_sums(problem, len(self.inner))
         alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
         early = alone and problem.reads_c and how.order == "columns"
         self._first_early = 1 if early else self._num_blocks

@@ -328,10 +328,10 @@ class _Explorer:
 
         Early in a descent a few columns away may bring much, and not be what is best with the blocks that come later.
         """
-        own = sorted((one for one in self.tried if one.options.scheduler == "kblocks"), key=lambda one: one.value)
-        other = next((one for one in own if one.options.blocking.away == 0), None)
-        if own[0].options.blocking.away and other is not None:
-            self._descend(other, asked, REFINEMENTS)
+        own = [one for one in self.tried if one.options.scheduler == "kblocks"]
+        at_one = [one for one in own if not one.options.blocking.away]
+        if at_one and min(own, key=lambda one: one.value).options.blocking.away:
+            self._descend(min(at_one, key=lambda one: one.value), asked, REFINEMENTS)
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if any(one is not None for one in (asked.devices, asked.row_shares, asked.col_shares, asked.areas)):
