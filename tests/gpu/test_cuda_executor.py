@@ -23,10 +23,11 @@ from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, Role, Sp
 pytestmark = pytest.mark.gpu
 
 F, N, T = Factor, Op.N, Op.T
+# A device has channels for 13 to 16 processes of 32 connections, and tests run beside each other.
 SETTINGS = {
-    "default": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+    "default": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
     "one connection": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    "blocking launches": {"CUDA_LAUNCH_BLOCKING": "1"},
+    "blocking launches": {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_LAUNCH_BLOCKING": "1"},
 }
 
 
@@ -69,7 +70,7 @@ def processes_with(lasting_processes):
     def of(setting):
         if setting == "default":
             return lasting_processes()
-        own.append(Processes(3, SETTINGS[setting]))  # ended with the test: their contexts are large
+        own.append(Processes(3, SETTINGS[setting]))  # ended with the test, for others to have room
         return own[-1]
 
     yield of

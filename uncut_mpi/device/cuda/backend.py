@@ -73,7 +73,14 @@ class CudaBackend(Backend):
         self._cupy = import_cupy()
         self._runtime = self._cupy.cuda.runtime
         self._ordinal = ordinal
-        with device_errors(f"using CUDA device {ordinal}"):
+        # Where the channels of a device are gone the driver says that memory is: with 32 connections each, 13 to 16
+        # processes take all of an H200's, though each holds 0.7 GiB of 139 (docs/performance.md, 2026-11-23).
+        connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8, CUDA's own choice")
+        crowded = (
+            "free device memory, or start fewer processes on it, or with fewer connections each "
+            f"(CUDA_DEVICE_MAX_CONNECTIONS is {connections})"
+        )
+        with device_errors(f"using CUDA device {ordinal}", crowded):
             count = self._runtime.getDeviceCount()
             if not 0 <= ordinal < count:
                 raise DeviceError(f"CUDA device {ordinal} was asked for, this process sees {count}")

@@ -35,9 +35,18 @@ def import_cupy() -> Any:
 
 
 @contextlib.contextmanager
-def device_errors(what: str) -> Iterator[None]:
+def device_errors(
+    what: str, no_memory: str = "free device memory, use more GPUs or a smaller problem"
+) -> Iterator[None]:
     """
     Turn errors of cupy's runtime and of the native module into ours, naming `what` was being done.
+
+    Parameters
+    ----------
+    what : str
+        What is being done.
+    no_memory : str
+        What to do where device memory runs out.
 
     Raises
     ------
@@ -50,19 +59,19 @@ def device_errors(what: str) -> Iterator[None]:
         yield
     except _native.CudaError as error:
         text, code = error.args
-        raise _translated(what, text, code) from error
+        raise _translated(what, text, code, no_memory) from error
     except Exception as error:
         cupy = import_cupy()
         if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-            raise _translated(what, str(error), OUT_OF_MEMORY) from error
+            raise _translated(what, str(error), OUT_OF_MEMORY, no_memory) from error
         if isinstance(error, cupy.cuda.runtime.CUDARuntimeError):
-            raise _translated(what, str(error), int(error.status)) from error
+            raise _translated(what, str(error), int(error.status), no_memory) from error
         raise
 
 
-def _translated(what: str, text: str, code: int) -> DeviceError | CapacityError:
+def _translated(what: str, text: str, code: int, no_memory: str) -> DeviceError | CapacityError:
     if code == OUT_OF_MEMORY:
-        return CapacityError(f"{what}: {text}; free device memory, use more GPUs or a smaller problem")
+        return CapacityError(f"{what}: {text}; {no_memory}")
     return DeviceError(f"{what}: {text}")
 
 
