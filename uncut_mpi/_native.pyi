@@ -109,8 +109,10 @@ class KBlocksInput:
         rows: tuple[int, int],
         cols: tuple[int, int],
         inner: tuple[int, int],
+        heights: Sequence[int],
         starts: Sequence[int],
-        panels: tuple[int, int, int],
+        panels: tuple[int, int, int, int],
+        is_direct: bool,
         k_step: int,
         /,
     ) -> None: ...
@@ -124,7 +126,20 @@ class KBlocksInput:
         staging: int,
         /,
     ) -> None: ...
-    def add_move(self, step: int, split: int, first_k: int, last_k: int, first: int, last: int, /) -> None: ...
+    def add_move(
+        self,
+        step: int,
+        split: int,
+        first_k: int,
+        last_k: int,
+        first: int,
+        last: int,
+        top: int,
+        bottom: int,
+        direct: bool,
+        direct_at_home: bool,
+        /,
+    ) -> None: ...
 
 def schedule_kblocks(input: KBlocksInput) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (tasks, operands, regions, awaits, lanes) as uint8 arrays."""

@@ -45,6 +45,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
     )
     block = rng.choice((0, rng.randint(1, 40)))
     combine = rng.choice(("", *COMBINES))
+    order = rng.choice(("", *BLOCK_ORDERS))
     options = ScheduleOptions(
         scheduler="kblocks",
         grid=(rows, cols) if splits else rng.choice((None, (rows, cols))),
@@ -57,7 +58,8 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
             block=block,
             growth=rng.choice((0, 2, 3, 5)),
             columns=rng.choice((0, 1, rng.randint(1, 5))),
-            order=rng.choice(("", *BLOCK_ORDERS)),
+            rows=rng.choice((0, 1, rng.randint(1, 5))) if order in ("", "corner") else rng.choice((0, 1)),
+            order=order,
             combine=combine,
             away=0 if combine == "worker" else rng.choice((0, rng.randint(1, 7))),
         ),

@@ -346,11 +346,18 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
     )
     group.add_argument(
+        "--row-blocks",
+        type=whole(1),
+        default=0,
+        metavar="N",
+        help="row blocks of the block order corner; default: as many as column blocks",
+    )
+    group.add_argument(
         "--block-order",
         type=one_of(*BLOCK_ORDERS),
         metavar="|".join(BLOCK_ORDERS),
-        help="k: k-blocks over all columns; columns: one column block after the other; default k, for a C in host "
-        "memory columns",
+        help="k: k-blocks over all columns; columns: one column block after the other; corner: row blocks and column "
+        "blocks as they arrive; default k, for a C in host memory columns",
     )
     group.add_argument(
         "--combine",

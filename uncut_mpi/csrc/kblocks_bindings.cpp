@@ -44,7 +44,6 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("half", &KInput::half)
         .def_rw("combines", &KInput::combines)
         .def_rw("serial_copies", &KInput::serial_copies)
-        .def_rw("first_early", &KInput::first_early)
         .def_rw("itemsize", &KInput::itemsize)
         .def_rw("min_slice_bytes", &KInput::min_slice_bytes)
         .def_rw("first_block", &KInput::first_block)
@@ -56,11 +55,12 @@ void bind_kblocks_scheduler(nb::module_ &m) {
              })
         .def("add_block", [](KInput &self) { self.blocks.emplace_back(); })
         .def("add_worker",
-             [](KInput &self, int rank, Extent rows, Extent cols, Extent inner, std::vector<std::int64_t> starts,
-                std::array<int, 3> panels, std::int64_t k_step) {
+             [](KInput &self, int rank, Extent rows, Extent cols, Extent inner, std::vector<std::int64_t> heights,
+                std::vector<std::int64_t> starts, std::array<int, 4> panels, bool is_direct, std::int64_t k_step) {
                  self.blocks.back().members.push_back({rank, std::get<0>(rows), std::get<1>(rows), std::get<0>(cols),
                                                        std::get<1>(cols), std::get<0>(inner), std::get<1>(inner),
-                                                       std::move(starts), panels, k_step});
+                                                       std::move(heights), std::move(starts), panels, is_direct,
+                                                       k_step});
              })
         .def("add_adder",
              [](KInput &self, int rank, std::vector<std::int64_t> firsts, std::vector<std::int64_t> lasts,
@@ -69,7 +69,9 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                      {rank, std::move(firsts), std::move(lasts), std::move(places), std::move(partial), staging});
              })
         .def("add_move", [](KInput &self, int step, int split, std::int64_t first_k, std::int64_t last_k, int first,
-                            int last) { self.moves.push_back({step, split, first_k, last_k, first, last}); });
+                            int last, int top, int bottom, bool direct, bool direct_at_home) {
+            self.moves.push_back({step, split, first_k, last_k, first, last, top, bottom, direct, direct_at_home});
+        });
     m.def("schedule_kblocks", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes) as uint8 arrays.");
 }

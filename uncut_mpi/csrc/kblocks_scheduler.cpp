@@ -12,6 +12,7 @@ namespace uncut {
 namespace {
 
 constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
+constexpr int panel_direct = 3;  // where a worker forms blocks of C directly
 // Compute lanes of a rank. COMBINEs take turns on two: each waits for a flag, and runs while the next one waits.
 constexpr int product_lane = 0, sum_lane = 1, sum_lanes = 2;
 
@@ -29,6 +30,7 @@ struct Region {
     Region columns(std::int64_t first, std::int64_t last) const {
         return {buffer, row, col + first, rows, last - first};
     }
+    bool empty() const { return rows == 0 || cols == 0; }
 };
 
 struct RegionHash {
@@ -49,14 +51,15 @@ struct Operand {
 // A copy that no product has awaited yet.
 struct Piece {
     KMove move;
+    Extent rows;  // of A, from the worker's first row
     std::int32_t task;
 };
 
 struct WorkerState {
-    std::vector<bool> begun;            // column blocks with a product
-    std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per column block
+    std::vector<bool> begun;            // blocks with a product
+    std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per block
     std::vector<Piece> arriving;
-    std::vector<std::int32_t> product;  // the last one, per column block
+    std::vector<std::int32_t> product;  // the last one, per block
 };
 
 struct Summand {
@@ -64,10 +67,12 @@ struct Summand {
     std::int32_t task;
 };
 
-// Whether a product reads a fetched piece.
-bool meet(const KMove &piece, const KMove &product) {
-    if (piece.first_k >= product.last_k || product.first_k >= piece.last_k) return false;
-    return piece.step == fetch_a || (piece.first < product.last && product.first < piece.last);
+// Whether a product of some of a worker's rows reads a fetched piece.
+bool meet(const Piece &piece, const KMove &product, Extent rows) {
+    const KMove &move = piece.move;
+    if (move.first_k >= product.last_k || product.first_k >= move.last_k) return false;
+    if (move.step == fetch_a) return piece.rows.first < rows.last && rows.first < piece.rows.last;
+    return move.first < product.last && product.first < move.last;
 }
 
 // Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
@@ -80,18 +85,20 @@ Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
 class Scheduler {
   public:
     explicit Scheduler(const KInput &in) : in_(in) {
+        for (const KMove &move : in_.moves)
+            any_direct_ = any_direct_ || move.direct;
         for (const KBlock &block : in_.blocks) {
             states_.emplace_back(block.members.size());
             c_in_.emplace_back(block.adders.size());
-            const std::size_t columns = block.members.front().starts.size() - 1;
+            const std::size_t count = (block.members.front().heights.size() - 1) * columns_in(block.members.front());
             for (WorkerState &state : states_.back()) {
-                state.begun.assign(columns, false);
-                state.c_there.assign(columns, -1);
-                state.product.assign(columns, -1);
+                state.begun.assign(count, false);
+                state.c_there.assign(count, -1);
+                state.product.assign(count, -1);
             }
             for (auto &tasks : c_in_.back())
-                tasks.assign(columns, -1);
-            finished_.emplace_back(columns, 0);
+                tasks.assign(count, -1);
+            finished_.emplace_back(count, 0);
         }
         if (in_.serial_copies) count_alone();
     }
@@ -186,6 +193,27 @@ class Scheduler {
     static Extent columns_of(const KWorker &w, int first, int last) {
         return {w.first_col + w.starts[first], w.first_col + w.starts[last]};
     }
+    static Extent rows_of(const KWorker &w, int top, int bottom) {
+        return {w.first_row + w.heights[top], w.first_row + w.heights[bottom]};
+    }
+    static std::size_t columns_in(const KWorker &w) { return w.starts.size() - 1; }
+    static std::size_t index(const KWorker &w, int row, int column) {
+        return static_cast<std::size_t>(row) * columns_in(w) + static_cast<std::size_t>(column);
+    }
+    template <typename What>
+    static void each_block(const KWorker &w, const KMove &move, const What &what) {
+        for (int row = move.top; row < move.bottom; ++row)
+            for (int column = move.first; column < move.last; ++column)
+                what(index(w, row, column));
+    }
+    bool is_direct(const KWorker &w, const KMove &move) const {
+        return w.is_direct && (at_home(matrix_c, w.rank) ? move.direct_at_home : move.direct);
+    }
+    int panel_of_c(const KWorker &w, const KMove &move) const { return is_direct(w, move) ? panel_direct : matrix_c; }
+    // Whether a worker forms this block of C where the caller has it.
+    bool in_place(const KWorker &w, const KMove &move) const {
+        return at_home(matrix_c, w.rank) && w.panel[panel_of_c(w, move)] < 0;
+    }
 
     // -- where -------------------------------------------------------------------------------
 
@@ -195,12 +223,12 @@ class Scheduler {
     }
     // A rectangle of op(A), op(B) or C in the caller's matrix, which is the buffer of its number.
     Region user(int matrix, Extent rows, Extent cols) const { return stored(matrix, rows, cols, transposed(matrix)); }
-    // Where a worker has it.
-    Region held(const KWorker &w, int matrix, Extent rows, Extent cols) const {
-        if (w.panel[matrix] < 0) return user(matrix, rows, cols);
-        const std::int64_t top = matrix == matrix_b ? w.first_k : w.first_row;
-        const std::int64_t left = matrix == matrix_a ? w.first_k : w.first_col;
-        return stored(w.panel[matrix], rows.shifted(-top), cols.shifted(-left), transposed(matrix));
+    // Where a worker has it, by its panel.
+    Region held(const KWorker &w, int panel, Extent rows, Extent cols) const {
+        if (w.panel[panel] < 0) return user(std::min(panel, matrix_c), rows, cols);
+        const std::int64_t top = panel == matrix_b ? w.first_k : w.first_row;
+        const std::int64_t left = panel == matrix_a ? w.first_k : w.first_col;
+        return stored(w.panel[panel], rows.shifted(-top), cols.shifted(-left), transposed(panel));
     }
 
     // -- records -----------------------------------------------------------------------------
@@ -312,26 +340,69 @@ class Scheduler {
         return equals[static_cast<std::size_t>(turn) % equals.size()];
     }
 
-    // Brings one piece of A or B to all that need it: a slice to each, and from each to the others.
+    // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
+    // between all their cuts go when the first of them needs them.
     void fetch(int matrix, int group, const std::vector<std::size_t> &blocks, const KMove &move) {
+        if (blocks.empty()) return;
+        if (matrix == matrix_b) {
+            fetch_rows(matrix, blocks, move, {});
+            return;
+        }
+        std::vector<std::int64_t> cuts{band(group).first, band(group).last};
+        for (const std::size_t block : blocks) {
+            const KWorker &w = in_.blocks[block].members[static_cast<std::size_t>(move.split)];
+            for (const std::int64_t height : w.heights)
+                if (w.first_row + height > cuts[0] && w.first_row + height < cuts[1])
+                    cuts.push_back(w.first_row + height);
+        }
+        std::sort(cuts.begin(), cuts.end());
+        cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+        Extent rows{cuts.front(), cuts.front()};
+        for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
+            if (is_needed(blocks, move, cuts[at])) {
+                rows = {rows.size() > 0 ? rows.first : cuts[at], cuts[at + 1]};
+                continue;
+            }
+            if (rows.size() > 0) fetch_rows(matrix, blocks, move, rows);
+            rows = {cuts[at + 1], cuts[at + 1]};
+        }
+        if (rows.size() > 0) fetch_rows(matrix, blocks, move, rows);
+    }
+
+    // Whether the first row block with a row, of those that its workers have it in, is among those of a fetch.
+    bool is_needed(const std::vector<std::size_t> &blocks, const KMove &move, std::int64_t row) const {
+        int least = -1;
+        for (const std::size_t block : blocks) {
+            const KWorker &w = in_.blocks[block].members[static_cast<std::size_t>(move.split)];
+            if (w.panel[matrix_a] < 0) continue;
+            const auto above = std::upper_bound(w.heights.begin(), w.heights.end(), row - w.first_row);
+            const int at = static_cast<int>(above - w.heights.begin()) - 1;
+            least = least < 0 ? at : std::min(least, at);
+        }
+        return move.top <= least && least < move.bottom;
+    }
+
+    // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
+    void fetch_rows(int matrix, const std::vector<std::size_t> &blocks, const KMove &move, Extent of_a) {
         auto worker = [&](std::size_t block) -> const KWorker & { return in_.blocks[block].members[move.split]; };
         auto place = [&](const KWorker &w, bool here) {
             const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
-            const Extent rows = matrix == matrix_a ? band(group) : inner;
+            const Extent rows = matrix == matrix_a ? of_a : inner;
             const Extent cols = matrix == matrix_a ? inner : columns_of(w, move.first, move.last);
             return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
         };
-        if (blocks.empty()) return;
+        auto arrives = [&](std::size_t block, std::int32_t task) {
+            states_[block][move.split].arriving.push_back({move, of_a.shifted(-worker(block).first_row), task});
+        };
         const Region source = place(worker(blocks.front()), false);
-        if (source.rows == 0 || source.cols == 0) return;
+        if (source.empty()) return;
         takers_.clear();
         for (const std::size_t block : blocks) {
             if (takes(matrix, worker(block))) {
                 takers_.push_back(block);
             } else if (worker(block).panel[matrix] >= 0) {
                 const int rank = worker(block).rank;
-                states_[block][move.split].arriving.push_back(
-                    {move, push(rank, rank, place(worker(block), true), source, -1)});
+                arrives(block, push(rank, rank, place(worker(block), true), source, -1));
             }
         }
         if (takers_.empty()) return;
@@ -341,7 +412,7 @@ class Scheduler {
         const bool whole = in_.serial_copies && !in_.origin[matrix].on_host;
         const std::int64_t parts =
             whole ? 1 : std::max<std::int64_t>(1, std::min({count, source.cols, size / in_.min_slice_bytes}));
-        const std::int64_t turn = move.first_k / in_.first_block;
+        const std::int64_t turn = move.first_k / in_.first_block + (matrix == matrix_a ? move.top : 0);
         for (std::int64_t part = 0; part < parts; ++part) {
             const Extent slice = part_of(source.cols, parts, part);
             const std::int64_t chosen = whole ? first_taker(matrix, move.split, turn) : (part + turn) % count;
@@ -349,14 +420,13 @@ class Scheduler {
             const Region here = place(worker(first), true).columns(slice.first, slice.last);
             const std::int32_t came =
                 copy_in(in_.origin[matrix], worker(first).rank, here, source.columns(slice.first, slice.last));
-            states_[first][move.split].arriving.push_back({move, came});
+            arrives(first, came);
             for (std::int64_t next = 1; next < count; ++next) {
                 // The one that the origin sends to next comes last: its port is busy meanwhile.
                 const std::int64_t at = whole ? chosen + count - next : next <= chosen ? next - 1 : next;
                 const std::size_t other = takers_[static_cast<std::size_t>(at % count)];
                 const Region there = place(worker(other), true).columns(slice.first, slice.last);
-                const std::int32_t passed = push(worker(first).rank, worker(other).rank, there, here, came);
-                states_[other][move.split].arriving.push_back({move, passed});
+                arrives(other, push(worker(first).rank, worker(other).rank, there, here, came));
             }
         }
     }
@@ -366,47 +436,74 @@ class Scheduler {
     void take(std::size_t block, const KMove &move) {
         const KBlock &of = in_.blocks[block];
         const KWorker &w = of.members[move.split];
-        if (columns_of(w, move.first, move.last).size() == 0) return;
+        if (columns_of(w, move.first, move.last).size() == 0 || rows_of(w, move.top, move.bottom).size() == 0) return;
         if (move.step == multiply) {
             multiply_block(w, states_[block][move.split], move);
         } else if (move.step == fetch_c) {
-            fetch_columns(block, w, states_[block][move.split], move.first);
-        } else if (++finished_[block][move.first] == static_cast<int>(of.members.size())) {
-            finish_columns(block, move.first);
+            fetch_block(block, w, states_[block][move.split], move);
+        } else if (++finished_[block][index(w, move.top, move.first)] == static_cast<int>(of.members.size())) {
+            finish_block(block, move);
         }
     }
 
-    void fetch_columns(std::size_t block, const KWorker &w, WorkerState &state, int column) {
+    void fetch_block(std::size_t block, const KWorker &w, WorkerState &state, const KMove &move) {
         if (!in_.reads_c || at_home(matrix_c, w.rank)) return;
-        const Extent rows{w.first_row, w.last_row};
+        const Extent rows = rows_of(w, move.top, move.bottom);
+        if (is_direct(w, move)) {
+            const Extent cols = columns_of(w, move.first, move.last);
+            state.c_there[index(w, move.top, move.first)] =
+                copy_in(in_.origin[matrix_c], w.rank, held(w, panel_direct, rows, cols), user(matrix_c, rows, cols));
+            return;
+        }
         const std::vector<KAdder> &adders = in_.blocks[block].adders;
         for (std::size_t a = 0; a < adders.size(); ++a) {
-            const Extent cols{adders[a].firsts[column], adders[a].lasts[column]};
-            if (adders[a].rank != w.rank || cols.size() == 0) continue;
-            const Region source = user(matrix_c, rows, cols);
-            if (column >= in_.first_early) {
-                state.c_there[column] = copy_in(in_.origin[matrix_c], w.rank, held(w, matrix_c, rows, cols), source);
-            } else {
-                const Region beside{adders[a].staging, 0, adders[a].places[column], source.rows, source.cols};
-                c_in_[block][a][column] = copy_in(in_.origin[matrix_c], w.rank, beside, source);
+            if (adders[a].rank != w.rank) continue;
+            for (const Columns &part : parts_of(adders[a], move)) {
+                const Region beside = in_staging(adders[a].staging, w, rows, part);
+                c_in_[block][a][index(w, move.top, part.block)] =
+                    copy_in(in_.origin[matrix_c], w.rank, beside, user(matrix_c, rows, part.cols));
             }
         }
     }
 
+    // Columns that one adder has of some column blocks, and where they are in its buffers.
+    struct Columns {
+        int block;  // the first one
+        Extent cols;
+        std::int64_t place;
+    };
+    static std::vector<Columns> parts_of(const KAdder &adder, const KMove &move) {
+        std::vector<Columns> found;
+        for (int column = move.first; column < move.last; ++column) {
+            const Extent cols{adder.firsts[column], adder.lasts[column]};
+            if (cols.size() == 0) continue;
+            if (!found.empty() && found.back().cols.last == cols.first) {
+                found.back().cols.last = cols.last;
+            } else {
+                found.push_back({column, cols, adder.places[column]});
+            }
+        }
+        return found;
+    }
+    static Region in_staging(int buffer, const KWorker &w, Extent rows, const Columns &part) {
+        return {buffer, rows.first - w.first_row, part.place, rows.size(), part.cols.size()};
+    }
+
     // Whether a rank has all that its products need from the start.
     bool resident(const KWorker &w) const {
-        const bool awaits_c = w.panel[matrix_c] >= 0 && in_.first_early < static_cast<int>(w.starts.size()) - 1;
-        return w.panel[matrix_a] < 0 && w.panel[matrix_b] < 0 && !awaits_c;
+        const bool awaits_c = any_direct_ && w.is_direct && !(at_home(matrix_c, w.rank) && w.panel[matrix_c] < 0);
+        return has_operands(w) && !awaits_c;
     }
+    static bool has_operands(const KWorker &w) { return w.panel[matrix_a] < 0 && w.panel[matrix_b] < 0; }
 
     // Products of all of k, whose sums stay in registers: one where C is at home, else one per column block, at most
     // `most` of those that are left.
     void multiply_here(const KWorker &w, WorkerState &state, int split, int most) {
-        const int columns = static_cast<int>(w.starts.size()) - 1;
+        const int rows = static_cast<int>(w.heights.size()) - 1, columns = static_cast<int>(columns_in(w));
         const int step = w.panel[matrix_c] < 0 ? columns : 1;
         for (int column = 0; column < columns && most > 0; column += step) {
-            const KMove whole{multiply, split, 0, w.last_k - w.first_k, column, column + step};
-            if (state.begun[column] || columns_of(w, whole.first, whole.last).size() == 0) continue;
+            const KMove whole{multiply, split, 0, w.last_k - w.first_k, column, column + step, 0, rows};
+            if (state.begun[index(w, 0, column)] || columns_of(w, whole.first, whole.last).size() == 0) continue;
             multiply_piece(w, state, whole);
             --most;
         }
@@ -415,36 +512,40 @@ class Scheduler {
     void multiply_block(const KWorker &w, WorkerState &state, const KMove &move) {
         if (resident(w)) {
             multiply_here(w, state, move.split, static_cast<int>(w.starts.size()));
-        } else {
+        } else if (!has_operands(w)) {
             multiply_piece(w, state, move);
+        } else if (!state.begun[index(w, move.top, move.first)]) {
+            KMove whole = move;
+            whole.first_k = 0, whole.last_k = w.last_k - w.first_k;
+            multiply_piece(w, state, whole);
         }
     }
 
     void multiply_piece(const KWorker &w, WorkerState &state, const KMove &move) {
-        const Extent rows{w.first_row, w.last_row}, cols = columns_of(w, move.first, move.last);
+        const Extent rows = rows_of(w, move.top, move.bottom), cols = columns_of(w, move.first, move.last);
         const Extent all = Extent{move.first_k, move.last_k}.shifted(w.first_k);
         const std::int64_t left = all.size() > w.k_step ? all.size() % w.k_step : 0;
         const Extent inner{all.first, all.last - left};
-        const Region target = held(w, matrix_c, rows, cols);
+        const Region target = held(w, panel_of_c(w, move), rows, cols);
         const auto factors = [&](Extent of) {
             return std::vector<Operand>{{held(w, matrix_a, rows, of), alpha, in_.trans_a},
                                         {held(w, matrix_b, of, cols), one, in_.trans_b}};
         };
         std::vector<Operand> reads = factors(inner);
         std::vector<std::int32_t> awaits;
-        if (state.begun[move.first]) {
+        const std::size_t corner = index(w, move.top, move.first);
+        if (state.begun[corner]) {
             reads.push_back({target, one});
-        } else if (w.panel[matrix_c] < 0 && in_.reads_c) {
+        } else if (in_place(w, move) && in_.reads_c) {
             reads.push_back({target, beta});
-        } else if (state.c_there[move.first] >= 0) {
+        } else if (state.c_there[corner] >= 0) {
             reads.push_back({target, beta});
-            awaits.push_back(state.c_there[move.first]);
+            awaits.push_back(state.c_there[corner]);
         }
-        for (int column = move.first; column < move.last; ++column)
-            state.begun[column] = true;
+        each_block(w, move, [&](std::size_t at) { state.begun[at] = true; });
         // The lane is in order: what one product awaits the next ones need not.
         std::erase_if(state.arriving, [&](const Piece &piece) {
-            if (!meet(piece.move, move)) return false;
+            if (!meet(piece, move, rows.shifted(-w.first_row))) return false;
             awaits.push_back(piece.task);
             return true;
         });
@@ -455,43 +556,46 @@ class Scheduler {
             rest.push_back({target, one});
             made = task(gemm_task, on, target, rest, {});
         }
-        for (int column = move.first; column < move.last; ++column)
-            state.product[column] = made;
+        each_block(w, move, [&](std::size_t at) { state.product[at] = made; });
     }
 
-    // Adds up what the members have of a column block, and hands it on.
-    void finish_columns(std::size_t block, int column) {
+    // Adds up what the members have of a block of C, and hands it on.
+    void finish_block(std::size_t block, const KMove &move) {
         const KBlock &of = in_.blocks[block];
-        if (of.members.front().panel[matrix_c] < 0) return;  // formed in the caller's C
-        const Extent rows{of.members.front().first_row, of.members.front().last_row};
+        const KWorker &front = of.members.front();
+        if (in_place(front, move)) return;
+        const Extent rows = rows_of(front, move.top, move.bottom);
+        const bool sums = in_.combines && !is_direct(front, move);
         for (std::size_t a = 0; a < of.adders.size(); ++a) {
             const KAdder &adder = of.adders[a];
-            const Extent cols{adder.firsts[column], adder.lasts[column]};
-            if (cols.size() == 0) continue;
-            const Region target = user(matrix_c, rows, cols);
-            std::vector<Summand> summands;
-            for (std::size_t m = 0; m < of.members.size(); ++m) {
-                const KWorker &member = of.members[m];
-                const Region own = held(member, matrix_c, rows, cols);
-                const std::int32_t product = states_[block][m].product[column];
-                if (member.rank == adder.rank) {
-                    summands.push_back({own, product});
-                    continue;
+            for (const Columns &part : parts_of(adder, move)) {
+                const Region target = user(matrix_c, rows, part.cols);
+                std::vector<Summand> summands;
+                for (std::size_t m = 0; m < of.members.size(); ++m) {
+                    const KWorker &member = of.members[m];
+                    const Region own = held(member, panel_of_c(member, move), rows, part.cols);
+                    std::int32_t product = -1;  // the last one of this part
+                    each_block(member, move,
+                               [&](std::size_t at) { product = std::max(product, states_[block][m].product[at]); });
+                    if (member.rank == adder.rank) {
+                        summands.push_back({own, product});
+                        continue;
+                    }
+                    const Region there = sums ? in_staging(adder.partial[m], member, rows, part) : target;
+                    summands.push_back({there, push_result(member.rank, adder.rank, there, own, product)});
                 }
-                const Region there =
-                    in_.combines ? Region{adder.partial[m], 0, adder.places[column], own.rows, own.cols} : target;
-                summands.push_back({there, push_result(member.rank, adder.rank, there, own, product)});
+                Summand out = summands.front();
+                if (sums) out = combine(block, a, move, part, summands, target);
+                if (!at_home(matrix_c, adder.rank))
+                    copy_out(adder.rank, in_.origin[matrix_c], target, out.region, out.task);
             }
-            Summand out = summands.front();
-            if (in_.combines && column < in_.first_early) out = combine(block, a, column, summands, target);
-            if (!at_home(matrix_c, adder.rank))
-                copy_out(adder.rank, in_.origin[matrix_c], target, out.region, out.task);
         }
     }
 
-    Summand combine(std::size_t block, std::size_t a, int column, std::vector<Summand> &summands,
-                    const Region &target) {
+    Summand combine(std::size_t block, std::size_t a, const KMove &move, const Columns &part,
+                    std::vector<Summand> &summands, const Region &target) {
         const KAdder &adder = in_.blocks[block].adders[a];
+        const KWorker &front = in_.blocks[block].members.front();
         const std::int32_t on = compute(adder.rank, sum_lane + sums_[adder.rank]++ % sum_lanes);
         const auto most = static_cast<std::size_t>(in_.most_summands), room = most - (in_.reads_c ? 1 : 0);
         auto sum_up = [&](std::size_t count, const Region &into, bool with_c, const Region &c, std::int32_t c_task) {
@@ -515,21 +619,23 @@ class Scheduler {
             summands.front() = {into, sum};
         }
         const bool home = at_home(matrix_c, adder.rank);
-        const Region beside{adder.staging, 0, adder.places[column], target.rows, target.cols};
+        const Region beside = in_staging(adder.staging, front, rows_of(front, move.top, move.bottom), part);
         const Region out = home ? target : in_.half ? beside : summands.front().region;
-        return {out, sum_up(summands.size(), out, in_.reads_c, home ? target : beside, c_in_[block][a][column])};
+        return {out, sum_up(summands.size(), out, in_.reads_c, home ? target : beside,
+                            c_in_[block][a][index(front, move.top, part.block)])};
     }
 
     const KInput &in_;
     KTables out_;
     std::unordered_map<Region, std::int32_t, RegionHash> regions_;
     bool residents_begun_ = false;
+    bool any_direct_ = false;
     std::map<int, int> sums_;                                      // COMBINEs of a rank so far
     std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
     std::map<std::tuple<int, int, int, int>, std::int32_t> lanes_;
     std::vector<std::vector<WorkerState>> states_;              // per block, per member
-    std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per column block
-    std::vector<std::vector<int>> finished_;                    // per block, per column block: members that have
+    std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per block of C
+    std::vector<std::vector<int>> finished_;                    // per block, per block of C: members that have
     std::vector<std::size_t> takers_;
 };
 

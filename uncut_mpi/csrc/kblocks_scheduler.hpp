@@ -13,9 +13,11 @@ struct KWorker {
     int rank = 0;
     std::int64_t first_row = 0, last_row = 0, first_col = 0, last_col = 0;
     std::int64_t first_k = 0, last_k = 0;
-    std::vector<std::int64_t> starts;  // of its column blocks, from its first column, and their end
-    std::array<int, 3> panel{};        // of A, B, C; -1: it uses the caller's matrix
-    std::int64_t k_step = 1;           // its products have multiples of it along k, but for one with the rest
+    std::vector<std::int64_t> heights;  // where its row blocks start, from its first row, and their end
+    std::vector<std::int64_t> starts;   // of its column blocks, from its first column, and their end
+    std::array<int, 4> panel{};  // of A, B, C and of blocks of C that are formed directly; -1: the caller's matrix
+    bool is_direct = false;      // whether it forms blocks directly that can be
+    std::int64_t k_step = 1;     // its products have multiples of it along k, but for one with the rest
 };
 
 struct KAdder {
@@ -38,6 +40,9 @@ struct KMove {
     int step = 0, split = 0;
     std::int64_t first_k = 0, last_k = 0;  // from the first of the rank's part of k
     int first = 0, last = 0;               // column blocks
+    int top = 0, bottom = 1;               // row blocks
+    bool direct = false;                   // whether this block of C can be formed directly
+    bool direct_at_home = false;           // the same by a rank where C is
 };
 
 struct KOrigin {
@@ -56,7 +61,6 @@ struct KInput {
     bool trans_a = false, trans_b = false, reads_c = false, half = false;
     bool combines = false;       // whether sums are formed apart from products
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
-    int first_early = 0;         // first column block whose C is fetched before its products
     std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
     int most_summands = 8;
 };

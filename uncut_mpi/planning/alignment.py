@@ -54,7 +54,6 @@ def choose_alignment(
     part: tuple[range, range, range],
     homes: Collection[Matrix],
     steps: Sequence[Move],
-    num_blocks: int,
     *,
     may_sum_apart: bool,
 ) -> Alignment:
@@ -72,7 +71,7 @@ def choose_alignment(
     homes : collection of Matrix
         What lies on this rank's device.
     steps : sequence of Move
-        Of its part of k, with `num_blocks` column blocks.
+        Of its part of k.
     may_sum_apart : bool
         Whether there is a COMBINE that brings a sum into a C at home.
     """
@@ -99,9 +98,10 @@ def choose_alignment(
     resident = Matrix.A in homes and Matrix.B in homes
     at_once = multiplies_at_once(steps, len(inner))
     whole = (resident and not copied) or at_once  # its products have all of k
-    products = [one for one in steps if one.step == Step.MULTIPLY]
+    products, handed_on = ([one for one in steps if one.step == step] for step in (Step.MULTIPLY, Step.FINISH))
+    num_blocks = sum(one.size for one in handed_on)
     last = [one for one in products if one.k_stop == len(inner)]
-    last_k = sum((one.k_stop - one.k_start) * (one.last - one.first) for one in last) / num_blocks
+    last_k = sum((one.k_stop - one.k_start) * one.size for one in last) / num_blocks
     gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
 
     fetches = {Matrix.A: Step.FETCH_A, Matrix.B: Step.FETCH_B}
@@ -111,9 +111,9 @@ def choose_alignment(
     more, passes = 0, 0.0  # products, and how often more all of C is moved
     if resident and copied:
         more += len(products) - 1
-        passes += sum(one.last - one.first for one in products) / num_blocks - 1
+        passes += sum(one.size for one in products) / num_blocks - 1
     if rest:
-        more += num_blocks if whole else len(last)
+        more += len(handed_on) if whole else len(last)
         passes += 1
     c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
     cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
@@ -121,5 +121,5 @@ def choose_alignment(
     if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or at_once))):
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
-        cost_s += num_blocks * (machine.costs.combine_s + machine.costs.combine_start_s)
+        cost_s += len(handed_on) * (machine.costs.combine_s + machine.costs.combine_start_s)
     return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > cost_s else Alignment()

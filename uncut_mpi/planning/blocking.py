@@ -1,9 +1,9 @@
 """
-The order in which `kblocks` fetches and multiplies: k-blocks, column blocks, and what waits for what.
+The order in which `kblocks` fetches and multiplies: k-blocks, blocks of C, and what waits for what.
 
-A rank's part of a product, C += op(A) op(B) with k elements to sum and a block of columns of C, is cut
+A rank's part of a product, C += op(A) op(B) with k elements to sum and a block of C, is cut
 into k-blocks that grow from a small first one (compute starts early, and runs at full rate later) and
-into column blocks (C leaves block by block). Two orders:
+into column blocks (C leaves block by block). Three orders:
 
 ``"k"``
     Each k-block updates all columns. The k-blocks within the last quarter of k are done column block by column
@@ -14,6 +14,12 @@ into column blocks (C leaves block by block). Two orders:
     as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the
     last bytes are there. C enters and leaves throughout: for host memory, which is shared by both directions. Where
     k-blocks of B are rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
+``"corner"``
+    There are row blocks too. The block in the first corner is done k-block by k-block; then, as each column block of B
+    or row block of A arrives, all that it makes with what is there of the other, at once. Work grows as the square of
+    what has arrived, and sums of parts of k are formed in the first block alone:
+    reading and writing them costs half types a fifth to a third of a product's time (``docs/performance.md``,
+    2026-11-23).
 """
 
 from __future__ import annotations
@@ -61,6 +67,10 @@ class Move:
         Which part of the rank's k (elements); of no meaning for C and FINISH.
     first, last : int
         Column blocks from `first` up to, not including, `last`.
+    top, bottom : int
+        Row blocks from `top` up to, not including, `bottom`; of no meaning for FETCH_B.
+    early : bool
+        Whether this block of C is fetched before its products, so that they can be added to it.
     """
 
     step: Step
@@ -68,6 +78,19 @@ class Move:
     k_stop: int
     first: int
     last: int
+    top: int = 0
+    bottom: int = 1
+    early: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many blocks of C it is about."""
+        return (self.last - self.first) * (self.bottom - self.top)
+
+    def meets(self, other: Move) -> bool:
+        """Return whether there is a block of C that both are about."""
+        across = self.first < other.last and other.first < self.last
+        return across and self.top < other.bottom and other.top < self.bottom
 
 
 def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
@@ -100,21 +123,21 @@ def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[
 
 
 @functools.lru_cache(maxsize=4096)
-def column_starts(extent: int, blocks: int, step: int) -> tuple[int, ...]:
+def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     """
-    Return where column blocks start, and `extent` at the end.
+    Return where column blocks or row blocks start, and `extent` at the end.
 
     Parameters
     ----------
     extent : int
-        Columns.
+        Columns or rows.
     blocks : int
         How many equal blocks there are, the last of which is halved `HALVINGS` times if there are several.
     step : int
         Blocks start at multiples of it where that leaves none empty.
     """
     units = extent // step
-    if units < num_column_blocks(blocks):
+    if units < count_blocks(blocks):
         step, units = 1, extent
     starts = block_starts(units, blocks)
     if blocks > 1:
@@ -123,8 +146,8 @@ def column_starts(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     return (*(step * start for start in starts[:-1]), extent)
 
 
-def num_column_blocks(blocks: int) -> int:
-    """Return how many blocks `column_starts` makes of `blocks`."""
+def count_blocks(blocks: int) -> int:
+    """Return how many blocks `block_edges` makes of `blocks`."""
     return blocks + HALVINGS if blocks > 1 else blocks
 
 
@@ -140,7 +163,7 @@ def multiplies_at_once(steps: Iterable[Move], extent: int) -> bool:
 
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
 def moves(
-    extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool, growth: int = 2
+    extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool, growth: int = 2, rows: int = 1
 ) -> tuple[Move, ...]:
     """
     Return the steps of one rank in the order in which they are issued.
@@ -154,18 +177,21 @@ def moves(
     first, most, growth : int
         As for `k_blocks`.
     blocks : int
-        As for `column_starts`, at least 1.
+        Column blocks, as for `block_edges`, at least 1.
     order : str
-        ``"k"`` or ``"columns"``.
+        ``"k"``, ``"columns"`` or ``"corner"``.
     whole : bool
-        Whether the order ``"columns"`` fetches all k of B's columns at once.
+        Whether the other orders than ``"k"`` fetch all k of B's columns at once.
+    rows : int
+        Row blocks, as for `block_edges`; 1 but in the order ``"corner"``.
     """
     ramp = k_blocks(extent, first, most, growth)
-    fetches, work = (
-        _by_k(ramp, extent, num_column_blocks(blocks))
-        if order == "k"
-        else _by_columns(ramp, extent, most, blocks, whole)
-    )
+    if order == "k":
+        fetches, work = _by_k(ramp, extent, count_blocks(blocks))
+    elif order == "columns":
+        fetches, work = _by_columns(ramp, extent, most, blocks, whole)
+    else:
+        fetches, work = _from_corner(ramp, extent, count_blocks(rows), count_blocks(blocks), whole)
     merged: list[Move] = []
     issued = 0
     for at, (need, move) in enumerate(work):
@@ -189,13 +215,18 @@ def _by_k(ramp: list[tuple[int, int]], extent: int, blocks: int) -> tuple[list[M
         tail -= 1
     for start, stop in ramp:
         fetches += [Move(Step.FETCH_A, start, stop, 0, blocks), Move(Step.FETCH_B, start, stop, 0, blocks)]
-    fetches += [Move(Step.FETCH_C, 0, extent, at, at + 1) for at in range(blocks)]
+    if len(ramp) == 1:
+        tail = 0
+    early = tail == 0  # no product begins before all of A and B is there
+    fetches += [Move(Step.FETCH_C, 0, extent, at, at + 1, early=early) for at in range(blocks)]
     for at, (start, stop) in enumerate(ramp[:tail]):
         work.append((2 * at + 2, Move(Step.MULTIPLY, start, stop, 0, blocks)))
     for at in range(blocks):
+        with_c = 2 * len(ramp) + at + 1
         if tail < len(ramp):
-            work.append((2 * len(ramp), Move(Step.MULTIPLY, ramp[tail][0], extent, at, at + 1)))
-        work.append((2 * len(ramp) + at + 1, Move(Step.FINISH, 0, extent, at, at + 1)))
+            needed = with_c if early else 2 * len(ramp)
+            work.append((needed, Move(Step.MULTIPLY, ramp[tail][0], extent, at, at + 1, early=early)))
+        work.append((with_c, Move(Step.FINISH, 0, extent, at, at + 1, early=early)))
     return fetches, work
 
 
@@ -213,10 +244,44 @@ def _by_columns(
         work.append((len(fetches), Move(Step.MULTIPLY, start, stop, 0, 1)))
     fetches.append(Move(Step.FETCH_C, 0, extent, 0, 1))
     work.append((len(fetches), Move(Step.FINISH, 0, extent, 0, 1)))
-    for at in range(1, num_column_blocks(blocks)):
-        fetches.append(Move(Step.FETCH_C, 0, extent, at, at + 1))
+    for at in range(1, count_blocks(blocks)):
+        fetches.append(Move(Step.FETCH_C, 0, extent, at, at + 1, early=True))
         for start, stop in [(0, extent)] if whole or at < blocks else k_blocks(extent, most, most):
             fetches.append(Move(Step.FETCH_B, start, stop, at, at + 1))
-            work.append((len(fetches), Move(Step.MULTIPLY, start, stop, at, at + 1)))
-        work.append((len(fetches), Move(Step.FINISH, 0, extent, at, at + 1)))
+            work.append((len(fetches), Move(Step.MULTIPLY, start, stop, at, at + 1, early=True)))
+        work.append((len(fetches), Move(Step.FINISH, 0, extent, at, at + 1, early=True)))
+    return fetches, work
+
+
+def _from_corner(
+    ramp: list[tuple[int, int]], extent: int, rows: int, columns: int, whole: bool
+) -> tuple[list[Move], _Work]:
+    fetches: list[Move] = []
+    work: _Work = []
+    early = len(ramp) == 1
+    c = Move(Step.FETCH_C, 0, extent, 0, 1, early=early)
+    if whole:
+        fetches.append(Move(Step.FETCH_B, 0, extent, 0, 1))
+    if early:
+        fetches.append(c)
+    for start, stop in ramp:
+        fetches.append(Move(Step.FETCH_A, start, stop, 0, 0))
+        if not whole:
+            fetches.append(Move(Step.FETCH_B, start, stop, 0, 1))
+        work.append((len(fetches), Move(Step.MULTIPLY, start, stop, 0, 1, early=early)))
+    if not early:
+        fetches.append(c)
+    work.append((len(fetches), dataclasses.replace(c, step=Step.FINISH)))
+    right, bottom = 1, 1  # what is there of B and A
+    while right < columns or bottom < rows:
+        # Whichever has less of its blocks there.
+        if bottom == rows or (right < columns and right * rows <= bottom * columns):
+            grown = Move(Step.FETCH_C, 0, extent, right, right + 1, 0, bottom, early=True)
+            fetches += [grown, Move(Step.FETCH_B, 0, extent, right, right + 1)]
+            right += 1
+        else:
+            grown = Move(Step.FETCH_C, 0, extent, 0, right, bottom, bottom + 1, early=True)
+            fetches += [grown, Move(Step.FETCH_A, 0, extent, 0, 0, bottom, bottom + 1)]
+            bottom += 1
+        work += [(len(fetches), dataclasses.replace(grown, step=step)) for step in (Step.MULTIPLY, Step.FINISH)]
     return fetches, work

@@ -19,7 +19,7 @@ from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import HALVINGS, forms_sums, num_column_blocks
+from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
 from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
@@ -56,6 +56,7 @@ DIMENSIONS: Final = {
         "splits",
         "block_orders",
         "column_blocks",
+        "row_blocks",
         "sums_away",
         "arrangements",
         "shares",
@@ -76,6 +77,7 @@ REFINEMENTS: Final = (
     "shares",
     "combines",
     "column_blocks",
+    "row_blocks",
     "sums_away",
     "largest_blocks",
     "first_blocks",
@@ -229,14 +231,23 @@ class Dimensions:
         return bool(values) and min(values) > _FAR_BEHIND * best.value
 
     def block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Column blocks one after the other, or k-blocks over all of them."""
-        if not asked.blocking.order:
-            yield from (_blocked(best, order=order) for order in BLOCK_ORDERS)
+        """Column blocks one after the other, k-blocks over all of them, or row and column blocks as they arrive."""
+        given, columns = asked.blocking, best.options.blocking.columns
+        if not given.order and given.rows <= 1:
+            for order in BLOCK_ORDERS:
+                yield _blocked(best, order=order, rows=(given.rows or columns) if order == "corner" else 1)
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """In how many blocks C is handed on."""
+        """In how many column blocks C is handed on, and as many row blocks where there are any."""
         if not asked.blocking.columns:
-            yield from (_blocked(best, columns=count) for count in _COLUMN_BLOCKS)
+            corner = best.options.blocking.order == "corner" and not asked.blocking.rows
+            for count in _COLUMN_BLOCKS:
+                yield _blocked(best, columns=count, **({"rows": count} if corner else {}))
+
+    def row_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How many row blocks there are for so many column blocks."""
+        if not asked.blocking.rows and best.options.blocking.order == "corner":
+            yield from (_blocked(best, rows=count) for count in _COLUMN_BLOCKS)
 
     def largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Elements of the largest k-block."""
@@ -256,7 +267,8 @@ class Dimensions:
             yield from (_blocked(best, first=first) for first in sizes if first <= most)
             far_apart = self._problem.trans_a == "T" and self._placement.a.space == "host"
             half_there = self._problem.dtype.is_half and self._placement.c.space == "device"
-            written = half_there and best.options.blocking.splits == 1 and inner <= _K_BLOCKS[-1]
+            blocking = best.options.blocking
+            written = half_there and blocking.splits == 1 and (inner <= _K_BLOCKS[-1] or blocking.order == "corner")
             if (far_apart or written) and not asked.blocking.block:
                 # All of k at once: stored so, shorter blocks are rows far apart; a half C is written without a COMBINE.
                 yield _blocked(best, first=inner, block=inner)
@@ -280,7 +292,7 @@ class Dimensions:
         blocking = best.options.blocking
         combines = self._placement.c.space == "device" and forms_sums(self._problem, blocking.splits)
         if combines and not asked.blocking.combine and not asked.blocking.away:
-            most = num_column_blocks(blocking.columns) - 1
+            most = count_blocks(blocking.columns) - 1
             for count in sorted({1, HALVINGS + 1, most}):  # the last part, all parts of the halved block, all but one
                 if count <= most:
                     yield _blocked(best, combine="owner", away=count)

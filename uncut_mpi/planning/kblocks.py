@@ -9,16 +9,17 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
   and hands it to the others, so that ports and host links carry every byte once. A rank that holds the matrix
   itself reads it in place, unless it copies it so that its products are aligned (`uncut_mpi.planning.alignment`;
   then a k that is no multiple of 16 bytes has a product for the rest, too).
-* **C** is handed on per column block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
+* **C** is handed on per block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
   products travel and C does not; combined *where it is computed* (``"worker"``) C is fetched, into the products'
   place before the first of them where the order has it there in time, else beside them. Or the last few column blocks
   (`away`) are combined where they are computed and the others at the owner, whose device would be the last to end with
   all of its own products and everybody's sums. Partial sums of a k
   split are added by the owner, or each worker adds up a slice of the columns. Half types sum in float32 and are
-  rounded once. Where C is at home, alone and not half, products are formed in place.
+  rounded once. *Directly*, without a sum apart, a block is formed whose C is at home or there before its products; with
+  half types also all of its k has to be in one product, which sums in float32 and rounds once.
 * **A rank that has A and B**, and uses both as they lie, multiplies all of k at once, whatever blocks the others take,
-  and begins when the first fetch, for which all others wait, is issued: one product where C is at home too (in place,
-  half types as well, which it sums in float32 and rounds once), else one per column block.
+  and begins when the first fetch, for which all others wait, is issued: one product where C is at home too (in place),
+  else one per column block; but where its blocks are formed directly it takes them as the others do.
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
 device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
@@ -47,11 +48,10 @@ from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_a
 from uncut_mpi.planning.blocking import (
     Move,
     Step,
-    column_starts,
+    block_edges,
+    count_blocks,
     forms_sums,
     moves,
-    multiplies_at_once,
-    num_column_blocks,
 )
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import Layout
@@ -129,7 +129,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
 
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
-    float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``.
+    float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``. In the
+    order ``"corner"`` there are as many row blocks as column blocks.
     """
     asked = options.blocking
     on_host = placement.c.space == "host"
@@ -140,13 +141,16 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
     block = asked.block or max(asked.first, largest)
+    order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host else "k")
+    columns = asked.columns or 4
     return Blocking(
         splits=splits,
         first=asked.first or min(256, block),
         block=block,
         growth=asked.growth or 2,
-        columns=asked.columns or 4,
-        order=asked.order or ("columns" if on_host else "k"),
+        columns=columns,
+        rows=asked.rows or (columns if order == "corner" else 1),
+        order=order,
         combine=asked.combine or "owner",
         away=asked.away,
     )
@@ -191,8 +195,11 @@ class _Worker:
     rows: range
     cols: range
     inner: range  # of k
+    heights: tuple[int, ...]  # where its row blocks start, from its first row, and their end
     starts: tuple[int, ...]  # of its column blocks, from its first column
     panels: tuple[int, int, int]
+    direct: int  # the panel of C where blocks are formed directly, −1: the caller's matrix
+    is_direct: bool  # whether blocks that can be are
     k_step: int  # as `Alignment.k_step`
 
 
@@ -229,19 +236,24 @@ class _Plan:
         self._aligns = aligns
         locations = (placement.a, placement.b, placement.c)
         self._homes = [location.rank if location.space == "device" else None for location in locations]
-        self._num_blocks = num_column_blocks(how.columns)
+        self._num_blocks = count_blocks(how.columns)
         self._first_away = max(0, self._num_blocks - how.away)  # first column block combined where it is computed
         self._at_owner = how.combine == "owner" and placement.c.space == "device" and self._first_away > 0
         self.partition = _partition(problem, placement, len(devices) // how.splits, options)
+        self._on_grid = options.areas is None
         self.layout = Layout(machine.num_ranks, problem, placement)
         parts = itertools.pairwise(block_starts(problem.k, how.splits))
         self.inner = [range(start, stop) for start, stop in parts if stop > start]
         self._moves = self._make_moves()
         self._check_size(most_tasks)
         self._combines = forms_sums(problem, len(self.inner))
-        alone = len(self.inner) == 1 and not problem.dtype.is_half and not self._at_owner
-        early = alone and problem.reads_c and how.order == "columns"
-        self._first_early = 1 if early else self._num_blocks
+        self._direct = {here: self._direct_blocks(c_is_here=here) for here in (False, True)}
+        # What sums apart take at most: up to the end of the last row block and the last column block with any.
+        self._last_apart: dict[bool, tuple[int, int]] = {}
+        for here, direct in self._direct.items():
+            apart = [one for one in self._blocks() if (one.top, one.first) not in direct]
+            ends = ([one.bottom for one in apart], [one.last for one in apart])
+            self._last_apart[here] = (max(ends[0], default=0), max(ends[1], default=0))
         # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
         places = len(self.partition.blocks)
@@ -263,7 +275,6 @@ class _Plan:
         given.block_of = [number[place] for band in self.partition.places for place in band]
         given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
         given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
-        given.first_early = self._first_early
         given.serial_copies = self._machine.serial_copies
         given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
         given.first_block, given.most_summands = how.first, MOST_SUMMANDS
@@ -274,7 +285,10 @@ class _Plan:
             given.add_block()
             for one in members:
                 rows, cols, inner = ((part.start, part.stop) for part in (one.rows, one.cols, one.inner))
-                given.add_worker(one.rank, rows, cols, inner, one.starts, one.panels, one.k_step)
+                panels = (*one.panels, one.direct)
+                given.add_worker(
+                    one.rank, rows, cols, inner, one.heights, one.starts, panels, one.is_direct, one.k_step
+                )
             for adder in self._adders[place]:
                 firsts = [columns.start for columns in adder.columns]
                 lasts = [columns.stop for columns in adder.columns]
@@ -282,7 +296,9 @@ class _Plan:
         for together in itertools.zip_longest(*self._moves):
             for split, move in enumerate(together):
                 if move is not None:
-                    given.add_move(move.step, split, move.k_start, move.k_stop, move.first, move.last)
+                    blocks = (move.first, move.last, move.top, move.bottom)
+                    direct = [(move.top, move.first) in self._direct[here] for here in (False, True)]
+                    given.add_move(move.step, split, move.k_start, move.k_stop, *blocks, *direct)
         return _native.schedule_kblocks(given)
 
     def _make_moves(self) -> list[tuple[Move, ...]]:
@@ -299,10 +315,35 @@ class _Plan:
                 order=how.order,
                 whole=whole,
                 growth=how.growth,
+                rows=how.rows,
             )
             for extent in {len(inner) for inner in self.inner}
         }
         return [made[len(inner)] for inner in self.inner]
+
+    def _blocks(self) -> list[Move]:
+        """Return the blocks of C in which it is handed on, by the steps that do so."""
+        return [one for one in self._moves[0] if one.step == Step.FINISH]
+
+    def _direct_blocks(self, *, c_is_here: bool) -> set[tuple[int, int]]:
+        """
+        Return the blocks of C, by their first row block and column block, that can be formed directly.
+
+        By a rank where C is, or by the others. (A C that is no half type is formed in place where it is.)
+        """
+        problem = self._problem
+        if len(self.inner) > 1:
+            return set()
+        k, half = len(self.inner[0]), problem.dtype.is_half
+        parts = [one for one in self._moves[0] if one.step == Step.MULTIPLY and one.k_stop - one.k_start < k]
+
+        def is_direct(one: Move) -> bool:
+            with_c = c_is_here or (one.early and (not self._at_owner or one.first >= self._first_away))
+            if not half:
+                return with_c and problem.reads_c
+            return (with_c or not problem.reads_c) and not any(one.meets(part) for part in parts)
+
+        return {(one.top, one.first) for one in self._blocks() if is_direct(one)}
 
     def _check_size(self, most_tasks: int) -> None:
         """Refuse what surely has too many tasks before any of it is made."""
@@ -331,14 +372,19 @@ class _Plan:
         columns = Counter((width, ranks) for (_, width), ranks in in_column.items())
         # The owner of a matrix fetches none of it, and may multiply all of k at once.
         home = {name: getattr(self._placement, name).space == "device" for name in "abc"}
-        starts_of = {width: column_starts(width, self.how.columns, step) for width, _ in columns}
+        starts_of = {width: block_edges(width, self.how.columns, step) for width, _ in columns}
+        # Where ranks beside each other are cut at other rows a band may have rows of some row blocks alone.
+        heights = {height: block_edges(height, self.how.rows, step) for height, _ in bands} if self._on_grid else {}
+        shortest = min((len(rows) for rows, cols in partition.blocks if rows and cols), default=0)
+        edges = block_edges(shortest, self.how.rows, step)
         tasks = 0
         for move, splits in Counter(move for steps in self._moves for move in steps).items():
             inner = move.k_stop - move.k_start
             if move.step == Step.FETCH_A:
-                for (height, ranks), groups in bands.items():
-                    stored = inner if problem.trans_a == "N" else height
-                    copies = self._copies_of_piece(Matrix.A, ranks - home["a"], stored, height * inner)
+                for (height, ranks), groups in bands.items() if self._on_grid or self.how.rows == 1 else ():
+                    part = heights[height][move.bottom] - heights[height][move.top] if heights else height
+                    stored = inner if problem.trans_a == "N" else part
+                    copies = self._copies_of_piece(Matrix.A, ranks - home["a"], stored, part * inner)
                     tasks += splits * groups * copies
             elif move.step == Step.FETCH_B:
                 for (width, ranks), groups in columns.items():
@@ -346,7 +392,7 @@ class _Plan:
                     stored = across if problem.trans_b == "N" else inner
                     copies = self._copies_of_piece(Matrix.B, ranks - home["b"], stored, across * inner)
                     tasks += splits * groups * copies
-            elif move.step == Step.MULTIPLY:
+            elif move.step == Step.MULTIPLY and edges[move.bottom] > edges[move.top]:
                 blocks = sum(
                     ranks * groups
                     for (width, ranks), groups in columns.items()
@@ -380,29 +426,40 @@ class _Plan:
 
     def _worker(self, rank: int, rows: range, cols: range, inner: range) -> _Worker:
         problem = self._problem
-        wide = problem.dtype.accumulator
+        half = problem.dtype.is_half
         alignment = self._alignment(rank, rows, cols, inner)
         copied = alignment.copied
+        c_is_here = self._at_home(Matrix.C, rank)
+        heights = block_edges(len(rows), self.how.rows, self._step)
+        starts = block_edges(len(cols), self.how.columns, self._step)
 
         def panel(matrix: Matrix, shape: tuple[int, int], *, turned: bool, needed: bool) -> int:
             if not needed and self._at_home(matrix, rank):
                 return -1
-            dtype = wide if matrix == Matrix.C else problem.dtype
-            return self.layout.add(rank, shape[::-1] if turned else shape, dtype, matrix, Role.PANEL)
+            return self.layout.add(rank, shape[::-1] if turned else shape, problem.dtype, matrix, Role.PANEL)
 
-        return _Worker(
-            rank,
-            rows,
-            cols,
-            inner,
-            column_starts(len(cols), self.how.columns, self._step),
-            (
-                panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
-                panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
-                panel(Matrix.C, (len(rows), len(cols)), turned=False, needed=self._sums_apart(rank, inner, alignment)),
-            ),
-            alignment.k_step,
+        # One product of all k, which is rounded once.
+        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank) and not copied
+        once = len(inner) % alignment.k_step == 0
+        in_place = c_is_here and len(self.inner) == 1 and not alignment.apart and (not half or (resident and once))
+        is_direct = bool(self._direct[c_is_here]) and not alignment.apart and (once or not half)
+        panels = (
+            panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
+            panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
         )
+        apart, direct = -1, -1
+        if not in_place:
+            height, width = len(rows), len(cols)
+            if half and is_direct:
+                down, along = self._last_apart[c_is_here]
+                height, width = heights[down], starts[along]
+                if not c_is_here:
+                    direct = self.layout.add(rank, (len(rows), len(cols)), problem.dtype, Matrix.C, Role.PANEL)
+            if height and width:
+                apart = self.layout.add(rank, (height, width), problem.dtype.accumulator, Matrix.C, Role.PANEL)
+            if not half:
+                direct = apart
+        return _Worker(rank, rows, cols, inner, heights, starts, (*panels, apart), direct, is_direct, alignment.k_step)
 
     def _alignment(self, rank: int, rows: range, cols: range, inner: range) -> Alignment:
         """Return what this rank does about columns that are not aligned."""
@@ -410,22 +467,10 @@ class _Plan:
             return Alignment()
         homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._at_home(matrix, rank)]
         steps = self._moves[self.inner.index(inner)]
-        apart = self._combines and self._first_early == self._num_blocks
-        part = (rows, cols, inner)
+        apart = self._combines and (self._problem.dtype.is_half or not self._direct[False])
         return choose_alignment(
-            self._problem, self._machine, rank, part, homes, steps, self._num_blocks, may_sum_apart=apart
+            self._problem, self._machine, rank, (rows, cols, inner), homes, steps, may_sum_apart=apart
         )
-
-    def _sums_apart(self, rank: int, inner: range, alignment: Alignment) -> bool:
-        """
-        Whether a rank's products need a sum of their own even where C is at home.
-
-        Half types do, unless one product has all of k: it sums in float32 and rounds once.
-        """
-        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank)
-        at_once = multiplies_at_once(self._moves[self.inner.index(inner)], len(inner))
-        whole = ((resident and not alignment.copied) or at_once) and len(inner) % alignment.k_step == 0
-        return len(self.inner) > 1 or alignment.apart or (self._problem.dtype.is_half and not whole)
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
         """Return who adds up which columns: the owner of C, or each member a slice of every column block; or both."""
@@ -452,15 +497,18 @@ class _Plan:
                 columns.append(range(first + start, first + stop))
             places = list(itertools.accumulate((len(cols) for cols in columns), initial=0))
             partial, staging = [-1] * len(members), -1
-            if self._combines:
-                shape = (len(one.rows), places[-1])
+            # Of what is formed directly there are no sums.
+            down, along = len(one.heights) - 1, self._num_blocks
+            if one.is_direct:
+                down, along = self._last_apart[self._at_home(Matrix.C, one.rank)]
+            height, width = one.heights[down], places[along]
+            if self._combines and height and width:
                 wide = problem.dtype.accumulator
                 for number, member in enumerate(members):
                     if member.rank != rank:
-                        partial[number] = self.layout.add(rank, shape, wide, Matrix.C, Role.STAGING)
-                late = places[min(self._first_early, self._num_blocks)]
+                        partial[number] = self.layout.add(rank, (height, width), wide, Matrix.C, Role.STAGING)
                 beside = problem.reads_c or problem.dtype.is_half
-                if beside and late and not self._at_home(Matrix.C, rank):
-                    staging = self.layout.add(rank, (len(one.rows), late), problem.dtype, Matrix.C, Role.STAGING)
+                if beside and not self._at_home(Matrix.C, rank):
+                    staging = self.layout.add(rank, (height, width), problem.dtype, Matrix.C, Role.STAGING)
             adders.append(_Adder(rank, columns, places, partial, staging))
         return adders

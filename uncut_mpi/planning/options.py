@@ -12,7 +12,7 @@ ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
 SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "auto")
 DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
-BLOCK_ORDERS = ("k", "columns")
+BLOCK_ORDERS = ("k", "columns", "corner")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
 _TAKES = {
@@ -34,7 +34,8 @@ _TAKES = {
     "kblocks": {
         *_BLOCKS,
         "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "order", "combine", "away")),
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows")),
+        *(f"blocking.{name}" for name in ("order", "combine", "away")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
@@ -62,9 +63,12 @@ class Blocking:
         How many times as far as the one before it a k-block ends, at least 2.
     columns : int
         Equal column blocks in which a rank hands its C on; the last of several is halved twice.
+    rows : int
+        Row blocks of the order ``"corner"``, cut as the column blocks are; 1 in the others.
     order : str
         ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"columns"``: one column
-        block after the other.
+        block after the other. ``"corner"``: a first block, then with each column block or row block that arrives all
+        that it makes with those before it, over all of k at once.
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
     away : int
@@ -78,12 +82,13 @@ class Blocking:
     block: int = 0
     growth: int = 0
     columns: int = 0
+    rows: int = 0
     order: str = ""
     combine: str = ""
     away: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("splits", "first", "block", "growth", "columns", "away"):
+        for name in ("splits", "first", "block", "growth", "columns", "rows", "away"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
         if self.growth == 1:
@@ -97,6 +102,11 @@ class Blocking:
             value = getattr(self, name)
             if value and value not in known:
                 raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")
+        if self.rows > 1 and self.order in ("k", "columns"):
+            raise ParamError(
+                f"{self.rows} row blocks (rows, --row-blocks) are for the order 'corner' (--block-order), not for "
+                f"{self.order!r}: leave one of the two out"
+            )
         if self.away and self.combine == "worker":
             raise ParamError(
                 f"the last {self.away} column blocks shall be combined where they are computed (away, "

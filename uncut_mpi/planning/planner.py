@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import num_column_blocks
+from uncut_mpi.planning.blocking import count_blocks
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -112,8 +112,10 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     blocking = options.blocking
     where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
     if where and blocking.away:
-        where += f" but for the last {blocking.away} of {num_column_blocks(blocking.columns)}"
+        where += f" but for the last {blocking.away} of {count_blocks(blocking.columns)}"
     columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
+    if blocking.rows > 1:
+        columns = f"{blocking.rows}x{blocking.columns} blocks"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     return f"{grid}, k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}{where}"
 
