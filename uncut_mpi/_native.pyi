@@ -126,20 +126,8 @@ class KBlocksInput:
         staging: int,
         /,
     ) -> None: ...
-    def add_move(
-        self,
-        step: int,
-        split: int,
-        first_k: int,
-        last_k: int,
-        first: int,
-        last: int,
-        top: int,
-        bottom: int,
-        direct: bool,
-        direct_at_home: bool,
-        /,
-    ) -> None: ...
+    def add_moves(self, table: np.ndarray, /) -> None: ...
+    def mark_direct(self, direct: np.ndarray, direct_at_home: np.ndarray, /) -> None: ...
 
 def schedule_kblocks(input: KBlocksInput) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (tasks, operands, regions, awaits, lanes) as uint8 arrays."""

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 
@@ -17,6 +18,8 @@ namespace uncut {
 namespace {
 
 using Extent = std::tuple<std::int64_t, std::int64_t>;
+using MoveTable = nb::ndarray<const std::int64_t, nb::shape<-1, 7>, nb::c_contig, nb::device::cpu>;
+using Marks = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple schedule_tables(const KInput &input) {
     KTables tables;
@@ -68,9 +71,23 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                  self.blocks.back().adders.push_back(
                      {rank, std::move(firsts), std::move(lasts), std::move(places), std::move(partial), staging});
              })
-        .def("add_move", [](KInput &self, int step, int split, std::int64_t first_k, std::int64_t last_k, int first,
-                            int last, int top, int bottom, bool direct, bool direct_at_home) {
-            self.moves.push_back({step, split, first_k, last_k, first, last, top, bottom, direct, direct_at_home});
+        .def("add_moves",
+             [](KInput &self, MoveTable table) {
+                 const int split = static_cast<int>(self.moves.size());
+                 std::vector<KMove> &moves = self.moves.emplace_back();
+                 const auto rows = table.view();
+                 for (std::size_t at = 0; at < table.shape(0); ++at) {
+                     const auto number = [&](std::size_t which) { return static_cast<int>(rows(at, which)); };
+                     moves.push_back(
+                         {number(0), split, rows(at, 1), rows(at, 2), number(3), number(4), number(5), number(6)});
+                 }
+             })
+        .def("mark_direct", [](KInput &self, Marks direct, Marks direct_at_home) {
+            for (std::vector<KMove> &moves : self.moves)
+                for (std::size_t at = 0; at < std::min(moves.size(), direct.shape(0)); ++at) {
+                    moves[at].direct = direct(at) != 0;
+                    moves[at].direct_at_home = direct_at_home(at) != 0;
+                }
         });
     m.def("schedule_kblocks", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes) as uint8 arrays.");

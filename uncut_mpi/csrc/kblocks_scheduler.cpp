@@ -85,7 +85,13 @@ Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
 class Scheduler {
   public:
     explicit Scheduler(const KInput &in) : in_(in) {
-        for (const KMove &move : in_.moves)
+        std::size_t most = 0;
+        for (const std::vector<KMove> &moves : in_.moves)
+            most = std::max(most, moves.size());
+        for (std::size_t at = 0; at < most; ++at)
+            for (const std::vector<KMove> &moves : in_.moves)
+                if (at < moves.size()) moves_.push_back(moves[at]);
+        for (const KMove &move : moves_)
             any_direct_ = any_direct_ || move.direct;
         for (const KBlock &block : in_.blocks) {
             states_.emplace_back(block.members.size());
@@ -100,12 +106,15 @@ class Scheduler {
                 tasks.assign(count, -1);
             finished_.emplace_back(count, 0);
         }
-        if (in_.serial_copies) count_alone();
+        if (in_.serial_copies) {
+            count_alone();
+            count_sent();
+        }
     }
 
     KTables run() {
-        for (std::size_t at = 0; at < in_.moves.size(); ++at) {
-            const KMove &move = in_.moves[at];
+        for (std::size_t at = 0; at < moves_.size(); ++at) {
+            const KMove &move = moves_[at];
             if (!is_fetch(move)) {
                 for (std::size_t block = 0; block < in_.blocks.size(); ++block)
                     take(block, move);
@@ -113,7 +122,7 @@ class Scheduler {
                 const std::size_t end = end_of_stretch(at);
                 for (const bool shared : {true, false})
                     for (std::size_t which = at; which < end; ++which)
-                        fetch_groups(in_.moves[which], [&](bool found) { return found == shared; });
+                        fetch_groups(moves_[which], [&](bool found) { return found == shared; });
                 at = end - 1;
             } else {
                 fetch_groups(move, [](bool) { return true; });
@@ -139,9 +148,9 @@ class Scheduler {
     // its copies in turn the pieces of a stretch that are handed on come first, so that all ranks have theirs at one
     // time.
     std::size_t end_of_stretch(std::size_t at) const {
-        const KMove &first = in_.moves[at];
-        while (++at < in_.moves.size() && is_fetch(in_.moves[at]) && in_.moves[at].first_k == first.first_k &&
-               in_.moves[at].last_k == first.last_k) {
+        const KMove &first = moves_[at];
+        while (++at < moves_.size() && is_fetch(moves_[at]) && moves_[at].first_k == first.first_k &&
+               moves_[at].last_k == first.last_k) {
         }
         return at;
     }
@@ -320,10 +329,39 @@ class Scheduler {
             count(matrix_b, col, blocks_of_col(col));
     }
 
+    // Elements that each rank sends whoever hands on what: what it holds of A and B, once to a group of takers, C to
+    // those who add to it, and its own results.
+    void count_sent() {
+        const auto send = [&](const KOrigin &origin, std::int64_t elements) {
+            if (!origin.on_host) sent_[origin.rank] += elements;
+        };
+        const auto panels = [&](int matrix, const std::vector<std::size_t> &blocks, const auto &across) {
+            if (blocks.empty()) return;
+            for (std::size_t split = 0; split < in_.blocks[blocks.front()].members.size(); ++split)
+                for (const std::size_t block : blocks) {
+                    const KWorker &w = in_.blocks[block].members[split];
+                    if (!takes(matrix, w)) continue;
+                    send(in_.origin[matrix], across(w) * (w.last_k - w.first_k));
+                    break;
+                }
+        };
+        for (int row = 0; row < in_.rows; ++row)
+            panels(matrix_a, blocks_of_row(row), [&](const KWorker &) { return band(row).size(); });
+        for (int col = 0; col < in_.cols; ++col)
+            panels(matrix_b, blocks_of_col(col), [](const KWorker &w) { return w.last_col - w.first_col; });
+        for (const KBlock &block : in_.blocks)
+            for (const KWorker &w : block.members) {
+                if (at_home(matrix_c, w.rank)) continue;
+                const std::int64_t elements = (w.last_row - w.first_row) * (w.last_col - w.first_col);
+                sent_[w.rank] += elements;
+                if (in_.reads_c && block.adders.back().rank == w.rank) send(in_.origin[matrix_c], elements);
+            }
+    }
+
     // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
-    // alone, another one as k goes on. What is handed on goes to the others' ports, so that the origin's next copy
-    // finds its target's port free.
-    std::int64_t first_taker(int matrix, int split, std::int64_t turn) const {
+    // alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
+    // origin's next copy finds its target's port free.
+    std::int64_t first_taker(int matrix, int split) const {
         const auto alone = [&](std::size_t block) {
             std::int64_t elements = 0;
             for (const int other : {matrix_a, matrix_b})
@@ -334,10 +372,14 @@ class Scheduler {
         std::int64_t most = 0;
         for (const std::size_t taker : takers_)
             most = std::max(most, alone(taker));
-        std::vector<std::int64_t> equals;
+        const auto sent = [&](std::size_t at) {
+            const auto found = sent_.find(in_.blocks[takers_[at]].members[static_cast<std::size_t>(split)].rank);
+            return found == sent_.end() ? 0 : found->second;
+        };
+        std::size_t best = takers_.size();
         for (std::size_t at = 0; at < takers_.size(); ++at)
-            if (alone(takers_[at]) == most) equals.push_back(static_cast<std::int64_t>(at));
-        return equals[static_cast<std::size_t>(turn) % equals.size()];
+            if (alone(takers_[at]) == most && (best == takers_.size() || sent(at) < sent(best))) best = at;
+        return static_cast<std::int64_t>(best);
     }
 
     // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
@@ -415,12 +457,13 @@ class Scheduler {
         const std::int64_t turn = move.first_k / in_.first_block + (matrix == matrix_a ? move.top : 0);
         for (std::int64_t part = 0; part < parts; ++part) {
             const Extent slice = part_of(source.cols, parts, part);
-            const std::int64_t chosen = whole ? first_taker(matrix, move.split, turn) : (part + turn) % count;
+            const std::int64_t chosen = whole ? first_taker(matrix, move.split) : (part + turn) % count;
             const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
             const Region here = place(worker(first), true).columns(slice.first, slice.last);
             const std::int32_t came =
                 copy_in(in_.origin[matrix], worker(first).rank, here, source.columns(slice.first, slice.last));
             arrives(first, came);
+            if (whole) sent_[worker(first).rank] += (count - 1) * source.rows * source.cols;
             for (std::int64_t next = 1; next < count; ++next) {
                 // The one that the origin sends to next comes last: its port is busy meanwhile.
                 const std::int64_t at = whole ? chosen + count - next : next <= chosen ? next - 1 : next;
@@ -627,11 +670,13 @@ class Scheduler {
 
     const KInput &in_;
     KTables out_;
+    std::vector<KMove> moves_;
     std::unordered_map<Region, std::int32_t, RegionHash> regions_;
     bool residents_begun_ = false;
     bool any_direct_ = false;
     std::map<int, int> sums_;                                      // COMBINEs of a rank so far
     std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
+    std::unordered_map<int, std::int64_t> sent_;                   // elements, by rank
     std::map<std::tuple<int, int, int, int>, std::int32_t> lanes_;
     std::vector<std::vector<WorkerState>> states_;              // per block, per member
     std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per block of C

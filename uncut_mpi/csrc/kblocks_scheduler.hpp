@@ -56,7 +56,7 @@ struct KInput {
     std::vector<int> block_of;             // row * cols + col -> index into blocks, -1 for none; a block may have
                                            // several bands of rows, which its neighbours cut elsewhere
     std::vector<KBlock> blocks;
-    std::vector<KMove> moves;
+    std::vector<std::vector<KMove>> moves;  // of each part of k; those of all parts are taken in turn
     std::array<KOrigin, 3> origin;
     bool trans_a = false, trans_b = false, reads_c = false, half = false;
     bool combines = false;       // whether sums are formed apart from products

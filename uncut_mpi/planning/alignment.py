@@ -10,12 +10,12 @@ slow as three. What it costs (copies, sums, products more, each with its fixed t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import Move, Step, multiplies_at_once
+from uncut_mpi.planning.blocking import Step, Steps
 from uncut_mpi.planning.schedule import Matrix
 
 ALIGNMENT: Final = 16
@@ -53,7 +53,7 @@ def choose_alignment(
     rank: int,
     part: tuple[range, range, range],
     homes: Collection[Matrix],
-    steps: Sequence[Move],
+    steps: Steps,
     *,
     may_sum_apart: bool,
 ) -> Alignment:
@@ -70,7 +70,7 @@ def choose_alignment(
         The rank's rows and columns of C, and its part of k.
     homes : collection of Matrix
         What lies on this rank's device.
-    steps : sequence of Move
+    steps : Steps
         Of its part of k.
     may_sum_apart : bool
         Whether there is a COMBINE that brings a sum into a C at home.
@@ -80,8 +80,6 @@ def choose_alignment(
         return Alignment()
     rows, cols, inner = part
     step, item = elements_aligned(problem), problem.dtype.itemsize
-    rate = float(machine.typical_gemm_rate(problem.dtype)[rank])
-    per_k_s = 2.0 * len(rows) * len(cols) / rate
     along_k = problem.trans_a == "T" or problem.trans_b == "N"
     begins = {
         Matrix.A: (problem.lda, rows.start, len(rows)) if problem.trans_a == "N" else (problem.lda, inner.start),
@@ -95,11 +93,10 @@ def choose_alignment(
     if stays or not (wrong or rest):
         return Alignment()
 
+    per_k_s = 2.0 * len(rows) * len(cols) / float(machine.typical_gemm_rate(problem.dtype)[rank])
     resident = Matrix.A in homes and Matrix.B in homes
-    at_once = multiplies_at_once(steps, len(inner))
-    whole = (resident and not copied) or at_once  # its products have all of k
-    products, handed_on = ([one for one in steps if one.step == step] for step in (Step.MULTIPLY, Step.FINISH))
-    num_blocks = sum(one.size for one in handed_on)
+    whole = (resident and not copied) or steps.multiplies_at_once  # its products have all of k
+    products, handed_on, num_blocks = steps.products, steps.blocks, steps.num_blocks
     last = [one for one in products if one.k_stop == len(inner)]
     last_k = sum((one.k_stop - one.k_start) * one.size for one in last) / num_blocks
     gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
@@ -118,7 +115,7 @@ def choose_alignment(
     c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
     cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
     cost_s += passes * (per_k_s * shape.half_depth + shape.c_s_per_byte * c_bytes)
-    if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or at_once))):
+    if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or steps.multiplies_at_once))):
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
         cost_s += len(handed_on) * (machine.costs.combine_s + machine.costs.combine_start_s)

@@ -28,8 +28,9 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Iterable
 from typing import Final
+
+import numpy as np
 
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import block_starts
@@ -91,6 +92,98 @@ class Move:
         """Return whether there is a block of C that both are about."""
         across = self.first < other.last and other.first < self.last
         return across and self.top < other.bottom and other.top < self.bottom
+
+
+class Steps(tuple[Move, ...]):
+    """The steps of one rank, all of which are about one extent of k, and what follows from them alone."""
+
+    @functools.cached_property
+    def extent(self) -> int:
+        """Elements of k."""
+        return max((one.k_stop for one in self), default=0)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Move, ...]:
+        """The blocks of C in which it is handed on, by the steps that do so."""
+        return tuple(one for one in self if one.step == Step.FINISH)
+
+    @functools.cached_property
+    def num_blocks(self) -> int:
+        """Into how many row and column blocks C is cut."""
+        return sum(one.size for one in self.blocks)
+
+    @functools.cached_property
+    def products(self) -> tuple[Move, ...]:
+        """The products."""
+        return tuple(one for one in self if one.step == Step.MULTIPLY)
+
+    @functools.cached_property
+    def multiplies_at_once(self) -> bool:
+        """Whether each product has all of k."""
+        return all(one.k_stop - one.k_start == self.extent for one in self.products)
+
+    @functools.cached_property
+    def in_parts(self) -> frozenset[tuple[int, int]]:
+        """The blocks of C, as `DirectBlocks` has them, of which no product has all of k."""
+        parts = [one for one in self.products if one.k_stop - one.k_start < self.extent]
+        return frozenset((one.top, one.first) for one in self.blocks if any(one.meets(part) for part in parts))
+
+    @functools.cached_property
+    def table(self) -> np.ndarray:
+        """(step, k_start, k_stop, first, last, top, bottom) of each, int64."""
+        fields = [(one.step, one.k_start, one.k_stop, one.first, one.last, one.top, one.bottom) for one in self]
+        return np.array(fields, np.int64).reshape(-1, 7)
+
+    @functools.cached_property
+    def _direct(self) -> dict[tuple[bool, bool, int], DirectBlocks]:
+        return {}
+
+    def direct(self, *, half: bool, reads_c: bool, first: int) -> DirectBlocks:
+        """
+        Return the blocks of C that can be formed directly where it is not: C is added to, and sent as it is.
+
+        Parameters
+        ----------
+        half : bool
+            Whether the type is rounded: all of k has to be in one product then.
+        reads_c : bool
+            Whether there is a C to add to, which has to be there early enough.
+        first : int
+            Column blocks before it are summed elsewhere.
+        """
+        key = (half, reads_c, first)
+        if key not in self._direct:
+            with_c = {(one.top, one.first) for one in self.blocks if one.early and one.first >= first}
+            every = {(one.top, one.first) for one in self.blocks}
+            found = (with_c if reads_c else every) - self.in_parts if half else with_c if reads_c else set()
+            self._direct[key] = DirectBlocks(self, frozenset(found))
+        return self._direct[key]
+
+    @functools.cached_property
+    def direct_at_home(self) -> DirectBlocks:
+        """The blocks of a C in a half type that can be formed directly where it is."""
+        return DirectBlocks(self, frozenset((one.top, one.first) for one in self.blocks) - self.in_parts)
+
+
+class DirectBlocks:
+    """
+    Blocks of C that need no sums apart from the products.
+
+    Attributes
+    ----------
+    blocks : frozenset of (int, int)
+        First row block and first column block of each.
+    apart : tuple of (int, int)
+        Up to which row block and which column block there are others, 0 for none.
+    marks : ndarray of int64
+        Of each step whether it is about such a block, 1 or 0.
+    """
+
+    def __init__(self, steps: Steps, blocks: frozenset[tuple[int, int]]) -> None:
+        self.blocks = blocks
+        others = [one for one in steps.blocks if (one.top, one.first) not in blocks]
+        self.apart = (max((one.bottom for one in others), default=0), max((one.last for one in others), default=0))
+        self.marks = np.array([(one.top, one.first) in blocks for one in steps], np.int64)
 
 
 def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
@@ -156,15 +249,10 @@ def forms_sums(problem: GemmProblem, splits: int) -> bool:
     return problem.reads_c or problem.dtype.is_half or splits > 1
 
 
-def multiplies_at_once(steps: Iterable[Move], extent: int) -> bool:
-    """Return whether each product of these steps has all of an extent of k."""
-    return all(one.k_stop - one.k_start == extent for one in steps if one.step == Step.MULTIPLY)
-
-
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
 def moves(
     extent: int, *, first: int, most: int, blocks: int, order: str, whole: bool, growth: int = 2, rows: int = 1
-) -> tuple[Move, ...]:
+) -> Steps:
     """
     Return the steps of one rank in the order in which they are issued.
 
@@ -199,7 +287,7 @@ def moves(
         merged += fetches[issued:ahead]
         issued = max(issued, ahead)
         merged.append(move)
-    return tuple(merged)
+    return Steps(merged)
 
 
 _Work = list[tuple[int, Move]]  # how many fetches a step needs, and the step

@@ -235,7 +235,13 @@ class Dimensions:
         given, columns = asked.blocking, best.options.blocking.columns
         if not given.order and given.rows <= 1:
             for order in BLOCK_ORDERS:
-                yield _blocked(best, order=order, rows=(given.rows or columns) if order == "corner" else 1)
+                changes: dict[str, Any] = {"order": order, "rows": 1}
+                if order == "corner":
+                    changes["rows"] = given.rows or columns
+                    if self._problem.dtype.is_half and not given.first and not given.block:
+                        # Sums of parts of k are what a half type takes this order to avoid.
+                        changes["first"] = changes["block"] = self._inner(best)
+                yield _blocked(best, **changes)
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """In how many column blocks C is handed on, and as many row blocks where there are any."""

@@ -48,6 +48,7 @@ from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_a
 from uncut_mpi.planning.blocking import (
     Move,
     Step,
+    Steps,
     block_edges,
     count_blocks,
     forms_sums,
@@ -65,6 +66,8 @@ MIN_SLICE_BYTES: Final = 128 * 1024
 
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
+
+_ALIGNED: Final = Alignment()
 
 MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
@@ -247,13 +250,14 @@ class _Plan:
         self._moves = self._make_moves()
         self._check_size(most_tasks)
         self._combines = forms_sums(problem, len(self.inner))
-        self._direct = {here: self._direct_blocks(c_is_here=here) for here in (False, True)}
-        # What sums apart take at most: up to the end of the last row block and the last column block with any.
-        self._last_apart: dict[bool, tuple[int, int]] = {}
-        for here, direct in self._direct.items():
-            apart = [one for one in self._blocks() if (one.top, one.first) not in direct]
-            ends = ([one.bottom for one in apart], [one.last for one in apart])
-            self._last_apart[here] = (max(ends[0], default=0), max(ends[1], default=0))
+        # What is formed without sums apart, by whether C is there. (Where it is, types that are no halves need no say.)
+        whole, half = len(self.inner) == 1, problem.dtype.is_half
+        first = (self._first_away if self._at_owner else 0) if whole else self._num_blocks
+        steps = self._moves[0]
+        away = steps.direct(half=half, reads_c=problem.reads_c or not whole, first=first)
+        none = steps.direct(half=half, reads_c=True, first=self._num_blocks)
+        self._direct = {False: away, True: steps.direct_at_home if half and whole else none}
+        self._even = self._is_even()
         # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
         places = len(self.partition.blocks)
@@ -293,15 +297,19 @@ class _Plan:
                 firsts = [columns.start for columns in adder.columns]
                 lasts = [columns.stop for columns in adder.columns]
                 given.add_adder(adder.rank, firsts, lasts, adder.places, adder.partial, adder.staging)
-        for together in itertools.zip_longest(*self._moves):
-            for split, move in enumerate(together):
-                if move is not None:
-                    blocks = (move.first, move.last, move.top, move.bottom)
-                    direct = [(move.top, move.first) in self._direct[here] for here in (False, True)]
-                    given.add_move(move.step, split, move.k_start, move.k_stop, *blocks, *direct)
+        for steps in self._moves:
+            given.add_moves(steps.table)
+        given.mark_direct(self._direct[False].marks, self._direct[True].marks)
         return _native.schedule_kblocks(given)
 
-    def _make_moves(self) -> list[tuple[Move, ...]]:
+    def _is_even(self) -> bool:
+        """Return whether all that products begin and end at is a multiple of what they are aligned to."""
+        problem, step = self._problem, self._step
+        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *self.partition.bands]
+        extents += [cols.start for _, cols in self.partition.blocks] + [inner.start for inner in self.inner]
+        return not any(extent % step for extent in extents)
+
+    def _make_moves(self) -> list[Steps]:
         """Return the steps of each part of k."""
         how = self.how
         # Stored transposed, the rows of k-blocks are whole columns.
@@ -320,30 +328,6 @@ class _Plan:
             for extent in {len(inner) for inner in self.inner}
         }
         return [made[len(inner)] for inner in self.inner]
-
-    def _blocks(self) -> list[Move]:
-        """Return the blocks of C in which it is handed on, by the steps that do so."""
-        return [one for one in self._moves[0] if one.step == Step.FINISH]
-
-    def _direct_blocks(self, *, c_is_here: bool) -> set[tuple[int, int]]:
-        """
-        Return the blocks of C, by their first row block and column block, that can be formed directly.
-
-        By a rank where C is, or by the others. (A C that is no half type is formed in place where it is.)
-        """
-        problem = self._problem
-        if len(self.inner) > 1:
-            return set()
-        k, half = len(self.inner[0]), problem.dtype.is_half
-        parts = [one for one in self._moves[0] if one.step == Step.MULTIPLY and one.k_stop - one.k_start < k]
-
-        def is_direct(one: Move) -> bool:
-            with_c = c_is_here or (one.early and (not self._at_owner or one.first >= self._first_away))
-            if not half:
-                return with_c and problem.reads_c
-            return (with_c or not problem.reads_c) and not any(one.meets(part) for part in parts)
-
-        return {(one.top, one.first) for one in self._blocks() if is_direct(one)}
 
     def _check_size(self, most_tasks: int) -> None:
         """Refuse what surely has too many tasks before any of it is made."""
@@ -442,7 +426,7 @@ class _Plan:
         resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank) and not copied
         once = len(inner) % alignment.k_step == 0
         in_place = c_is_here and len(self.inner) == 1 and not alignment.apart and (not half or (resident and once))
-        is_direct = bool(self._direct[c_is_here]) and not alignment.apart and (once or not half)
+        is_direct = bool(self._direct[c_is_here].blocks) and not alignment.apart and (once or not half)
         panels = (
             panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
             panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
@@ -451,7 +435,7 @@ class _Plan:
         if not in_place:
             height, width = len(rows), len(cols)
             if half and is_direct:
-                down, along = self._last_apart[c_is_here]
+                down, along = self._direct[c_is_here].apart
                 height, width = heights[down], starts[along]
                 if not c_is_here:
                     direct = self.layout.add(rank, (len(rows), len(cols)), problem.dtype, Matrix.C, Role.PANEL)
@@ -463,11 +447,11 @@ class _Plan:
 
     def _alignment(self, rank: int, rows: range, cols: range, inner: range) -> Alignment:
         """Return what this rank does about columns that are not aligned."""
-        if not self._aligns:
-            return Alignment()
+        if self._even or not self._aligns:
+            return _ALIGNED
         homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._at_home(matrix, rank)]
         steps = self._moves[self.inner.index(inner)]
-        apart = self._combines and (self._problem.dtype.is_half or not self._direct[False])
+        apart = self._combines and (self._problem.dtype.is_half or not self._direct[False].blocks)
         return choose_alignment(
             self._problem, self._machine, rank, (rows, cols, inner), homes, steps, may_sum_apart=apart
         )
@@ -500,7 +484,7 @@ class _Plan:
             # Of what is formed directly there are no sums.
             down, along = len(one.heights) - 1, self._num_blocks
             if one.is_direct:
-                down, along = self._last_apart[self._at_home(Matrix.C, one.rank)]
+                down, along = self._direct[self._at_home(Matrix.C, one.rank)].apart
             height, width = one.heights[down], places[along]
             if self._combines and height and width:
                 wide = problem.dtype.accumulator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -44,8 +45,9 @@ class Layout:
         """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
         rows, cols = shape
         offset = self.softbuf_bytes[rank]
-        self._records.append((rank, Space.DEVICE, role, matrix, dtype, rows, cols, aligned_ld(rows, dtype), offset))
-        size = aligned_ld(rows, dtype) * cols * dtype.itemsize
+        ld = aligned_ld(rows, dtype)
+        self._records.append((rank, Space.DEVICE, role, matrix, dtype, rows, cols, ld, offset))
+        size = ld * cols * dtype.itemsize
         self.softbuf_bytes[rank] = offset + -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
         return len(self._records) - 1
 
@@ -80,12 +82,18 @@ class Layout:
         resident = [0] * machine.num_ranks
         locations = (self._placement.a, self._placement.b, self._placement.c)
         if any(location.space == "device" for location in locations):
-            user = buffer_bytes(np.array(self._records[:3], BUFFER_DTYPE)).tolist()
+            user = _user_bytes(tuple(self._records[:3]))
             for size, at in zip(user, locations, strict=True):
                 if at.space == "device":
                     assert at.rank is not None  # a device location always names its rank
                     resident[at.rank] += size
         return resident
+
+
+@functools.lru_cache(maxsize=64)  # a search asks for the same ones all the time
+def _user_bytes(records: tuple[tuple[int, ...], ...]) -> list[int]:
+    sizes: list[int] = buffer_bytes(np.array(list(records), BUFFER_DTYPE)).tolist()
+    return sizes
 
 
 def aligned_ld(rows: int, dtype: DType) -> int:

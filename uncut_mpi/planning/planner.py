@@ -110,9 +110,11 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     if schedule.scheduler == "uncut":
         return f"{grid}, tile {schedule.tile}"
     blocking = options.blocking
-    where = f", C combined at its {blocking.combine}" if schedule.placement.c.space == "device" else ""
-    if where and blocking.away:
-        where += f" but for the last {blocking.away} of {count_blocks(blocking.columns)}"
+    count = count_blocks(blocking.columns)
+    combine = "worker" if blocking.away >= count else blocking.combine
+    where = f", C combined at its {combine}" if schedule.placement.c.space == "device" else ""
+    if where and 0 < blocking.away < count:
+        where += f" but for the last {blocking.away} of {count}"
     columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
     if blocking.rows > 1:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
