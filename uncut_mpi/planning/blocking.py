@@ -24,11 +24,10 @@ into column blocks (C leaves block by block). Three orders:
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import itertools
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -55,8 +54,7 @@ class Step(enum.IntEnum):
     FINISH = 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """
     One step, on the same blocks in every rank.
 
@@ -131,8 +129,7 @@ class Steps(tuple[Move, ...]):
     @functools.cached_property
     def table(self) -> np.ndarray:
         """(step, k_start, k_stop, first, last, top, bottom) of each, int64."""
-        fields = [(one.step, one.k_start, one.k_stop, one.first, one.last, one.top, one.bottom) for one in self]
-        return np.array(fields, np.int64).reshape(-1, 7)
+        return np.array([one[:7] for one in self], np.int64).reshape(-1, 7)
 
     @functools.cached_property
     def _direct(self) -> dict[tuple[bool, bool, int], DirectBlocks]:
@@ -359,7 +356,7 @@ def _from_corner(
         work.append((len(fetches), Move(Step.MULTIPLY, start, stop, 0, 1, early=early)))
     if not early:
         fetches.append(c)
-    work.append((len(fetches), dataclasses.replace(c, step=Step.FINISH)))
+    work.append((len(fetches), c._replace(step=Step.FINISH)))
     right, bottom = 1, 1  # what is there of B and A
     while right < columns or bottom < rows:
         # Whichever has less of its blocks there.
@@ -371,5 +368,5 @@ def _from_corner(
             grown = Move(Step.FETCH_C, 0, extent, 0, right, bottom, bottom + 1, early=True)
             fetches += [grown, Move(Step.FETCH_A, 0, extent, 0, 0, bottom, bottom + 1)]
             bottom += 1
-        work += [(len(fetches), dataclasses.replace(grown, step=step)) for step in (Step.MULTIPLY, Step.FINISH)]
+        work += [(len(fetches), grown._replace(step=step)) for step in (Step.MULTIPLY, Step.FINISH)]
     return fetches, work

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -211,7 +212,8 @@ class _Adder:
     """A rank that adds up columns of a block of C and hands them on."""
 
     rank: int
-    columns: list[range]  # per column block
+    firsts: list[int]  # per column block
+    lasts: list[int]
     places: list[int]  # where they begin in its buffers, per column block
     partial: list[int]  # buffer for what each member brings, −1 for itself
     staging: int  # buffer for C itself, −1 if it needs none
@@ -294,9 +296,7 @@ class _Plan:
                     one.rank, rows, cols, inner, one.heights, one.starts, panels, one.is_direct, one.k_step
                 )
             for adder in self._adders[place]:
-                firsts = [columns.start for columns in adder.columns]
-                lasts = [columns.stop for columns in adder.columns]
-                given.add_adder(adder.rank, firsts, lasts, adder.places, adder.partial, adder.staging)
+                given.add_adder(adder.rank, adder.firsts, adder.lasts, adder.places, adder.partial, adder.staging)
         for steps in self._moves:
             given.add_moves(steps.table)
         given.mark_direct(self._direct[False].marks, self._direct[True].marks)
@@ -469,17 +469,23 @@ class _Plan:
     def _adders_of(self, members: list[_Worker], ranks: list[int], blocks: range) -> list[_Adder]:
         """Return an adder for each rank: of some column blocks each has a part of the columns, of the others none."""
         problem, one = self._problem, members[0]
+        first = one.cols.start
         adders = []
         for part, rank in enumerate(ranks):
-            first, columns = one.cols.start, []
-            for at, (start, stop) in enumerate(itertools.pairwise(one.starts)):
-                if at not in blocks:
-                    stop = start
-                elif len(ranks) > 1:
-                    cuts = block_starts(stop - start, len(ranks))
-                    start, stop = start + cuts[part], start + cuts[part + 1]
-                columns.append(range(first + start, first + stop))
-            places = list(itertools.accumulate((len(cols) for cols in columns), initial=0))
+            firsts = [first + start for start in one.starts]
+            lasts = firsts[1:]
+            del firsts[-1]
+            if len(ranks) == 1 and len(blocks) == self._num_blocks:
+                places = [*one.starts]
+            else:
+                for at, (start, stop) in enumerate(zip(firsts, lasts, strict=True)):
+                    if at not in blocks:
+                        lasts[at] = start
+                    elif len(ranks) > 1:
+                        cuts = block_starts(stop - start, len(ranks))
+                        firsts[at], lasts[at] = start + cuts[part], start + cuts[part + 1]
+                widths = map(operator.sub, lasts, firsts)
+                places = list(itertools.accumulate(widths, initial=0))
             partial, staging = [-1] * len(members), -1
             # Of what is formed directly there are no sums.
             down, along = len(one.heights) - 1, self._num_blocks
@@ -494,5 +500,5 @@ class _Plan:
                 beside = problem.reads_c or problem.dtype.is_half
                 if beside and not self._at_home(Matrix.C, rank):
                     staging = self.layout.add(rank, (height, width), problem.dtype, Matrix.C, Role.STAGING)
-            adders.append(_Adder(rank, columns, places, partial, staging))
+            adders.append(_Adder(rank, firsts, lasts, places, partial, staging))
         return adders
