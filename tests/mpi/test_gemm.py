@@ -15,6 +15,7 @@ from uncut_mpi.device.interface import Backend
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning import kblocks, tiles
+from uncut_mpi.planning.options import BLOCK_ORDERS
 from uncut_mpi.planning.schedule import Role
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -183,7 +184,7 @@ def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions
         first=5,
         block=24,
         columns=1 + number % 4,
-        order=("k", "columns")[number // 2 % 2],
+        order=BLOCK_ORDERS[number // 2 % 3],
         combine=("owner", "worker")[number // 3 % 2],
         away=0 if number // 3 % 2 else number % 3,
     )

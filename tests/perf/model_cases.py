@@ -54,7 +54,7 @@ def schedules(size, place):
     texts += [
         f"scheduler=kblocks grid={grid} k.order={order} k.first={first}"
         for grid in grids
-        for order in ("k", "columns")
+        for order in ("k", "columns", "corner")
         for first in (256, 1024)
     ]
     texts += [f"scheduler=uncut devices=0,1 grid={grid} tile={tiles[-1]}" for grid in ("1x2", "2x1")]

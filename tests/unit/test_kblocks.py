@@ -278,6 +278,53 @@ def test_row_blocks_of_another_order_are_refused() -> None:
         Blocking(rows=3, order="k")
 
 
+@pytest.mark.parametrize("order", BLOCK_ORDERS)
+def test_what_is_handed_on_comes_from_those_who_send_least(order: str) -> None:
+    machine = dataclasses.replace(Machine.uniform(4), serial_copies=True)
+    blocking = Blocking(first=256, block=1024, columns=2, order=order, combine="worker")
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    copies = plan(
+        GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("0,1,2"), 4, machine, options
+    ).schedule.copies()
+    sent = [int(copies[(copies[:, 1] == rank) & (copies[:, 2] != rank), 3].sum()) for rank in range(4)]
+    matrix = 4096**2 * 8
+    # The owners of A and B send theirs once and a quarter of C; the owner of C three quarters of it, and half of B;
+    # the fourth rank a quarter of C, and half of A.
+    assert sent == [matrix * 5 // 4, matrix * 5 // 4, matrix * 5 // 4, matrix * 3 // 4]
+
+
+@pytest.mark.parametrize("place", ["0,1,2", "0,0,0", "h,h,1", "1,2,h"])
+def test_from_the_corner_half_types_are_formed_directly(place: str) -> None:
+    machine = Machine.uniform(4)
+    blocking = Blocking(first=512, block=1024, columns=4, order="corner", combine="worker")
+    problem, options = GemmProblem(4096, 4096, 4096, DType.f16), ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    schedule = plan(problem, Placement.parse(place), 4, machine, options).schedule
+    verify(schedule, lower(schedule))
+    for rank in range(4):
+        parts = [one for one in products_of(schedule, rank) if one[3] == "f32"]
+        # Sums apart of the first block alone, whose width and height are a quarter of the rank's.
+        assert {one[:2] for one in parts} <= {(512, 512), (1024, 256), (256, 1024)}
+        assert all(one[2] == 4096 for one in products_of(schedule, rank) if one[3] == "f16")
+    sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
+    assert len(sums) <= 4
+    at_once = dataclasses.replace(blocking, first=4096, block=4096)
+    schedule = plan(
+        problem, Placement.parse(place), 4, machine, dataclasses.replace(options, blocking=at_once)
+    ).schedule
+    verify(schedule, lower(schedule))
+    assert not (schedule.tasks["kind"] == Kind.COMBINE).any()
+
+
+def test_a_half_type_without_c_is_sent_to_its_owner_as_it_is() -> None:
+    problem = GemmProblem(1024, 1024, 512, DType.f16, reads_c=False)
+    options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(first=512, block=512, columns=2))
+    schedule = plan(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options).schedule
+    verify(schedule, lower(schedule))
+    assert not (schedule.tasks["kind"] == Kind.COMBINE).any()
+    copies = schedule.copies()
+    assert copies[copies[:, 2] == 0, 3].sum() == 1024 * 512 * 2
+
+
 def test_every_byte_leaves_the_owner_once() -> None:
     copies = cube(8192, "0,0,0").copies()
     matrix = 8192**2 * 8

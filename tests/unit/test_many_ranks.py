@@ -21,7 +21,7 @@ from uncut_mpi.model.ports import duplex_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import ranks, search
 from uncut_mpi.planning.kblocks import choose_grid
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedulers import make_schedule
@@ -126,7 +126,7 @@ def test_what_is_refused_before_it_is_made_has_too_many_tasks() -> None:
                     blocking=Blocking(
                         splits=draw.choice((1, 2)),
                         away=draw.choice((0, 2, 7)),
-                        order=draw.choice(("k", "columns")),
+                        order=draw.choice(BLOCK_ORDERS),
                         columns=draw.choice((1, 3)),
                     ),
                 ),

@@ -228,8 +228,8 @@ def test_nothing_is_planned_for_long_that_the_budget_has_no_room_for(monkeypatch
 
 
 def test_owners_stand_where_their_pieces_go_out_soonest() -> None:
-    machine = load_machine("h200-4x")
-    found = find(cube(4096), "0,1,2", machine, options=ScheduleOptions(scheduler="kblocks"))
+    machine, problem = load_machine("h200-4x"), GemmProblem(8192, 8192, 8192, DType.f16)
+    found = find(problem, "0,1,0", machine, options=ScheduleOptions(scheduler="kblocks"))
     best = found.best.options
     assert best.devices is not None
     in_order = [one for one in found.candidates if one.options.devices in (None, (0, 1, 2, 3))]

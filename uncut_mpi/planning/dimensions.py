@@ -75,6 +75,7 @@ DIMENSIONS: Final = {
 REFINEMENTS: Final = (
     "arrangements",
     "shares",
+    "block_orders",
     "combines",
     "column_blocks",
     "row_blocks",

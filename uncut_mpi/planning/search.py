@@ -67,6 +67,9 @@ _OTHERS: Final = 3
 _WORTH_SHARES: Final = 1.5
 """A grid whose best, mostly of equal shares, takes so many times as long is not among these."""
 
+_WORTH_ORDER: Final = 1.15
+"""An order of blocks whose best takes so many times as long is not improved by itself."""
+
 _Dimension = Callable[[ScheduleOptions, "Candidate"], Iterator[dict[str, Any]]]
 
 
@@ -287,6 +290,7 @@ class _Explorer:
             if other.value < best.value:
                 self._descend(other, asked, DIMENSIONS["kblocks"])
             self._explore_the_other_way(asked)
+            self._explore_orders(asked)
         if asked.scheduler == "uncut":
             own = [one for one in self.tried if one.options.scheduler == "uncut"]
             self._improve(min(own, key=lambda one: one.value), asked, self._dimensions.fine)
@@ -332,6 +336,21 @@ class _Explorer:
         at_one = [one for one in own if not one.options.blocking.away]
         if at_one and min(own, key=lambda one: one.value).options.blocking.away:
             self._descend(min(at_one, key=lambda one: one.value), asked, REFINEMENTS)
+
+    def _explore_orders(self, asked: ScheduleOptions) -> None:
+        """
+        Improve the best of each other order of blocks, too, if it is not far behind.
+
+        Which blocks and shares are best depends on the order, and a descent that has chosen one seldom changes it.
+        """
+        best: dict[str, Candidate] = {}
+        for one in self.tried:
+            order = one.options.blocking.order
+            if one.options.scheduler == "kblocks" and (order not in best or one.value < best[order].value):
+                best[order] = one
+        for one in sorted(best.values(), key=lambda other: other.value)[1:]:
+            if one.value <= _WORTH_ORDER * self._least:
+                self._descend(one, asked, REFINEMENTS)
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if any(one is not None for one in (asked.devices, asked.row_shares, asked.col_shares, asked.areas)):
