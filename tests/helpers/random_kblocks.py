@@ -60,6 +60,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
             columns=rng.choice((0, 1, rng.randint(1, 5))),
             rows=rng.choice((0, 1, rng.randint(1, 5))) if order in ("", "corner") else rng.choice((0, 1)),
             order=order,
+            lanes=rng.choice((0, 1, 2)),
             combine=combine,
             away=0 if combine == "worker" else rng.choice((0, rng.randint(1, 7))),
         ),

@@ -33,6 +33,7 @@ CHANGES = {
     "columns": 3,
     "rows": 3,
     "order": "columns",
+    "lanes": 2,
     "combine": "worker",
     "away": 2,
 }

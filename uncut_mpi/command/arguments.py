@@ -46,6 +46,7 @@ _FLAGS: Final = _ABLATION_FLAGS | {
     "blocking.columns": "--column-blocks",
     "blocking.rows": "--row-blocks",
     "blocking.order": "--block-order",
+    "blocking.lanes": "--product-lanes",
     "blocking.combine": "--combine",
     "blocking.away": "--combine-away",
 }
@@ -280,6 +281,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
             columns=given.column_blocks,
             rows=given.row_blocks,
             order=given.block_order or "",
+            lanes=given.product_lanes,
             combine=given.combine or "",
             away=given.combine_away,
         ),

@@ -360,6 +360,13 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         "blocks as they arrive; default k, for a C in host memory columns",
     )
     group.add_argument(
+        "--product-lanes",
+        type=whole(1),
+        default=0,
+        metavar="N",
+        help="how many products a rank may have begun, 1 or 2; default 1",
+    )
+    group.add_argument(
         "--combine",
         type=one_of(*COMBINES),
         metavar="|".join(COMBINES),

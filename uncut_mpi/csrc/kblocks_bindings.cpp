@@ -51,6 +51,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("min_slice_bytes", &KInput::min_slice_bytes)
         .def_rw("first_block", &KInput::first_block)
         .def_rw("most_summands", &KInput::most_summands)
+        .def_rw("product_lanes", &KInput::product_lanes)
         .def("set_origin",
              [](KInput &self, int matrix, bool on_host, int rank) {
                  if (matrix < 0 || matrix > 2) throw std::invalid_argument("matrix is 0, 1 or 2");

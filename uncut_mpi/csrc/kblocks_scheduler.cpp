@@ -13,8 +13,10 @@ namespace {
 
 constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
 constexpr int panel_direct = 3;  // where a worker forms blocks of C directly
-// Compute lanes of a rank. COMBINEs take turns on two: each waits for a flag, and runs while the next one waits.
-constexpr int product_lane = 0, sum_lane = 1, sum_lanes = 2;
+// Compute lanes of a rank. COMBINEs take turns on two: each waits for a flag, and runs while the next one waits. So do
+// products where that is asked for: one begins as the one before it runs out of blocks.
+constexpr std::array product_lanes{0, 3};
+constexpr int sum_lane = 1, sum_lanes = 2;
 
 struct Extent {
     std::int64_t first = 0, last = 0;
@@ -48,23 +50,29 @@ struct Operand {
     bool transposed = false;
 };
 
-// A copy that no product has awaited yet.
+using ByLane = std::array<std::int32_t, product_lanes.size()>;
+constexpr ByLane on_no_lane{-1, -1};
+
+// A copy that products on some lane have not awaited yet.
 struct Piece {
     KMove move;
     Extent rows;  // of A, from the worker's first row
     std::int32_t task;
+    ByLane awaited_by = on_no_lane;
 };
 
 struct WorkerState {
     std::vector<bool> begun;            // blocks with a product
     std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per block
     std::vector<Piece> arriving;
-    std::vector<std::int32_t> product;  // the last one, per block
+    std::vector<ByLane> products;  // the last ones, per block
+    std::size_t lane = 0;          // of the last product,
+    KMove last;                    // and what that was; no product yet if it is none
 };
 
 struct Summand {
     Region region;
-    std::int32_t task;
+    std::vector<std::int32_t> made_by;
 };
 
 // Whether a product of some of a worker's rows reads a fetched piece.
@@ -100,7 +108,7 @@ class Scheduler {
             for (WorkerState &state : states_.back()) {
                 state.begun.assign(count, false);
                 state.c_there.assign(count, -1);
-                state.product.assign(count, -1);
+                state.products.assign(count, on_no_lane);
             }
             for (auto &tasks : c_in_.back())
                 tasks.assign(count, -1);
@@ -280,25 +288,27 @@ class Scheduler {
         return static_cast<std::int32_t>(out_.tasks.size()) - 1;
     }
 
-    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, std::int32_t awaited) {
-        return task(copy_task, on, there, {{source}}, {awaited});
+    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, std::vector<std::int32_t> awaits) {
+        return task(copy_task, on, there, {{source}}, std::move(awaits));
     }
     std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
-        return copy(lane_to(rank, copy_lane, to), there, source, awaited);
+        return copy(lane_to(rank, copy_lane, to), there, source, {awaited});
     }
     // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
-    std::int32_t push_result(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
-        return copy(lane_to(rank, result_lane, to), there, source, awaited);
+    std::int32_t push_result(int rank, int to, const Region &there, const Region &source,
+                             const std::vector<std::int32_t> &awaits) {
+        return copy(lane_to(rank, result_lane, to), there, source, awaits);
     }
     std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
-        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, -1);
+        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, {-1});
     }
-    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, std::int32_t awaited) {
+    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source,
+                  const std::vector<std::int32_t> &awaits) {
         if (!goal.on_host) {
-            push_result(rank, goal.rank, there, source, awaited);
+            push_result(rank, goal.rank, there, source, awaits);
         } else {
-            copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_owner), there, source, awaited);
+            copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_owner), there, source, awaits);
         }
     }
 
@@ -434,7 +444,8 @@ class Scheduler {
             return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
         };
         auto arrives = [&](std::size_t block, std::int32_t task) {
-            states_[block][move.split].arriving.push_back({move, of_a.shifted(-worker(block).first_row), task});
+            states_[block][move.split].arriving.push_back(
+                {move, of_a.shifted(-worker(block).first_row), task, on_no_lane});
         };
         const Region source = place(worker(blocks.front()), false);
         if (source.empty()) return;
@@ -586,20 +597,40 @@ class Scheduler {
             awaits.push_back(state.c_there[corner]);
         }
         each_block(w, move, [&](std::size_t at) { state.begun[at] = true; });
-        // The lane is in order: what one product awaits the next ones need not.
-        std::erase_if(state.arriving, [&](const Piece &piece) {
-            if (!meet(piece, move, rows.shifted(-w.first_row))) return false;
-            awaits.push_back(piece.task);
-            return true;
+        const bool goes_on = state.last.first == move.first && state.last.last == move.last &&
+                             state.last.top == move.top && state.last.bottom == move.bottom;
+        if (state.last.step == multiply && !goes_on)
+            state.lane = (state.lane + 1) % static_cast<std::size_t>(in_.product_lanes);
+        state.last = move;
+        ByLane before = on_no_lane;  // what this block's sums so far were made by
+        each_block(w, move, [&](std::size_t at) {
+            for (std::size_t lane = 0; lane < before.size(); ++lane)
+                before[lane] = std::max(before[lane], state.products[at][lane]);
         });
-        const std::int32_t on = compute(w.rank, product_lane);
+        awaits.insert(awaits.end(), before.begin(), before.end());
+        // A lane is in order: what one product awaits the next ones need not, nor those that await it.
+        const auto next = static_cast<std::int32_t>(out_.tasks.size());
+        std::erase_if(state.arriving, [&](Piece &piece) {
+            if (!meet(piece, move, rows.shifted(-w.first_row)) || piece.awaited_by[state.lane] >= 0) return false;
+            bool awaited = false;
+            for (std::size_t lane = 0; lane < before.size(); ++lane)
+                awaited = awaited || (piece.awaited_by[lane] >= 0 && piece.awaited_by[lane] <= before[lane]);
+            if (!awaited) awaits.push_back(piece.task);
+            piece.awaited_by[state.lane] = next;
+            return std::count_if(piece.awaited_by.begin(), piece.awaited_by.end(),
+                                 [](std::int32_t by) { return by >= 0; }) == in_.product_lanes;
+        });
+        const std::int32_t on = compute(w.rank, product_lanes[state.lane]);
         std::int32_t made = task(gemm_task, on, target, reads, std::move(awaits));
         if (left > 0) {
             std::vector<Operand> rest = factors({inner.last, all.last});
             rest.push_back({target, one});
             made = task(gemm_task, on, target, rest, {});
         }
-        each_block(w, move, [&](std::size_t at) { state.product[at] = made; });
+        each_block(w, move, [&](std::size_t at) {
+            state.products[at] = on_no_lane;
+            state.products[at][state.lane] = made;
+        });
     }
 
     // Adds up what the members have of a block of C, and hands it on.
@@ -617,20 +648,23 @@ class Scheduler {
                 for (std::size_t m = 0; m < of.members.size(); ++m) {
                     const KWorker &member = of.members[m];
                     const Region own = held(member, panel_of_c(member, move), rows, part.cols);
-                    std::int32_t product = -1;  // the last one of this part
-                    each_block(member, move,
-                               [&](std::size_t at) { product = std::max(product, states_[block][m].product[at]); });
+                    ByLane last = on_no_lane;
+                    each_block(member, move, [&](std::size_t at) {
+                        for (std::size_t lane = 0; lane < last.size(); ++lane)
+                            last[lane] = std::max(last[lane], states_[block][m].products[at][lane]);
+                    });
+                    const std::vector<std::int32_t> products(last.begin(), last.end());
                     if (member.rank == adder.rank) {
-                        summands.push_back({own, product});
+                        summands.push_back({own, products});
                         continue;
                     }
                     const Region there = sums ? in_staging(adder.partial[m], member, rows, part) : target;
-                    summands.push_back({there, push_result(member.rank, adder.rank, there, own, product)});
+                    summands.push_back({there, {push_result(member.rank, adder.rank, there, own, products)}});
                 }
                 Summand out = summands.front();
                 if (sums) out = combine(block, a, move, part, summands, target);
                 if (!at_home(matrix_c, adder.rank))
-                    copy_out(adder.rank, in_.origin[matrix_c], target, out.region, out.task);
+                    copy_out(adder.rank, in_.origin[matrix_c], target, out.region, out.made_by);
             }
         }
     }
@@ -646,7 +680,7 @@ class Scheduler {
             std::vector<std::int32_t> awaits;
             for (std::size_t s = 0; s < count; ++s) {
                 reads.push_back({summands[s].region});
-                awaits.push_back(summands[s].task);
+                awaits.insert(awaits.end(), summands[s].made_by.begin(), summands[s].made_by.end());
             }
             if (with_c) {
                 reads.push_back({c, beta});
@@ -659,13 +693,14 @@ class Scheduler {
             const std::size_t count = std::min(most, summands.size());
             const std::int32_t sum = sum_up(count, into, false, into, -1);
             summands.erase(summands.begin() + 1, summands.begin() + static_cast<std::ptrdiff_t>(count));
-            summands.front() = {into, sum};
+            summands.front() = {into, {sum}};
         }
         const bool home = at_home(matrix_c, adder.rank);
         const Region beside = in_staging(adder.staging, front, rows_of(front, move.top, move.bottom), part);
         const Region out = home ? target : in_.half ? beside : summands.front().region;
-        return {out, sum_up(summands.size(), out, in_.reads_c, home ? target : beside,
-                            c_in_[block][a][index(front, move.top, part.block)])};
+        return {out,
+                {sum_up(summands.size(), out, in_.reads_c, home ? target : beside,
+                        c_in_[block][a][index(front, move.top, part.block)])}};
     }
 
     const KInput &in_;

@@ -63,6 +63,7 @@ struct KInput {
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
     int most_summands = 8;
+    int product_lanes = 1;  // 1 or 2: how many products a rank may have begun
 };
 
 struct KTables {

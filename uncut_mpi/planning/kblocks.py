@@ -155,6 +155,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         columns=columns,
         rows=asked.rows or (columns if order == "corner" else 1),
         order=order,
+        lanes=asked.lanes or 1,
         combine=asked.combine or "owner",
         away=asked.away,
     )
@@ -283,7 +284,7 @@ class _Plan:
         given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
         given.serial_copies = self._machine.serial_copies
         given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
-        given.first_block, given.most_summands = how.first, MOST_SUMMANDS
+        given.first_block, given.most_summands, given.product_lanes = how.first, MOST_SUMMANDS, how.lanes
         for matrix in (Matrix.A, Matrix.B, Matrix.C):
             location = self._location(matrix)
             given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)

@@ -34,7 +34,7 @@ _TAKES = {
     "kblocks": {
         *_BLOCKS,
         "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows")),
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows", "lanes")),
         *(f"blocking.{name}" for name in ("order", "combine", "away")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
@@ -42,6 +42,7 @@ _TAKES = {
 }
 """The options that each scheduler takes."""
 MAX_HOPS = 2
+MOST_PRODUCT_LANES = 2
 MOST_CHUNKS = 8
 MOST_TRIED = 16
 
@@ -69,6 +70,9 @@ class Blocking:
         ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"columns"``: one column
         block after the other. ``"corner"``: a first block, then with each column block or row block that arrives all
         that it makes with those before it, over all of k at once.
+    lanes : int
+        How many products a rank may have begun, 1 or 2: of two blocks of C, one begins as the other runs out of work
+        for all multiprocessors.
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
     away : int
@@ -84,6 +88,7 @@ class Blocking:
     columns: int = 0
     rows: int = 0
     order: str = ""
+    lanes: int = 0
     combine: str = ""
     away: int = 0
 
@@ -91,6 +96,8 @@ class Blocking:
         for name in ("splits", "first", "block", "growth", "columns", "rows", "away"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
+        if not 0 <= self.lanes <= MOST_PRODUCT_LANES:
+            raise ParamError(f"lanes = {self.lanes} (--product-lanes): use 1 or {MOST_PRODUCT_LANES}")
         if self.growth == 1:
             raise ParamError("growth = 1 (--k-growth): a k-block ends at least twice as far as the one before it")
         if self.block and self.first > self.block:

@@ -119,7 +119,9 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     if blocking.rows > 1:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
-    return f"{grid}, k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}{where}"
+    lanes = f", {blocking.lanes} product lanes" if blocking.lanes > 1 else ""
+    blocks = f"k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}"
+    return f"{grid}, {blocks}{lanes}{where}"
 
 
 def grid_text(schedule: Schedule) -> str:
