@@ -23,7 +23,7 @@ from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
 from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, MOST_PRODUCT_LANES, ScheduleOptions
 from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.shares import arrange, fit_shares
@@ -57,6 +57,7 @@ DIMENSIONS: Final = {
         "block_orders",
         "column_blocks",
         "row_blocks",
+        "product_lanes",
         "sums_away",
         "arrangements",
         "shares",
@@ -79,6 +80,7 @@ REFINEMENTS: Final = (
     "combines",
     "column_blocks",
     "row_blocks",
+    "product_lanes",
     "sums_away",
     "largest_blocks",
     "first_blocks",
@@ -255,6 +257,11 @@ class Dimensions:
         """How many row blocks there are for so many column blocks."""
         if not asked.blocking.rows and best.options.blocking.order == "corner":
             yield from (_blocked(best, rows=count) for count in _COLUMN_BLOCKS)
+
+    def product_lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How many products a rank may have begun."""
+        if not asked.blocking.lanes:
+            yield from (_blocked(best, lanes=count) for count in range(1, MOST_PRODUCT_LANES + 1))
 
     def largest_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Elements of the largest k-block."""
