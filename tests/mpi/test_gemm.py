@@ -185,6 +185,7 @@ def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions
         block=24,
         columns=1 + number % 4,
         order=BLOCK_ORDERS[number // 2 % 3],
+        lanes=1 + number % 2,
         combine=("owner", "worker")[number // 3 % 2],
         away=0 if number // 3 % 2 else number % 3,
     )

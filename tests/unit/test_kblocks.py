@@ -33,7 +33,7 @@ CHANGES = {
     "columns": 3,
     "rows": 3,
     "order": "columns",
-    "lanes": 2,
+    "lanes": 1,
     "combine": "worker",
     "away": 2,
 }
@@ -314,6 +314,32 @@ def test_from_the_corner_half_types_are_formed_directly(place: str) -> None:
     ).schedule
     verify(schedule, lower(schedule))
     assert not (schedule.tasks["kind"] == Kind.COMBINE).any()
+
+
+def test_two_products_may_have_begun_and_each_awaits_what_it_needs() -> None:
+    machine = Machine.uniform(4)
+    problem = GemmProblem(4096, 4096, 4096, DType.f64)
+
+    def made(lanes: int, order: str) -> Schedule:
+        blocking = Blocking(first=1024, block=1024, columns=4, order=order, combine="worker", lanes=lanes)
+        options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+        schedule = plan(problem, Placement.parse("0,1,2"), 4, machine, options).schedule
+        verify(schedule, lower(schedule))
+        return schedule
+
+    for order in BLOCK_ORDERS:
+        one, two = made(1, order), made(2, order)
+        assert [products_of(one, rank) for rank in range(4)] == [products_of(two, rank) for rank in range(4)]
+        for rank in range(4):
+            products = two.tasks[(two.tasks["kind"] == Kind.GEMM) & (two.tasks["rank"] == rank)]
+            numbers = two.lanes["destination"][products["lane"]].tolist()
+            assert set(numbers) == {0, 3}
+            # Parts of k of the same block are added one after the other; then blocks take turns.
+            parts = [shape[:3] for shape in products_of(two, rank)]
+            for (before, after), lanes in zip(itertools.pairwise(parts), itertools.pairwise(numbers), strict=True):
+                assert lanes[0] != lanes[1] or before[:2] == after[:2]
+            last = numbers[-4:]
+            assert last in ([0, 3, 0, 3], [3, 0, 3, 0])
 
 
 def test_a_half_type_without_c_is_sent_to_its_owner_as_it_is() -> None:

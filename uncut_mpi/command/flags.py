@@ -364,7 +364,7 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         type=whole(1),
         default=0,
         metavar="N",
-        help="how many products a rank may have begun, 1 or 2; default 1",
+        help="how many products a rank may have begun, 1 or 2; default 2",
     )
     group.add_argument(
         "--combine",

@@ -52,17 +52,17 @@ _FAR_BEHIND: Final = 1.1
 DIMENSIONS: Final = {
     "uncut": ("when_c", "orders", "process_grids", "tiles", "ranks", "rough", "shares"),
     "kblocks": (
-        "combines",
-        "splits",
+        "places_of_sums",
         "block_orders",
         "column_blocks",
+        "largest_blocks",
+        "splits",
+        "combines",
         "row_blocks",
-        "product_lanes",
         "sums_away",
         "arrangements",
         "shares",
         "columns_of_ranks",
-        "largest_blocks",
         "first_blocks",
         "growths",
         "fewer_ranks",
@@ -77,7 +77,7 @@ REFINEMENTS: Final = (
     "arrangements",
     "shares",
     "block_orders",
-    "combines",
+    "places_of_sums",
     "column_blocks",
     "row_blocks",
     "product_lanes",
@@ -297,9 +297,22 @@ class Dimensions:
         return -(-self._problem.k // best.options.blocking.splits)
 
     def combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """
+        Where C on a device meets the products, and how many of these a rank may have begun.
+
+        Sums wait for products that were begun, so what is best of one depends on the other.
+        """
+        for changes in self.places_of_sums(asked, best):
+            for lanes in (asked.blocking.lanes,) if asked.blocking.lanes else range(MOST_PRODUCT_LANES, 0, -1):
+                yield {"blocking": dataclasses.replace(changes["blocking"], lanes=lanes)}
+
+    def places_of_sums(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products."""
         if self._placement.c.space == "device" and not asked.blocking.combine and not asked.blocking.away:
             yield from (_blocked(best, combine=combine, away=0) for combine in COMBINES)
+            blocking = best.options.blocking
+            if count_blocks(blocking.columns) > HALVINGS + 1 and forms_sums(self._problem, blocking.splits):
+                yield _blocked(best, combine="owner", away=HALVINGS + 1)
 
     def sums_away(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many of the last column blocks are combined where they are computed, the others at C's owner."""

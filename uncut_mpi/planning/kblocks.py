@@ -23,10 +23,12 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
 
 Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the
 device; between devices, the source (push). One lane per (issuing rank, source, destination), between devices
-another for results, which await products; products are on compute lane 0, COMBINE on lanes 1 and 2. Where a device
+another for results, which await products; products are on compute lanes 0 and 3 in turn, where
+two may have begun (`lanes`), and COMBINE on lanes 1 and 2. Where a device
 serves its copies one after another (`Machine.serial_copies`) it has one lane for fetches and one for results to all
 other devices; a piece that several ranks need goes from its device to one of them whole, before those that one rank
-needs, and to one that has most of these, so that what is handed on meets none of them at a port.
+needs, and to one that has most of these, so that what is handed on meets none of them at a port; of equals to the one
+that has least to send in all.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
     float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``. In the
-    order ``"corner"`` there are as many row blocks as column blocks.
+    order ``"corner"`` there are as many row blocks as column blocks. Two products may have begun.
     """
     asked = options.blocking
     on_host = placement.c.space == "host"
@@ -155,7 +157,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         columns=columns,
         rows=asked.rows or (columns if order == "corner" else 1),
         order=order,
-        lanes=asked.lanes or 1,
+        lanes=asked.lanes or 2,
         combine=asked.combine or "owner",
         away=asked.away,
     )

@@ -119,7 +119,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     if blocking.rows > 1:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
-    lanes = f", {blocking.lanes} product lanes" if blocking.lanes > 1 else ""
+    lanes = ", one product lane" if blocking.lanes == 1 else ""
     blocks = f"k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}"
     return f"{grid}, {blocks}{lanes}{where}"
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +35,7 @@ from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
-DEFAULT_BUDGET_TASKS: Final = 44_000
+DEFAULT_BUDGET_TASKS: Final = 54_000
 """Simulated tasks of a search on up to 8 ranks, where it takes 50 to 150 ms."""
 
 BUDGET_TASKS_PER_RANK: Final = 5_000
@@ -67,10 +67,18 @@ _OTHERS: Final = 3
 _WORTH_SHARES: Final = 1.5
 """A grid whose best, mostly of equal shares, takes so many times as long is not among these."""
 
-_WORTH_ORDER: Final = 1.15
-"""An order of blocks whose best takes so many times as long is not improved by itself."""
+_WORTH_A_WAY: Final = 1.3
+"""Another order of blocks, or place of sums, whose best takes so many times as long is not improved by itself."""
 
 _Dimension = Callable[[ScheduleOptions, "Candidate"], Iterator[dict[str, Any]]]
+
+
+def _order(one: Candidate) -> Hashable:
+    return one.options.blocking.order
+
+
+def _place_of_sums(one: Candidate) -> Hashable:
+    return one.options.blocking.combine, one.options.blocking.away > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -271,7 +279,7 @@ class _Explorer:
             return best
         if asked.scheduler == "kblocks":
             varied = self._dimensions
-            for dimension in (varied.combines, varied.corners, varied.block_orders):
+            for dimension in (varied.places_of_sums, varied.corners, varied.block_orders):
                 best = self._improve(best, asked, dimension)
             # A descent that began with a rank alone would not find what many ranks do well.
             self._improve(best, asked, varied.alone)
@@ -286,11 +294,11 @@ class _Explorer:
         """Try what a few rounds of coordinate descent make of a candidate."""
         best = self._descend(best, asked, DIMENSIONS[asked.scheduler])
         if asked.scheduler == "kblocks":
+            best = self._explore_ways(best, asked, _order)
             other = self._explore_others(best, asked)
             if other.value < best.value:
                 self._descend(other, asked, DIMENSIONS["kblocks"])
-            self._explore_the_other_way(asked)
-            self._explore_orders(asked)
+            self._explore_ways(best, asked, _place_of_sums)
         if asked.scheduler == "uncut":
             own = [one for one in self.tried if one.options.scheduler == "uncut"]
             self._improve(min(own, key=lambda one: one.value), asked, self._dimensions.fine)
@@ -326,31 +334,21 @@ class _Explorer:
             best = min(best, improved, key=lambda candidate: candidate.value)
         return best
 
-    def _explore_the_other_way(self, asked: ScheduleOptions) -> None:
+    def _explore_ways(self, best: Candidate, asked: ScheduleOptions, way: Callable[[Candidate], Hashable]) -> Candidate:
         """
-        Improve the best whose column blocks are all combined at one place, if some are away in the best of all.
+        Improve the best of each other way to do something, too, if it is not far behind, and return the best of all.
 
-        Early in a descent a few columns away may bring much, and not be what is best with the blocks that come later.
+        Which blocks and shares are best depends on the order of blocks and on where C meets the products, and a descent
+        that has chosen one seldom changes it.
         """
-        own = [one for one in self.tried if one.options.scheduler == "kblocks"]
-        at_one = [one for one in own if not one.options.blocking.away]
-        if at_one and min(own, key=lambda one: one.value).options.blocking.away:
-            self._descend(min(at_one, key=lambda one: one.value), asked, REFINEMENTS)
-
-    def _explore_orders(self, asked: ScheduleOptions) -> None:
-        """
-        Improve the best of each other order of blocks, too, if it is not far behind.
-
-        Which blocks and shares are best depends on the order, and a descent that has chosen one seldom changes it.
-        """
-        best: dict[str, Candidate] = {}
+        ways: dict[Hashable, Candidate] = {}
         for one in self.tried:
-            order = one.options.blocking.order
-            if one.options.scheduler == "kblocks" and (order not in best or one.value < best[order].value):
-                best[order] = one
-        for one in sorted(best.values(), key=lambda other: other.value)[1:]:
-            if one.value <= _WORTH_ORDER * self._least:
-                self._descend(one, asked, REFINEMENTS)
+            if one.options.scheduler == "kblocks" and (way(one) not in ways or one.value < ways[way(one)].value):
+                ways[way(one)] = one
+        for one in sorted(ways.values(), key=lambda other: other.value)[1:]:
+            if one.value <= _WORTH_A_WAY * self._least:
+                best = min(best, self._descend(one, asked, REFINEMENTS), key=lambda found: found.value)
+        return best
 
     def _first(self, asked: ScheduleOptions) -> ScheduleOptions:
         if any(one is not None for one in (asked.devices, asked.row_shares, asked.col_shares, asked.areas)):
