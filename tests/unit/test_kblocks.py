@@ -321,7 +321,7 @@ def test_two_products_may_have_begun_and_each_awaits_what_it_needs() -> None:
     problem = GemmProblem(4096, 4096, 4096, DType.f64)
 
     def made(lanes: int, order: str) -> Schedule:
-        blocking = Blocking(first=1024, block=1024, columns=4, order=order, combine="worker", lanes=lanes)
+        blocking = Blocking(first=1024, block=4096, columns=4, order=order, combine="worker", lanes=lanes)
         options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
         schedule = plan(problem, Placement.parse("0,1,2"), 4, machine, options).schedule
         verify(schedule, lower(schedule))
