@@ -33,7 +33,7 @@ def chosen(machine: Machine, problem: GemmProblem, homes: tuple[Matrix, ...], *,
     """The decision of a rank that computes all of C."""
     steps = moves(problem.k, first=256, most=2048, blocks=4, order="k", whole=False)
     part = (range(problem.m), range(problem.n), range(problem.k))
-    return choose_alignment(problem, machine, 0, part, homes, steps, 4, may_sum_apart=sums)
+    return choose_alignment(problem, machine, 0, part, homes, steps, may_sum_apart=sums)
 
 
 @pytest.mark.parametrize(
