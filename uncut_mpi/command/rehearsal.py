@@ -100,7 +100,7 @@ def options_for(piece: Piece) -> list[ScheduleOptions]:
     # A product that begins beside another takes longer than it does alone, which is what traced ones shall tell.
     alone = Blocking(lanes=1)
     several = [
-        ScheduleOptions(scheduler=one, **({"blocking": alone} if one == "kblocks" else {})) for one in _SCHEDULERS
+        ScheduleOptions(scheduler=one, blocking=alone if one == "kblocks" else Blocking()) for one in _SCHEDULERS
     ]
     if max(piece.m, piece.n, piece.k) > _TINY or piece.placement != "0,0,0":
         return several
