@@ -68,9 +68,9 @@ def test_rules_are_tried_when_nothing_is_left_of_the_budget(monkeypatch: pytest.
 
 def test_budgets_grow_with_the_ranks() -> None:
     assert [search.default_budget(count) for count in (1, 4, 8, 16, 1024)] == [
-        70_000,
-        70_000,
-        70_000,
+        80_000,
+        80_000,
+        80_000,
         80_000,
         5_120_000,
     ]

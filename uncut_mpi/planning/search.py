@@ -35,7 +35,7 @@ from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
 
-DEFAULT_BUDGET_TASKS: Final = 70_000
+DEFAULT_BUDGET_TASKS: Final = 80_000
 """Simulated tasks of a search on up to 8 ranks, where it takes 50 to 200 ms."""
 
 BUDGET_TASKS_PER_RANK: Final = 5_000
