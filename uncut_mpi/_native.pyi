@@ -95,7 +95,6 @@ class KBlocksInput:
     half: bool
     combines: bool
     serial_copies: bool
-    first_early: int
     itemsize: int
     min_slice_bytes: int
     first_block: int
@@ -113,6 +112,7 @@ class KBlocksInput:
         heights: Sequence[int],
         starts: Sequence[int],
         panels: tuple[int, int, int, int],
+        direct_left: int,
         is_direct: bool,
         k_step: int,
         /,
@@ -127,8 +127,7 @@ class KBlocksInput:
         staging: int,
         /,
     ) -> None: ...
-    def add_moves(self, table: np.ndarray, /) -> None: ...
-    def mark_direct(self, direct: np.ndarray, direct_at_home: np.ndarray, /) -> None: ...
+    def add_moves(self, table: np.ndarray, direct: np.ndarray, direct_at_home: np.ndarray, /) -> None: ...
 
 def schedule_kblocks(input: KBlocksInput) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (tasks, operands, regions, awaits, lanes) as uint8 arrays."""

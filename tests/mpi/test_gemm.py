@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -178,16 +179,19 @@ def test_blocks_of_unequal_shares(session, comm):
 
 
 def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions:
-    """Return options of kblocks that go through its orders, splits and ways with C as `number` counts."""
+    """Return options of kblocks, its orders, splits and ways with C drawn by `number`."""
+    draw = random.Random(number)
+    combine = draw.choice(("owner", "worker"))
+    block = draw.choice((24, 200))
     blocking = um.Blocking(
-        splits=1 + number % min(3, session.size),
-        first=5,
-        block=24,
-        columns=1 + number % 4,
-        order=BLOCK_ORDERS[number // 2 % 3],
-        lanes=1 + number % 2,
-        combine=("owner", "worker")[number // 3 % 2],
-        away=0 if number // 3 % 2 else number % 3,
+        splits=draw.choice((1, 1 + draw.randrange(min(3, session.size)))),
+        first=draw.choice((5, block)),
+        block=block,
+        columns=draw.randint(1, 4),
+        order=draw.choice(BLOCK_ORDERS),
+        lanes=draw.randint(1, 2),
+        combine=combine,
+        away=0 if combine == "worker" else draw.randrange(3),
     )
     return um.ScheduleOptions(scheduler="kblocks", blocking=dataclasses.replace(blocking, **changes))
 
@@ -246,6 +250,32 @@ def test_large_products_of_columns_of_ranks(session, comm):
         place = [("0", "0", "0"), ("0", last, "h"), ("h", "h", last)][number % 3]
         options = dataclasses.replace(k_options(session, number, splits=1), areas=areas)
         run(session, comm, Case(65, 83, 57, place=place, dtype=dtype, trans_a=trans_a, seed=number), options)
+
+
+@pytest.mark.usefixtures("any_slice")
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+def test_large_products_from_the_corner(session, comm, dtype):
+    last = str(session.size - 1)
+    for number, (block, lanes, combine) in enumerate(itertools.product((200, 24), (2, 1), ("worker", "owner"))):
+        options = k_options(
+            session,
+            number,
+            splits=1,
+            first=min(block, 16),
+            block=block,
+            rows=1 + number % 3,
+            order="corner",
+            lanes=lanes,
+            combine=combine,
+            away=2 * (combine == "owner"),
+        )
+        place = [("0", last, "0"), ("h", "0", last), (last, "h", "h"), ("0", "0", last)][number // 2 % 4]
+        case = Case(
+            65, 83, 57, place=place, dtype=dtype, trans_a="NT"[number % 2], beta=(1.1154, 0.0)[number // 4], seed=number
+        )
+        run(session, comm, case, options)
+        whole = dataclasses.replace(options, blocking=dataclasses.replace(options.blocking, first=200, block=200))
+        run(session, comm, case, whole)
 
 
 @pytest.mark.parametrize("distribution", ["2d-cyclic", "1d-cyclic", "round-robin", "sequential"])

@@ -195,6 +195,19 @@ def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> Non
     assert {one.columns for one in of_kblocks} >= {1, 4}
 
 
+@pytest.mark.parametrize(
+    ("place", "blocking"),
+    [("h,h,h", Blocking()), ("0,0,0", Blocking(order="k", combine="worker")), ("0,1,2", Blocking(away=2))],
+)
+def test_one_and_two_products_begun_are_both_tried(place: str, blocking: Blocking) -> None:
+    given = ScheduleOptions(scheduler="kblocks", grid=(2, 2), blocking=blocking)
+    found = find(cube(8192), place, load_machine("h200-4x"), options=given)
+    assert {one.options.blocking.lanes for one in found.candidates} == {1, 2}
+    one_lane = dataclasses.replace(given, blocking=dataclasses.replace(blocking, lanes=1))
+    found = find(cube(8192), place, load_machine("h200-4x"), options=one_lane)
+    assert {one.options.blocking.lanes for one in found.candidates} == {1}
+
+
 def test_a_scheduler_that_begins_badly_gets_what_is_left() -> None:
     machine, problem = load_machine("h200-4x"), GemmProblem(4096, 4096, 4096, DType.f16)
     free = find(problem, "0,1,0", machine)

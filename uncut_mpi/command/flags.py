@@ -350,7 +350,8 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         type=whole(1),
         default=0,
         metavar="N",
-        help="row blocks of the block order corner; default: as many as column blocks",
+        help="row blocks of the block order corner, which more than one asks for; the last of several is halved twice; "
+        "default: as many as column blocks",
     )
     group.add_argument(
         "--block-order",

@@ -97,7 +97,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
 
 def options_for(piece: Piece) -> list[ScheduleOptions]:
     """Return with which options a piece is rehearsed."""
-    # A product that begins beside another takes longer than it does alone, which is what traced ones shall tell.
+    # Rates come from traced products, and one that begins beside another takes longer than it does alone.
     alone = Blocking(lanes=1)
     several = [
         ScheduleOptions(scheduler=one, blocking=alone if one == "kblocks" else Blocking()) for one in _SCHEDULERS

@@ -5,7 +5,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 
@@ -60,11 +59,12 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("add_block", [](KInput &self) { self.blocks.emplace_back(); })
         .def("add_worker",
              [](KInput &self, int rank, Extent rows, Extent cols, Extent inner, std::vector<std::int64_t> heights,
-                std::vector<std::int64_t> starts, std::array<int, 4> panels, bool is_direct, std::int64_t k_step) {
+                std::vector<std::int64_t> starts, std::array<int, 4> panels, std::int64_t direct_left, bool is_direct,
+                std::int64_t k_step) {
                  self.blocks.back().members.push_back({rank, std::get<0>(rows), std::get<1>(rows), std::get<0>(cols),
                                                        std::get<1>(cols), std::get<0>(inner), std::get<1>(inner),
-                                                       std::move(heights), std::move(starts), panels, is_direct,
-                                                       k_step});
+                                                       std::move(heights), std::move(starts), panels, direct_left,
+                                                       is_direct, k_step});
              })
         .def("add_adder",
              [](KInput &self, int rank, std::vector<std::int64_t> firsts, std::vector<std::int64_t> lasts,
@@ -72,23 +72,17 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                  self.blocks.back().adders.push_back(
                      {rank, std::move(firsts), std::move(lasts), std::move(places), std::move(partial), staging});
              })
-        .def("add_moves",
-             [](KInput &self, MoveTable table) {
-                 const int split = static_cast<int>(self.moves.size());
-                 std::vector<KMove> &moves = self.moves.emplace_back();
-                 const auto rows = table.view();
-                 for (std::size_t at = 0; at < table.shape(0); ++at) {
-                     const auto number = [&](std::size_t which) { return static_cast<int>(rows(at, which)); };
-                     moves.push_back(
-                         {number(0), split, rows(at, 1), rows(at, 2), number(3), number(4), number(5), number(6)});
-                 }
-             })
-        .def("mark_direct", [](KInput &self, Marks direct, Marks direct_at_home) {
-            for (std::vector<KMove> &moves : self.moves)
-                for (std::size_t at = 0; at < std::min(moves.size(), direct.shape(0)); ++at) {
-                    moves[at].direct = direct(at) != 0;
-                    moves[at].direct_at_home = direct_at_home(at) != 0;
-                }
+        .def("add_moves", [](KInput &self, MoveTable table, Marks direct, Marks direct_at_home) {
+            if (direct.shape(0) != table.shape(0) || direct_at_home.shape(0) != table.shape(0))
+                throw std::invalid_argument("every step has a mark");
+            const int split = static_cast<int>(self.moves.size());
+            std::vector<KMove> &moves = self.moves.emplace_back();
+            const auto rows = table.view();
+            for (std::size_t at = 0; at < table.shape(0); ++at) {
+                const auto number = [&](std::size_t which) { return static_cast<int>(rows(at, which)); };
+                moves.push_back({number(0), split, rows(at, 1), rows(at, 2), number(3), number(4), number(5), number(6),
+                                 direct(at) != 0, direct_at_home(at) != 0});
+            }
         });
     m.def("schedule_kblocks", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes) as uint8 arrays.");

@@ -244,7 +244,9 @@ class Scheduler {
     Region held(const KWorker &w, int panel, Extent rows, Extent cols) const {
         if (w.panel[panel] < 0) return user(std::min(panel, matrix_c), rows, cols);
         const std::int64_t top = panel == matrix_b ? w.first_k : w.first_row;
-        const std::int64_t left = panel == matrix_a ? w.first_k : w.first_col;
+        const std::int64_t left = panel == matrix_a       ? w.first_k
+                                  : panel == panel_direct ? w.first_col + w.direct_left
+                                                          : w.first_col;
         return stored(w.panel[panel], rows.shifted(-top), cols.shifted(-left), transposed(panel));
     }
 
@@ -362,9 +364,12 @@ class Scheduler {
         for (const KBlock &block : in_.blocks)
             for (const KWorker &w : block.members) {
                 if (at_home(matrix_c, w.rank)) continue;
-                const std::int64_t elements = (w.last_row - w.first_row) * (w.last_col - w.first_col);
-                sent_[w.rank] += elements;
-                if (in_.reads_c && block.adders.back().rank == w.rank) send(in_.origin[matrix_c], elements);
+                const std::int64_t rows = w.last_row - w.first_row;
+                sent_[w.rank] += rows * (w.last_col - w.first_col);
+                for (const KAdder &adder : block.adders)
+                    for (std::size_t at = 0; at < adder.firsts.size() && in_.reads_c; ++at)
+                        if (adder.rank == w.rank)
+                            send(in_.origin[matrix_c], rows * (adder.lasts[at] - adder.firsts[at]));
             }
     }
 

@@ -15,9 +15,10 @@ struct KWorker {
     std::int64_t first_k = 0, last_k = 0;
     std::vector<std::int64_t> heights;  // where its row blocks start, from its first row, and their end
     std::vector<std::int64_t> starts;   // of its column blocks, from its first column, and their end
-    std::array<int, 4> panel{};  // of A, B, C and of blocks of C that are formed directly; -1: the caller's matrix
-    bool is_direct = false;      // whether it forms blocks directly that can be
-    std::int64_t k_step = 1;     // its products have multiples of it along k, but for one with the rest
+    std::array<int, 4> panel{};    // of A, B, C and of blocks of C that are formed directly; -1: the caller's matrix
+    std::int64_t direct_left = 0;  // the first column of the last one, from its first column
+    bool is_direct = false;        // whether it forms blocks directly that can be
+    std::int64_t k_step = 1;       // its products have multiples of it along k, but for one with the rest
 };
 
 struct KAdder {

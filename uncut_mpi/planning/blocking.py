@@ -172,12 +172,15 @@ class DirectBlocks:
         First row block and first column block of each.
     apart : tuple of (int, int)
         Up to which row block and which column block there are others, 0 for none.
+    first : int
+        Their first column block.
     marks : ndarray of int64
         Of each step whether it is about such a block, 1 or 0.
     """
 
     def __init__(self, steps: Steps, blocks: frozenset[tuple[int, int]]) -> None:
         self.blocks = blocks
+        self.first = min((first for _, first in blocks), default=0)
         others = [one for one in steps.blocks if (one.top, one.first) not in blocks]
         self.apart = (max((one.bottom for one in others), default=0), max((one.last for one in others), default=0))
         self.marks = np.array([(one.top, one.first) in blocks for one in steps], np.int64)

@@ -57,7 +57,7 @@ DIMENSIONS: Final = {
         "column_blocks",
         "largest_blocks",
         "splits",
-        "combines",
+        "places_and_lanes",
         "row_blocks",
         "sums_away",
         "shares",
@@ -296,15 +296,16 @@ class Dimensions:
         """Return how many elements of k a rank sums."""
         return -(-self._problem.k // best.options.blocking.splits)
 
-    def combines(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+    def places_and_lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
         Where C on a device meets the products, and how many of these a rank may have begun.
 
         Sums wait for products that were begun, so what is best of one depends on the other.
         """
-        for changes in self.places_of_sums(asked, best):
+        places = [changes["blocking"] for changes in self.places_of_sums(asked, best)]
+        for blocking in places or [best.options.blocking]:
             for lanes in (asked.blocking.lanes,) if asked.blocking.lanes else range(MOST_PRODUCT_LANES, 0, -1):
-                yield {"blocking": dataclasses.replace(changes["blocking"], lanes=lanes)}
+                yield {"blocking": dataclasses.replace(blocking, lanes=lanes)}
 
     def places_of_sums(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products."""

@@ -49,6 +49,7 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import (
+    DirectBlocks,
     Move,
     Step,
     Steps,
@@ -205,7 +206,7 @@ class _Worker:
     heights: tuple[int, ...]  # where its row blocks start, from its first row, and their end
     starts: tuple[int, ...]  # of its column blocks, from its first column
     panels: tuple[int, int, int]
-    direct: int  # the panel of C where blocks are formed directly, −1: the caller's matrix
+    direct: tuple[int, int]  # the panel of C where blocks are formed directly, and which of the columns is its first
     is_direct: bool  # whether blocks that can be are
     k_step: int  # as `Alignment.k_step`
 
@@ -258,10 +259,11 @@ class _Plan:
         # What is formed without sums apart, by whether C is there. (Where it is, types that are no halves need no say.)
         whole, half = len(self.inner) == 1, problem.dtype.is_half
         first = (self._first_away if self._at_owner else 0) if whole else self._num_blocks
-        steps = self._moves[0]
-        away = steps.direct(half=half, reads_c=problem.reads_c or not whole, first=first)
-        none = steps.direct(half=half, reads_c=True, first=self._num_blocks)
-        self._direct = {False: away, True: steps.direct_at_home if half and whole else none}
+        self._direct: list[dict[bool, DirectBlocks]] = []  # of each part of k
+        for steps in self._moves:
+            away = steps.direct(half=half, reads_c=problem.reads_c or not whole, first=first)
+            none = steps.direct(half=half, reads_c=True, first=self._num_blocks)
+            self._direct.append({False: away, True: steps.direct_at_home if half and whole else none})
         self._even = self._is_even()
         # By place; a block without rows or columns is left out.
         self._members: dict[int, list[_Worker]] = {}
@@ -294,15 +296,14 @@ class _Plan:
             given.add_block()
             for one in members:
                 rows, cols, inner = ((part.start, part.stop) for part in (one.rows, one.cols, one.inner))
-                panels = (*one.panels, one.direct)
+                panels, left = (*one.panels, one.direct[0]), one.direct[1]
                 given.add_worker(
-                    one.rank, rows, cols, inner, one.heights, one.starts, panels, one.is_direct, one.k_step
+                    one.rank, rows, cols, inner, one.heights, one.starts, panels, left, one.is_direct, one.k_step
                 )
             for adder in self._adders[place]:
                 given.add_adder(adder.rank, adder.firsts, adder.lasts, adder.places, adder.partial, adder.staging)
-        for steps in self._moves:
-            given.add_moves(steps.table)
-        given.mark_direct(self._direct[False].marks, self._direct[True].marks)
+        for steps, direct in zip(self._moves, self._direct, strict=True):
+            given.add_moves(steps.table, direct[False].marks, direct[True].marks)
         return _native.schedule_kblocks(given)
 
     def _is_even(self) -> bool:
@@ -429,24 +430,29 @@ class _Plan:
         resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank) and not copied
         once = len(inner) % alignment.k_step == 0
         in_place = c_is_here and len(self.inner) == 1 and not alignment.apart and (not half or (resident and once))
-        is_direct = bool(self._direct[c_is_here].blocks) and not alignment.apart and (once or not half)
+        blocks = self._direct[0][c_is_here]
+        is_direct = bool(blocks.blocks) and not alignment.apart and (once or not half)
         panels = (
             panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
             panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
         )
-        apart, direct = -1, -1
+        apart, direct, left = -1, -1, 0
         if not in_place:
             height, width = len(rows), len(cols)
             if half and is_direct:
-                down, along = self._direct[c_is_here].apart
+                down, along = blocks.apart
                 height, width = heights[down], starts[along]
-                if not c_is_here:
-                    direct = self.layout.add(rank, (len(rows), len(cols)), problem.dtype, Matrix.C, Role.PANEL)
+                left = starts[blocks.first]
+                if not c_is_here and left < len(cols):
+                    direct = self.layout.add(rank, (len(rows), len(cols) - left), problem.dtype, Matrix.C, Role.PANEL)
             if height and width:
                 apart = self.layout.add(rank, (height, width), problem.dtype.accumulator, Matrix.C, Role.PANEL)
             if not half:
                 direct = apart
-        return _Worker(rank, rows, cols, inner, heights, starts, (*panels, apart), direct, is_direct, alignment.k_step)
+        panel_of_c = (direct, left)
+        return _Worker(
+            rank, rows, cols, inner, heights, starts, (*panels, apart), panel_of_c, is_direct, alignment.k_step
+        )
 
     def _alignment(self, rank: int, rows: range, cols: range, inner: range) -> Alignment:
         """Return what this rank does about columns that are not aligned."""
@@ -454,10 +460,8 @@ class _Plan:
             return _ALIGNED
         homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._at_home(matrix, rank)]
         steps = self._moves[self.inner.index(inner)]
-        apart = self._combines and (self._problem.dtype.is_half or not self._direct[False].blocks)
-        return choose_alignment(
-            self._problem, self._machine, rank, (rows, cols, inner), homes, steps, may_sum_apart=apart
-        )
+        part = (rows, cols, inner)
+        return choose_alignment(self._problem, self._machine, rank, part, homes, steps, may_sum_apart=self._combines)
 
     def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
         """Return who adds up which columns: the owner of C, or each member a slice of every column block; or both."""
@@ -493,7 +497,7 @@ class _Plan:
             # Of what is formed directly there are no sums.
             down, along = len(one.heights) - 1, self._num_blocks
             if one.is_direct:
-                down, along = self._direct[self._at_home(Matrix.C, one.rank)].apart
+                down, along = self._direct[0][self._at_home(Matrix.C, one.rank)].apart
             height, width = one.heights[down], places[along]
             if self._combines and height and width:
                 wide = problem.dtype.accumulator
