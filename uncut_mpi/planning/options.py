@@ -69,7 +69,8 @@ class Blocking:
     order : str
         ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"columns"``: one column
         block after the other. ``"corner"``: a first block, then with each column block or row block that arrives all
-        that it makes with those before it, over all of k at once.
+        that it makes with those before it, over all of k at once. A C on another device than its products is added to
+        by these where it is combined there (`combine`, `away`), else summed apart.
     lanes : int
         How many products a rank may have begun, 1 or 2: of two blocks of C, one begins as the other runs out of work
         for all multiprocessors.
