@@ -17,9 +17,8 @@ into column blocks (C leaves block by block). Three orders:
 ``"corner"``
     There are row blocks too. The block in the first corner is done k-block by k-block; then, as each column block of B
     or row block of A arrives, all that it makes with what is there of the other, at once. Work grows as the square of
-    what has arrived, and sums of parts of k are formed in the first block alone:
-    reading and writing them costs half types a fifth to a third of a product's time (``docs/performance.md``,
-    2026-11-23).
+    what has arrived, and sums of parts of k are formed in the first block alone: reading and writing them makes a
+    product of a half type a fifth to three fifths longer (``docs/performance.md``, 2026-11-23).
 """
 
 from __future__ import annotations
