@@ -1,0 +1,343 @@
+// What the scheduler of few large products works with: who computes, where things lie, and the records it makes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kblocks_scheduler.hpp"
+
+namespace uncut::kblocks {
+
+constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
+constexpr int panel_direct = 3;  // where a worker forms blocks of C directly
+// Compute lanes of a rank. COMBINEs take turns on two: each waits for a flag, and runs while the next one waits. So do
+// products where that is asked for: one begins as the one before it runs out of blocks.
+constexpr std::array product_lanes{0, 3};
+constexpr int sum_lane = 1, sum_lanes = 2;
+
+struct Extent {
+    std::int64_t first = 0, last = 0;
+    std::int64_t size() const { return last - first; }
+    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
+};
+
+struct Region {
+    int buffer = 0;
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
+    auto key() const { return std::tie(buffer, row, col, rows, cols); }
+    bool operator==(const Region &other) const { return key() == other.key(); }
+    Region columns(std::int64_t first, std::int64_t last) const {
+        return {buffer, row, col + first, rows, last - first};
+    }
+    bool empty() const { return rows == 0 || cols == 0; }
+};
+
+struct RegionHash {
+    std::size_t operator()(const Region &r) const {
+        std::uint64_t h = static_cast<std::uint64_t>(r.buffer);
+        for (const std::int64_t part : {r.row, r.col, r.rows, r.cols})
+            h = (h ^ static_cast<std::uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (h >> 29);
+        return static_cast<std::size_t>(h);
+    }
+};
+
+struct Operand {
+    Region region;
+    std::uint8_t factor = one;
+    bool transposed = false;
+};
+
+using ByLane = std::array<std::int32_t, product_lanes.size()>;
+constexpr ByLane on_no_lane{-1, -1};
+
+// A copy that products on some lane have not awaited yet.
+struct Piece {
+    KMove move;
+    Extent rows;  // of A, from the worker's first row
+    std::int32_t task;
+    ByLane awaited_by = on_no_lane;
+};
+
+struct WorkerState {
+    std::vector<bool> begun;            // blocks with a product
+    std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per block
+    std::vector<Piece> arriving;
+    std::vector<ByLane> products;  // the last ones, per block
+    std::size_t lane = 0;          // of the last product,
+    KMove last;                    // and what that was; no product yet if it is none
+};
+
+struct Summand {
+    Region region;
+    std::vector<std::int32_t> made_by;
+};
+
+// Whether a product of some of a worker's rows reads a fetched piece.
+inline bool meet(const Piece &piece, const KMove &product, Extent rows) {
+    const KMove &move = piece.move;
+    if (move.first_k >= product.last_k || product.first_k >= move.last_k) return false;
+    if (move.step == fetch_a) return piece.rows.first < rows.last && rows.first < piece.rows.last;
+    return move.first < product.last && product.first < move.last;
+}
+
+// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
+inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
+    const std::int64_t size = extent / parts, more = extent % parts;
+    const std::int64_t first = number * size + std::min(number, more);
+    return {first, first + size + (number < more ? 1 : 0)};
+}
+
+// Makes the tasks of one problem; kblocks_fetch.cpp has A and B, kblocks_scheduler.cpp the order, products and C.
+class Scheduler {
+  public:
+    explicit Scheduler(const KInput &in);
+
+    KTables run();
+
+  private:
+    // What waits for nothing begins before most fetches are issued, which takes a while. All others wait for the first
+    // one, which goes before it.
+    void begin_residents();
+
+    static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
+
+    // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
+    // its copies in turn the pieces of a stretch that are handed on come first, so that all ranks have theirs at one
+    // time.
+    std::size_t end_of_stretch(std::size_t at) const;
+
+    // Fetches what bands of rows need of A or of columns of B, where several ranks do or one, as asked for.
+    void fetch_groups(const KMove &move, const std::function<bool(bool)> &wanted);
+
+    bool is_shared(int matrix, const std::vector<std::size_t> &blocks, int split) const;
+    // Whether a worker has to be sent what it needs of A or B. What holds it may copy it for itself.
+    bool takes(int matrix, const KWorker &w) const { return w.panel[matrix] >= 0 && !at_home(matrix, w.rank); }
+
+    // -- who ---------------------------------------------------------------------------------
+
+    std::vector<std::size_t> blocks_of_row(int row) const {
+        std::vector<std::size_t> found;
+        for (int col = 0; col < in_.cols; ++col)
+            add_block(found, row, col);
+        return found;
+    }
+    std::vector<std::size_t> blocks_of_col(int col) const {
+        std::vector<std::size_t> found;
+        for (int row = 0; row < in_.rows; ++row)
+            add_block(found, row, col);
+        return found;
+    }
+    void add_block(std::vector<std::size_t> &found, int row, int col) const {
+        const int block = in_.block_of[static_cast<std::size_t>(row) * in_.cols + col];
+        const auto one = static_cast<std::size_t>(block);
+        if (block >= 0 && (found.empty() || found.back() != one)) found.push_back(one);
+    }
+    bool at_home(int matrix, int rank) const { return !in_.origin[matrix].on_host && in_.origin[matrix].rank == rank; }
+    bool transposed(int matrix) const {
+        return matrix == matrix_a ? in_.trans_a : matrix == matrix_b ? in_.trans_b : false;
+    }
+    Extent band(int row) const { return {in_.row_starts[row], in_.row_starts[row + 1]}; }
+    static Extent columns_of(const KWorker &w, int first, int last) {
+        return {w.first_col + w.starts[first], w.first_col + w.starts[last]};
+    }
+    static Extent rows_of(const KWorker &w, int top, int bottom) {
+        return {w.first_row + w.heights[top], w.first_row + w.heights[bottom]};
+    }
+    static std::size_t columns_in(const KWorker &w) { return w.starts.size() - 1; }
+    static std::size_t index(const KWorker &w, int row, int column) {
+        return static_cast<std::size_t>(row) * columns_in(w) + static_cast<std::size_t>(column);
+    }
+    template <typename What>
+    static void each_block(const KWorker &w, const KMove &move, const What &what) {
+        for (int row = move.top; row < move.bottom; ++row)
+            for (int column = move.first; column < move.last; ++column)
+                what(index(w, row, column));
+    }
+    bool is_direct(const KWorker &w, const KMove &move) const {
+        return w.is_direct && (at_home(matrix_c, w.rank) ? move.direct_at_home : move.direct);
+    }
+    int panel_of_c(const KWorker &w, const KMove &move) const { return is_direct(w, move) ? panel_direct : matrix_c; }
+    // Whether a worker forms this block of C where the caller has it.
+    bool in_place(const KWorker &w, const KMove &move) const {
+        return at_home(matrix_c, w.rank) && w.panel[panel_of_c(w, move)] < 0;
+    }
+
+    // -- where -------------------------------------------------------------------------------
+
+    static Region stored(int buffer, Extent rows, Extent cols, bool turned) {
+        if (turned) std::swap(rows, cols);
+        return {buffer, rows.first, cols.first, rows.size(), cols.size()};
+    }
+    // A rectangle of op(A), op(B) or C in the caller's matrix, which is the buffer of its number.
+    Region user(int matrix, Extent rows, Extent cols) const { return stored(matrix, rows, cols, transposed(matrix)); }
+    // Where a worker has it, by its panel.
+    Region held(const KWorker &w, int panel, Extent rows, Extent cols) const {
+        if (w.panel[panel] < 0) return user(std::min(panel, matrix_c), rows, cols);
+        const std::int64_t top = panel == matrix_b ? w.first_k : w.first_row;
+        const std::int64_t left = panel == matrix_a       ? w.first_k
+                                  : panel == panel_direct ? w.first_col + w.direct_left
+                                                          : w.first_col;
+        return stored(w.panel[panel], rows.shifted(-top), cols.shifted(-left), transposed(panel));
+    }
+
+    // -- records -----------------------------------------------------------------------------
+
+    std::int32_t region(const Region &r) {
+        const auto [found, fresh] = regions_.try_emplace(r, static_cast<std::int32_t>(out_.regions.size()));
+        if (fresh) out_.regions.push_back({r.buffer, 0, r.row, r.col, r.rows, r.cols});
+        return found->second;
+    }
+    std::int32_t lane(int rank, LaneKind kind, int source, int destination) {
+        const auto [found, fresh] =
+            lanes_.try_emplace(std::make_tuple(rank, static_cast<int>(kind), source, destination),
+                               static_cast<std::int32_t>(out_.lanes.size()));
+        if (fresh) out_.lanes.push_back({rank, kind, source, destination});
+        return found->second;
+    }
+    std::int32_t lane_to(int rank, LaneKind kind, int to) {
+        return lane(rank, kind, rank, in_.serial_copies && to != rank ? any_device : to);
+    }
+    std::int32_t compute(int rank, int number) { return lane(rank, compute_lane, no_source, number); }
+
+    std::int32_t task(Kind kind, std::int32_t on, const Region &write, const std::vector<Operand> &reads,
+                      std::vector<std::int32_t> awaits) {
+        TaskRecord record;
+        record.kind = kind;
+        record.rank = out_.lanes[on].rank;
+        record.lane = on;
+        record.num_operands = static_cast<std::uint16_t>(1 + reads.size());
+        record.first_operand = static_cast<std::int32_t>(out_.operands.size());
+        record.first_await = static_cast<std::int32_t>(out_.awaits.size());
+        out_.operands.push_back({region(write), one, 0, 0});
+        for (const Operand &read : reads)
+            out_.operands.push_back({region(read.region), read.factor, static_cast<std::uint8_t>(read.transposed), 0});
+        std::sort(awaits.begin(), awaits.end());
+        awaits.erase(std::unique(awaits.begin(), awaits.end()), awaits.end());
+        for (const std::int32_t awaited : awaits)
+            if (awaited >= 0 && out_.tasks[awaited].lane != on) out_.awaits.push_back(awaited);
+        record.num_awaits = static_cast<std::int32_t>(out_.awaits.size()) - record.first_await;
+        out_.tasks.push_back(record);
+        return static_cast<std::int32_t>(out_.tasks.size()) - 1;
+    }
+
+    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, std::vector<std::int32_t> awaits) {
+        return task(copy_task, on, there, {{source}}, std::move(awaits));
+    }
+    std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
+        return copy(lane_to(rank, copy_lane, to), there, source, {awaited});
+    }
+    // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
+    std::int32_t push_result(int rank, int to, const Region &there, const Region &source,
+                             const std::vector<std::int32_t> &awaits) {
+        return copy(lane_to(rank, result_lane, to), there, source, awaits);
+    }
+    std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
+        if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
+        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, {-1});
+    }
+    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source,
+                  const std::vector<std::int32_t> &awaits) {
+        if (!goal.on_host) {
+            push_result(rank, goal.rank, there, source, awaits);
+        } else {
+            copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_owner), there, source, awaits);
+        }
+    }
+
+    // -- A and B -----------------------------------------------------------------------------
+
+    // Elements that each worker alone needs, by block and split: nobody hands these on to it.
+    void count_alone();
+
+    // Elements that each rank sends whoever hands on what: what it holds of A and B, once to a group of takers, C to
+    // those who add to it, and its own results.
+    void count_sent();
+
+    // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
+    // alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
+    // origin's next copy finds its target's port free.
+    std::int64_t first_taker(int matrix, int split) const;
+
+    // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
+    // between all their cuts go when the first of them needs them.
+    void fetch(int matrix, int group, const std::vector<std::size_t> &blocks, const KMove &move);
+
+    // Whether the first row block with a row, of those that its workers have it in, is among those of a fetch.
+    bool is_needed(const std::vector<std::size_t> &blocks, const KMove &move, std::int64_t row) const;
+
+    // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
+    void fetch_rows(int matrix, const std::vector<std::size_t> &blocks, const KMove &move, Extent of_a);
+
+    // -- C -----------------------------------------------------------------------------------
+
+    void take(std::size_t block, const KMove &move);
+
+    void fetch_block(std::size_t block, const KWorker &w, WorkerState &state, const KMove &move);
+
+    // Columns that one adder has of some column blocks, and where they are in its buffers.
+    struct Columns {
+        int block;  // the first one
+        Extent cols;
+        std::int64_t place;
+    };
+    static std::vector<Columns> parts_of(const KAdder &adder, const KMove &move) {
+        std::vector<Columns> found;
+        for (int column = move.first; column < move.last; ++column) {
+            const Extent cols{adder.firsts[column], adder.lasts[column]};
+            if (cols.size() == 0) continue;
+            if (!found.empty() && found.back().cols.last == cols.first) {
+                found.back().cols.last = cols.last;
+            } else {
+                found.push_back({column, cols, adder.places[column]});
+            }
+        }
+        return found;
+    }
+    static Region in_staging(int buffer, const KWorker &w, Extent rows, const Columns &part) {
+        return {buffer, rows.first - w.first_row, part.place, rows.size(), part.cols.size()};
+    }
+
+    // Whether a rank has all that its products need from the start.
+    bool resident(const KWorker &w) const {
+        const bool awaits_c = any_direct_ && w.is_direct && !(at_home(matrix_c, w.rank) && w.panel[matrix_c] < 0);
+        return has_operands(w) && !awaits_c;
+    }
+    static bool has_operands(const KWorker &w) { return w.panel[matrix_a] < 0 && w.panel[matrix_b] < 0; }
+
+    // Products of all of k, whose sums stay in registers: one where C is at home, else one per column block, at most
+    // `most` of those that are left.
+    void multiply_here(const KWorker &w, WorkerState &state, int split, int most);
+
+    void multiply_block(const KWorker &w, WorkerState &state, const KMove &move);
+
+    void multiply_piece(const KWorker &w, WorkerState &state, const KMove &move);
+
+    // Adds up what the members have of a block of C, and hands it on.
+    void finish_block(std::size_t block, const KMove &move);
+
+    Summand combine(std::size_t block, std::size_t a, const KMove &move, const Columns &part,
+                    std::vector<Summand> &summands, const Region &target);
+
+    const KInput &in_;
+    KTables out_;
+    std::vector<KMove> moves_;
+    std::unordered_map<Region, std::int32_t, RegionHash> regions_;
+    bool residents_begun_ = false;
+    bool any_direct_ = false;
+    std::map<int, int> sums_;                                      // COMBINEs of a rank so far
+    std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
+    std::unordered_map<int, std::int64_t> sent_;                   // elements, by rank
+    std::map<std::tuple<int, int, int, int>, std::int32_t> lanes_;
+    std::vector<std::vector<WorkerState>> states_;              // per block, per member
+    std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per block of C
+    std::vector<std::vector<int>> finished_;                    // per block, per block of C: members that have
+    std::vector<std::size_t> takers_;
+};
+
+}  // namespace uncut::kblocks
