@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::int32_t none_yet = -1, several = -2;
 constexpr double near = 1 + 1e-12, rounding = 1e-10;
+constexpr double infinity = std::numeric_limits<double>::infinity();
 }  // namespace
 
 SharedRates::SharedRates(const SimulatedMachine &machine)
@@ -58,6 +59,7 @@ void SharedRates::count(std::size_t of, std::int32_t flow, bool begins) {
     } else {
         std::erase(c.flows, flow);
     }
+    c.running = static_cast<double>(c.flows.size());
     for (const auto &[number, weight] : c.ports) {
         Port &port = ports_[number];
         port.was_full = port.was_full || is_overloaded(port);
@@ -75,8 +77,12 @@ const std::vector<SharedRates::Change> &SharedRates::update() {
     news_.clear();
     for (const std::size_t c : changed_) {
         gather(c);
-        for (const auto &[number, weight] : classes_[c].ports)
-            if (ports_[number].was_full || is_overloaded(ports_[number])) gather_all(ports_[number]);
+        for (const auto &[number, weight] : classes_[c].ports) {
+            const Port &port = ports_[number];
+            if (!port.was_full && !is_overloaded(port)) continue;
+            for (const auto &[other, w] : port.present)
+                if (classes_[other].held_by == static_cast<std::int32_t>(number)) gather(other);
+        }
     }
     do {
         solve();
@@ -87,6 +93,7 @@ const std::vector<SharedRates::Change> &SharedRates::update() {
             for (const std::int32_t id : c.flows)
                 news_.push_back({id, c.new_rate});
         c.rate = c.new_rate;
+        c.load = c.new_load;
         c.held_by = c.new_held_by;
         c.gathered = false;
     }
@@ -120,6 +127,7 @@ void SharedRates::solve() {
         Class &c = classes_[number];
         c.grows = false;
         c.new_rate = c.limit;
+        c.new_load = c.running * c.limit;
         c.new_held_by = by_limit;
         for (const auto &[p, weight] : c.ports) {
             Port &port = ports_[p];
@@ -130,7 +138,7 @@ void SharedRates::solve() {
                 port.growing = 0;
                 reached_ports_.push_back(p);
             }
-            port.use += weight * static_cast<double>(c.flows.size());
+            port.use += weight * c.running;
             ++port.growing;
             c.grows = true;
         }
@@ -141,9 +149,17 @@ void SharedRates::solve() {
         Port &port = ports_[number];
         port.gathered = false;
         port.room = port.capacity;
-        for (const auto &[c, weight] : port.present) {
-            const Class &other = classes_[c];
-            if (!other.gathered) port.room -= weight * static_cast<double>(other.flows.size()) * other.rate;
+        port.highest_new = port.highest = 0;
+        port.lowest_held_new = port.lowest_held = infinity;
+        if (static_cast<std::size_t>(port.growing) < port.present.size()) {
+            for (const auto &[c, weight] : port.present) {
+                const Class &other = classes_[c];
+                if (other.gathered) continue;
+                port.room -= weight * other.load;
+                port.highest = std::max(port.highest, other.rate);
+                if (other.held_by == static_cast<std::int32_t>(number))
+                    port.lowest_held = std::min(port.lowest_held, other.rate);
+            }
         }
         if (port.growing > 0) open_.push_back(number);
     }
@@ -179,49 +195,44 @@ void SharedRates::freeze(Class &c, double rate, std::int32_t by) {
     c.grows = false;
     c.new_rate = rate;
     c.new_held_by = by;
-    const auto flows = static_cast<double>(c.flows.size());
+    c.new_load = c.running * rate;
     for (const auto &[number, weight] : c.ports) {
         Port &port = ports_[number];
         if (!is_overloaded(port)) continue;
-        port.room -= weight * flows * rate;
-        port.use -= weight * flows;
+        port.room -= weight * c.new_load;
+        port.use -= weight * c.running;
+        port.highest_new = std::max(port.highest_new, rate);
         --port.growing;
     }
+    if (by >= 0)
+        ports_[static_cast<std::size_t>(by)].lowest_held_new =
+            std::min(ports_[static_cast<std::size_t>(by)].lowest_held_new, rate);
 }
 
 // Reaches for those whom the new rates of others treat unfairly; false if there is nobody.
 bool SharedRates::widen() {
-    const std::size_t before = reached_.size();
+    unfair_.clear();
     for (const std::size_t number : reached_ports_)
-        if (!is_fair(number)) gather_all(ports_[number]);
-    return reached_.size() > before;
+        find_unfair(number);
+    for (const std::size_t c : unfair_)
+        gather(c);
+    return !unfair_.empty();
 }
 
-// Whether those beside the reached ones at a port may keep their rates: what the port holds back, while it is full, has
-// as much as anybody there, and nobody has more than a reached one that the port holds back.
-bool SharedRates::is_fair(std::size_t number) const {
+// Those beside the reached ones at a port may keep their rates if what the port holds back, while it is full, has as
+// much as anybody there, and nobody has more than a reached one that the port holds back.
+void SharedRates::find_unfair(std::size_t number) {
     const Port &port = ports_[number];
-    const auto self = static_cast<std::int32_t>(number);
-    double most = 0, held = std::numeric_limits<double>::infinity();
-    bool others = false;
-    for (const auto &[c, weight] : port.present) {
-        const Class &one = classes_[c];
-        if (!one.gathered) {
-            others = true;
-            continue;
-        }
-        most = std::max(most, one.new_rate);
-        if (one.new_held_by == self) held = std::min(held, one.new_rate);
-    }
-    if (!others) return true;
     const bool full = port.room <= port.capacity * rounding;
+    // Of those that the port holds back none may have less, of all beside them none may have more.
+    const double least = full ? port.highest_new : infinity, most = port.lowest_held_new * (1 + rounding);
+    if (!(least > port.lowest_held * (1 + rounding)) && !(port.highest > most)) return;
     for (const auto &[c, weight] : port.present) {
         const Class &one = classes_[c];
         if (one.gathered) continue;
-        if (one.held_by == self && (!full || most > one.rate * (1 + rounding))) return false;
-        if (one.rate > held * (1 + rounding)) return false;
+        const bool held = one.held_by == static_cast<std::int32_t>(number);
+        if ((held && least > one.rate * (1 + rounding)) || one.rate > most) unfair_.push_back(c);
     }
-    return true;
 }
 
 }  // namespace uncut

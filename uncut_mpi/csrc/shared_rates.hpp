@@ -39,11 +39,13 @@ class SharedRates {
         double limit = 0;                                   // bytes per second
         std::vector<std::pair<std::size_t, double>> ports;  // (port, weight)
         std::vector<std::int32_t> flows;                    // that run
+        double running = 0;                                 // how many
         double rate = 0;                                    // of each of them, now
+        double load = 0;                                    // of all of them
         std::int32_t held_by = by_limit;                    // the port that is full and keeps the rate from growing
         bool changed = false, gathered = false;
-        bool grows = false;   // while rates are shared
-        double new_rate = 0;  // of those that a change reaches
+        bool grows = false;                 // while rates are shared
+        double new_rate = 0, new_load = 0;  // of those that a change reaches
         std::int32_t new_held_by = by_limit;
     };
 
@@ -58,6 +60,9 @@ class SharedRates {
         double room = 0, use = 0;
         int growing = 0;
         double full_at = 0;
+        // Of those that keep their rates the highest, and the lowest of whom the port holds back; of those with new
+        // rates too.
+        double highest = 0, lowest_held = 0, highest_new = 0, lowest_held_new = 0;
     };
 
     void count(std::size_t of, std::int32_t flow, bool begins);
@@ -67,7 +72,7 @@ class SharedRates {
     void solve();
     void freeze(Class &c, double rate, std::int32_t by);
     bool widen();
-    bool is_fair(std::size_t number) const;
+    void find_unfair(std::size_t number);
 
     const SimulatedMachine &m_;
     std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
@@ -77,7 +82,7 @@ class SharedRates {
     std::vector<Port> ports_;
 
     // What a change reaches.
-    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_;
+    std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_, unfair_;
     std::vector<Change> news_;
 };
 

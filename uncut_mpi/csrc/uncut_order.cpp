@@ -131,22 +131,30 @@ Time Scheduler::estimate_batched(Worker &w, const Subproblem &s, bool a_missing,
 // Without batching each tile has its own holders, so the best fetch of each is kept for a scan;
 // fetches that share a link follow one another on it.
 Time Scheduler::estimate_single(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
-    std::array<SingleFetch, 3> fetches;
+    std::array<const SingleFetch *, 3> fetches;
+    std::array<Time, 3> etas;
     std::size_t count = 0;
-    if (a_missing) fetches[count++] = single_fetch(w, side_a, s.i, s.p);
-    if (b_missing) fetches[count++] = single_fetch(w, side_b, s.j, s.p);
-    if (c_missing) {
-        const CWay way = c_way(w, s.i, s.j, true, 0);
-        fetches[count++] = {0, way.link.resource, way.arrival, way.busy};
-    }
+    if (a_missing) fetches[count++] = &single_fetch(w, side_a, s.i, s.p);
+    if (b_missing) fetches[count++] = &single_fetch(w, side_b, s.j, s.p);
+    if (c_missing) fetches[count++] = &c_fetch(w, s.i, s.j);
     Time eta = 0;
     for (std::size_t f = 0; f < count; ++f) {
+        etas[f] = fetches[f]->eta;
         for (std::size_t before = 0; before < f; ++before)
-            if (fetches[before].resource == fetches[f].resource)
-                fetches[f].eta = std::max(fetches[f].eta, fetches[before].eta + fetches[f].cost);
-        eta = std::max(eta, fetches[f].eta);
+            if (fetches[before]->resource == fetches[f]->resource)
+                etas[f] = std::max(etas[f], etas[before] + fetches[f]->cost);
+        eta = std::max(eta, etas[f]);
     }
     return eta;
+}
+
+// Tiles of C differ in their sizes alone.
+const Scheduler::SingleFetch &Scheduler::c_fetch(const Worker &w, int i, int j) {
+    const bool high = row_extent(w, i).size == in_.tile, wide = col_extent(w, j).size == in_.tile;
+    SingleFetch &known = single_c_[high | wide << 1];
+    if (known.scan == scan_) return known;
+    const CWay way = c_way(w, i, j, true, 0);
+    return known = {scan_, way.link.resource, way.arrival, way.busy};
 }
 
 const Scheduler::SingleFetch &Scheduler::single_fetch(Worker &w, int side, int outer, int p) {

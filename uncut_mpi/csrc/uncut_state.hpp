@@ -356,6 +356,7 @@ class Scheduler {
     Time estimate_batched(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing);
     Time estimate_single(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing);
     const SingleFetch &single_fetch(Worker &w, int side, int outer, int p);
+    const SingleFetch &c_fetch(const Worker &w, int i, int j);
 
     static constexpr std::int32_t unknown = -2;
 
@@ -398,6 +399,7 @@ class Scheduler {
     std::vector<std::pair<std::size_t, Time>> undo_;
     std::array<Time, 64> estimates_{};
     std::array<std::vector<SingleFetch>, 2> single_;
+    std::array<SingleFetch, 4> single_c_{};
     unsigned scan_ = 0;
 };
 
