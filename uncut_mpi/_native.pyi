@@ -99,6 +99,7 @@ class KBlocksInput:
     min_slice_bytes: int
     first_block: int
     most_summands: int
+    earliest: bool
     product_lanes: int
     def __init__(self) -> None: ...
     def set_origin(self, matrix: int, on_host: bool, rank: int, /) -> None: ...

@@ -11,7 +11,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Schedule
 
@@ -61,6 +61,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
             rows=rng.choice((0, 1, rng.randint(1, 5))) if order in ("", "corner") else rng.choice((0, 1)),
             order=order,
             lanes=rng.choice((0, 1, 2)),
+            delivery=rng.choice(("", *DELIVERIES)),
             combine=combine,
             away=0 if combine == "worker" else rng.choice((0, rng.randint(1, 7))),
         ),

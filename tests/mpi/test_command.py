@@ -18,6 +18,7 @@ from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
 from uncut_mpi.planning.lower import Code
+from uncut_mpi.planning.options import SCHEDULERS
 from uncut_mpi.spmd.abort import finish
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -428,7 +429,9 @@ def test_a_searched_plan_is_called_so(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "auto.json"
     status, out, err = job(["-m", "96", "--warmup", "0", "--repeat", "1", "--scheduler", "auto", "--json", path])
     facts = json.loads(path.read_text())
-    good = status == 0 and "auto (uncut)" in out and "by simulation" in out and facts["scheduler"] == "auto (uncut)"
+    # What is best of one tile's problem differs from machine to machine.
+    known = {f"auto ({one})" for one in SCHEDULERS if one != "auto"}
+    good = status == 0 and facts["scheduler"] in known and f"{facts['scheduler']}, " in out and "by simulation" in out
     collective_assert(comm, good, f"status {status} {out}{err}")
     status, _, err = job(["-m", "96", "--scheduler", "auto", "--ablation"])
     collective_assert(comm, status == 2 and "--scheduler auto was given with --ablation" in err, err)

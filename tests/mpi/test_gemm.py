@@ -16,7 +16,7 @@ from uncut_mpi.device.interface import Backend
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning import kblocks, tiles
-from uncut_mpi.planning.options import BLOCK_ORDERS
+from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
 from uncut_mpi.planning.schedule import Role
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -190,6 +190,7 @@ def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions
         columns=draw.randint(1, 4),
         order=draw.choice(BLOCK_ORDERS),
         lanes=draw.randint(1, 2),
+        delivery=draw.choice(DELIVERIES),
         combine=combine,
         away=0 if combine == "worker" else draw.randrange(3),
     )
@@ -266,6 +267,7 @@ def test_large_products_from_the_corner(session, comm, dtype):
             rows=1 + number % 3,
             order="corner",
             lanes=lanes,
+            delivery=DELIVERIES[number // 4],
             combine=combine,
             away=2 * (combine == "owner"),
         )

@@ -15,14 +15,16 @@ from tests.helpers.random_kblocks import random_schedule, slow_where_misaligned
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, k_blocks, moves
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Matrix, Schedule
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
 CHANGES = {
@@ -34,6 +36,7 @@ CHANGES = {
     "rows": 3,
     "order": "columns",
     "lanes": 1,
+    "delivery": "earliest",
     "combine": "worker",
     "away": 2,
 }
@@ -293,6 +296,51 @@ def test_what_is_handed_on_comes_from_those_who_send_least(order: str) -> None:
     # The owners of A and B send theirs once and a quarter of C; the owner of C three quarters of it, and half of B;
     # the fourth rank a quarter of C, and half of A.
     assert sent == [matrix * 5 // 4, matrix * 5 // 4, matrix * 5 // 4, matrix * 3 // 4]
+
+
+def delivered(delivery: str, *, serial: bool = True) -> tuple[Schedule, Machine]:
+    """Return a schedule by which three ranks get all of their columns of B, each some rows of A; and the machine."""
+    machine = dataclasses.replace(load_machine("h200-4x"), serial_copies=serial)
+    blocking = Blocking(first=1024, block=1024, columns=1, order="k", combine="owner", delivery=delivery)
+    options = ScheduleOptions(
+        scheduler="kblocks", devices=(0, 3, 2, 1), areas=((0.35,), (0.24, 0.22, 0.19)), blocking=blocking
+    )
+    return plan(
+        GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("0,0,0"), 4, machine, options
+    ).schedule, machine
+
+
+def shared_at_receivers_s(schedule: Schedule, machine: Machine) -> float:
+    """Return for how long copies of A and B are on their way to a device while another of them is."""
+    times = simulate(schedule, machine)
+    copies = schedule.copies()
+    inputs = copies[np.isin(copies[:, 0], np.flatnonzero(TestAlignment.reads_a_or_b(schedule)))]
+    shared = 0.0
+    for rank in range(schedule.num_ranks):
+        of_rank = sorted((times.start_s[task], times.end_s[task]) for task in inputs[inputs[:, 2] == rank, 0])
+        shared += sum(max(0.0, one[1] - other[0]) for one, other in itertools.pairwise(of_rank))
+    return shared
+
+
+def test_by_list_scheduling_no_receiver_has_two_copies_at_a_time() -> None:
+    shared, seconds = {}, {}
+    for delivery in DELIVERIES:
+        made = delivered(delivery)
+        shared[delivery], seconds[delivery] = shared_at_receivers_s(*made), simulate(*made).seconds
+    assert shared["earliest"] == 0 < shared["balanced"]
+    assert seconds["earliest"] < seconds["balanced"]
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_by_list_scheduling_whole_pieces_leave_their_origin_once_and_who_has_one_hands_it_on(serial: bool) -> None:
+    copies = delivered("earliest", serial=serial)[0].copies()
+    sent = [copies[(copies[:, 1] == rank) & (copies[:, 2] != rank) & (copies[:, 2] != 0), 3] for rank in range(4)]
+    handed_on = np.concatenate(sent[1:])
+    piece = int(handed_on[0])  # of B
+    assert (handed_on == piece).all()
+    assert handed_on.size == 2 * 4
+    assert sent[0].sum() == 4096**2 * 8 + 4 * piece  # A, and each piece of B
+    assert sum(one.size > 0 for one in sent[1:]) == 2
 
 
 @pytest.mark.parametrize("place", ["0,1,2", "0,0,0", "h,h,1", "1,2,h"])

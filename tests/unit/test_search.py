@@ -208,6 +208,19 @@ def test_one_and_two_products_begun_are_both_tried(place: str, blocking: Blockin
     assert {one.options.blocking.lanes for one in found.candidates} == {1}
 
 
+def test_both_ways_to_hand_pieces_around_are_tried_between_devices() -> None:
+    machine = load_machine("h200-4x")
+
+    def tried(place: str, **fixed: object) -> set[str]:
+        found = find(cube(4096), place, machine, options=ScheduleOptions(scheduler="kblocks", **fixed))
+        return {one.options.blocking.delivery for one in found.candidates}
+
+    assert tried("0,0,0") == {"balanced", "earliest"}
+    assert tried("0,0,0", blocking=Blocking(delivery="balanced")) == {"balanced"}
+    assert tried("h,h,0") == {"balanced"}
+    assert tried("0,0,0", devices=(0, 1)) == {"balanced"}  # one rank takes
+
+
 def test_a_scheduler_that_begins_badly_gets_what_is_left() -> None:
     machine, problem = load_machine("h200-4x"), GemmProblem(4096, 4096, 4096, DType.f16)
     free = find(problem, "0,1,0", machine)

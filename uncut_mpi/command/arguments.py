@@ -47,6 +47,7 @@ _FLAGS: Final = _ABLATION_FLAGS | {
     "blocking.rows": "--row-blocks",
     "blocking.order": "--block-order",
     "blocking.lanes": "--product-lanes",
+    "blocking.delivery": "--delivery",
     "blocking.combine": "--combine",
     "blocking.away": "--combine-away",
 }
@@ -282,6 +283,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
             rows=given.row_blocks,
             order=given.block_order or "",
             lanes=given.product_lanes,
+            delivery=given.delivery or "",
             combine=given.combine or "",
             away=given.combine_away,
         ),

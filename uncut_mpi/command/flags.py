@@ -15,6 +15,7 @@ from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import (
     BLOCK_ORDERS,
     COMBINES,
+    DELIVERIES,
     DISTRIBUTIONS,
     MOST_TRIED,
     ORDERS,
@@ -366,6 +367,13 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         default=0,
         metavar="N",
         help="how many products a rank may have begun, 1 or 2; default 2",
+    )
+    group.add_argument(
+        "--delivery",
+        type=one_of(*DELIVERIES),
+        metavar="|".join(DELIVERIES),
+        help="how pieces of A and B on devices are handed around: everybody sends as much, or each copy as soon as "
+        "its sender and its receiver are free; default balanced",
     )
     group.add_argument(
         "--combine",

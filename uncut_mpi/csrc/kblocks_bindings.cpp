@@ -50,6 +50,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("min_slice_bytes", &KInput::min_slice_bytes)
         .def_rw("first_block", &KInput::first_block)
         .def_rw("most_summands", &KInput::most_summands)
+        .def_rw("earliest", &KInput::earliest)
         .def_rw("product_lanes", &KInput::product_lanes)
         .def("set_origin",
              [](KInput &self, int matrix, bool on_host, int rank) {

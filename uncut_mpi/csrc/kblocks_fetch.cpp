@@ -81,24 +81,26 @@ void Scheduler::count_sent() {
         }
 }
 
+std::int64_t Scheduler::needed_alone(int matrix, std::size_t block, int split) const {
+    std::int64_t elements = 0;
+    for (const int other : {matrix_a, matrix_b})
+        if (in_.origin[other].rank == in_.origin[matrix].rank && !in_.origin[other].on_host)
+            elements += alone_[other][block][static_cast<std::size_t>(split)];
+    return elements;
+}
+
 std::int64_t Scheduler::first_taker(int matrix, int split) const {
-    const auto alone = [&](std::size_t block) {
-        std::int64_t elements = 0;
-        for (const int other : {matrix_a, matrix_b})
-            if (in_.origin[other].rank == in_.origin[matrix].rank && !in_.origin[other].on_host)
-                elements += alone_[other][block][static_cast<std::size_t>(split)];
-        return elements;
-    };
     std::int64_t most = 0;
     for (const std::size_t taker : takers_)
-        most = std::max(most, alone(taker));
+        most = std::max(most, needed_alone(matrix, taker, split));
     const auto sent = [&](std::size_t at) {
         const auto found = sent_.find(in_.blocks[takers_[at]].members[static_cast<std::size_t>(split)].rank);
         return found == sent_.end() ? 0 : found->second;
     };
     std::size_t best = takers_.size();
     for (std::size_t at = 0; at < takers_.size(); ++at)
-        if (alone(takers_[at]) == most && (best == takers_.size() || sent(at) < sent(best))) best = at;
+        if (needed_alone(matrix, takers_[at], split) == most && (best == takers_.size() || sent(at) < sent(best)))
+            best = at;
     return static_cast<std::int64_t>(best);
 }
 
@@ -141,25 +143,15 @@ bool Scheduler::is_needed(const std::vector<std::size_t> &blocks, const KMove &m
 }
 
 void Scheduler::fetch_rows(int matrix, const std::vector<std::size_t> &blocks, const KMove &move, Extent of_a) {
-    auto worker = [&](std::size_t block) -> const KWorker & { return in_.blocks[block].members[move.split]; };
-    auto place = [&](const KWorker &w, bool here) {
-        const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
-        const Extent rows = matrix == matrix_a ? of_a : inner;
-        const Extent cols = matrix == matrix_a ? inner : columns_of(w, move.first, move.last);
-        return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
-    };
-    auto arrives = [&](std::size_t block, std::int32_t task) {
-        states_[block][move.split].arriving.push_back({move, of_a.shifted(-worker(block).first_row), task, on_no_lane});
-    };
-    const Region source = place(worker(blocks.front()), false);
+    const Region source = piece(matrix, worker(blocks.front(), move), move, of_a, false);
     if (source.empty()) return;
     takers_.clear();
     for (const std::size_t block : blocks) {
-        if (takes(matrix, worker(block))) {
+        const KWorker &w = worker(block, move);
+        if (takes(matrix, w)) {
             takers_.push_back(block);
-        } else if (worker(block).panel[matrix] >= 0) {
-            const int rank = worker(block).rank;
-            arrives(block, push(rank, rank, place(worker(block), true), source, -1));
+        } else if (w.panel[matrix] >= 0) {
+            arrives(block, move, of_a, push(w.rank, w.rank, piece(matrix, w, move, of_a, true), source, -1));
         }
     }
     if (takers_.empty()) return;
@@ -167,6 +159,13 @@ void Scheduler::fetch_rows(int matrix, const std::vector<std::size_t> &blocks, c
     const std::int64_t size = source.rows * source.cols * in_.itemsize;
     // A device that serves its copies one after another sends fewer, longer ones.
     const bool whole = in_.serial_copies && !in_.origin[matrix].on_host;
+    if (in_.earliest && !in_.origin[matrix].on_host) {
+        Delivery wanted{matrix, move, of_a, source, static_cast<double>(size), {}, takers_.size()};
+        for (const std::size_t taker : takers_)
+            wanted.takers.push_back({taker});
+        deliveries_.push_back(std::move(wanted));
+        return;
+    }
     const std::int64_t parts =
         whole ? 1 : std::max<std::int64_t>(1, std::min({count, source.cols, size / in_.min_slice_bytes}));
     const std::int64_t turn = move.first_k / in_.first_block + (matrix == matrix_a ? move.top : 0);
@@ -174,17 +173,18 @@ void Scheduler::fetch_rows(int matrix, const std::vector<std::size_t> &blocks, c
         const Extent slice = part_of(source.cols, parts, part);
         const std::int64_t chosen = whole ? first_taker(matrix, move.split) : (part + turn) % count;
         const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
-        const Region here = place(worker(first), true).columns(slice.first, slice.last);
-        const std::int32_t came =
-            copy_in(in_.origin[matrix], worker(first).rank, here, source.columns(slice.first, slice.last));
-        arrives(first, came);
-        if (whole) sent_[worker(first).rank] += (count - 1) * source.rows * source.cols;
+        const int by = worker(first, move).rank;
+        const Region here = piece(matrix, worker(first, move), move, of_a, true).columns(slice.first, slice.last);
+        const std::int32_t came = copy_in(in_.origin[matrix], by, here, source.columns(slice.first, slice.last));
+        arrives(first, move, of_a, came);
+        if (whole) sent_[by] += (count - 1) * source.rows * source.cols;
         for (std::int64_t next = 1; next < count; ++next) {
             // The one that the origin sends to next comes last: its port is busy meanwhile.
             const std::int64_t at = whole ? chosen + count - next : next <= chosen ? next - 1 : next;
             const std::size_t other = takers_[static_cast<std::size_t>(at % count)];
-            const Region there = place(worker(other), true).columns(slice.first, slice.last);
-            arrives(other, push(worker(first).rank, worker(other).rank, there, here, came));
+            const KWorker &to = worker(other, move);
+            const Region there = piece(matrix, to, move, of_a, true).columns(slice.first, slice.last);
+            arrives(other, move, of_a, push(by, to.rank, there, here, came));
         }
     }
 }

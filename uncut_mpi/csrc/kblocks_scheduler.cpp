@@ -28,7 +28,7 @@ Scheduler::Scheduler(const KInput &in) : in_(in) {
             tasks.assign(count, -1);
         finished_.emplace_back(count, 0);
     }
-    if (in_.serial_copies) {
+    if (in_stretches()) {
         count_alone();
         count_sent();
     }
@@ -40,11 +40,12 @@ KTables Scheduler::run() {
         if (!is_fetch(move)) {
             for (std::size_t block = 0; block < in_.blocks.size(); ++block)
                 take(block, move);
-        } else if (in_.serial_copies) {
+        } else if (in_stretches()) {
             const std::size_t end = end_of_stretch(at);
             for (const bool shared : {true, false})
                 for (std::size_t which = at; which < end; ++which)
                     fetch_groups(moves_[which], [&](bool found) { return found == shared; });
+            deliver();
             at = end - 1;
         } else {
             fetch_groups(move, [](bool) { return true; });

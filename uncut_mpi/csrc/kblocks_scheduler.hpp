@@ -62,6 +62,7 @@ struct KInput {
     bool trans_a = false, trans_b = false, reads_c = false, half = false;
     bool combines = false;       // whether sums are formed apart from products
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
+    bool earliest = false;       // whether each copy between devices goes as soon as its ports are free
     std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
     int most_summands = 8;
     int product_lanes = 1;  // 1 or 2: how many products a rank may have begun

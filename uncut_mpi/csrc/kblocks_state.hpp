@@ -78,6 +78,23 @@ struct Summand {
     std::vector<std::int32_t> made_by;
 };
 
+// A piece of A or B on its way from a device to those that need it.
+struct Delivery {
+    struct Taker {
+        std::size_t block;
+        std::int32_t task = -1;  // the copy that brings it, once that is chosen,
+        double there = 0;        // and when it is there
+        bool has_it() const { return task >= 0; }
+    };
+    int matrix;
+    KMove move;
+    Extent of_a;
+    Region source;
+    double bytes;
+    std::vector<Taker> takers;
+    std::size_t left;  // how many have not got it
+};
+
 // Whether a product of some of a worker's rows reads a fetched piece.
 inline bool meet(const Piece &piece, const KMove &product, Extent rows) {
     const KMove &move = piece.move;
@@ -93,7 +110,8 @@ inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t numb
     return {first, first + size + (number < more ? 1 : 0)};
 }
 
-// Makes the tasks of one problem; kblocks_fetch.cpp has A and B, kblocks_scheduler.cpp the order, products and C.
+// Makes the tasks of one problem; kblocks_fetch.cpp and kblocks_delivery.cpp have A and B, kblocks_scheduler.cpp the
+// order, products and C.
 class Scheduler {
   public:
     explicit Scheduler(const KInput &in);
@@ -106,6 +124,9 @@ class Scheduler {
     void begin_residents();
 
     static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
+
+    // Whether all fetches of a stretch of k are looked at together.
+    bool in_stretches() const { return in_.serial_copies || in_.earliest; }
 
     // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
     // its copies in turn the pieces of a stretch that are handed on come first, so that all ranks have theirs at one
@@ -274,6 +295,36 @@ class Scheduler {
     // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
     void fetch_rows(int matrix, const std::vector<std::size_t> &blocks, const KMove &move, Extent of_a);
 
+    const KWorker &worker(std::size_t block, const KMove &move) const {
+        return in_.blocks[block].members[static_cast<std::size_t>(move.split)];
+    }
+    // A piece where a worker has it, or in the caller's matrix.
+    Region piece(int matrix, const KWorker &w, const KMove &move, Extent of_a, bool here) const {
+        const Extent inner = Extent{move.first_k, move.last_k}.shifted(w.first_k);
+        const Extent rows = matrix == matrix_a ? of_a : inner;
+        const Extent cols = matrix == matrix_a ? inner : columns_of(w, move.first, move.last);
+        return here ? held(w, matrix, rows, cols) : user(matrix, rows, cols);
+    }
+    void arrives(std::size_t block, const KMove &move, Extent of_a, std::int32_t task) {
+        const std::int64_t top = worker(block, move).first_row;
+        states_[block][static_cast<std::size_t>(move.split)].arriving.push_back(
+            {move, of_a.shifted(-top), task, on_no_lane});
+    }
+    // Elements that a worker alone needs of what is where a matrix is.
+    std::int64_t needed_alone(int matrix, std::size_t block, int split) const;
+
+    // -- A and B between devices, each copy when its ports are free: kblocks_delivery.cpp ------
+
+    // A copy that could be next: from the piece's origin, or from a taker that has it.
+    struct NextCopy {
+        Delivery *piece = nullptr;
+        Delivery::Taker *from = nullptr, *to = nullptr;
+        double begins = 0;
+    };
+    void deliver();
+    NextCopy next_copy();
+    int sender(const NextCopy &copy) const;
+
     // -- C -----------------------------------------------------------------------------------
 
     void take(std::size_t block, const KMove &move);
@@ -338,6 +389,9 @@ class Scheduler {
     std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per block of C
     std::vector<std::vector<int>> finished_;                    // per block, per block of C: members that have
     std::vector<std::size_t> takers_;
+    // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
+    std::vector<Delivery> deliveries_;
+    std::unordered_map<int, double> sends_until_, receives_until_;
 };
 
 }  // namespace uncut::kblocks

@@ -23,7 +23,14 @@ from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
 from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DISTRIBUTIONS, MOST_PRODUCT_LANES, ScheduleOptions
+from uncut_mpi.planning.options import (
+    BLOCK_ORDERS,
+    COMBINES,
+    DELIVERIES,
+    DISTRIBUTIONS,
+    MOST_PRODUCT_LANES,
+    ScheduleOptions,
+)
 from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.shares import arrange, fit_shares
@@ -60,6 +67,7 @@ DIMENSIONS: Final = {
         "places_and_lanes",
         "row_blocks",
         "sums_away",
+        "deliveries",
         "shares",
         "columns_of_ranks",
         "first_blocks",
@@ -86,6 +94,7 @@ REFINEMENTS: Final = (
     "first_blocks",
     "growths",
     "columns_of_ranks",
+    "deliveries",
     "shares",
 )
 """What is varied of the best on other numbers of ranks and other grids."""
@@ -257,6 +266,13 @@ class Dimensions:
         """How many row blocks there are for so many column blocks."""
         if not asked.blocking.rows and best.options.blocking.order == "corner":
             yield from (_blocked(best, rows=count) for count in _COLUMN_BLOCKS)
+
+    def deliveries(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """How pieces on devices reach more than one other rank."""
+        at = (self._placement.a, self._placement.b)
+        ranks = best.options.devices or range(self._num_ranks)
+        if not asked.blocking.delivery and len(ranks) > 2 and any(one.space == "device" for one in at):
+            yield from (_blocked(best, delivery=delivery) for delivery in DELIVERIES)
 
     def product_lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many products a rank may have begun."""

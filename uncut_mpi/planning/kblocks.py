@@ -6,7 +6,8 @@ them) over a stretch of k, in the order of `uncut_mpi.planning.blocking`. With `
 process grid rows × cols × splits share k too (2.5D and 3D algorithms), and their partial sums are added up.
 
 * **A and B.** What several ranks need leaves its origin once: each takes a slice (whole stored columns)
-  and hands it to the others, so that ports and host links carry every byte once. A rank that holds the matrix
+  and hands it to the others, so that ports and host links carry every byte once; or, between devices, one takes the
+  whole piece (`delivery`; where devices serve their copies one after another always). A rank that holds the matrix
   itself reads it in place, unless it copies it so that its products are aligned (`uncut_mpi.planning.alignment`;
   then a k that is no multiple of 16 bytes has a product for the rest, too).
 * **C** is handed on per block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
@@ -159,6 +160,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         rows=asked.rows or (columns if order == "corner" else 1),
         order=order,
         lanes=asked.lanes or 2,
+        delivery=asked.delivery or "balanced",
         combine=asked.combine or "owner",
         away=asked.away,
     )
@@ -287,6 +289,7 @@ class _Plan:
         given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
         given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
         given.serial_copies = self._machine.serial_copies
+        given.earliest = how.delivery == "earliest"
         given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
         given.first_block, given.most_summands, given.product_lanes = how.first, MOST_SUMMANDS, how.lanes
         for matrix in (Matrix.A, Matrix.B, Matrix.C):
@@ -401,7 +404,8 @@ class _Plan:
         """Return how many copies bring a piece of A or B to all that take it, as the tasks are made."""
         if takers <= 0 or elements == 0:
             return 0
-        if self._machine.serial_copies and self._location(matrix).space == "device":
+        whole = self._machine.serial_copies or self.how.delivery == "earliest"
+        if whole and self._location(matrix).space == "device":
             return takers
         slices = elements * self._problem.dtype.itemsize // MIN_SLICE_BYTES
         return takers * max(1, min(takers, columns, slices))

@@ -13,6 +13,7 @@ ORDERS = ("fixed", "eta", "finish")
 SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "auto")
 DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
 BLOCK_ORDERS = ("k", "columns", "corner")
+DELIVERIES = ("balanced", "earliest")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
 _TAKES = {
@@ -35,7 +36,7 @@ _TAKES = {
         *_BLOCKS,
         "areas",
         *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows", "lanes")),
-        *(f"blocking.{name}" for name in ("order", "combine", "away")),
+        *(f"blocking.{name}" for name in ("order", "delivery", "combine", "away")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
@@ -74,6 +75,12 @@ class Blocking:
     lanes : int
         How many products a rank may have begun, 1 or 2: of two blocks of C, one begins as the other runs out of work
         for all multiprocessors.
+    delivery : str
+        How pieces of A and B on devices reach the ranks that need them. ``"balanced"``: every rank takes a slice and
+        hands it on; where devices serve their copies one after another, whoever has least to send in all takes the
+        whole piece, and what is handed on goes before what one rank needs. ``"earliest"``: whole pieces by list
+        scheduling: the copy that can begin first, as its sender and its receiver have no other, is next, and whoever
+        has a piece may hand it on.
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
     away : int
@@ -90,6 +97,7 @@ class Blocking:
     rows: int = 0
     order: str = ""
     lanes: int = 0
+    delivery: str = ""
     combine: str = ""
     away: int = 0
 
@@ -106,7 +114,7 @@ class Blocking:
                 f"the first k-block shall have {self.first} elements (first, --k-first) and the largest {self.block} "
                 "(block, --k-block): let the first be no longer"
             )
-        for name, known in (("order", BLOCK_ORDERS), ("combine", COMBINES)):
+        for name, known in (("order", BLOCK_ORDERS), ("delivery", DELIVERIES), ("combine", COMBINES)):
             value = getattr(self, name)
             if value and value not in known:
                 raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")

@@ -120,6 +120,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     lanes = ", one product lane" if blocking.lanes == 1 else ""
+    if blocking.delivery == "earliest":
+        lanes += ", earliest delivery"
     blocks = f"k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}"
     return f"{grid}, {blocks}{lanes}{where}"
 

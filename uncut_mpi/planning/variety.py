@@ -53,7 +53,8 @@ def _kind(candidate: Candidate) -> Hashable:
     blocking = options.blocking
     own: Hashable = schedule.tile
     if schedule.scheduler == "kblocks":
-        own = blocking.columns, blocking.rows, blocking.order, blocking.lanes, blocking.combine, blocking.away > 0
+        own = blocking.columns, blocking.rows, blocking.order, blocking.lanes, blocking.delivery, blocking.combine
+        own = (*own, blocking.away > 0)
     whole = math.fsum(area for column in options.areas or () for area in column)
     areas = tuple(tuple(round(area / whole, 1) for area in column) for column in options.areas or ())
     return schedule.scheduler, schedule.grid, schedule.splits, ranks, shares, areas, own
