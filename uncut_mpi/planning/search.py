@@ -77,6 +77,10 @@ def _order(one: Candidate) -> Hashable:
     return one.options.blocking.order
 
 
+def _delivery(one: Candidate) -> Hashable:
+    return one.options.blocking.delivery
+
+
 def _place_of_sums(one: Candidate) -> Hashable:
     return one.options.blocking.combine, one.options.blocking.away > 0
 
@@ -299,6 +303,7 @@ class _Explorer:
             if other.value < best.value:
                 self._descend(other, asked, DIMENSIONS["kblocks"])
             self._explore_ways(best, asked, _place_of_sums)
+            self._explore_ways(best, asked, _delivery)
         if asked.scheduler == "uncut":
             own = [one for one in self.tried if one.options.scheduler == "uncut"]
             self._improve(min(own, key=lambda one: one.value), asked, self._dimensions.fine)
