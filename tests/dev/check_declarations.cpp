@@ -47,7 +47,8 @@ UNCUT_DRIVER_FUNCTIONS(CHECK_DRIVER)
 UNCUT_BLAS_FUNCTIONS(CHECK_BLAS)
 static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T);
 static_assert(own::blas_pointer_mode_host == CUBLAS_POINTER_MODE_HOST);
-static_assert(own::blas_default_math == CUBLAS_DEFAULT_MATH && own::blas_compute_32f == CUBLAS_COMPUTE_32F);
+static_assert(own::blas_exact_reductions == CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+static_assert(own::blas_compute_32f == CUBLAS_COMPUTE_32F);
 static_assert(own::blas_compute_32f_fast_tf32 == CUBLAS_COMPUTE_32F_FAST_TF32);
 static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
 static_assert(own::lt_product_op_a == CUBLASLT_MATMUL_DESC_TRANSA &&

@@ -354,7 +354,7 @@ Code cublasSetWorkspace_v2(BlasHandle handle, void *, std::size_t bytes) {
     return success;
 }
 Code cublasSetPointerMode_v2(BlasHandle, int mode) { return mode; }
-Code cublasSetMathMode(BlasHandle, int mode) { return mode; }
+Code cublasSetMathMode(BlasHandle, int mode) { return mode == blas_exact_reductions ? success : 7; }
 Code cublasDgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
                        const double *alpha, const double *a, std::int64_t lda, const double *b, std::int64_t ldb,
                        const double *beta, double *c, std::int64_t ldc) {

@@ -74,7 +74,7 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
             b.check("cublasSetWorkspace_v2",
                     b.cublasSetWorkspace_v2(lane.handle, reinterpret_cast<void *>(lane.workspace), workspace_bytes));
             b.check("cublasSetPointerMode_v2", b.cublasSetPointerMode_v2(lane.handle, blas_pointer_mode_host));
-            b.check("cublasSetMathMode", b.cublasSetMathMode(lane.handle, blas_default_math));
+            b.check("cublasSetMathMode", b.cublasSetMathMode(lane.handle, blas_exact_reductions));
         } catch (...) {
             if (lane.handle != nullptr) b.cublasDestroy_v2(lane.handle);
             if (lane.workspace != 0) d.cuMemFree(lane.workspace);

@@ -105,7 +105,8 @@ inline constexpr std::uint32_t lt_any_reduction = 7;
 inline constexpr int blas_op_n = 0;
 inline constexpr int blas_op_t = 1;
 inline constexpr int blas_pointer_mode_host = 0;
-inline constexpr int blas_default_math = 0;
+// By default cuBLAS adds up parts of k in the type of C, so that a half type is rounded several times.
+inline constexpr int blas_exact_reductions = 16;
 inline constexpr int blas_compute_32f = 68;
 inline constexpr int blas_compute_32f_fast_tf32 = 77;
 inline constexpr int blas_gemm_default = -1;
