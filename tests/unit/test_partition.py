@@ -120,6 +120,7 @@ def test_ranks_of_other_speeds_finish_together() -> None:
         ({"areas": ()}, "name one for each rank of every column"),
         ({"areas": ((1.0, -1.0),)}, "not all positive"),
         ({"areas": ((1.0, float("nan")),)}, "not all positive"),
+        ({"areas": ((1e308,), (1e308,))}, "not all positive numbers, 1e.300 at most in all"),
         ({"areas": ((1.0, 1.0),), "grid": (1, 2)}, "give one of both"),
         ({"areas": ((1.0, 1.0),), "row_shares": (1.0, 1.0)}, "give one of both"),
         ({"areas": ((1.0, 1.0),), "col_shares": (1.0,)}, "give one of both"),

@@ -122,6 +122,7 @@ def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
         ({"devices": (1, 2, 1)}, "rank 1 is named twice among those that compute"),
         ({"row_shares": ()}, "row_shares"),
         ({"row_shares": (1.0, 0.0)}, "are not all positive numbers"),
+        ({"col_shares": (1e308, 1e308)}, "are not all positive numbers"),
         ({"col_shares": (float("inf"),)}, "col_shares"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.metrics import check_metric
@@ -42,6 +43,8 @@ _TAKES = {
     "bands": {"devices", "tile"},
 }
 """The options that each scheduler takes."""
+_MOST_SHARES = 1e300
+"""Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
 MOST_PRODUCT_LANES = 2
 MOST_CHUNKS = 8
@@ -347,20 +350,28 @@ class ScheduleOptions:
             _check_devices(self.devices)
         for name in ("row_shares", "col_shares"):
             shares = getattr(self, name)
-            if shares is not None and not (shares and all(math.isfinite(share) and share > 0 for share in shares)):
-                raise ParamError(f"{name} = {shares} are not all positive numbers: name one for each block, or none")
+            if shares is not None and not (shares and _are_shares(shares)):
+                raise ParamError(
+                    f"{name} = {shares} are not all positive numbers, {_MOST_SHARES:g} at most in all: name one for "
+                    "each block, or none"
+                )
         if self.areas is not None:
             self._check_areas(self.areas)
 
     def _check_areas(self, areas: tuple[tuple[float, ...], ...]) -> None:
-        if not (areas and all(column and all(math.isfinite(one) and one > 0 for one in column) for column in areas)):
+        if not (areas and all(areas) and _are_shares([one for column in areas for one in column])):
             raise ParamError(
-                f"areas = {areas} are not all positive numbers: name one for each rank of every column, or none"
+                f"areas = {areas} are not all positive numbers, {_MOST_SHARES:g} at most in all: name one for each "
+                "rank of every column, or none"
             )
         if (self.grid, self.row_shares, self.col_shares) != (None, None, None):
             raise ParamError(
                 "areas cut C by columns of ranks, grid, row_shares and col_shares by a process grid: give one of both"
             )
+
+
+def _are_shares(values: Sequence[float]) -> bool:
+    return all(math.isfinite(one) and one > 0 for one in values) and sum(values) <= _MOST_SHARES
 
 
 def _check_devices(devices: tuple[int, ...]) -> None:
