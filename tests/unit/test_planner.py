@@ -14,7 +14,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options, plan
+from uncut_mpi.planning.planner import ablation_options, describe, plan
 from uncut_mpi.planning.search import search
 
 PROBLEM = GemmProblem(16384, 16384, 16384, DType.f64)
@@ -167,3 +167,19 @@ def test_by_the_model_the_ablation_gains_where_the_paper_does() -> None:
         ]
         for before, after, gain in zip(times, times[1:], gains, strict=False):
             assert before / after >= gain, (place, times)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reads_c", "splits", "says"),
+    [("f64", True, 1, True), ("f64", False, 1, False), ("f64", False, 2, True), ("f16", False, 1, True)],
+)
+def test_a_plan_says_where_c_is_combined_if_there_is_anything_to_combine(
+    dtype: str, reads_c: bool, splits: int, says: bool
+) -> None:
+    problem = GemmProblem(512, 512, 512, DType[dtype], reads_c=reads_c)
+    blocking = Blocking(splits=splits, delivery="earliest", lanes=1)
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    planned = plan(problem, Placement.parse("0,0,0"), 4, Machine.uniform(4), options)
+    text = describe(planned.schedule, planned.options)
+    assert (", C combined at its owner" in text) == says
+    assert ", one product lane, earliest delivery" in text

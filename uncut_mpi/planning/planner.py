@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import count_blocks
+from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -112,7 +112,9 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     blocking = options.blocking
     count = count_blocks(blocking.columns)
     combine = "worker" if blocking.away >= count else blocking.combine
-    where = f", C combined at its {combine}" if schedule.placement.c.space == "device" else ""
+    # Without C in a type that is not rounded the products are all there is.
+    combined = schedule.placement.c.space == "device" and forms_sums(schedule.problem, schedule.splits)
+    where = f", C combined at its {combine}" if combined else ""
     if where and 0 < blocking.away < count:
         where += f" but for the last {blocking.away} of {count}"
     columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
