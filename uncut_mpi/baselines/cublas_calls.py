@@ -14,6 +14,7 @@ _DATA = {DType.f64: 1, DType.f32: 0, DType.f16: 2, DType.bf16: 14, DType.tf32: 0
 _COMPUTE = {DType.f64: 70, DType.f32: 68, DType.tf32: 77}
 _SCALAR = {DType.f64: ctypes.c_double, DType.f32: ctypes.c_float, DType.tf32: ctypes.c_float}
 _N, _DEFAULT_ALGO = 0, -1
+_EXACT_REDUCTIONS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 _XT_GEMM = {DType.f64: "cublasXtDgemm", DType.f32: "cublasXtSgemm"}
 
 XT_TYPES = frozenset(_XT_GEMM)
@@ -60,9 +61,10 @@ class BlasLibrary:
             raise Unsupported(f"{name} failed with status {status}")
 
     def handle(self) -> ctypes.c_void_p:
-        """Return a new handle for the current device."""
+        """Return a new handle for the current device, by which half types are rounded once, as ours are."""
         handle = ctypes.c_void_p()
         self.call("cublasCreate_v2", ctypes.byref(handle))
+        self.call("cublasSetMathMode", handle, ctypes.c_int(_EXACT_REDUCTIONS))
         return handle
 
     def gemm(
