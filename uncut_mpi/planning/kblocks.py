@@ -35,6 +35,7 @@ that has least to send in all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections import Counter
@@ -189,12 +190,18 @@ def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions)
 def _partition(problem: GemmProblem, placement: Placement, num_places: int, options: ScheduleOptions) -> Partition:
     if options.areas is None:
         grid = choose_grid(placement, num_places, options)
-        return Partition.of_grid(problem, grid, options.row_shares, options.col_shares)
+        shares = (None if one is None else tuple(one) for one in (options.row_shares, options.col_shares))
+        return _on_grid(problem, grid, *shares)
     named = sum(map(len, options.areas))
     if named != num_places:
         parts = f" each of the {options.blocking.splits} parts of k" if options.blocking.splits > 1 else ""
         raise ParamError(f"areas names {named} ranks, {num_places} compute{parts}: name an area for each")
-    return Partition.of_areas(problem, options.areas)
+    return _in_areas(problem, tuple(map(tuple, options.areas)))
+
+
+# A search asks for the same ones with many blockings.
+_on_grid = functools.lru_cache(maxsize=512)(Partition.of_grid)
+_in_areas = functools.lru_cache(maxsize=512)(Partition.of_areas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -379,6 +379,6 @@ def _check_devices(devices: tuple[int, ...]) -> None:
         raise ParamError("devices names no rank that computes: name at least one, or None for all ranks")
     if min(devices) < 0:
         raise ParamError(f"rank {min(devices)} cannot compute (devices): ranks count from 0")
-    twice = sorted({rank for rank in devices if devices.count(rank) > 1})
-    if twice:
+    if len({*devices}) < len(devices):
+        twice = sorted({rank for rank in devices if devices.count(rank) > 1})
         raise ParamError(f"rank {twice[0]} is named twice among those that compute (devices): name it once")
