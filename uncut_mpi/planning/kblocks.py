@@ -200,8 +200,8 @@ def _partition(problem: GemmProblem, placement: Placement, num_places: int, opti
 
 
 # A search asks for the same ones with many blockings.
-_on_grid = functools.lru_cache(maxsize=512)(Partition.of_grid)
-_in_areas = functools.lru_cache(maxsize=512)(Partition.of_areas)
+_on_grid = functools.lru_cache(maxsize=128)(Partition.of_grid)
+_in_areas = functools.lru_cache(maxsize=128)(Partition.of_areas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
