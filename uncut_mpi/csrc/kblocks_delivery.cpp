@@ -1,4 +1,4 @@
-// Who gets a piece from whom when: list scheduling over the ports of devices that serve their copies in turn.
+// Who gets a piece from whom when: list scheduling over the ports of devices.
 #include "kblocks_state.hpp"
 
 namespace uncut::kblocks {

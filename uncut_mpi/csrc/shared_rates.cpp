@@ -71,8 +71,8 @@ void SharedRates::count(std::size_t of, std::int32_t flow, bool begins) {
     }
 }
 
-// First what shares a port with a change is given new rates, beside all others as they are. Where that leaves somebody
-// unfairly treated, who shares that port is given new rates too, until nobody is: max-min fair rates are unique.
+// First those that change, and those whom a port of theirs holds back, are given new rates beside all others. Who is
+// treated unfairly by that is given new rates too, until nobody is: max-min fair rates are unique.
 const std::vector<SharedRates::Change> &SharedRates::update() {
     news_.clear();
     for (const std::size_t c : changed_) {
@@ -111,11 +111,6 @@ void SharedRates::gather(std::size_t of) {
     if (classes_[of].gathered || classes_[of].flows.empty()) return;
     classes_[of].gathered = true;
     reached_.push_back(of);
-}
-
-void SharedRates::gather_all(const Port &port) {
-    for (const auto &[c, weight] : port.present)
-        gather(c);
 }
 
 // Gives new rates to the classes in reached_, by progressive filling. All that still grow have one rate, so a port is

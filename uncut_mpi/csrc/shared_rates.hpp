@@ -68,7 +68,6 @@ class SharedRates {
     void count(std::size_t of, std::int32_t flow, bool begins);
     bool is_overloaded(const Port &port) const { return port.demand > port.capacity; }
     void gather(std::size_t of);
-    void gather_all(const Port &port);
     void solve();
     void freeze(Class &c, double rate, std::int32_t by);
     bool widen();
