@@ -22,7 +22,7 @@ from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, k_blocks, moves
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.planner import describe, plan
 from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
@@ -341,6 +341,19 @@ def test_by_list_scheduling_whole_pieces_leave_their_origin_once_and_who_has_one
     assert handed_on.size == 2 * 4
     assert sent[0].sum() == 4096**2 * 8 + 4 * piece  # A, and each piece of B
     assert sum(one.size > 0 for one in sent[1:]) == 2
+
+
+def test_delivery_is_of_no_effect_where_a_and_b_are_in_host_memory() -> None:
+    areas = ((0.25,), (0.25, 0.25), (0.25,))
+    digests = set()
+    for delivery in DELIVERIES:
+        options = ScheduleOptions(scheduler="kblocks", areas=areas, blocking=Blocking(delivery=delivery))
+        planned = plan(
+            GemmProblem(1024, 1024, 1024, DType.f64), Placement.parse("h,h,0"), 4, Machine.uniform(4), options
+        )
+        digests.add(planned.schedule.digest())
+        assert "delivery" not in describe(planned.schedule, planned.options)
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("place", ["0,1,2", "0,0,0", "h,h,1", "1,2,h"])

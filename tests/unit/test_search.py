@@ -219,6 +219,7 @@ def test_both_ways_to_hand_pieces_around_are_tried_between_devices() -> None:
     assert tried("0,0,0", blocking=Blocking(delivery="balanced")) == {"balanced"}
     assert tried("h,h,0") == {"balanced"}
     assert tried("0,0,0", devices=(0, 1)) == {"balanced"}  # one rank takes
+    assert tried("0,0,0", devices=(1, 2)) == {"balanced", "earliest"}  # the owner does not compute, and two take
 
 
 def test_a_scheduler_that_begins_badly_gets_what_is_left() -> None:

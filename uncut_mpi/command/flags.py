@@ -372,8 +372,8 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         "--delivery",
         type=one_of(*DELIVERIES),
         metavar="|".join(DELIVERIES),
-        help="how pieces of A and B on devices are handed around: everybody sends as much, or each copy as soon as "
-        "its sender and its receiver are free; default balanced",
+        help="how pieces of A and B on devices are handed around: everybody sends as much, or whole pieces, each copy "
+        "as soon as its sender and its receiver are free; default balanced",
     )
     group.add_argument(
         "--combine",

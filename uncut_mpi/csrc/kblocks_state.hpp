@@ -126,7 +126,10 @@ class Scheduler {
     static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
 
     // Whether all fetches of a stretch of k are looked at together.
-    bool in_stretches() const { return in_.serial_copies || in_.earliest; }
+    bool in_stretches() const {
+        const bool from_devices = !in_.origin[matrix_a].on_host || !in_.origin[matrix_b].on_host;
+        return in_.serial_copies || (in_.earliest && from_devices);
+    }
 
     // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
     // its copies in turn the pieces of a stretch that are handed on come first, so that all ranks have theirs at one

@@ -269,9 +269,9 @@ class Dimensions:
 
     def deliveries(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How pieces on devices reach more than one other rank."""
-        at = (self._placement.a, self._placement.b)
-        ranks = best.options.devices or range(self._num_ranks)
-        if not asked.blocking.delivery and len(ranks) > 2 and any(one.space == "device" for one in at):
+        ranks = {*(best.options.devices or range(self._num_ranks))}
+        at = [one for one in (self._placement.a, self._placement.b) if one.space == "device"]
+        if not asked.blocking.delivery and any(len(ranks - {one.rank}) > 1 for one in at):
             yield from (_blocked(best, delivery=delivery) for delivery in DELIVERIES)
 
     def product_lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:

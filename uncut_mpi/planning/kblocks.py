@@ -29,7 +29,8 @@ two may have begun (`lanes`), and COMBINE on lanes 1 and 2. Where a device
 serves its copies one after another (`Machine.serial_copies`) it has one lane for fetches and one for results to all
 other devices; a piece that several ranks need goes from its device to one of them whole, before those that one rank
 needs, and to one that has most of these, so that what is handed on meets none of them at a port; of equals to the one
-that has least to send in all.
+that has least to send in all. By list scheduling (`delivery` = ``"earliest"``) that decides only between copies that
+could begin at one time.
 """
 
 from __future__ import annotations

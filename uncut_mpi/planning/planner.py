@@ -122,7 +122,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     lanes = ", one product lane" if blocking.lanes == 1 else ""
-    if blocking.delivery == "earliest":
+    if blocking.delivery == "earliest" and "device" in (schedule.placement.a.space, schedule.placement.b.space):
         lanes += ", earliest delivery"
     blocks = f"k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}"
     return f"{grid}, {blocks}{lanes}{where}"
