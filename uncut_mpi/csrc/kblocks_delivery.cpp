@@ -19,11 +19,10 @@ void Scheduler::deliver() {
             next.to->task = copy_in(in_.origin[of.matrix], to.rank, there, of.source);
         }
         next.to->there = sends_until_[by] = receives_until_[to.rank] = next.begins + of.bytes;
-        --of.left;
         arrives(next.to->block, of.move, of.of_a, next.to->task);
+        if (--of.left == 0) deliveries_.erase(deliveries_.begin() + (next.piece - deliveries_.data()));
         begin_residents();
     }
-    deliveries_.clear();
 }
 
 int Scheduler::sender(const NextCopy &copy) const {
@@ -38,7 +37,6 @@ Scheduler::NextCopy Scheduler::next_copy() {
     std::tuple<double, std::int64_t, std::size_t, std::int64_t, std::int64_t> least;
     for (std::size_t number = 0; number < deliveries_.size(); ++number) {
         Delivery &of = deliveries_[number];
-        if (of.left == 0) continue;
         NextCopy copy{&of};
         double ready = sends_until_[sender(copy)];
         for (Delivery::Taker &holder : of.takers) {

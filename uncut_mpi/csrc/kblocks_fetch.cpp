@@ -112,7 +112,7 @@ void Scheduler::fetch(int matrix, int group, const std::vector<std::size_t> &blo
     }
     std::vector<std::int64_t> cuts{band(group).first, band(group).last};
     for (const std::size_t block : blocks) {
-        const KWorker &w = in_.blocks[block].members[static_cast<std::size_t>(move.split)];
+        const KWorker &w = worker(block, move);
         for (const std::int64_t height : w.heights)
             if (w.first_row + height > cuts[0] && w.first_row + height < cuts[1]) cuts.push_back(w.first_row + height);
     }
@@ -133,7 +133,7 @@ void Scheduler::fetch(int matrix, int group, const std::vector<std::size_t> &blo
 bool Scheduler::is_needed(const std::vector<std::size_t> &blocks, const KMove &move, std::int64_t row) const {
     int least = -1;
     for (const std::size_t block : blocks) {
-        const KWorker &w = in_.blocks[block].members[static_cast<std::size_t>(move.split)];
+        const KWorker &w = worker(block, move);
         if (w.panel[matrix_a] < 0) continue;
         const auto above = std::upper_bound(w.heights.begin(), w.heights.end(), row - w.first_row);
         const int at = static_cast<int>(above - w.heights.begin()) - 1;

@@ -112,7 +112,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     blocking = options.blocking
     count = count_blocks(blocking.columns)
     combine = "worker" if blocking.away >= count else blocking.combine
-    # Without C in a type that is not rounded the products are all there is.
+    # Where C is not read and the type is not rounded, the products are all there is.
     combined = schedule.placement.c.space == "device" and forms_sums(schedule.problem, schedule.splits)
     where = f", C combined at its {combine}" if combined else ""
     if where and 0 < blocking.away < count:
