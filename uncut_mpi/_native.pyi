@@ -82,56 +82,87 @@ class Meeting:
     def post(self, mine: np.ndarray) -> None: ...
     def collect(self, everyone: np.ndarray, spin_s: float) -> int: ...
 
+class KBlocking:
+    """How a rank's part of a product is cut, and in which order it is taken; planning/blocking.py makes it."""
+
+    def __init__(
+        self,
+        extent: int,
+        first: int,
+        most: int,
+        growth: int,
+        columns: int,
+        rows: int,
+        halvings: int,
+        order: int,
+        whole: bool,
+        tail_parts: int,
+        lookahead: int,
+    ) -> None: ...
+
+class KBlocksPlaces:
+    """How C is cut, as planning.partition.Partition has it; planning/kblocks.py fills it."""
+
+    def __init__(self, row_starts: Sequence[int], place_of: Sequence[Sequence[int]], /) -> None: ...
+    def add(self, rows: tuple[int, int], cols: tuple[int, int], /) -> None: ...
+
 class KBlocksInput:
     """What the scheduler of few large products works on; planning/kblocks.py fills it."""
 
-    rows: int
-    cols: int
-    row_starts: list[int]
-    block_of: list[int]
+    num_ranks: int
+    k_starts: list[int]
     trans_a: bool
     trans_b: bool
     reads_c: bool
     half: bool
     combines: bool
+    at_owner: bool
+    first_away: int
     serial_copies: bool
+    row_blocks: int
+    column_blocks: int
+    halvings: int
+    step: int
+    dtype: int
+    accumulator: int
     itemsize: int
+    accumulator_itemsize: int
+    buffer_alignment: int
+    column_alignment: int
     min_slice_bytes: int
     first_block: int
     most_summands: int
     earliest: bool
     product_lanes: int
-    def __init__(self) -> None: ...
+    def __init__(self, like: KBlocksInput = ..., /) -> None: ...
     def set_origin(self, matrix: int, on_host: bool, rank: int, /) -> None: ...
-    def add_block(self) -> None: ...
-    def add_worker(
-        self,
-        rank: int,
-        rows: tuple[int, int],
-        cols: tuple[int, int],
-        inner: tuple[int, int],
-        heights: Sequence[int],
-        starts: Sequence[int],
-        panels: tuple[int, int, int, int],
-        direct_left: int,
-        is_direct: bool,
-        k_step: int,
-        /,
-    ) -> None: ...
-    def add_adder(
-        self,
-        rank: int,
-        firsts: list[int],
-        lasts: list[int],
-        places: list[int],
-        partial: list[int],
-        staging: int,
-        /,
-    ) -> None: ...
-    def add_moves(self, table: np.ndarray, direct: np.ndarray, direct_at_home: np.ndarray, /) -> None: ...
+    def set_buffers(self, table: np.ndarray, /) -> None: ...
+    @property
+    def places(self) -> list[tuple[tuple[int, int], tuple[int, int], list[int]]]:
+        """(rows, columns, rank of each part of k) of each block of C that has any."""
 
-def schedule_kblocks(input: KBlocksInput) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (tasks, operands, regions, awaits, lanes) as uint8 arrays."""
+    def set_places(self, places: KBlocksPlaces, devices: Sequence[int], /) -> None:
+        """Every part of k has its steps before."""
+
+    def align(self, place: int, split: int, copies_a: bool, copies_b: bool, apart: bool, k_step: int, /) -> None: ...
+    def lay_out(self) -> list[int]:
+        """Return what the buffers of each rank take (bytes); `schedule_kblocks` comes after it."""
+
+    def add_steps(self, how: KBlocking, /) -> int: ...
+
+def schedule_kblocks(
+    input: KBlocksInput,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays."""
+
+def k_blocks(extent: int, first: int, most: int, growth: int) -> list[tuple[int, int]]:
+    """As planning.blocking.k_blocks."""
+
+def kblocks_steps(how: KBlocking) -> list[tuple[int, int, int, int, int, int, int, bool]]:
+    """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""
+
+def block_edges(extent: int, blocks: int, step: int, halvings: int) -> list[int]:
+    """As planning.blocking.block_edges."""
 
 # -- shares of a grid --------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, choose_alignment
 from uncut_mpi.planning.blocking import moves
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Matrix
 from uncut_mpi.planning.simulate import simulate
@@ -31,7 +31,8 @@ def machine() -> Machine:
 
 def chosen(machine: Machine, problem: GemmProblem, homes: tuple[Matrix, ...], *, sums: bool = True) -> Alignment:
     """The decision of a rank that computes all of C."""
-    steps = moves(problem.k, first=256, most=2048, blocks=4, order="k", whole=False)
+    how = Blocking(first=256, block=2048, growth=2, columns=4, rows=1, order="k")
+    steps = moves(problem.k, how, whole=False)
     part = (range(problem.m), range(problem.n), range(problem.k))
     return choose_alignment(problem, machine, 0, part, homes, steps, may_sum_apart=sums)
 

@@ -168,6 +168,11 @@ def test_its_schedules_compute_the_product() -> None:
 # -- the order of blocks ---------------------------------------------------------------------------
 
 
+def cut_by(**given) -> Blocking:
+    """Return what says how a rank's part is cut, the rest being 1."""
+    return Blocking(**{"growth": 2, "rows": 1, **given})
+
+
 def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
     assert k_blocks(8192, 256, 2048) == [
         (0, 256),
@@ -219,7 +224,8 @@ def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
     a, b = np.zeros((bands, extent), int), np.zeros((columns, extent), int)
     done = np.zeros((bands, columns, extent), int)
     c, finished = np.zeros((2, bands, columns), int)
-    for move in moves(extent, first=16, most=128, blocks=blocks, order=order, whole=whole, rows=rows):
+    how = cut_by(first=16, block=128, columns=blocks, rows=rows, order=order)
+    for move in moves(extent, how, whole=whole):
         inner, part, band = (
             slice(move.k_start, move.k_stop),
             slice(move.first, move.last),
@@ -247,17 +253,19 @@ def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
 
 
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:
-    made = moves(4096, first=512, most=2048, blocks=2, order="corner", whole=False, rows=1)
+    made = moves(4096, cut_by(first=512, block=2048, columns=2, order="corner"), whole=False)
     products = [(move.k_stop - move.k_start, move.first, move.last) for move in made if move.step == Step.MULTIPLY]
     assert products == [(512, 0, 1), (512, 0, 1), (1024, 0, 1), (2048, 0, 1), (4096, 1, 2), (4096, 2, 3), (4096, 3, 4)]
-    made = moves(4096, first=4096, most=4096, blocks=2, order="corner", whole=False, rows=2)
+    how = cut_by(first=4096, block=4096, columns=2, rows=2, order="corner")
+    made = moves(4096, how, whole=False)
     products = [(move.top, move.bottom, move.first, move.last) for move in made if move.step == Step.MULTIPLY]
     assert products[:5] == [(0, 1, 0, 1), (0, 1, 1, 2), (1, 2, 0, 2), (0, 2, 2, 3), (2, 3, 0, 3)]
     assert all(move.early for move in made if move.step == Step.MULTIPLY)
 
 
 def test_fetches_run_ahead_of_products() -> None:
-    steps = [move.step for move in moves(8192, first=256, most=2048, blocks=1, order="k", whole=False)]
+    how = cut_by(first=256, block=2048, columns=1, order="k")
+    steps = [move.step for move in moves(8192, how, whole=False)]
     assert steps[:7] == [Step.FETCH_A, Step.FETCH_B] * 3 + [Step.MULTIPLY]
 
 

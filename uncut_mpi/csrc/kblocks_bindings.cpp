@@ -1,10 +1,11 @@
 // Python's view of the scheduler of few large products.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <tuple>
 
@@ -17,8 +18,23 @@ namespace uncut {
 namespace {
 
 using Extent = std::tuple<std::int64_t, std::int64_t>;
-using MoveTable = nb::ndarray<const std::int64_t, nb::shape<-1, 7>, nb::c_contig, nb::device::cpu>;
-using Marks = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// What would be read or written outside of its table.
+void check(const KInput &input) {
+    const auto is_rank = [&](int rank) { return rank >= 0 && rank < input.num_ranks; };
+    if (input.buffers.size() < 3) throw std::invalid_argument("set_buffers comes first");
+    if (input.k_starts.size() < 2 || input.moves.size() != input.k_starts.size() - 1)
+        throw std::invalid_argument("every part of k has moves");
+    for (const KPlace &place : input.places)
+        if (place.ranks.size() != input.moves.size() || !std::all_of(place.ranks.begin(), place.ranks.end(), is_rank))
+            throw std::invalid_argument("every place has a rank for each part of k");
+    if (input.at_owner && !is_rank(input.origin[kblocks::matrix_c].rank))
+        throw std::invalid_argument("C has an owner where it is combined there");
+    if (input.row_blocks < 1 || input.column_blocks < 1 || input.halvings < 0 || input.step < 1 ||
+        input.column_alignment < input.accumulator_itemsize || input.buffer_alignment < 1)
+        throw std::invalid_argument("there is at least one block of rows and of columns");
+}
 
 nb::tuple schedule_tables(const KInput &input) {
     KTables tables;
@@ -28,18 +44,29 @@ nb::tuple schedule_tables(const KInput &input) {
     }
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                          as_bytes(std::move(tables.lanes)));
+                          as_bytes(std::move(tables.lanes)), as_bytes(std::vector<BufferRecord>(input.buffers)));
 }
 
 }  // namespace
 
 void bind_kblocks_scheduler(nb::module_ &m) {
+    nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut.")
+        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, int, int, bool, int, int>(),
+             nb::arg("extent"), nb::arg("first"), nb::arg("most"), nb::arg("growth"), nb::arg("columns"),
+             nb::arg("rows"), nb::arg("halvings"), nb::arg("order"), nb::arg("whole"), nb::arg("tail_parts"),
+             nb::arg("lookahead"));
+    nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each band of rows.")
+        .def("__init__",
+             [](KPlaces *self, std::vector<std::int64_t> row_starts, const std::vector<std::vector<int>> &place_of) {
+                 new (self) KPlaces{std::move(row_starts), place_of, {}};
+             })
+        .def("add", [](KPlaces &self, Extent rows, Extent cols) {
+            self.blocks.push_back({{std::get<0>(rows), std::get<1>(rows)}, {std::get<0>(cols), std::get<1>(cols)}});
+        });
     nb::class_<KInput>(m, "KBlocksInput", "What the scheduler of few large products works on.")
         .def(nb::init<>())
-        .def_rw("rows", &KInput::rows)
-        .def_rw("cols", &KInput::cols)
-        .def_rw("row_starts", &KInput::row_starts)
-        .def_rw("block_of", &KInput::block_of)
+        .def(nb::init<const KInput &>())
+        .def_rw("num_ranks", &KInput::num_ranks)
         .def_rw("trans_a", &KInput::trans_a)
         .def_rw("trans_b", &KInput::trans_b)
         .def_rw("reads_c", &KInput::reads_c)
@@ -51,42 +78,80 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("first_block", &KInput::first_block)
         .def_rw("most_summands", &KInput::most_summands)
         .def_rw("earliest", &KInput::earliest)
+        .def_rw("at_owner", &KInput::at_owner)
+        .def_rw("first_away", &KInput::first_away)
+        .def_rw("row_blocks", &KInput::row_blocks)
+        .def_rw("column_blocks", &KInput::column_blocks)
+        .def_rw("halvings", &KInput::halvings)
+        .def_rw("step", &KInput::step)
+        .def_rw("dtype", &KInput::dtype)
+        .def_rw("accumulator", &KInput::accumulator)
+        .def_rw("accumulator_itemsize", &KInput::accumulator_itemsize)
+        .def_rw("buffer_alignment", &KInput::buffer_alignment)
+        .def_rw("column_alignment", &KInput::column_alignment)
+        .def_rw("k_starts", &KInput::k_starts)
         .def_rw("product_lanes", &KInput::product_lanes)
         .def("set_origin",
              [](KInput &self, int matrix, bool on_host, int rank) {
                  if (matrix < 0 || matrix > 2) throw std::invalid_argument("matrix is 0, 1 or 2");
                  self.origin[static_cast<std::size_t>(matrix)] = {on_host, rank};
              })
-        .def("add_block", [](KInput &self) { self.blocks.emplace_back(); })
-        .def("add_worker",
-             [](KInput &self, int rank, Extent rows, Extent cols, Extent inner, std::vector<std::int64_t> heights,
-                std::vector<std::int64_t> starts, std::array<int, 4> panels, std::int64_t direct_left, bool is_direct,
+        .def("set_buffers",
+             [](KInput &self, Bytes table) {
+                 if (table.size() != 3 * sizeof(BufferRecord)) throw std::invalid_argument("three buffers are given");
+                 self.buffers.resize(3);
+                 std::memcpy(self.buffers.data(), table.data(), table.size());
+             })
+        .def("set_places", &set_places)
+        .def_prop_ro("places",
+                     [](const KInput &self) {
+                         std::vector<std::tuple<Extent, Extent, std::vector<int>>> found;
+                         for (const KPlace &one : self.places)
+                             found.emplace_back(Extent{one.rows.first, one.rows.last},
+                                                Extent{one.cols.first, one.cols.last}, one.ranks);
+                         return found;
+                     })
+        .def("align",
+             [](KInput &self, std::size_t place, std::size_t split, bool copies_a, bool copies_b, bool apart,
                 std::int64_t k_step) {
-                 self.blocks.back().members.push_back({rank, std::get<0>(rows), std::get<1>(rows), std::get<0>(cols),
-                                                       std::get<1>(cols), std::get<0>(inner), std::get<1>(inner),
-                                                       std::move(heights), std::move(starts), panels, direct_left,
-                                                       is_direct, k_step});
+                 self.places.at(place).alignment.at(split) = {{copies_a, copies_b}, apart, k_step};
              })
-        .def("add_adder",
-             [](KInput &self, int rank, std::vector<std::int64_t> firsts, std::vector<std::int64_t> lasts,
-                std::vector<std::int64_t> places, std::vector<int> partial, int staging) {
-                 self.blocks.back().adders.push_back(
-                     {rank, std::move(firsts), std::move(lasts), std::move(places), std::move(partial), staging});
+        .def("lay_out",
+             [](KInput &self) {
+                 check(self);
+                 lay_out_kblocks(self);
+                 return self.rank_bytes;
              })
-        .def("add_moves", [](KInput &self, MoveTable table, Marks direct, Marks direct_at_home) {
-            if (direct.shape(0) != table.shape(0) || direct_at_home.shape(0) != table.shape(0))
-                throw std::invalid_argument("every step has a mark");
+        .def("add_steps", [](KInput &self, const KBlocking &how) {
             const int split = static_cast<int>(self.moves.size());
-            std::vector<KMove> &moves = self.moves.emplace_back();
-            const auto rows = table.view();
-            for (std::size_t at = 0; at < table.shape(0); ++at) {
-                const auto number = [&](std::size_t which) { return static_cast<int>(rows(at, which)); };
-                moves.push_back({number(0), split, rows(at, 1), rows(at, 2), number(3), number(4), number(5), number(6),
-                                 direct(at) != 0, direct_at_home(at) != 0});
-            }
+            for (KMove &move : self.moves.emplace_back(make_steps(how)))
+                move.split = split;
+            return self.moves.back().size();
         });
+    m.def(
+        "k_blocks",
+        [](std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
+            std::vector<Extent> found;
+            for (const kblocks::Extent &one : k_blocks(extent, first, most, growth))
+                found.emplace_back(one.first, one.last);
+            return found;
+        },
+        nb::arg("extent"), nb::arg("first"), nb::arg("most"), nb::arg("growth"),
+        "Return where blocks of k start and end.");
+    m.def(
+        "kblocks_steps",
+        [](const KBlocking &how) {
+            std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;
+            for (const KMove &one : make_steps(how))
+                found.emplace_back(one.step, one.first_k, one.last_k, one.first, one.last, one.top, one.bottom,
+                                   one.early);
+            return found;
+        },
+        nb::arg("how"), "Return (step, k start, k stop, first, last, top, bottom, early) of each step.");
+    m.def("block_edges", &block_edges, nb::arg("extent"), nb::arg("blocks"), nb::arg("step"), nb::arg("halvings"),
+          "Return where blocks start, and the extent at the end.");
     m.def("schedule_kblocks", &schedule_tables, nb::arg("input"),
-          "Return (tasks, operands, regions, awaits, lanes) as uint8 arrays.");
+          "Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays.");
 }
 
 }  // namespace uncut

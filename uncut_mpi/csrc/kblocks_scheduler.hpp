@@ -1,6 +1,7 @@
-// The tasks of planning/kblocks.py, which says what they do; who computes what and in which steps comes from there.
+// The tasks of planning/kblocks.py, which says what they do; which blocks and steps there are comes from there.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -9,16 +10,36 @@
 
 namespace uncut {
 
+namespace kblocks {
+
+constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
+constexpr int panel_direct = 3;  // where a worker forms blocks of C directly
+
+struct Extent {
+    std::int64_t first = 0, last = 0;
+    std::int64_t size() const { return last - first; }
+    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
+};
+
+// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
+inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
+    const std::int64_t size = extent / parts, more = extent % parts;
+    const std::int64_t first = number * size + std::min(number, more);
+    return {first, first + size + (number < more ? 1 : 0)};
+}
+
+}  // namespace kblocks
+
 struct KWorker {
     int rank = 0;
     std::int64_t first_row = 0, last_row = 0, first_col = 0, last_col = 0;
     std::int64_t first_k = 0, last_k = 0;
-    std::vector<std::int64_t> heights;  // where its row blocks start, from its first row, and their end
-    std::vector<std::int64_t> starts;   // of its column blocks, from its first column, and their end
-    std::array<int, 4> panel{};    // of A, B, C and of blocks of C that are formed directly; -1: the caller's matrix
-    std::int64_t direct_left = 0;  // the first column of the last one, from its first column
-    bool is_direct = false;        // whether it forms blocks directly that can be
-    std::int64_t k_step = 1;       // its products have multiples of it along k, but for one with the rest
+    std::vector<std::int64_t> heights;         // where its row blocks start, from its first row, and their end
+    std::vector<std::int64_t> starts;          // of its column blocks, from its first column, and their end
+    std::array<int, 4> panel{-1, -1, -1, -1};  // of A, B, C and of blocks of C formed directly; -1: the caller's matrix
+    std::int64_t direct_left = 0;              // the first column of the last one, from its first column
+    bool is_direct = false;                    // whether it forms blocks directly that can be
+    std::int64_t k_step = 1;                   // its products have multiples of it along k, but for one with the rest
 };
 
 struct KAdder {
@@ -35,6 +56,37 @@ struct KBlock {
     std::vector<KAdder> adders;
 };
 
+// How a rank has its products aligned: `Alignment` of planning/alignment.py.
+struct KAlignment {
+    std::array<bool, 2> copies{};  // A and B into panels although it holds them
+    bool apart = false;
+    std::int64_t k_step = 1;
+};
+
+// How C is cut, whoever computes: `Partition` of planning/partition.py.
+struct KPlaces {
+    struct Block {
+        kblocks::Extent rows, cols;  // empty where there are more ranks than C has rows or columns
+    };
+    std::vector<std::int64_t> row_starts;    // of bands, and their end
+    std::vector<std::vector<int>> place_of;  // by band and column of ranks, -1 for none
+    std::vector<Block> blocks;               // by place
+};
+
+// A block of C before anything is laid out.
+struct KPlace {
+    kblocks::Extent rows, cols;
+    std::vector<int> ranks;             // one per part of k
+    std::vector<KAlignment> alignment;  // of each
+};
+
+// Blocks of C that need no sums apart from the products: `DirectBlocks` of planning/blocking.py.
+struct KDirect {
+    bool any = false;
+    int down = 0, along = 0;  // up to which row block and which column block there are others
+    int first = 0;            // their first column block
+};
+
 enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
 
 struct KMove {
@@ -42,8 +94,28 @@ struct KMove {
     std::int64_t first_k = 0, last_k = 0;  // from the first of the rank's part of k
     int first = 0, last = 0;               // column blocks
     int top = 0, bottom = 1;               // row blocks
+    bool early = false;                    // whether this block of C is fetched before its products
     bool direct = false;                   // whether this block of C can be formed directly
     bool direct_at_home = false;           // the same by a rank where C is
+};
+
+// Whether there is a block of C that two steps are about.
+inline bool meet(const KMove &one, const KMove &other) {
+    return one.first < other.last && other.first < one.last && one.top < other.bottom && other.top < one.bottom;
+}
+
+enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2 };
+
+// How a rank's part of a product is cut and in which order it is taken: `moves` of planning/blocking.py.
+struct KBlocking {
+    std::int64_t extent = 0;  // of k
+    std::int64_t first = 1, most = 1, growth = 2;
+    int columns = 1, rows = 1;  // equal blocks, the last of which is halved so often if there are several
+    int halvings = 0;
+    int order = by_k;
+    bool whole = false;
+    int tail_parts = 4;  // the last part of k that the order by k takes column block by column block
+    int lookahead = 0;   // products for which fetches are issued before a product is
 };
 
 struct KOrigin {
@@ -52,20 +124,34 @@ struct KOrigin {
 };
 
 struct KInput {
+    // Asked for.
+    int num_ranks = 0;
     int rows = 0, cols = 0;                // bands of rows and columns of C
     std::vector<std::int64_t> row_starts;  // where bands of rows start, and their end
-    std::vector<int> block_of;             // row * cols + col -> index into blocks, -1 for none; a block may have
+    std::vector<int> block_of;             // row * cols + col -> index into places, -1 for none; a block may have
                                            // several bands of rows, which its neighbours cut elsewhere
-    std::vector<KBlock> blocks;
+    std::vector<KPlace> places;
+    std::vector<std::int64_t> k_starts;     // of the parts of k, and their end
     std::vector<std::vector<KMove>> moves;  // of each part of k; those of all parts are taken in turn
+    std::array<KDirect, 2> direct;          // of a rank where C is not, and where it is
     std::array<KOrigin, 3> origin;
     bool trans_a = false, trans_b = false, reads_c = false, half = false;
     bool combines = false;       // whether sums are formed apart from products
+    bool at_owner = false;       // whether C's owner combines column blocks, those before
+    int first_away = 0;          // this one; the others, if there are any, are combined where they are computed
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     bool earliest = false;       // whether each copy between devices goes as soon as its ports are free
-    std::int64_t itemsize = 8, min_slice_bytes = 1, first_block = 1;
+    int row_blocks = 1, column_blocks = 1, halvings = 0;
+    std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
+    std::uint8_t dtype = 0, accumulator = 0;
+    std::int64_t itemsize = 8, accumulator_itemsize = 8, min_slice_bytes = 1, first_block = 1;
+    std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
     int most_summands = 8;
     int product_lanes = 1;  // 1 or 2: how many products a rank may have begun
+    // Laid out.
+    std::vector<KBlock> blocks;            // of each place
+    std::vector<BufferRecord> buffers;     // the caller's A, B and C, then those of ranks
+    std::vector<std::int64_t> rank_bytes;  // what each rank's take
 };
 
 struct KTables {
@@ -75,6 +161,25 @@ struct KTables {
     std::vector<std::int32_t> awaits;
     std::vector<LaneRecord> lanes;
 };
+
+// How many blocks of rows or columns there are of so many equal ones.
+int count_blocks(int blocks, int halvings);
+
+std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth);
+
+std::vector<KMove> make_steps(const KBlocking &how);
+
+// Says which steps are about blocks of C that can be formed directly.
+void mark_direct(KInput &input);
+
+// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved.
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings);
+
+// Gives the blocks of C that have elements to ranks: part s of k of place p to number s * places + p.
+void set_places(KInput &input, const KPlaces &places, const std::vector<int> &devices);
+
+// Says who has what of each block, and where: workers, adders and buffers.
+void lay_out_kblocks(KInput &input);
 
 KTables schedule_kblocks(const KInput &input);
 

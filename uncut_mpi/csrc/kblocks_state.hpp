@@ -14,18 +14,10 @@
 
 namespace uncut::kblocks {
 
-constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
-constexpr int panel_direct = 3;  // where a worker forms blocks of C directly
 // Compute lanes of a rank. COMBINEs take turns on two: each waits for a flag, and runs while the next one waits. So do
 // products where that is asked for: one begins as the one before it runs out of blocks.
 constexpr std::array product_lanes{0, 3};
 constexpr int sum_lane = 1, sum_lanes = 2;
-
-struct Extent {
-    std::int64_t first = 0, last = 0;
-    std::int64_t size() const { return last - first; }
-    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
-};
 
 struct Region {
     int buffer = 0;
@@ -101,13 +93,6 @@ inline bool meet(const Piece &piece, const KMove &product, Extent rows) {
     if (move.first_k >= product.last_k || product.first_k >= move.last_k) return false;
     if (move.step == fetch_a) return piece.rows.first < rows.last && rows.first < piece.rows.last;
     return move.first < product.last && product.first < move.last;
-}
-
-// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
-inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
-    const std::int64_t size = extent / parts, more = extent % parts;
-    const std::int64_t first = number * size + std::min(number, more);
-    return {first, first + size + (number < more ? 1 : 0)};
 }
 
 // Makes the tasks of one problem; kblocks_fetch.cpp and kblocks_delivery.cpp have A and B, kblocks_scheduler.cpp the

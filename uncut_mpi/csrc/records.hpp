@@ -7,6 +7,7 @@ namespace uncut {
 
 enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
 enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
+enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 
 // Ends of lanes that are no rank: shared host memory, none (of a compute lane), all devices but the lane's own.

@@ -30,6 +30,7 @@ from uncut_mpi.planning.options import (
     DISTRIBUTIONS,
     MOST_PRODUCT_LANES,
     ScheduleOptions,
+    changed,
 )
 from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
@@ -204,7 +205,7 @@ class Dimensions:
                 tile = fitting_tile(self._problem, ProcessGrid(*best.schedule.grid), shared, best.schedule.tile)
                 changes["tile"] = tile
             yield changes
-            found = self._tried.found(dataclasses.replace(best.options, **changes))
+            found = self._tried.found(changed(best.options, **changes))
             if found is None:
                 return
             current = found
@@ -321,7 +322,7 @@ class Dimensions:
         places = [changes["blocking"] for changes in self.places_of_sums(asked, best)]
         for blocking in places or [best.options.blocking]:
             for lanes in (asked.blocking.lanes,) if asked.blocking.lanes else range(MOST_PRODUCT_LANES, 0, -1):
-                yield {"blocking": dataclasses.replace(blocking, lanes=lanes)}
+                yield {"blocking": changed(blocking, lanes=lanes)}
 
     def places_of_sums(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products."""
@@ -493,4 +494,4 @@ def _in_columns(speeds: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, 
 
 
 def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
-    return {"blocking": dataclasses.replace(best.options.blocking, **changes)}
+    return {"blocking": changed(best.options.blocking, **changes)}

@@ -38,9 +38,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -52,20 +51,21 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import (
-    DirectBlocks,
+    HALVINGS,
     Move,
     Step,
     Steps,
     block_edges,
+    blocking_of,
     count_blocks,
     forms_sums,
     moves,
 )
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
-from uncut_mpi.planning.layout import Layout
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, check_capacity, user_table
+from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.partition import Partition
-from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Schedule, native_tables
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 MIN_SLICE_BYTES: Final = 128 * 1024
@@ -73,8 +73,6 @@ MIN_SLICE_BYTES: Final = 128 * 1024
 
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
-
-_ALIGNED: Final = Alignment()
 
 MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
@@ -124,13 +122,12 @@ def schedule(
         placement=placement,
         scheduler="kblocks",
         grid=plan.partition.shape,
-        splits=len(plan.inner),
+        splits=plan.splits,
         tile=0,
-        buffers=plan.layout.table(),
-        **native_tables(*plan.tables()),
+        **plan.tables(),
     )
     grid = made.grid if options.areas is None else None
-    return made, dataclasses.replace(options, grid=grid, blocking=plan.how)
+    return made, changed(options, grid=grid, blocking=plan.how)
 
 
 def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
@@ -143,6 +140,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     order ``"corner"`` there are as many row blocks as column blocks. Two products may have begun.
     """
     asked = options.blocking
+    if asked.is_complete:
+        return asked
     on_host = placement.c.space == "host"
     splits = asked.splits
     if not splits:
@@ -188,7 +187,37 @@ def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions)
     return ProcessGrid.choose(num_places, options.grid)
 
 
-def _partition(problem: GemmProblem, placement: Placement, num_places: int, options: ScheduleOptions) -> Partition:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """
+    How C is cut among ranks.
+
+    Attributes
+    ----------
+    partition : Partition
+        Its blocks and bands.
+    places : KBlocksPlaces
+        The same for the core.
+    is_even : bool
+        Whether all extents of the problem, and where blocks start, are multiples of what products are aligned to.
+    """
+
+    partition: Partition
+    places: _native.KBlocksPlaces
+    is_even: bool
+
+    @classmethod
+    def of(cls, problem: GemmProblem, partition: Partition) -> _Cut:
+        places = _native.KBlocksPlaces(partition.bands, partition.places)
+        for rows, cols in partition.blocks:
+            places.add((rows.start, rows.stop), (cols.start, cols.stop))
+        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *partition.bands]
+        extents += [cols.start for _, cols in partition.blocks]
+        step = elements_aligned(problem)
+        return cls(partition, places, not any(extent % step for extent in extents))
+
+
+def _cut(problem: GemmProblem, placement: Placement, num_places: int, options: ScheduleOptions) -> _Cut:
     if options.areas is None:
         grid = choose_grid(placement, num_places, options)
         shares = (None if one is None else tuple(one) for one in (options.row_shares, options.col_shares))
@@ -201,40 +230,38 @@ def _partition(problem: GemmProblem, placement: Placement, num_places: int, opti
 
 
 # A search asks for the same ones with many blockings.
-_on_grid = functools.lru_cache(maxsize=128)(Partition.of_grid)
-_in_areas = functools.lru_cache(maxsize=128)(Partition.of_areas)
+@functools.lru_cache(maxsize=128)
+def _on_grid(
+    problem: GemmProblem, grid: ProcessGrid, rows: tuple[float, ...] | None, cols: tuple[float, ...] | None
+) -> _Cut:
+    return _Cut.of(problem, Partition.of_grid(problem, grid, rows, cols))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Worker:
-    """A rank that computes: its part of the product, and its panels of A, B and C (−1: the caller's matrix)."""
-
-    rank: int
-    rows: range
-    cols: range
-    inner: range  # of k
-    heights: tuple[int, ...]  # where its row blocks start, from its first row, and their end
-    starts: tuple[int, ...]  # of its column blocks, from its first column
-    panels: tuple[int, int, int]
-    direct: tuple[int, int]  # the panel of C where blocks are formed directly, and which of the columns is its first
-    is_direct: bool  # whether blocks that can be are
-    k_step: int  # as `Alignment.k_step`
+@functools.lru_cache(maxsize=128)
+def _in_areas(problem: GemmProblem, areas: tuple[tuple[float, ...], ...]) -> _Cut:
+    return _Cut.of(problem, Partition.of_areas(problem, areas))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Adder:
-    """A rank that adds up columns of a block of C and hands them on."""
-
-    rank: int
-    firsts: list[int]  # per column block
-    lasts: list[int]
-    places: list[int]  # where they begin in its buffers, per column block
-    partial: list[int]  # buffer for what each member brings, −1 for itself
-    staging: int  # buffer for C itself, −1 if it needs none
+@functools.lru_cache(maxsize=8)
+def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.KBlocksInput:
+    """Return what the tasks of all schedules of a problem are made of."""
+    given, dtype = _native.KBlocksInput(), problem.dtype
+    given.num_ranks, given.serial_copies = machine.num_ranks, machine.serial_copies
+    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
+    given.reads_c, given.half = problem.reads_c, dtype.is_half
+    given.dtype, given.accumulator = dtype, dtype.accumulator
+    given.itemsize, given.accumulator_itemsize = dtype.itemsize, dtype.accumulator.itemsize
+    given.min_slice_bytes, given.most_summands = MIN_SLICE_BYTES, MOST_SUMMANDS
+    given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
+    given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
+    given.set_buffers(user_table(problem, placement).view(np.uint8))
+    for matrix, location in zip((Matrix.A, Matrix.B, Matrix.C), (placement.a, placement.b, placement.c), strict=True):
+        given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
+    return given
 
 
 class _Plan:
-    """Who computes what, where it lies, and what to do in which order; the tasks are made natively."""
+    """What there is to compute, by whom and in which steps; where it lies and the tasks are the core's to say."""
 
     def __init__(
         self,
@@ -251,103 +278,65 @@ class _Plan:
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
-        self._step = elements_aligned(problem)  # where column blocks start in a transposed B too
         self._aligns = aligns
-        locations = (placement.a, placement.b, placement.c)
-        self._homes = [location.rank if location.space == "device" else None for location in locations]
-        self._num_blocks = count_blocks(how.columns)
-        self._first_away = max(0, self._num_blocks - how.away)  # first column block combined where it is computed
+        self._first_away = max(0, count_blocks(how.columns) - how.away)  # column block combined where it is computed
         self._at_owner = how.combine == "owner" and placement.c.space == "device" and self._first_away > 0
-        self.partition = _partition(problem, placement, len(devices) // how.splits, options)
+        self._cut = _cut(problem, placement, len(devices) // how.splits, options)
+        self.partition = self._cut.partition
         self._on_grid = options.areas is None
-        self.layout = Layout(machine.num_ranks, problem, placement)
-        parts = itertools.pairwise(block_starts(problem.k, how.splits))
-        self.inner = [range(start, stop) for start, stop in parts if stop > start]
-        self._moves = self._make_moves()
-        self._check_size(most_tasks)
-        self._combines = forms_sums(problem, len(self.inner))
-        # What is formed without sums apart, by whether C is there. (Where it is, types that are no halves need no say.)
-        whole, half = len(self.inner) == 1, problem.dtype.is_half
-        first = (self._first_away if self._at_owner else 0) if whole else self._num_blocks
-        self._direct: list[dict[bool, DirectBlocks]] = []  # of each part of k
-        for steps in self._moves:
-            away = steps.direct(half=half, reads_c=problem.reads_c or not whole, first=first)
-            none = steps.direct(half=half, reads_c=True, first=self._num_blocks)
-            self._direct.append({False: away, True: steps.direct_at_home if half and whole else none})
-        self._even = self._is_even()
-        # By place; a block without rows or columns is left out.
-        self._members: dict[int, list[_Worker]] = {}
-        places = len(self.partition.blocks)
-        for place, (rows, cols) in enumerate(self.partition.blocks):
-            if rows and cols:
-                ranks = [devices[split * places + place] for split in range(len(self.inner))]
-                self._members[place] = [
-                    self._worker(rank, rows, cols, inner) for rank, inner in zip(ranks, self.inner, strict=True)
-                ]
-        self._adders = {place: self._make_adders(members) for place, members in self._members.items()}
-        self.layout.check_capacity(machine)
+        # Parts of k that have any come first.
+        self._k_starts = block_starts(problem.k, min(how.splits, problem.k))
+        self.splits = len(self._k_starts) - 1
+        self._combines = forms_sums(problem, self.splits)
 
-    def tables(self) -> tuple[np.ndarray, ...]:
-        """Return tasks, operands, regions, awaits and lanes as bytes."""
-        problem, how, given = self._problem, self.how, _native.KBlocksInput()
-        given.row_starts = list(self.partition.bands)
-        given.rows, given.cols = len(self.partition.places), self.partition.shape[1]
-        number = {place: at for at, place in enumerate(self._members)} | {-1: -1}
-        given.block_of = [number[place] for band in self.partition.places for place in band]
-        given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
-        given.reads_c, given.half, given.combines = problem.reads_c, problem.dtype.is_half, self._combines
-        given.serial_copies = self._machine.serial_copies
+        self._given = _native.KBlocksInput(_common_input(problem, placement, machine))
+        given = self._given
+        given.combines, given.at_owner, given.first_away = self._combines, self._at_owner, self._first_away
         given.earliest = how.delivery == "earliest"
-        given.itemsize, given.min_slice_bytes = problem.dtype.itemsize, MIN_SLICE_BYTES
-        given.first_block, given.most_summands, given.product_lanes = how.first, MOST_SUMMANDS, how.lanes
-        for matrix in (Matrix.A, Matrix.B, Matrix.C):
-            location = self._location(matrix)
-            given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
-        for place, members in self._members.items():
-            given.add_block()
-            for one in members:
-                rows, cols, inner = ((part.start, part.stop) for part in (one.rows, one.cols, one.inner))
-                panels, left = (*one.panels, one.direct[0]), one.direct[1]
-                given.add_worker(
-                    one.rank, rows, cols, inner, one.heights, one.starts, panels, left, one.is_direct, one.k_step
-                )
-            for adder in self._adders[place]:
-                given.add_adder(adder.rank, adder.firsts, adder.lasts, adder.places, adder.partial, adder.staging)
-        for steps, direct in zip(self._moves, self._direct, strict=True):
-            given.add_moves(steps.table, direct[False].marks, direct[True].marks)
-        return _native.schedule_kblocks(given)
+        given.row_blocks, given.column_blocks = how.rows, how.columns
+        given.first_block, given.product_lanes = how.first, how.lanes
+        given.k_starts = self._k_starts
+        steps = sum(given.add_steps(blocking_of(stop - start, how, whole=self._whole)) for start, stop in self._parts)
+        self._check_size(steps, most_tasks)
+        given.set_places(self._cut.places, devices)
+        self._align()
+        check_capacity(given.lay_out(), machine.num_ranks, problem, placement, machine)
 
-    def _is_even(self) -> bool:
-        """Return whether all that products begin and end at is a multiple of what they are aligned to."""
-        problem, step = self._problem, self._step
-        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *self.partition.bands]
-        extents += [cols.start for _, cols in self.partition.blocks] + [inner.start for inner in self.inner]
-        return not any(extent % step for extent in extents)
+    def tables(self) -> dict[str, np.ndarray]:
+        """Return the tables of the schedule by their names."""
+        *tables, buffers = _native.schedule_kblocks(self._given)
+        return {"buffers": np.frombuffer(buffers, BUFFER_DTYPE), **native_tables(*tables)}
 
-    def _make_moves(self) -> list[Steps]:
-        """Return the steps of each part of k."""
-        how = self.how
-        # Stored transposed, the rows of k-blocks are whole columns.
-        whole = self._placement.b.space == "host" and self._problem.trans_b == "N"
-        made = {
-            extent: moves(
-                extent,
-                first=how.first,
-                most=how.block,
-                blocks=how.columns,
-                order=how.order,
-                whole=whole,
-                growth=how.growth,
-                rows=how.rows,
-            )
-            for extent in {len(inner) for inner in self.inner}
-        }
-        return [made[len(inner)] for inner in self.inner]
+    @property
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """Where each part of k starts and ends."""
+        return itertools.pairwise(self._k_starts)
 
-    def _check_size(self, most_tasks: int) -> None:
+    def _align(self) -> None:
+        """Say what ranks do about columns that are not aligned."""
+        problem, step = self._problem, elements_aligned(self._problem)
+        even = self._cut.is_even and not any(start % step for start in self._k_starts)
+        shape = self._machine.gemm_shape.get(problem.dtype.name)
+        if even or not self._aligns or shape is None or shape.misaligned == 0:
+            return
+        for at, (rows, cols, ranks) in enumerate(self._given.places):
+            for split, (rank, (start, stop)) in enumerate(zip(ranks, self._parts, strict=True)):
+                how = self._alignment(rank, range(*rows), range(*cols), range(start, stop))
+                self._given.align(at, split, Matrix.A in how.copied, Matrix.B in how.copied, how.apart, how.k_step)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
+        return self._placement.b.space == "host" and self._problem.trans_b == "N"
+
+    def _moves(self, extent: int) -> Steps:
+        """Return the steps of a part of k."""
+        return moves(extent, self.how, whole=self._whole)
+
+    def _check_size(self, steps: int, most_tasks: int) -> None:
         """Refuse what surely has too many tasks before any of it is made."""
-        rows, cols, splits = len(self.partition.places), self.partition.shape[1], len(self.inner)
-        if sum(map(len, self._moves)) * rows * cols * (rows + cols + splits) <= most_tasks:
+        rows, cols, splits = len(self.partition.places), self.partition.shape[1], self.splits
+        if steps * rows * cols * (rows + cols + splits) <= most_tasks:
             return  # far from it: counting takes as long as making few
         tasks = self._least_tasks()
         if tasks > most_tasks:
@@ -360,7 +349,7 @@ class _Plan:
 
     def _least_tasks(self) -> int:
         """Return how many tasks there are at least: the copies of A and B, products, and partial sums to add up."""
-        problem, step = self._problem, self._step
+        problem, step = self._problem, elements_aligned(self._problem)
         partition = self.partition
         # How many bands of a height are computed by so many ranks, columns of a width by so many.
         bands = Counter(
@@ -377,7 +366,7 @@ class _Plan:
         shortest = min((len(rows) for rows, cols in partition.blocks if rows and cols), default=0)
         edges = block_edges(shortest, self.how.rows, step)
         tasks = 0
-        for move, splits in Counter(move for steps in self._moves for move in steps).items():
+        for move, splits in Counter(move for start, stop in self._parts for move in self._moves(stop - start)).items():
             inner = move.k_stop - move.k_start
             if move.step == Step.FETCH_A:
                 for (height, ranks), groups in bands.items() if self._on_grid or self.how.rows == 1 else ():
@@ -398,10 +387,10 @@ class _Plan:
                     if self._has_columns(starts_of[width], move)
                 )
                 tasks += splits * max(0, blocks - (home["a"] and home["b"]))
-        adders = 1 if self._at_owner else len(self.inner)
+        adders = 1 if self._at_owner else self.splits
         for (width, ranks), groups in columns.items():
             sums = sum(min(adders, stop - start) for start, stop in itertools.pairwise(starts_of[width]))
-            tasks += ranks * groups * sums * (len(self.inner) - 1)
+            tasks += ranks * groups * sums * (self.splits - 1)
         return tasks
 
     @staticmethod
@@ -418,106 +407,12 @@ class _Plan:
         slices = elements * self._problem.dtype.itemsize // MIN_SLICE_BYTES
         return takers * max(1, min(takers, columns, slices))
 
-    def _at_home(self, matrix: Matrix, rank: int) -> bool:
-        return self._homes[matrix] == rank
-
     def _location(self, matrix: Matrix) -> Location:
         return (self._placement.a, self._placement.b, self._placement.c)[matrix]
 
-    def _worker(self, rank: int, rows: range, cols: range, inner: range) -> _Worker:
-        problem = self._problem
-        half = problem.dtype.is_half
-        alignment = self._alignment(rank, rows, cols, inner)
-        copied = alignment.copied
-        c_is_here = self._at_home(Matrix.C, rank)
-        heights = block_edges(len(rows), self.how.rows, self._step)
-        starts = block_edges(len(cols), self.how.columns, self._step)
-
-        def panel(matrix: Matrix, shape: tuple[int, int], *, turned: bool, needed: bool) -> int:
-            if not needed and self._at_home(matrix, rank):
-                return -1
-            return self.layout.add(rank, shape[::-1] if turned else shape, problem.dtype, matrix, Role.PANEL)
-
-        # One product of all k, which is rounded once.
-        resident = self._at_home(Matrix.A, rank) and self._at_home(Matrix.B, rank) and not copied
-        once = len(inner) % alignment.k_step == 0
-        in_place = c_is_here and len(self.inner) == 1 and not alignment.apart and (not half or (resident and once))
-        blocks = self._direct[0][c_is_here]
-        is_direct = bool(blocks.blocks) and not alignment.apart and (once or not half)
-        panels = (
-            panel(Matrix.A, (len(rows), len(inner)), turned=problem.trans_a == "T", needed=Matrix.A in copied),
-            panel(Matrix.B, (len(inner), len(cols)), turned=problem.trans_b == "T", needed=Matrix.B in copied),
-        )
-        apart, direct, left = -1, -1, 0
-        if not in_place:
-            height, width = len(rows), len(cols)
-            if half and is_direct:
-                down, along = blocks.apart
-                height, width = heights[down], starts[along]
-                left = starts[blocks.first]
-                if not c_is_here and left < len(cols):
-                    direct = self.layout.add(rank, (len(rows), len(cols) - left), problem.dtype, Matrix.C, Role.PANEL)
-            if height and width:
-                apart = self.layout.add(rank, (height, width), problem.dtype.accumulator, Matrix.C, Role.PANEL)
-            if not half:
-                direct = apart
-        panel_of_c = (direct, left)
-        return _Worker(
-            rank, rows, cols, inner, heights, starts, (*panels, apart), panel_of_c, is_direct, alignment.k_step
-        )
-
     def _alignment(self, rank: int, rows: range, cols: range, inner: range) -> Alignment:
         """Return what this rank does about columns that are not aligned."""
-        if self._even or not self._aligns:
-            return _ALIGNED
-        homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._at_home(matrix, rank)]
-        steps = self._moves[self.inner.index(inner)]
+        homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._location(matrix) == Location.device(rank)]
+        steps = self._moves(len(inner))
         part = (rows, cols, inner)
         return choose_alignment(self._problem, self._machine, rank, part, homes, steps, may_sum_apart=self._combines)
-
-    def _make_adders(self, members: list[_Worker]) -> list[_Adder]:
-        """Return who adds up which columns: the owner of C, or each member a slice of every column block; or both."""
-        workers, every = [member.rank for member in members], range(self._num_blocks)
-        if not self._at_owner:
-            return self._adders_of(members, workers, every)
-        owner = self._placement.c.rank
-        assert owner is not None  # a device location always names its rank
-        adders = self._adders_of(members, [owner], every[: self._first_away])
-        return adders + (self._adders_of(members, workers, every[self._first_away :]) if self.how.away else [])
-
-    def _adders_of(self, members: list[_Worker], ranks: list[int], blocks: range) -> list[_Adder]:
-        """Return an adder for each rank: of some column blocks each has a part of the columns, of the others none."""
-        problem, one = self._problem, members[0]
-        first = one.cols.start
-        adders = []
-        for part, rank in enumerate(ranks):
-            firsts = [first + start for start in one.starts]
-            lasts = firsts[1:]
-            del firsts[-1]
-            if len(ranks) == 1 and len(blocks) == self._num_blocks:
-                places = [*one.starts]
-            else:
-                for at, (start, stop) in enumerate(zip(firsts, lasts, strict=True)):
-                    if at not in blocks:
-                        lasts[at] = start
-                    elif len(ranks) > 1:
-                        cuts = block_starts(stop - start, len(ranks))
-                        firsts[at], lasts[at] = start + cuts[part], start + cuts[part + 1]
-                widths = map(operator.sub, lasts, firsts)
-                places = list(itertools.accumulate(widths, initial=0))
-            partial, staging = [-1] * len(members), -1
-            # Of what is formed directly there are no sums.
-            down, along = len(one.heights) - 1, self._num_blocks
-            if one.is_direct:
-                down, along = self._direct[0][self._at_home(Matrix.C, one.rank)].apart
-            height, width = one.heights[down], places[along]
-            if self._combines and height and width:
-                wide = problem.dtype.accumulator
-                for number, member in enumerate(members):
-                    if member.rank != rank:
-                        partial[number] = self.layout.add(rank, (height, width), wide, Matrix.C, Role.STAGING)
-                beside = problem.reads_c or problem.dtype.is_half
-                if beside and not self._at_home(Matrix.C, rank):
-                    staging = self.layout.add(rank, (height, width), problem.dtype, Matrix.C, Role.STAGING)
-            adders.append(_Adder(rank, firsts, lasts, places, partial, staging))
-        return adders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, HOST, Matrix, Role, Space, buffer_bytes
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
-_COLUMN_ALIGNMENT: Final = 64  # bytes
+COLUMN_ALIGNMENT: Final = 64  # bytes
 
 
 class Layout:
@@ -30,16 +31,8 @@ class Layout:
 
     def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
         self.softbuf_bytes = [0] * num_ranks
-        self._placement = placement
-        self._records: list[tuple[int, ...]] = []
-        for matrix, location, shape, ld in (
-            (Matrix.A, placement.a, problem.a_shape, problem.lda),
-            (Matrix.B, placement.b, problem.b_shape, problem.ldb),
-            (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
-        ):
-            space = Space.HOST if location.space == "host" else Space.DEVICE
-            owner = HOST if location.rank is None else location.rank
-            self._records.append((owner, space, Role.USER, matrix, problem.dtype, *shape, ld, -1))
+        self._about = (num_ranks, problem, placement)
+        self._records = [*user_records(problem, placement)]
 
     def add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
         """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
@@ -61,42 +54,68 @@ class Layout:
 
     def check_capacity(self, machine: Machine) -> None:
         """Raise `CapacityError` for the first rank whose panels do not fit."""
-        for rank, (needed, resident) in enumerate(zip(self.softbuf_bytes, self._resident_bytes(machine), strict=True)):
-            total = int(machine.memory_bytes[rank])
-            if needed > total - resident:
-                parts = (("the matrices placed there", resident), ("its panels of A, B and C", needed))
-                whose = " and ".join(f"{size} for {what}" for what, size in parts if size)
-                raise CapacityError(
-                    f"rank {rank} needs {resident + needed} bytes of device memory ({whose}), and {total} are "
-                    f"available, {resident + needed - total} too few: use more ranks, place the matrices on other "
-                    "devices or in host memory, or split the product (the tile size makes no difference)"
-                )
+        check_capacity(self.softbuf_bytes, *self._about, machine)
 
     def free_bytes(self, machine: Machine) -> list[int]:
         """Return what each rank's memory has left for caches, beside one more buffer's alignment per matrix."""
-        taken = zip(machine.memory_bytes.tolist(), self.softbuf_bytes, self._resident_bytes(machine), strict=True)
+        taken = zip(machine.memory_bytes.tolist(), self.softbuf_bytes, _resident_bytes(*self._about), strict=True)
         return [total - needed - resident - 3 * BUFFER_ALIGNMENT for total, needed, resident in taken]
 
-    def _resident_bytes(self, machine: Machine) -> list[int]:
-        """Return what the caller's matrices take of each rank's device memory."""
-        resident = [0] * machine.num_ranks
-        locations = (self._placement.a, self._placement.b, self._placement.c)
-        if any(location.space == "device" for location in locations):
-            user = _user_bytes(tuple(self._records[:3]))
-            for size, at in zip(user, locations, strict=True):
-                if at.space == "device":
-                    assert at.rank is not None  # a device location always names its rank
-                    resident[at.rank] += size
-        return resident
+
+def check_capacity(
+    softbuf_bytes: Sequence[int], num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine
+) -> None:
+    """Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there."""
+    memory: list[int] = machine.memory_bytes.tolist()
+    for rank, (needed, resident) in enumerate(
+        zip(softbuf_bytes, _resident_bytes(num_ranks, problem, placement), strict=True)
+    ):
+        total = memory[rank]
+        if needed > total - resident:
+            parts = (("the matrices placed there", resident), ("its panels of A, B and C", needed))
+            whose = " and ".join(f"{size} for {what}" for what, size in parts if size)
+            raise CapacityError(
+                f"rank {rank} needs {resident + needed} bytes of device memory ({whose}), and {total} are "
+                f"available, {resident + needed - total} too few: use more ranks, place the matrices on other "
+                "devices or in host memory, or split the product (the tile size makes no difference)"
+            )
 
 
-@functools.lru_cache(maxsize=64)  # a search asks for the same ones all the time
-def _user_bytes(records: tuple[tuple[int, ...], ...]) -> list[int]:
-    sizes: list[int] = buffer_bytes(np.array(list(records), BUFFER_DTYPE)).tolist()
-    return sizes
+# A search asks for the same ones all the time.
+@functools.lru_cache(maxsize=64)
+def user_records(problem: GemmProblem, placement: Placement) -> tuple[tuple[int, ...], ...]:
+    """Return the buffers of the caller's A, B and C, as the first records of a table."""
+    records: list[tuple[int, ...]] = []
+    for matrix, location, shape, ld in (
+        (Matrix.A, placement.a, problem.a_shape, problem.lda),
+        (Matrix.B, placement.b, problem.b_shape, problem.ldb),
+        (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
+    ):
+        space = Space.HOST if location.space == "host" else Space.DEVICE
+        owner = HOST if location.rank is None else location.rank
+        records.append((owner, space, Role.USER, matrix, problem.dtype, *shape, ld, -1))
+    return tuple(records)
+
+
+@functools.lru_cache(maxsize=64)
+def user_table(problem: GemmProblem, placement: Placement) -> np.ndarray:
+    """Return the same as a table, which is not to be written to."""
+    return np.array(list(user_records(problem, placement)), BUFFER_DTYPE)
+
+
+@functools.lru_cache(maxsize=64)
+def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
+    """Return what the caller's matrices take of each rank's device memory."""
+    resident = [0] * num_ranks
+    sizes = buffer_bytes(user_table(problem, placement)).tolist()
+    for size, at in zip(sizes, (placement.a, placement.b, placement.c), strict=True):
+        if at.space == "device":
+            assert at.rank is not None  # a device location always names its rank
+            resident[at.rank] += size
+    return tuple(resident)
 
 
 def aligned_ld(rows: int, dtype: DType) -> int:
     """Return the leading dimension of a panel of so many rows, in elements."""
-    step = _COLUMN_ALIGNMENT // dtype.itemsize
+    step = COLUMN_ALIGNMENT // dtype.itemsize
     return -(-rows // step) * step

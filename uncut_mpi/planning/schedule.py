@@ -426,11 +426,11 @@ def native_tables(
 ) -> dict[str, np.ndarray]:
     """Return the tables that a native scheduler made, uint8 arrays, as the fields of a `Schedule`."""
     return {
-        "tasks": tasks.view(TASK_DTYPE),
-        "operands": operands.view(OPERAND_DTYPE),
-        "regions": regions.view(REGION_DTYPE),
-        "awaits": awaits.view(AWAIT_DTYPE),
-        "lanes": lanes.view(LANE_DTYPE),
+        "tasks": np.frombuffer(tasks, TASK_DTYPE),
+        "operands": np.frombuffer(operands, OPERAND_DTYPE),
+        "regions": np.frombuffer(regions, REGION_DTYPE),
+        "awaits": np.frombuffer(awaits, AWAIT_DTYPE),
+        "lanes": np.frombuffer(lanes, LANE_DTYPE),
     }
 
 

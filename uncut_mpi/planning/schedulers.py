@@ -8,7 +8,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import bands, cyclic, kblocks, uncut
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.tiles import MAX_TASKS
@@ -55,8 +55,8 @@ def make_schedule(
     """
     about = (problem, placement, num_ranks, machine)
     if options.scheduler == "uncut" or not problem.has_product:
-        result = uncut.schedule(*about, dataclasses.replace(options, scheduler="uncut"), most_tasks=most_tasks)
-        chosen = dataclasses.replace(options, scheduler="uncut", tile=result.schedule.tile, grid=result.schedule.grid)
+        result = uncut.schedule(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)
+        chosen = changed(options, scheduler="uncut", tile=result.schedule.tile, grid=result.schedule.grid)
         return Made(result.schedule, chosen, result.predicted_s)
     if options.scheduler == "cyclic":
         return Made(*cyclic.schedule(*about, options, most_tasks=most_tasks))

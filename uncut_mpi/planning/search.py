@@ -29,7 +29,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate, shape_of
 from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.metrics import metric_of
-from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions
+from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.simulate import simulate
@@ -291,7 +291,7 @@ class _Explorer:
         if asked.scheduler != "uncut":
             return best
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
-        rough = [self._try(dataclasses.replace(first, **changes)) for changes in self._dimensions.rough(asked, best)]
+        rough = [self._try(changed(first, **changes)) for changes in self._dimensions.rough(asked, best)]
         return min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
 
     def _explore(self, best: Candidate, asked: ScheduleOptions) -> None:
@@ -374,7 +374,7 @@ class _Explorer:
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
         """Return the best of a candidate and what one dimension makes of it."""
         for changes in dimension(asked, best):
-            found = self._try(dataclasses.replace(best.options, **changes))
+            found = self._try(changed(best.options, **changes))
             if found is not None and found.value < best.value:
                 best = found
         return best

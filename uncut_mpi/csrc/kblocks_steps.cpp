@@ -1,0 +1,222 @@
+// The order in which a rank fetches and multiplies, by planning/blocking.py, which says what the orders are for.
+#include <algorithm>
+#include <stdexcept>
+
+#include "kblocks_scheduler.hpp"
+
+namespace uncut {
+namespace {
+
+// Fetches in the order in which they are issued, and what is done with them: each piece of work with how many of the
+// fetches it needs.
+class Maker {
+  public:
+    explicit Maker(const KBlocking &how)
+        : how_(how),
+          columns_(count_blocks(how.columns, how.halvings)),
+          rows_(count_blocks(how.rows, how.halvings)),
+          ramp_(k_blocks(how.extent, how.first, how.most, how.growth)) {}
+
+    std::vector<KMove> run() {
+        if (how_.order == by_k)
+            make_by_k();
+        else if (how_.order == by_columns)
+            make_by_columns();
+        else
+            make_from_corner();
+        return merged();
+    }
+
+  private:
+    struct Work {
+        std::size_t needs;
+        KMove move;
+    };
+
+    KMove fetch_b_of(std::int64_t first_k, std::int64_t last_k, int at) const {
+        return {.step = fetch_b, .first_k = first_k, .last_k = last_k, .first = at, .last = at + 1};
+    }
+    // Something about one column block and all of k.
+    KMove of_block(int step, int at, bool early) const {
+        return {.step = step, .last_k = how_.extent, .first = at, .last = at + 1, .early = early};
+    }
+    void work(const KMove &move) { work_.push_back({fetches_.size(), move}); }
+
+    void make_by_k() {
+        const std::int64_t extent = how_.extent;
+        std::size_t tail = ramp_.size();
+        while (columns_ > 1 && tail > 0 && (extent - ramp_[tail - 1].first) * how_.tail_parts <= extent)
+            --tail;
+        if (columns_ > 1 && tail == ramp_.size()) --tail;
+        for (const kblocks::Extent &k : ramp_)
+            for (const int step : {fetch_a, fetch_b})
+                fetches_.push_back({.step = step, .first_k = k.first, .last_k = k.last, .last = columns_});
+        if (ramp_.size() == 1) tail = 0;
+        const bool early = tail == 0;  // no product begins before all of A and B is there
+        for (int at = 0; at < columns_; ++at)
+            fetches_.push_back(of_block(fetch_c, at, early));
+        for (std::size_t at = 0; at < tail; ++at)
+            work_.push_back(
+                {2 * at + 2,
+                 {.step = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_}});
+        for (int at = 0; at < columns_; ++at) {
+            const std::size_t with_c = 2 * ramp_.size() + static_cast<std::size_t>(at) + 1;
+            if (tail < ramp_.size()) {
+                KMove last = of_block(multiply, at, early);
+                last.first_k = ramp_[tail].first;
+                work_.push_back({early ? with_c : 2 * ramp_.size(), last});
+            }
+            work_.push_back({with_c, of_block(finish, at, early)});
+        }
+    }
+
+    void make_by_columns() {
+        if (how_.whole) fetches_.push_back(fetch_b_of(0, how_.extent, 0));
+        for (const kblocks::Extent &k : ramp_) {
+            fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
+            if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
+            work({.step = multiply, .first_k = k.first, .last_k = k.last, .last = 1});
+        }
+        fetches_.push_back(of_block(fetch_c, 0, false));
+        work(of_block(finish, 0, false));
+        for (int at = 1; at < columns_; ++at) {
+            fetches_.push_back(of_block(fetch_c, at, true));
+            const bool at_once = how_.whole || at < how_.columns;
+            for (const kblocks::Extent &k : at_once ? std::vector<kblocks::Extent>{{0, how_.extent}}
+                                                    : k_blocks(how_.extent, how_.most, how_.most, 2)) {
+                fetches_.push_back(fetch_b_of(k.first, k.last, at));
+                KMove product = of_block(multiply, at, true);
+                product.first_k = k.first, product.last_k = k.last;
+                work(product);
+            }
+            work(of_block(finish, at, true));
+        }
+    }
+
+    void make_from_corner() {
+        const bool early = ramp_.size() == 1;
+        const KMove c = of_block(fetch_c, 0, early);
+        if (how_.whole) fetches_.push_back(fetch_b_of(0, how_.extent, 0));
+        if (early) fetches_.push_back(c);
+        for (const kblocks::Extent &k : ramp_) {
+            fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
+            if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
+            KMove product = of_block(multiply, 0, early);
+            product.first_k = k.first, product.last_k = k.last;
+            work(product);
+        }
+        if (!early) fetches_.push_back(c);
+        work(of_block(finish, 0, early));
+        int right = 1, bottom = 1;  // what is there of B and A
+        while (right < columns_ || bottom < rows_) {
+            // Whichever has less of its blocks there.
+            KMove grown;
+            if (bottom == rows_ || (right < columns_ && right * rows_ <= bottom * columns_)) {
+                grown = of_block(fetch_c, right, true);
+                grown.bottom = bottom;
+                fetches_.push_back(grown);
+                fetches_.push_back(fetch_b_of(0, how_.extent, right));
+                ++right;
+            } else {
+                grown = of_block(fetch_c, 0, true);
+                grown.last = right, grown.top = bottom, grown.bottom = bottom + 1;
+                fetches_.push_back(grown);
+                fetches_.push_back({.step = fetch_a, .last_k = how_.extent, .top = bottom, .bottom = bottom + 1});
+                ++bottom;
+            }
+            for (const int step : {multiply, finish}) {
+                grown.step = step;
+                work(grown);
+            }
+        }
+    }
+
+    std::vector<KMove> merged() const {
+        std::vector<KMove> made;
+        made.reserve(fetches_.size() + work_.size());
+        std::size_t issued = 0;
+        const auto ahead = static_cast<std::size_t>(how_.lookahead);
+        for (std::size_t at = 0; at < work_.size(); ++at) {
+            std::size_t until = 0;
+            for (std::size_t later = at; later < std::min(work_.size(), at + ahead + 1); ++later)
+                until = std::max(until, work_[later].needs);
+            for (; issued < until; ++issued)
+                made.push_back(fetches_[issued]);
+            made.push_back(work_[at].move);
+        }
+        return made;
+    }
+
+    const KBlocking &how_;
+    int columns_, rows_;
+    std::vector<kblocks::Extent> ramp_;
+    std::vector<KMove> fetches_;
+    std::vector<Work> work_;
+};
+
+// Marks the steps about blocks of C that can be formed directly, by a test of the step that hands a block on.
+template <typename Test>
+KDirect mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
+    KDirect found;
+    for (const KMove &block : moves) {
+        if (block.step != finish) continue;
+        if (!test(block)) {
+            found.down = std::max(found.down, block.bottom);
+            found.along = std::max(found.along, block.last);
+            continue;
+        }
+        found.first = found.any ? std::min(found.first, block.first) : block.first;
+        found.any = true;
+        for (KMove &move : moves)
+            if (move.top == block.top && move.first == block.first) move.*flag = true;
+    }
+    return found;
+}
+
+}  // namespace
+
+int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvings : blocks; }
+
+std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
+    most = std::max<std::int64_t>(1, std::min(most, extent));
+    std::vector<std::int64_t> stops{0};
+    for (std::int64_t size = std::min(first, most); stops.back() < extent;
+         size = std::min(most, (growth - 1) * stops.back()))
+        stops.push_back(std::min(extent, stops.back() + size));
+    const std::size_t count = stops.size();
+    if (count > 2 && 2 * (stops[count - 1] - stops[count - 2]) < stops[count - 2] - stops[count - 3])
+        stops.erase(stops.end() - 2);
+    std::vector<kblocks::Extent> found;
+    for (std::size_t at = 0; at + 1 < stops.size(); ++at)
+        found.push_back({stops[at], stops[at + 1]});
+    return found;
+}
+
+std::vector<KMove> make_steps(const KBlocking &how) {
+    if (how.first < 1 || how.most < 1 || how.growth < 2 || how.columns < 1 || how.rows < 1 || how.extent < 0)
+        throw std::invalid_argument("blocks have at least one element, and grow");
+    return Maker(how).run();
+}
+
+void mark_direct(KInput &input) {
+    std::vector<KMove> &moves = input.moves.front();
+    input.direct = {};
+    const bool whole = input.moves.size() == 1;  // else all blocks are sums of what several ranks have
+    const std::int64_t extent = input.k_starts[1];
+    const int first = input.at_owner ? input.first_away : 0;
+    // Whether every product about a block of C has all of k.
+    const auto at_once = [&](const KMove &block) {
+        return std::none_of(moves.begin(), moves.end(), [&](const KMove &move) {
+            return move.step == multiply && move.last_k - move.first_k < extent && meet(move, block);
+        });
+    };
+    input.direct[0] = mark(moves, &KMove::direct, [&](const KMove &block) {
+        if (!whole) return false;
+        const bool there = block.early && block.first >= first;
+        return input.half ? (there || !input.reads_c) && at_once(block) : input.reads_c && there;
+    });
+    input.direct[1] =
+        mark(moves, &KMove::direct_at_home, [&](const KMove &block) { return whole && input.half && at_once(block); });
+}
+
+}  // namespace uncut
