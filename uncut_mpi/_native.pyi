@@ -211,6 +211,8 @@ class SimulatedMachine:
     issuing_threads: int
     serial_copies: bool
     def __init__(self) -> None: ...
+    def prepare(self) -> None:
+        """When all is set; before it is simulated."""
 
 def simulate(
     machine: SimulatedMachine,
@@ -221,7 +223,7 @@ def simulate(
     buffers: np.ndarray,
     lanes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule."""
+    """Return (start, end) of every task in seconds; tables of a checked schedule, contiguous."""
 
 # -- the CUDA executor -------------------------------------------------------------------------
 

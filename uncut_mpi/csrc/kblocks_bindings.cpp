@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <tuple>
 
@@ -18,12 +17,11 @@ namespace uncut {
 namespace {
 
 using Extent = std::tuple<std::int64_t, std::int64_t>;
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // What would be read or written outside of its table.
 void check(const KInput &input) {
     const auto is_rank = [&](int rank) { return rank >= 0 && rank < input.num_ranks; };
-    if (input.buffers.size() < 3) throw std::invalid_argument("set_buffers comes first");
+    if (input.buffers.size() != 3) throw std::invalid_argument("A, B and C are the first buffers");
     if (input.k_starts.size() < 2 || input.moves.size() != input.k_starts.size() - 1)
         throw std::invalid_argument("every part of k has moves");
     for (const KPlace &place : input.places)
@@ -97,10 +95,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                  self.origin[static_cast<std::size_t>(matrix)] = {on_host, rank};
              })
         .def("set_buffers",
-             [](KInput &self, Bytes table) {
-                 if (table.size() != 3 * sizeof(BufferRecord)) throw std::invalid_argument("three buffers are given");
-                 self.buffers.resize(3);
-                 std::memcpy(self.buffers.data(), table.data(), table.size());
+             [](KInput &self, nb::handle table) {
+                 const ArrayBytes held(table);
+                 const auto buffers = held.records<BufferRecord>();
+                 self.buffers.assign(buffers.begin(), buffers.end());
              })
         .def("set_places", &set_places)
         .def_prop_ro("places",

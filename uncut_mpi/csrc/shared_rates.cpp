@@ -2,49 +2,52 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 namespace uncut {
 namespace {
 
-constexpr std::int32_t none_yet = -1, several = -2;
 constexpr double near = 1 + 1e-12, rounding = 1e-10;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 }  // namespace
 
+void SimulatedMachine::prepare() {
+    ports_of.assign(bandwidth.size(), {});
+    for (std::size_t p = 0; p < port_capacity.size(); ++p)
+        for (std::int64_t at = port_first[p]; at < port_first[p + 1]; ++at)
+            ports_of[static_cast<std::size_t>(port_links[at])].emplace_back(p, port_weights[at]);
+}
+
 SharedRates::SharedRates(const SimulatedMachine &machine)
-    : m_(machine),
-      ports_of_(machine.bandwidth.size()),
-      lane_of_link_(machine.bandwidth.size(), none_yet),
-      classes_of_link_(machine.bandwidth.size()),
-      ports_(machine.port_capacity.size()) {
-    for (std::size_t p = 0; p < ports_.size(); ++p) {
+    : m_(machine), links_(machine.bandwidth.size()), ports_(machine.port_capacity.size()) {
+    if (m_.ports_of.size() != links_.size()) throw std::invalid_argument("the machine is not prepared");
+    for (std::size_t p = 0; p < ports_.size(); ++p)
         ports_[p].capacity = m_.port_capacity[p];
-        for (std::int64_t at = m_.port_first[p]; at < m_.port_first[p + 1]; ++at)
-            ports_of_[static_cast<std::size_t>(m_.port_links[at])].emplace_back(p, m_.port_weights[at]);
-    }
 }
 
 std::int32_t SharedRates::class_of(std::size_t link, double limit) {
-    for (const std::int32_t c : classes_of_link_[link])
+    std::int32_t last = no_class;
+    for (std::int32_t c = links_[link].first_class; c != no_class; c = classes_[c].next_of_link) {
         if (classes_[c].limit == limit) return c;
-    Class made;
+        last = c;
+    }
+    const auto number = static_cast<std::int32_t>(classes_.size());
+    Class &made = classes_.emplace_back();
     made.limit = limit;
-    made.ports = ports_of_[link];
-    classes_.push_back(std::move(made));
-    classes_of_link_[link].push_back(static_cast<std::int32_t>(classes_.size()) - 1);
-    return classes_of_link_[link].back();
+    made.ports = m_.ports_of[link];
+    if (links_[link].own_port >= 0) made.ports.emplace_back(links_[link].own_port, 1.0);
+    (last == no_class ? links_[link].first_class : classes_[last].next_of_link) = number;
+    return number;
 }
 
-void SharedRates::share_link(std::size_t link, std::int32_t lane, std::int32_t of) {
-    std::int32_t &first = lane_of_link_[link];
-    if (first == none_yet) first = lane;
-    if (first == lane || first == several) return;
-    first = several;
-    ports_of_[link].emplace_back(ports_.size(), 1.0);
-    ports_.emplace_back().capacity = m_.bandwidth[link];
-    for (const std::int32_t c : classes_of_link_[link])
-        classes_[c].ports = ports_of_[link];
-    classes_[of].ports = ports_of_[link];
+void SharedRates::share_link(std::size_t number, std::int32_t lane) {
+    Link &link = links_[number];
+    if (link.lane == none_yet) link.lane = lane;
+    if (link.lane == lane || link.own_port >= 0) return;
+    link.own_port = static_cast<std::int32_t>(ports_.size());
+    ports_.emplace_back().capacity = m_.bandwidth[number];
+    for (std::int32_t c = link.first_class; c != no_class; c = classes_[c].next_of_link)
+        classes_[c].ports.emplace_back(link.own_port, 1.0);
 }
 
 // Notes that a flow of a class begins or ends.

@@ -22,7 +22,7 @@ class SharedRates {
     // The class of the transfers on a link that move at most `limit` bytes per second.
     std::int32_t class_of(std::size_t link, double limit);
     // Several lanes on one link, as from private host memory to other ranks' devices, share its bandwidth too.
-    void share_link(std::size_t link, std::int32_t lane, std::int32_t of);
+    void share_link(std::size_t number, std::int32_t lane);
 
     void begin(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, true); }
     void end(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, false); }
@@ -32,7 +32,7 @@ class SharedRates {
     const std::vector<Change> &update();
 
   private:
-    static constexpr std::int32_t by_limit = -1;
+    static constexpr std::int32_t by_limit = -1, no_class = -1, none_yet = -1;
 
     // Transfers on one link with one limit get one rate whenever they run together.
     struct Class {
@@ -47,6 +47,13 @@ class SharedRates {
         bool grows = false;                 // while rates are shared
         double new_rate = 0, new_load = 0;  // of those that a change reaches
         std::int32_t new_held_by = by_limit;
+        std::int32_t next_of_link = no_class;
+    };
+
+    struct Link {
+        std::int32_t lane = none_yet;  // the first that uses it
+        std::int32_t own_port = -1;    // that several lanes share
+        std::int32_t first_class = no_class;
     };
 
     struct Port {
@@ -74,9 +81,7 @@ class SharedRates {
     void find_unfair(std::size_t number);
 
     const SimulatedMachine &m_;
-    std::vector<std::vector<std::pair<std::size_t, double>>> ports_of_;  // per link
-    std::vector<std::int32_t> lane_of_link_;                             // none_yet, a lane, or several
-    std::vector<std::vector<std::int32_t>> classes_of_link_;
+    std::vector<Link> links_;
     std::vector<Class> classes_;
     std::vector<Port> ports_;
 

@@ -199,7 +199,7 @@ class Simulator {
         if (!contiguous && to.rows > 0) limit *= spaced_row_share(*rows, width, distance);
         body.latency = m_.latency[link];
         body.of = rates_.class_of(link, limit);
-        rates_.share_link(link, task.lane, body.of);
+        rates_.share_link(link, task.lane);
         return body;
     }
 

@@ -19,6 +19,7 @@ struct SimulatedMachine {
     std::vector<std::int64_t> port_first;    // ports + 1 indices into the next two
     std::vector<std::int64_t> port_links;
     std::vector<double> port_weights;
+    std::vector<std::vector<std::pair<std::size_t, double>>> ports_of;  // (port, weight) per link: by `prepare`
 
     std::vector<double> gemm_rate;  // flop/s [dtype * num_ranks + rank], 0 where unknown
     // per dtype
@@ -36,6 +37,9 @@ struct SimulatedMachine {
     double call_s = 0;                      // before anything is issued
     int issuing_threads = 0;                // 0: one per rank
     bool serial_copies = false;             // a device serves its copies one way one after another
+
+    // Once, when all else is set.
+    void prepare();
 };
 
 struct SimulatedTables {

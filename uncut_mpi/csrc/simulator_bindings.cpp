@@ -8,19 +8,12 @@
 #include <stdexcept>
 
 #include "simulator.hpp"
+#include "table_bytes.hpp"
 
 namespace nb = nanobind;
 
 namespace uncut {
 namespace {
-
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename Record>
-std::span<const Record> records(const Bytes &bytes) {
-    if (bytes.size() % sizeof(Record) != 0) throw std::invalid_argument("a table ends inside a record");
-    return {reinterpret_cast<const Record *>(bytes.data()), bytes.size() / sizeof(Record)};
-}
 
 nb::ndarray<nb::numpy, double, nb::ndim<1>> as_array(std::vector<double> &&values) {
     auto owned = std::make_unique<std::vector<double>>(std::move(values));
@@ -30,11 +23,13 @@ nb::ndarray<nb::numpy, double, nb::ndim<1>> as_array(std::vector<double> &&value
     return nb::ndarray<nb::numpy, double, nb::ndim<1>>(data, {count}, owner);
 }
 
-nb::tuple simulate_tables(const SimulatedMachine &machine, Bytes tasks, Bytes operands, Bytes regions, Bytes awaits,
-                          Bytes buffers, Bytes lanes) {
-    const SimulatedTables tables{records<TaskRecord>(tasks),     records<OperandRecord>(operands),
-                                 records<RegionRecord>(regions), records<std::int32_t>(awaits),
-                                 records<BufferRecord>(buffers), records<LaneRecord>(lanes)};
+nb::tuple simulate_tables(const SimulatedMachine &machine, nb::handle tasks, nb::handle operands, nb::handle regions,
+                          nb::handle awaits, nb::handle buffers, nb::handle lanes) {
+    const ArrayBytes of_tasks(tasks), of_operands(operands), of_regions(regions), of_awaits(awaits),
+        of_buffers(buffers), of_lanes(lanes);
+    const SimulatedTables tables{of_tasks.records<TaskRecord>(),     of_operands.records<OperandRecord>(),
+                                 of_regions.records<RegionRecord>(), of_awaits.records<std::int32_t>(),
+                                 of_buffers.records<BufferRecord>(), of_lanes.records<LaneRecord>()};
     Simulated result;
     {
         nb::gil_scoped_release unlocked;
@@ -48,6 +43,7 @@ nb::tuple simulate_tables(const SimulatedMachine &machine, Bytes tasks, Bytes op
 void bind_simulator(nb::module_ &m) {
     nb::class_<SimulatedMachine>(m, "SimulatedMachine", "A machine as the simulator takes it; bytes and seconds.")
         .def(nb::init<>())
+        .def("prepare", &SimulatedMachine::prepare)
         .def_rw("num_ranks", &SimulatedMachine::num_ranks)
         .def_rw("bandwidth", &SimulatedMachine::bandwidth)
         .def_rw("latency", &SimulatedMachine::latency)

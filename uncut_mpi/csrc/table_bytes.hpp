@@ -1,4 +1,4 @@
-// Vectors of records as numpy arrays of bytes, taken over without a copy.
+// Tables of records between numpy and here, without a copy: vectors as arrays of bytes, arrays of any type as spans.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <vector>
 
 namespace uncut {
@@ -18,5 +20,26 @@ nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>> as_bytes(std
     nanobind::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<Record> *>(p); });
     return nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>>(bytes, {count}, owner);
 }
+
+// What an array holds, contiguous, for as long as this lives.
+class ArrayBytes {
+  public:
+    explicit ArrayBytes(nanobind::handle array) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nanobind::python_error();
+    }
+    ~ArrayBytes() { PyBuffer_Release(&view_); }
+    ArrayBytes(const ArrayBytes &) = delete;
+    ArrayBytes &operator=(const ArrayBytes &) = delete;
+
+    template <typename Record>
+    std::span<const Record> records() const {
+        const auto size = static_cast<std::size_t>(view_.len);
+        if (size % sizeof(Record) != 0) throw std::invalid_argument("a table ends inside a record");
+        return {static_cast<const Record *>(view_.buf), size / sizeof(Record)};
+    }
+
+  private:
+    Py_buffer view_{};
+};
 
 }  // namespace uncut

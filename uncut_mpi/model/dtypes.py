@@ -26,6 +26,8 @@ class DType(enum.IntEnum):
     bf16 = 3
     tf32 = 4
 
+    __hash__ = int.__hash__  # that of enumerations is a call into Python, at every lookup of a problem
+
     @property
     def itemsize(self) -> int:
         """Bytes per element."""

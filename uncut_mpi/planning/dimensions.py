@@ -133,6 +133,7 @@ class Dimensions:
     ) -> None:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
         self._tried = tried
+        self._speeds: dict[Candidate, np.ndarray | None] = {}
 
     # -- dimensions: what to change about the best so far ------------------------------------
 
@@ -191,7 +192,7 @@ class Dimensions:
             return
         current = best
         for _ in range(_SHARE_STEPS if best.schedule.grid != (1, 1) else 0):
-            speeds = speeds_of(current)
+            speeds = self._speeds_of(current)
             if speeds is None or speeds.max() <= (1 + _SHARE_TOLERANCE) * speeds.min():
                 return
             changes: dict[str, Any]
@@ -396,7 +397,7 @@ class Dimensions:
         if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.schedule.splits > 1:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
-        speeds = speeds_of(best)
+        speeds = self._speeds_of(best)
         if len(ranks) < 3 or speeds is None or len(speeds) < len(ranks):
             return
         of = dict(zip(ranks, speeds.tolist(), strict=True))
@@ -411,6 +412,12 @@ class Dimensions:
                 arranged = _in_columns(np.array([of[rank] for rank in devices]), sizes)
                 whole = {"grid": None, "row_shares": None, "col_shares": None, "areas": arranged}
                 yield {**self._in_places(devices), **whole}
+
+    def _speeds_of(self, one: Candidate) -> np.ndarray | None:
+        """Return its ranks' speeds: several dimensions ask for those of the best, in every round."""
+        if one not in self._speeds:
+            self._speeds[one] = speeds_of(one)
+        return self._speeds[one]
 
     def _has_operands(self, rank: int) -> bool:
         return self._placement.a == self._placement.b == Location.device(rank)

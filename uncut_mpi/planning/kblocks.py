@@ -254,7 +254,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.min_slice_bytes, given.most_summands = MIN_SLICE_BYTES, MOST_SUMMANDS
     given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
     given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
-    given.set_buffers(user_table(problem, placement).view(np.uint8))
+    given.set_buffers(user_table(problem, placement))
     for matrix, location in zip((Matrix.A, Matrix.B, Matrix.C), (placement.a, placement.b, placement.c), strict=True):
         given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
     return given
@@ -314,10 +314,12 @@ class _Plan:
 
     def _align(self) -> None:
         """Say what ranks do about columns that are not aligned."""
+        if not self._aligns or (self._cut.is_even and self.splits == 1):
+            return
         problem, step = self._problem, elements_aligned(self._problem)
         even = self._cut.is_even and not any(start % step for start in self._k_starts)
         shape = self._machine.gemm_shape.get(problem.dtype.name)
-        if even or not self._aligns or shape is None or shape.misaligned == 0:
+        if even or shape is None or shape.misaligned == 0:
             return
         for at, (rows, cols, ranks) in enumerate(self._given.places):
             for split, (rank, (start, stop)) in enumerate(zip(ranks, self._parts, strict=True)):

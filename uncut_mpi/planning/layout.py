@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Final
 
@@ -66,17 +67,18 @@ def check_capacity(
     softbuf_bytes: Sequence[int], num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine
 ) -> None:
     """Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there."""
-    memory: list[int] = machine.memory_bytes.tolist()
-    for rank, (needed, resident) in enumerate(
-        zip(softbuf_bytes, _resident_bytes(num_ranks, problem, placement), strict=True)
+    if all(map(operator.le, softbuf_bytes, _room(num_ranks, problem, placement, machine))):
+        return
+    resident = _resident_bytes(num_ranks, problem, placement)
+    for rank, (needed, there, total) in enumerate(
+        zip(softbuf_bytes, resident, machine.memory_bytes.tolist(), strict=True)
     ):
-        total = memory[rank]
-        if needed > total - resident:
-            parts = (("the matrices placed there", resident), ("its panels of A, B and C", needed))
+        if needed > total - there:
+            parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{size} for {what}" for what, size in parts if size)
             raise CapacityError(
-                f"rank {rank} needs {resident + needed} bytes of device memory ({whose}), and {total} are "
-                f"available, {resident + needed - total} too few: use more ranks, place the matrices on other "
+                f"rank {rank} needs {there + needed} bytes of device memory ({whose}), and {total} are "
+                f"available, {there + needed - total} too few: use more ranks, place the matrices on other "
                 "devices or in host memory, or split the product (the tile size makes no difference)"
             )
 
@@ -113,6 +115,13 @@ def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) 
             assert at.rank is not None  # a device location always names its rank
             resident[at.rank] += size
     return tuple(resident)
+
+
+@functools.lru_cache(maxsize=64)
+def _room(num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine) -> tuple[int, ...]:
+    """Return what they leave of it."""
+    resident = _resident_bytes(num_ranks, problem, placement)
+    return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident))
 
 
 def aligned_ld(rows: int, dtype: DType) -> int:

@@ -387,9 +387,10 @@ def changed(options: _Options, /, **changes: Any) -> _Options:
     kind = type(options)
     made = object.__new__(kind)
     setters = _SETTERS[kind]
-    for (name, set_value), value in zip(setters.items(), _GETTERS[kind](options), strict=True):
-        set_value(made, changes.get(name, value))
-    assert changes.keys() <= setters.keys()
+    for set_value, value in zip(setters.values(), _GETTERS[kind](options), strict=True):
+        set_value(made, value)
+    for name, value in changes.items():
+        setters[name](made, value)
     return made
 
 

@@ -126,23 +126,19 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
         )
     if issuing_threads < 0:
         raise ParamError(f"issuing_threads = {issuing_threads}: use 0 for one per rank, or a positive number")
-    if schedule.problem.has_product:
-        machine.typical_gemm_rate(schedule.problem.dtype)  # raises if there is none
+    dtype = schedule.problem.dtype
+    if schedule.problem.has_product and not machine.has_gemm_rate(dtype):
+        machine.typical_gemm_rate(dtype)  # raises
     native = _native_machine(machine, issuing_threads)
     try:
         start, end = _native.simulate(
             native,
-            *(
-                np.ascontiguousarray(table).view(np.uint8)
-                for table in (
-                    schedule.tasks,
-                    schedule.operands,
-                    schedule.regions,
-                    schedule.awaits,
-                    schedule.buffers,
-                    schedule.lanes,
-                )
-            ),
+            schedule.tasks,
+            schedule.operands,
+            schedule.regions,
+            schedule.awaits,
+            schedule.buffers,
+            schedule.lanes,
         )
     except ValueError as error:
         raise TopologyError(f"the schedule cannot be simulated on machine {machine.name}: {error}") from None
@@ -205,4 +201,5 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.wait_s, native.signal_s, native.event_s = costs.wait_s, costs.signal_s, costs.event_s
     native.event_latency, native.flag_latency = costs.event_latency_s, costs.flag_latency_s
     native.wait_lane, native.signal_lane, native.call_s = costs.wait_lane_s, costs.signal_lane_s, costs.call_s
+    native.prepare()
     return native
