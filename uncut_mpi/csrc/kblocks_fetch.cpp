@@ -11,12 +11,12 @@ std::size_t Scheduler::end_of_stretch(std::size_t at) const {
     return at;
 }
 
-void Scheduler::fetch_groups(const KMove &move, const std::function<bool(bool)> &wanted) {
+void Scheduler::fetch_groups(const KMove &move, std::optional<bool> shared) {
     const int matrix = move.step == fetch_a ? matrix_a : matrix_b;
-    for (int group = 0; group < (matrix == matrix_a ? in_.rows : in_.cols); ++group) {
-        const auto blocks = matrix == matrix_a ? blocks_of_row(group) : blocks_of_col(group);
-        if (!wanted(is_shared(matrix, blocks, move.split))) continue;
-        fetch(matrix, group, blocks, move);
+    const auto &groups = matrix == matrix_a ? blocks_of_row_ : blocks_of_col_;
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+        if (shared && *shared != is_shared(matrix, groups[group], move.split)) continue;
+        fetch(matrix, static_cast<int>(group), groups[group], move);
         begin_residents();
     }
 }
@@ -47,9 +47,9 @@ void Scheduler::count_alone() {
         }
     };
     for (int row = 0; row < in_.rows; ++row)
-        count(matrix_a, row, blocks_of_row(row));
+        count(matrix_a, row, blocks_of_row_[static_cast<std::size_t>(row)]);
     for (int col = 0; col < in_.cols; ++col)
-        count(matrix_b, col, blocks_of_col(col));
+        count(matrix_b, col, blocks_of_col_[static_cast<std::size_t>(col)]);
 }
 
 void Scheduler::count_sent() {
@@ -67,9 +67,11 @@ void Scheduler::count_sent() {
             }
     };
     for (int row = 0; row < in_.rows; ++row)
-        panels(matrix_a, blocks_of_row(row), [&](const KWorker &) { return band(row).size(); });
+        panels(matrix_a, blocks_of_row_[static_cast<std::size_t>(row)],
+               [&](const KWorker &) { return band(row).size(); });
     for (int col = 0; col < in_.cols; ++col)
-        panels(matrix_b, blocks_of_col(col), [](const KWorker &w) { return w.last_col - w.first_col; });
+        panels(matrix_b, blocks_of_col_[static_cast<std::size_t>(col)],
+               [](const KWorker &w) { return w.last_col - w.first_col; });
     for (const KBlock &block : in_.blocks)
         for (const KWorker &w : block.members) {
             if (at_home(matrix_c, w.rank)) continue;

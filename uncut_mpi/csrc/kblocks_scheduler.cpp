@@ -6,7 +6,11 @@
 namespace uncut {
 namespace kblocks {
 
-Scheduler::Scheduler(const KInput &in) : in_(in) {
+Scheduler::Scheduler(const KInput &in)
+    : in_(in),
+      blocks_of_row_(blocks_in(true)),
+      blocks_of_col_(blocks_in(false)),
+      lanes_(static_cast<std::size_t>(in.num_ranks)) {
     std::size_t most = 0;
     for (const std::vector<KMove> &moves : in_.moves)
         most = std::max(most, moves.size());
@@ -44,11 +48,11 @@ KTables Scheduler::run() {
             const std::size_t end = end_of_stretch(at);
             for (const bool shared : {true, false})
                 for (std::size_t which = at; which < end; ++which)
-                    fetch_groups(moves_[which], [&](bool found) { return found == shared; });
+                    fetch_groups(moves_[which], shared);
             deliver();
             at = end - 1;
         } else {
-            fetch_groups(move, [](bool) { return true; });
+            fetch_groups(move, std::nullopt);
         }
     }
     return std::move(out_);
@@ -87,11 +91,11 @@ void Scheduler::fetch_block(std::size_t block, const KWorker &w, WorkerState &st
     const std::vector<KAdder> &adders = in_.blocks[block].adders;
     for (std::size_t a = 0; a < adders.size(); ++a) {
         if (adders[a].rank != w.rank) continue;
-        for (const Columns &part : parts_of(adders[a], move)) {
+        each_part(adders[a], move, [&](const Columns &part) {
             const Region beside = in_staging(adders[a].staging, w, rows, part);
             c_in_[block][a][index(w, move.top, part.block)] =
                 copy_in(in_.origin[matrix_c], w.rank, beside, user(matrix_c, rows, part.cols));
-        }
+        });
     }
 }
 
@@ -124,20 +128,22 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
     const std::int64_t left = all.size() > w.k_step ? all.size() % w.k_step : 0;
     const Extent inner{all.first, all.last - left};
     const Region target = held(w, panel_of_c(w, move), rows, cols);
+    std::array<Operand, 3> reads;
+    std::size_t num_reads = 2;
     const auto factors = [&](Extent of) {
-        return std::vector<Operand>{{held(w, matrix_a, rows, of), alpha, in_.trans_a},
-                                    {held(w, matrix_b, of, cols), one, in_.trans_b}};
+        reads[0] = {held(w, matrix_a, rows, of), alpha, in_.trans_a};
+        reads[1] = {held(w, matrix_b, of, cols), one, in_.trans_b};
     };
-    std::vector<Operand> reads = factors(inner);
-    std::vector<std::int32_t> awaits;
+    factors(inner);
+    awaits_.clear();
     const std::size_t corner = index(w, move.top, move.first);
     if (state.begun[corner]) {
-        reads.push_back({target, one});
+        reads[num_reads++] = {target, one};
     } else if (in_place(w, move) && in_.reads_c) {
-        reads.push_back({target, beta});
+        reads[num_reads++] = {target, beta};
     } else if (state.c_there[corner] >= 0) {
-        reads.push_back({target, beta});
-        awaits.push_back(state.c_there[corner]);
+        reads[num_reads++] = {target, beta};
+        awaits_.push_back(state.c_there[corner]);
     }
     each_block(w, move, [&](std::size_t at) { state.begun[at] = true; });
     const bool goes_on = state.last.first == move.first && state.last.last == move.last && state.last.top == move.top &&
@@ -150,7 +156,7 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
         for (std::size_t lane = 0; lane < before.size(); ++lane)
             before[lane] = std::max(before[lane], state.products[at][lane]);
     });
-    awaits.insert(awaits.end(), before.begin(), before.end());
+    awaits_.insert(awaits_.end(), before.begin(), before.end());
     // A lane is in order: what one product awaits the next ones need not, nor those that await it.
     const auto next = static_cast<std::int32_t>(out_.tasks.size());
     std::erase_if(state.arriving, [&](Piece &piece) {
@@ -158,17 +164,17 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
         bool awaited = false;
         for (std::size_t lane = 0; lane < before.size(); ++lane)
             awaited = awaited || (piece.awaited_by[lane] >= 0 && piece.awaited_by[lane] <= before[lane]);
-        if (!awaited) awaits.push_back(piece.task);
+        if (!awaited) awaits_.push_back(piece.task);
         piece.awaited_by[state.lane] = next;
         return std::count_if(piece.awaited_by.begin(), piece.awaited_by.end(),
                              [](std::int32_t by) { return by >= 0; }) == in_.product_lanes;
     });
     const std::int32_t on = compute(w.rank, product_lanes[state.lane]);
-    std::int32_t made = task(gemm_task, on, target, reads, std::move(awaits));
+    std::int32_t made = task(gemm_task, on, target, {reads.data(), num_reads}, awaits_);
     if (left > 0) {
-        std::vector<Operand> rest = factors({inner.last, all.last});
-        rest.push_back({target, one});
-        made = task(gemm_task, on, target, rest, {});
+        factors({inner.last, all.last});
+        reads[2] = {target, one};
+        made = task(gemm_task, on, target, reads, {});
     }
     each_block(w, move, [&](std::size_t at) {
         state.products[at] = on_no_lane;
@@ -184,9 +190,10 @@ void Scheduler::finish_block(std::size_t block, const KMove &move) {
     const bool sums = in_.combines && !is_direct(front, move);
     for (std::size_t a = 0; a < of.adders.size(); ++a) {
         const KAdder &adder = of.adders[a];
-        for (const Columns &part : parts_of(adder, move)) {
+        each_part(adder, move, [&](const Columns &part) {
             const Region target = user(matrix_c, rows, part.cols);
             std::vector<Summand> summands;
+            summands.reserve(of.members.size());
             for (std::size_t m = 0; m < of.members.size(); ++m) {
                 const KWorker &member = of.members[m];
                 const Region own = held(member, panel_of_c(member, move), rows, part.cols);
@@ -195,19 +202,18 @@ void Scheduler::finish_block(std::size_t block, const KMove &move) {
                     for (std::size_t lane = 0; lane < last.size(); ++lane)
                         last[lane] = std::max(last[lane], states_[block][m].products[at][lane]);
                 });
-                const std::vector<std::int32_t> products(last.begin(), last.end());
                 if (member.rank == adder.rank) {
-                    summands.push_back({own, products});
+                    summands.push_back({own, last});
                     continue;
                 }
                 const Region there = sums ? in_staging(adder.partial[m], member, rows, part) : target;
-                summands.push_back({there, {push_result(member.rank, adder.rank, there, own, products)}});
+                summands.push_back({there, {push_result(member.rank, adder.rank, there, own, last), -1}});
             }
             Summand out = summands.front();
             if (sums) out = combine(block, a, move, part, summands, target);
             if (!at_home(matrix_c, adder.rank))
                 copy_out(adder.rank, in_.origin[matrix_c], target, out.region, out.made_by);
-        }
+        });
     }
 }
 
@@ -218,31 +224,32 @@ Summand Scheduler::combine(std::size_t block, std::size_t a, const KMove &move, 
     const std::int32_t on = compute(adder.rank, sum_lane + sums_[adder.rank]++ % sum_lanes);
     const auto most = static_cast<std::size_t>(in_.most_summands), room = most - (in_.reads_c ? 1 : 0);
     auto sum_up = [&](std::size_t count, const Region &into, bool with_c, const Region &c, std::int32_t c_task) {
-        std::vector<Operand> reads;
-        std::vector<std::int32_t> awaits;
+        summed_.clear();
+        awaits_.clear();
         for (std::size_t s = 0; s < count; ++s) {
-            reads.push_back({summands[s].region});
-            awaits.insert(awaits.end(), summands[s].made_by.begin(), summands[s].made_by.end());
+            summed_.push_back({summands[s].region});
+            awaits_.insert(awaits_.end(), summands[s].made_by.begin(), summands[s].made_by.end());
         }
         if (with_c) {
-            reads.push_back({c, beta});
-            awaits.push_back(c_task);
+            summed_.push_back({c, beta});
+            awaits_.push_back(c_task);
         }
-        return task(combine_task, on, into, reads, std::move(awaits));
+        return task(combine_task, on, into, summed_, awaits_);
     };
     while (summands.size() > room) {
         const Region into = summands.front().region;
         const std::size_t count = std::min(most, summands.size());
         const std::int32_t sum = sum_up(count, into, false, into, -1);
         summands.erase(summands.begin() + 1, summands.begin() + static_cast<std::ptrdiff_t>(count));
-        summands.front() = {into, {sum}};
+        summands.front() = {into, {sum, -1}};
     }
     const bool home = at_home(matrix_c, adder.rank);
     const Region beside = in_staging(adder.staging, front, rows_of(front, move.top, move.bottom), part);
     const Region out = home ? target : in_.half ? beside : summands.front().region;
     return {out,
             {sum_up(summands.size(), out, in_.reads_c, home ? target : beside,
-                    c_in_[block][a][index(front, move.top, part.block)])}};
+                    c_in_[block][a][index(front, move.top, part.block)]),
+             -1}};
 }
 
 }  // namespace kblocks

@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
+#include <optional>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -22,21 +23,48 @@ constexpr int sum_lane = 1, sum_lanes = 2;
 struct Region {
     int buffer = 0;
     std::int64_t row = 0, col = 0, rows = 0, cols = 0;
-    auto key() const { return std::tie(buffer, row, col, rows, cols); }
-    bool operator==(const Region &other) const { return key() == other.key(); }
+    bool operator==(const RegionRecord &other) const {
+        return buffer == other.buffer && row == other.row && col == other.col && rows == other.rows &&
+               cols == other.cols;
+    }
     Region columns(std::int64_t first, std::int64_t last) const {
         return {buffer, row, col + first, rows, last - first};
     }
     bool empty() const { return rows == 0 || cols == 0; }
 };
 
-struct RegionHash {
-    std::size_t operator()(const Region &r) const {
-        std::uint64_t h = static_cast<std::uint64_t>(r.buffer);
-        for (const std::int64_t part : {r.row, r.col, r.rows, r.cols})
-            h = (h ^ static_cast<std::uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (h >> 29);
-        return static_cast<std::size_t>(h);
+// Where each region is in their table, by open addressing.
+class RegionIndex {
+  public:
+    std::int32_t find_or_add(const Region &r, std::vector<RegionRecord> &table) {
+        if (2 * (table.size() + 1) > slots_.size()) grow(table);
+        std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (slots_.size() - 1);
+        for (; slots_[at] >= 0; at = (at + 1) & (slots_.size() - 1))
+            if (r == table[static_cast<std::size_t>(slots_[at])]) return slots_[at];
+        slots_[at] = static_cast<std::int32_t>(table.size());
+        table.push_back({r.buffer, 0, r.row, r.col, r.rows, r.cols});
+        return slots_[at];
     }
+
+  private:
+    static std::size_t hash(int buffer, std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols) {
+        std::uint64_t h = static_cast<std::uint64_t>(buffer);
+        for (const std::int64_t part : {row, col, rows, cols})
+            h = (h ^ static_cast<std::uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (h >> 29);
+        return static_cast<std::size_t>(h ^ (h >> 32));
+    }
+    void grow(const std::vector<RegionRecord> &table) {
+        slots_.assign(std::max<std::size_t>(256, 2 * slots_.size()), -1);
+        for (std::size_t number = 0; number < table.size(); ++number) {
+            const RegionRecord &r = table[number];
+            std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (slots_.size() - 1);
+            while (slots_[at] >= 0)
+                at = (at + 1) & (slots_.size() - 1);
+            slots_[at] = static_cast<std::int32_t>(number);
+        }
+    }
+
+    std::vector<std::int32_t> slots_;  // a power of two, at most half of them taken
 };
 
 struct Operand {
@@ -67,8 +95,10 @@ struct WorkerState {
 
 struct Summand {
     Region region;
-    std::vector<std::int32_t> made_by;
+    ByLane made_by;  // -1 for none
 };
+
+using Tasks = std::span<const std::int32_t>;
 
 // A piece of A or B on its way from a device to those that need it.
 struct Delivery {
@@ -121,8 +151,8 @@ class Scheduler {
     // time.
     std::size_t end_of_stretch(std::size_t at) const;
 
-    // Fetches what bands of rows need of A or of columns of B, where several ranks do or one, as asked for.
-    void fetch_groups(const KMove &move, const std::function<bool(bool)> &wanted);
+    // Fetches what bands of rows need of A or of columns of B: all, or what several ranks need, or what one does.
+    void fetch_groups(const KMove &move, std::optional<bool> shared);
 
     bool is_shared(int matrix, const std::vector<std::size_t> &blocks, int split) const;
     // Whether a worker has to be sent what it needs of A or B. What holds it may copy it for itself.
@@ -130,22 +160,17 @@ class Scheduler {
 
     // -- who ---------------------------------------------------------------------------------
 
-    std::vector<std::size_t> blocks_of_row(int row) const {
-        std::vector<std::size_t> found;
-        for (int col = 0; col < in_.cols; ++col)
-            add_block(found, row, col);
-        return found;
-    }
-    std::vector<std::size_t> blocks_of_col(int col) const {
-        std::vector<std::size_t> found;
+    // The blocks in each band of rows, or each column of ranks.
+    std::vector<std::vector<std::size_t>> blocks_in(bool rows) const {
+        std::vector<std::vector<std::size_t>> found(static_cast<std::size_t>(rows ? in_.rows : in_.cols));
         for (int row = 0; row < in_.rows; ++row)
-            add_block(found, row, col);
+            for (int col = 0; col < in_.cols; ++col) {
+                const int block = in_.block_of[static_cast<std::size_t>(row) * in_.cols + col];
+                std::vector<std::size_t> &group = found[static_cast<std::size_t>(rows ? row : col)];
+                const auto one = static_cast<std::size_t>(block);
+                if (block >= 0 && (group.empty() || group.back() != one)) group.push_back(one);
+            }
         return found;
-    }
-    void add_block(std::vector<std::size_t> &found, int row, int col) const {
-        const int block = in_.block_of[static_cast<std::size_t>(row) * in_.cols + col];
-        const auto one = static_cast<std::size_t>(block);
-        if (block >= 0 && (found.empty() || found.back() != one)) found.push_back(one);
     }
     bool at_home(int matrix, int rank) const { return !in_.origin[matrix].on_host && in_.origin[matrix].rank == rank; }
     bool transposed(int matrix) const {
@@ -197,25 +222,23 @@ class Scheduler {
 
     // -- records -----------------------------------------------------------------------------
 
-    std::int32_t region(const Region &r) {
-        const auto [found, fresh] = regions_.try_emplace(r, static_cast<std::int32_t>(out_.regions.size()));
-        if (fresh) out_.regions.push_back({r.buffer, 0, r.row, r.col, r.rows, r.cols});
-        return found->second;
-    }
+    std::int32_t region(const Region &r) { return regions_.find_or_add(r, out_.regions); }
     std::int32_t lane(int rank, LaneKind kind, int source, int destination) {
-        const auto [found, fresh] =
-            lanes_.try_emplace(std::make_tuple(rank, static_cast<int>(kind), source, destination),
-                               static_cast<std::int32_t>(out_.lanes.size()));
-        if (fresh) out_.lanes.push_back({rank, kind, source, destination});
-        return found->second;
+        std::vector<std::int32_t> &own = lanes_[static_cast<std::size_t>(rank)];
+        for (const std::int32_t number : own) {
+            const LaneRecord &known = out_.lanes[static_cast<std::size_t>(number)];
+            if (known.kind == kind && known.source == source && known.destination == destination) return number;
+        }
+        own.push_back(static_cast<std::int32_t>(out_.lanes.size()));
+        out_.lanes.push_back({rank, kind, source, destination});
+        return own.back();
     }
     std::int32_t lane_to(int rank, LaneKind kind, int to) {
         return lane(rank, kind, rank, in_.serial_copies && to != rank ? any_device : to);
     }
     std::int32_t compute(int rank, int number) { return lane(rank, compute_lane, no_source, number); }
 
-    std::int32_t task(Kind kind, std::int32_t on, const Region &write, const std::vector<Operand> &reads,
-                      std::vector<std::int32_t> awaits) {
+    std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits) {
         TaskRecord record;
         record.kind = kind;
         record.rank = out_.lanes[on].rank;
@@ -226,32 +249,32 @@ class Scheduler {
         out_.operands.push_back({region(write), one, 0, 0});
         for (const Operand &read : reads)
             out_.operands.push_back({region(read.region), read.factor, static_cast<std::uint8_t>(read.transposed), 0});
-        std::sort(awaits.begin(), awaits.end());
-        awaits.erase(std::unique(awaits.begin(), awaits.end()), awaits.end());
         for (const std::int32_t awaited : awaits)
             if (awaited >= 0 && out_.tasks[awaited].lane != on) out_.awaits.push_back(awaited);
+        const auto own = out_.awaits.begin() + record.first_await;
+        std::sort(own, out_.awaits.end());
+        out_.awaits.erase(std::unique(own, out_.awaits.end()), out_.awaits.end());
         record.num_awaits = static_cast<std::int32_t>(out_.awaits.size()) - record.first_await;
         out_.tasks.push_back(record);
         return static_cast<std::int32_t>(out_.tasks.size()) - 1;
     }
 
-    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, std::vector<std::int32_t> awaits) {
-        return task(copy_task, on, there, {{source}}, std::move(awaits));
+    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, Tasks awaits) {
+        const Operand read{source};
+        return task(copy_task, on, there, {&read, 1}, awaits);
     }
     std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
-        return copy(lane_to(rank, copy_lane, to), there, source, {awaited});
+        return copy(lane_to(rank, copy_lane, to), there, source, {&awaited, 1});
     }
     // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
-    std::int32_t push_result(int rank, int to, const Region &there, const Region &source,
-                             const std::vector<std::int32_t> &awaits) {
+    std::int32_t push_result(int rank, int to, const Region &there, const Region &source, Tasks awaits) {
         return copy(lane_to(rank, result_lane, to), there, source, awaits);
     }
     std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
-        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, {-1});
+        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, {});
     }
-    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source,
-                  const std::vector<std::int32_t> &awaits) {
+    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, Tasks awaits) {
         if (!goal.on_host) {
             push_result(rank, goal.rank, there, source, awaits);
         } else {
@@ -325,18 +348,20 @@ class Scheduler {
         Extent cols;
         std::int64_t place;
     };
-    static std::vector<Columns> parts_of(const KAdder &adder, const KMove &move) {
-        std::vector<Columns> found;
+    template <typename What>
+    static void each_part(const KAdder &adder, const KMove &move, const What &what) {
+        Columns part{};
         for (int column = move.first; column < move.last; ++column) {
             const Extent cols{adder.firsts[column], adder.lasts[column]};
             if (cols.size() == 0) continue;
-            if (!found.empty() && found.back().cols.last == cols.first) {
-                found.back().cols.last = cols.last;
-            } else {
-                found.push_back({column, cols, adder.places[column]});
+            if (part.cols.size() > 0 && part.cols.last == cols.first) {
+                part.cols.last = cols.last;
+                continue;
             }
+            if (part.cols.size() > 0) what(part);
+            part = {column, cols, adder.places[column]};
         }
-        return found;
+        if (part.cols.size() > 0) what(part);
     }
     static Region in_staging(int buffer, const KWorker &w, Extent rows, const Columns &part) {
         return {buffer, rows.first - w.first_row, part.place, rows.size(), part.cols.size()};
@@ -366,16 +391,19 @@ class Scheduler {
     const KInput &in_;
     KTables out_;
     std::vector<KMove> moves_;
-    std::unordered_map<Region, std::int32_t, RegionHash> regions_;
+    RegionIndex regions_;
+    std::vector<std::vector<std::size_t>> blocks_of_row_, blocks_of_col_;
+    std::vector<Operand> summed_;       // of one COMBINE
+    std::vector<std::int32_t> awaits_;  // of one task
     bool residents_begun_ = false;
     bool any_direct_ = false;
     std::map<int, int> sums_;                                      // COMBINEs of a rank so far
     std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
     std::unordered_map<int, std::int64_t> sent_;                   // elements, by rank
-    std::map<std::tuple<int, int, int, int>, std::int32_t> lanes_;
-    std::vector<std::vector<WorkerState>> states_;              // per block, per member
-    std::vector<std::vector<std::vector<std::int32_t>>> c_in_;  // per block, per adder, per block of C
-    std::vector<std::vector<int>> finished_;                    // per block, per block of C: members that have
+    std::vector<std::vector<std::int32_t>> lanes_;                 // of each rank
+    std::vector<std::vector<WorkerState>> states_;                 // per block, per member
+    std::vector<std::vector<std::vector<std::int32_t>>> c_in_;     // per block, per adder, per block of C
+    std::vector<std::vector<int>> finished_;                       // per block, per block of C: members that have
     std::vector<std::size_t> takers_;
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
     std::vector<Delivery> deliveries_;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <deque>
 #include <limits>
 #include <queue>
 #include <stdexcept>
@@ -51,7 +50,8 @@ struct Engine {
         std::int32_t task;
         bool over;  // its copy has been made
     };
-    std::deque<Turn> waiting;
+    std::vector<Turn> waiting;  // those from `next` on
+    std::size_t next = 0;
     bool busy = false;
 };
 constexpr std::int32_t ways = 3;
@@ -454,9 +454,8 @@ class Simulator {
 
     void serve(Engine &engine, double now) {
         engine.busy = false;
-        while (!engine.waiting.empty() && !engine.busy) {
-            const Engine::Turn turn = engine.waiting.front();
-            engine.waiting.pop_front();
+        while (engine.next < engine.waiting.size() && !engine.busy) {
+            const Engine::Turn turn = engine.waiting[engine.next++];
             if (turn.over) {
                 done_.push_back(turn.task);
             } else {

@@ -39,6 +39,7 @@ METRICS: Final = ("time", "edp", "pdp")
 RATIO_TOLERANCE: Final = 0.05
 """Devices are balanced when their predicted times differ by no more than this part (section 3.1)."""
 
+_NO_SHAPE: Final = GemmShape()
 _MOST_ADJUSTMENTS: Final = 50
 
 
@@ -412,7 +413,7 @@ class _Predictor:
 
     def _product_s(self, device: int, m: int, n: int, k: int) -> float:
         machine, dtype = self.machine, self.problem.dtype
-        shape = machine.gemm_shape.get(dtype.name, GemmShape())
+        shape = machine.gemm_shape.get(dtype.name, _NO_SHAPE)
         item = dtype.itemsize if k == self.problem.k else dtype.accumulator.itemsize
         adds = self.problem.reads_c or k < self.problem.k
         extra_bytes = m * n * ((2 if adds else 1) * item - dtype.accumulator.itemsize)

@@ -8,6 +8,7 @@ A scheduler of tiles says who computes which tiles of C (`TileWorkers`) and with
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from typing import Final
@@ -330,12 +331,18 @@ def _set_relays(
     given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
     given.first_cache = layout.num_buffers()
     given.cache_room = layout.free_bytes(machine)
-    given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
-    given.port_uses = [
+    given.port_ps_per_byte, given.port_uses = _ports(machine)
+
+
+@functools.lru_cache(maxsize=8)  # the same for every schedule that a search tries
+def _ports(machine: Machine) -> tuple[list[float], list[tuple[int, int, int, float]]]:
+    """Return each port's picoseconds per byte, and (port, source, destination, weight) of each link that uses one."""
+    uses = [
         (number, *link, weight)
         for number, port in enumerate(machine.ports)
         for link, weight in zip(port.links, port.weights, strict=True)
     ]
+    return [1000.0 / port.expected_gb_per_s for port in machine.ports], uses
 
 
 def _origin(location: Location, host: int) -> tuple[int, int]:
