@@ -195,6 +195,7 @@ class SimulatedMachine:
     half_combine_rate: list[float]
     combine_start: float
     row_device: list[tuple[float, float]]
+    row_local: list[tuple[float, float]]
     row_in: list[tuple[float, float]]
     row_out: list[tuple[float, float]]
     copy_s: float

@@ -274,7 +274,8 @@ def synthetic_samples(machine, shape, noise):
     def add(kind, links, width=0):
         nbytes = [target * machine.bandwidth_gb_per_s[link] * 1e9 for link in links]
         speed = rates(links, machine.bandwidth_gb_per_s, machine.ports)
-        shares = dict(machine.row_rates.host_in if links[0][0] == host else machine.row_rates.device)
+        between = machine.row_rates.local if links[0][0] == links[0][1] else machine.row_rates.device
+        shares = dict(machine.row_rates.host_in if links[0][0] == host else between)
         slow = 1 / shares[width] if width else 1.0
         seconds = max(
             b / (s * 1e9) * slow + machine.latency_s[link] for b, s, link in zip(nbytes, speed, links, strict=True)
@@ -301,6 +302,7 @@ def synthetic_samples(machine, shape, noise):
             add("host", together)
     for width in (0, 256, 8192):
         add("rows", [(0, 1)], width)
+        add("rows", [(0, 0)], width)
         add("rows", [(host, 0)], width)
     for extents, adds, aligned in PRODUCTS:
         exact = shape.seconds(*extents, 132, 60e12, 8.0 * extents[0] * extents[1] * adds, aligned=aligned)
@@ -320,7 +322,9 @@ def known(request):
     bandwidth, ports = four_gpus()
     np.fill_diagonal(bandwidth, 2000.0)
     latency = np.random.default_rng(4).uniform(2e-6, 5e-6, (5, 5))
-    rows = RowRates(device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)))
+    rows = RowRates(
+        device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)), local=((256, 0.1), (8192, 0.4))
+    )
     shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13, misaligned=0.8)
     machine = Machine.uniform(4)
     fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
@@ -360,7 +364,7 @@ class TestAssembling:
         assert shape == pytest.approx((128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5, abs=0.0)
         assert uneven == pytest.approx(0.0, abs=1e-6)
         assert misaligned == pytest.approx(0.8, rel=1e-5)
-        for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("host_out", ())):
+        for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("local", (0.1, 0.4)), ("host_out", ())):
             table = getattr(found.row_rates, way)
             assert [width for width, _ in table] == [256, 8192][: len(shares)]
             assert [share for _, share in table] == pytest.approx(shares, rel=max(0.01, 2 * tolerance))

@@ -156,6 +156,28 @@ def test_narrow_rows_slow_a_copy() -> None:
     assert sorted(set(lasting[copies[:, 1] == -1].round(12))) == pytest.approx([whole, fetch])
 
 
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        (RowRates(device=((256, 0.4), (1024, 0.6))), 0.5),
+        (RowRates(device=((256, 0.4), (1024, 0.6)), local=((1024, 0.2),)), 0.1),
+    ],
+)
+def test_rows_within_a_device_have_a_table_of_their_own(rows: RowRates, share: float) -> None:
+    # A of half its rows' distance is copied into a panel, since 16 bytes are no whole number of its columns.
+    shape = GemmShape(misaligned=100.0)
+    machine = machine_of(1, row_rates=rows, gemm_shape={"f64": shape})
+    problem = GemmProblem(64, 64, 64, DType.f64, lda=129)
+    schedule = plan(problem, Placement.parse("0,0,0"), 1, machine, ScheduleOptions(scheduler="kblocks")).schedule
+    times = simulate(schedule, machine)
+    copies = schedule.copies()[:, 0]
+    moved = schedule.copies()[:, 3]
+    assert len(copies)
+    bandwidth = machine.bandwidth_gb_per_s[0, 0] * 1e9
+    assert (times.end_s - times.start_s)[copies] == pytest.approx(moved / share / bandwidth)
+    assert rows.of_local(512) == pytest.approx(share)
+
+
 @pytest.mark.parametrize(("rows", "share"), [(128, 1.0), (256, 1 - 0.5 * 1 / 63), (1 << 12, 1 - 0.5 * 31 / 63)])
 def test_rows_that_lie_close_together_cost_less(rows: int, share: float) -> None:
     # Rows of 512 bytes; of 64 KiB less twice their width what lies between two of them is 0, 1 and 31 parts of 63.

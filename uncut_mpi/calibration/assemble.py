@@ -16,7 +16,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 
-ROW_WAYS = ("device", "host_in", "host_out")
+ROW_WAYS = ("device", "host_in", "host_out", "local")
 
 
 def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[int], provenance: str) -> Machine:
@@ -125,7 +125,8 @@ def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowRates:
     found: dict[str, list[tuple[int, float]]] = {way: [] for way in ROW_WAYS}
     for one in samples.of_kind("rows"):
         source, destination = one.links[0]
-        way = "host_in" if source == host else "host_out" if destination == host else "device"
+        between = "local" if source == destination else "device"
+        way = "host_in" if source == host else "host_out" if destination == host else between
         found[way].append((one.width_bytes, _moving_s(one, latency_s) / one.nbytes[0]))
     fits = {way: fit_row_shares(*zip(*rows, strict=True)) for way, rows in found.items() if len(rows) > 1}
     return RowRates(**fits)

@@ -239,7 +239,7 @@ class _Run:
 
     def _count(self) -> int:
         links, together = len(self.links()), sum(1 for _ in self.together())
-        rows = 3 * (len(self.effort.widths_bytes) + 1)
+        rows = len(self._row_links()) * (len(self.effort.widths_bytes) + 1)
         return 2 * links + together + rows + len(DType) * len(self.effort.products) + 3 + self.size + len(self.pairs())
 
     def _step(self, what: str) -> str:
@@ -267,6 +267,10 @@ class _Run:
                 return
             self._transfers("pair", [self._sized(link, self._rate(link)) for link in pair])
 
+    def _row_links(self) -> list[Link]:
+        """Return one link of each way that rows go."""
+        return [(0, 0), *([(0, 1)] if self.size > 1 else []), (self.host, 0), (0, self.host)]
+
     def _rows(self) -> None:
         """
         Measure copies by the width of their rows, those from and to the host while the device multiplies.
@@ -276,7 +280,7 @@ class _Run:
         """
         with agreement.collective(self.bench.group, "preparing random operands"):
             self.bench.fill(self.bench.result_offset, DType.f64)
-        for link in ((0, 1 % self.size), (self.host, 0), (0, self.host)):
+        for link in self._row_links():
             for width in (0, *self.effort.widths_bytes):
                 each = self.effort.area_bytes
                 if width:

@@ -66,6 +66,7 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         ("between devices", machine.row_rates.device),
         ("from the host", machine.row_rates.host_in),
         ("to the host", machine.row_rates.host_out),
+        ("within devices", machine.row_rates.local),
     ):
         if table:
             shares = ", ".join(f"{width / 1024:g}: {100 * share:.0f}" for width, share in table)

@@ -176,7 +176,7 @@ class Simulator {
         body.amount = static_cast<double>(to.rows * to.cols * item);
         int from_at = location(source), to_at = location(target);
         double limit = infinity;
-        const auto *rows = &m_.row_device;
+        const auto *rows = from_at == to_at && !m_.row_local.empty() ? &m_.row_local : &m_.row_device;
         const double width = static_cast<double>(to.rows * item);
         double distance = infinity;
         if (from_at == host_ && to_at != host_) {

@@ -28,7 +28,7 @@ struct SimulatedMachine {
     std::vector<std::int64_t> multiprocessors;            // per rank
     std::vector<double> combine_rate, half_combine_rate;  // bytes per second, per rank
     // (row width in bytes, share of the bandwidth): model/costs.py
-    std::vector<std::pair<double, double>> row_device, row_in, row_out;
+    std::vector<std::pair<double, double>> row_device, row_in, row_out, row_local;
 
     double combine_start = 0;
     double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;

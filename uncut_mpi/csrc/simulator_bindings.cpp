@@ -65,6 +65,7 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("half_combine_rate", &SimulatedMachine::half_combine_rate)
         .def_rw("combine_start", &SimulatedMachine::combine_start)
         .def_rw("row_device", &SimulatedMachine::row_device)
+        .def_rw("row_local", &SimulatedMachine::row_local)
         .def_rw("row_in", &SimulatedMachine::row_in)
         .def_rw("row_out", &SimulatedMachine::row_out)
         .def_rw("copy_s", &SimulatedMachine::copy_s)

@@ -151,13 +151,15 @@ class RowRates:
 
     Attributes
     ----------
-    device, host_in, host_out : tuple of (float, float)
-        (width in bytes, share in (0, 1]) by rising width: between devices, from host memory, to host memory.
+    device, host_in, host_out, local : tuple of (float, float)
+        (width in bytes, share in (0, 1]) by rising width: between devices, from host memory, to host memory, within
+        a device; if the last one is empty, as between devices.
     """
 
     device: RowTable = ()
     host_in: RowTable = ()
     host_out: RowTable = ()
+    local: RowTable = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -167,6 +169,19 @@ class RowRates:
             good = all(0 < share <= 1 for _, share in table) and all(0 < width < math.inf for width in widths)
             if not good or any(one >= other for one, other in itertools.pairwise(widths)):
                 raise ParamError(f"{field.name} = {table} of RowRates: name rising widths with shares above 0, up to 1")
+
+    def of_local(self, width_bytes: float) -> float:
+        """Return the share of the bandwidth within a device that rows of a width get."""
+        table = self.local or self.device
+        if not table or width_bytes <= 0:
+            return 1.0
+        (first, least), (_, most) = table[0], table[-1]
+        if width_bytes <= first:
+            return least * width_bytes / first
+        for (below, low), (above, high) in itertools.pairwise(table):
+            if width_bytes <= above:
+                return low + (high - low) * math.log(width_bytes / below) / math.log(above / below)
+        return most
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

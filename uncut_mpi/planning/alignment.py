@@ -102,8 +102,15 @@ def choose_alignment(
     gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
 
     fetches = {Matrix.A: Step.FETCH_A, Matrix.B: Step.FETCH_B}
-    copied_bytes = item * sum(len(inner) * len(rows if one == Matrix.A else cols) for one in copied)
-    cost_s = copied_bytes / (float(machine.bandwidth_gb_per_s[rank, rank]) * 1e9)
+    within = float(machine.bandwidth_gb_per_s[rank, rank]) * 1e9
+    stored = {
+        Matrix.A: (len(rows), len(inner)) if problem.trans_a == "N" else (len(inner), len(rows)),
+        Matrix.B: (len(inner), len(cols)) if problem.trans_b == "N" else (len(cols), len(inner)),
+    }
+    cost_s = 0.0
+    for one in copied:
+        height, width = stored[one]
+        cost_s += item * height * width / (within * machine.row_rates.of_local(item * height))
     cost_s += machine.costs.copy_s * sum(one.step == fetches[matrix] for matrix in copied for one in steps)
     more, passes = 0, 0.0  # products, and how often more all of C is moved
     if resident and copied:

@@ -194,6 +194,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.half_combine_rate = (np.maximum(half, 1e-6) * 1e9).tolist()
     rows = machine.row_rates
     native.row_device, native.row_in, native.row_out = list(rows.device), list(rows.host_in), list(rows.host_out)
+    native.row_local = list(rows.local)
 
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
