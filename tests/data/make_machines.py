@@ -311,6 +311,11 @@ def vulcan_uneven() -> Machine:
 # docs/performance/results): bytes / 390 GB/s over that less 3.3 ns, the latency of a copy of 1024 rows.
 H200_DEVICE_ROWS = ((8704.0, 0.737), (10240.0, 0.869), (12288.0, 0.972))
 
+# Within a device, of calibration_2xh200_2026-11-23_10h.json there.
+H200_LOCAL_ROWS = (
+    *((512.0, 0.094), (1024.0, 0.232), (2048.0, 0.371), (4096.0, 0.526), (8192.0, 0.469), (12288.0, 0.439)),
+    *((16384.0, 0.42), (32768.0, 0.4), (131072.0, 0.4)),
+)
 
 # What products take longer where columns are not aligned, of calibration_2xh200_2026-11-22_18h.json in
 # docs/performance/results.
@@ -331,7 +336,9 @@ def h200() -> Machine:
             for name, shape in calibrated.gemm_shape.items()
         },
         row_rates=dataclasses.replace(
-            calibrated.row_rates, device=tuple(sorted((*calibrated.row_rates.device, *H200_DEVICE_ROWS)))
+            calibrated.row_rates,
+            device=tuple(sorted((*calibrated.row_rates.device, *H200_DEVICE_ROWS))),
+            local=H200_LOCAL_ROWS,
         ),
     )
     return dataclasses.replace(
@@ -341,7 +348,7 @@ def h200() -> Machine:
         "then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for "
         "bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes and of "
         "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices and products whose "
-        "columns are not aligned are those of two H200, the same day",
+        "columns are not aligned are those of two H200, the same day, rows within a device of two the next day",
     )
 
 
