@@ -226,6 +226,28 @@ def simulate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (start, end) of every task in seconds; tables of a checked schedule, contiguous."""
 
+class Simulations:
+    """Simulations on a thread of their own, begun in order; whoever waits for one that has not begun makes it."""
+
+    def __init__(self, machine: SimulatedMachine, /) -> None: ...
+    def begin(
+        self,
+        tasks: np.ndarray,
+        operands: np.ndarray,
+        regions: np.ndarray,
+        awaits: np.ndarray,
+        buffers: np.ndarray,
+        lanes: np.ndarray,
+        /,
+    ) -> int:
+        """Return a ticket for `wait`; takes what `simulate` takes."""
+
+    def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `simulate` returns, once for each ticket."""
+
+    def close(self) -> None:
+        """End the thread; what was not waited for is dropped."""
+
 # -- the CUDA executor -------------------------------------------------------------------------
 
 class CudaError(RuntimeError):

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from uncut_mpi.model.costs import RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
@@ -92,3 +93,14 @@ def test_what_does_not_fit_with_panels_is_planned_without(machine):
     schedule = plan(problem, Placement.parse("0,0,0"), 4, machine, ScheduleOptions(scheduler="kblocks")).schedule
     homes = schedule.buffers[(schedule.buffers["owner"] == 0) & (schedule.buffers["offset"] >= 0)]
     assert not (homes["matrix"] == A).any()
+
+
+def test_what_copies_within_a_device_cost_counts(machine: Machine) -> None:
+    problem = GemmProblem(4095, 4096, 512, DType.f64, lda=4095, ldc=4096)
+    shapes = {"f64": dataclasses.replace(machine.gemm_shape["f64"], misaligned=0.5)}
+    fast, slow = (
+        dataclasses.replace(machine, gemm_shape=shapes, row_rates=RowRates(local=((512, share),)))
+        for share in (1.0, 0.01)
+    )
+    assert chosen(fast, problem, (A,)) == Alignment((A,), False, 2)
+    assert chosen(slow, problem, (A,)) == Alignment()

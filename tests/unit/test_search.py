@@ -456,3 +456,14 @@ def test_a_small_product_of_a_half_type_has_one_kernel_where_c_is(place: str) ->
     assert not (kinds == Kind.COMBINE).any()
     others = [one for one in found.candidates if (one.schedule.tasks["kind"] == Kind.COMBINE).any()]
     assert others  # they were tried
+
+
+@pytest.mark.parametrize("first", [15, 256])
+@pytest.mark.parametrize("place", ["0,0,0", "h,0,0"])
+def test_options_that_a_search_finds_are_good_ones(first: int, place: str) -> None:
+    problem = GemmProblem(512, 512, first // 2, DType.f64)
+    given = ScheduleOptions(blocking=Blocking(first=first))
+    result = find(problem, place, Machine.uniform(2), options=given)
+    for one in result.candidates:
+        assert dataclasses.replace(one.options, blocking=dataclasses.replace(one.options.blocking)) == one.options
+        assert one.options.scheduler != "kblocks" or one.options.blocking.first == first

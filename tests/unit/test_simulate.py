@@ -23,7 +23,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op, Role, Schedule
-from uncut_mpi.planning.simulate import simulate, union_seconds
+from uncut_mpi.planning.simulate import Simulations, simulate, union_seconds
 
 
 def make(
@@ -453,3 +453,46 @@ def test_lanes_on_one_link_share_it() -> None:
         machine = machine_of(4, gemm_tflop_per_s={"f64": np.full(4, 100.0)})
         least = bound(schedule.problem, Placement.parse(place), machine).seconds
         assert simulate(schedule, machine).seconds >= least * (1 - 1e-9)
+
+
+# -- beside other work -----------------------------------------------------------------------------
+
+
+def test_simulations_on_a_thread_are_those_made_at_once() -> None:
+    machine = machine_of(4)
+    schedules = [make(512 * n, 1024, 512, place, 4, tile=256) for n in range(1, 9) for place in ("h,h,h", "0,1,2")]
+    wanted = [simulate(schedule, machine) for schedule in schedules]
+    with Simulations(machine) as simulations:
+        for turn in range(20):  # whoever waits makes some of them, the thread others
+            begun = [simulations.begin(schedule) for schedule in schedules]
+            order = list(range(len(begun)))[::-1] if turn % 2 else range(len(begun))
+            for at in order:
+                found = begun[at]()
+                assert found.schedule is schedules[at]
+                assert (found.start_s == wanted[at].start_s).all()
+                assert (found.end_s == wanted[at].end_s).all()
+
+
+def test_simulations_that_nobody_waits_for_are_dropped() -> None:
+    machine = machine_of(4)
+    with Simulations(machine) as simulations:
+        begun = [simulations.begin(make(2048, 2048, 2048, "h,h,h", 4, tile=256)) for _ in range(50)]
+        assert begun[7]().seconds > 0
+    with pytest.raises(TopologyError, match="no such simulation"):
+        begun[40]()
+
+
+def test_simulations_refuse_what_simulate_refuses() -> None:
+    with Simulations(machine_of(2)) as simulations:
+        with pytest.raises(ParamError, match="has 2 ranks, the schedule 4"):
+            simulations.begin(make(512, 512, 512, "h,h,h", 4))
+        with pytest.raises(TopologyError, match="no GEMM rate for f16"):
+            simulations.begin(make(512, 512, 512, "h,h,h", 2, dtype=DType.f16))
+        cut = make(512, 512, 512, "h,h,h", 2)
+        tasks = cut.tasks.copy()
+        tasks["rank"] = 7
+        wait = simulations.begin(dataclasses.replace(cut, tasks=tasks))
+        with pytest.raises(TopologyError, match="on a rank that the machine lacks"):
+            wait()
+    with pytest.raises(ParamError, match="issuing_threads = -1"):
+        Simulations(machine_of(2), issuing_threads=-1)

@@ -18,23 +18,44 @@ namespace {
 
 using Extent = std::tuple<std::int64_t, std::int64_t>;
 
-// What would be read or written outside of its table.
+void require(bool good, const char *what) {
+    if (!good) throw std::invalid_argument(what);
+}
+
+// Refuses what would be read or written outside of its table, divide by zero or never end.
 void check(const KInput &input) {
     const auto is_rank = [&](int rank) { return rank >= 0 && rank < input.num_ranks; };
-    if (input.buffers.size() != 3) throw std::invalid_argument("A, B and C are the first buffers");
-    if (input.k_starts.size() < 2 || input.moves.size() != input.k_starts.size() - 1)
-        throw std::invalid_argument("every part of k has moves");
-    for (const KPlace &place : input.places)
-        if (place.ranks.size() != input.moves.size() || !std::all_of(place.ranks.begin(), place.ranks.end(), is_rank))
-            throw std::invalid_argument("every place has a rank for each part of k");
-    if (input.at_owner && !is_rank(input.origin[kblocks::matrix_c].rank))
-        throw std::invalid_argument("C has an owner where it is combined there");
-    if (input.row_blocks < 1 || input.column_blocks < 1 || input.halvings < 0 || input.step < 1 ||
-        input.column_alignment < input.accumulator_itemsize || input.buffer_alignment < 1)
-        throw std::invalid_argument("there is at least one block of rows and of columns");
+    require(input.buffers.size() >= 3, "A, B and C are the first buffers");
+    for (const KOrigin &origin : input.origin)
+        require(is_rank(origin.rank) || (origin.on_host && origin.rank == -1), "a matrix is on a rank or the host");
+    require(!input.at_owner || !input.origin[kblocks::matrix_c].on_host, "C has an owner where it is combined there");
+    require(input.row_blocks >= 1 && input.column_blocks >= 1 && input.halvings >= 0 && input.step >= 1,
+            "there is at least one block of rows and of columns, and blocks have elements");
+    require(std::min({input.itemsize, input.accumulator_itemsize, input.min_slice_bytes, input.first_block,
+                      input.buffer_alignment}) >= 1 &&
+                input.column_alignment >= std::max(input.itemsize, input.accumulator_itemsize),
+            "elements, slices, blocks and alignments have a size");
+    require(input.product_lanes == 1 || input.product_lanes == 2, "there are one or two product lanes");
+    require(input.most_summands >= 3, "a sum has at least three summands");
+    require(input.k_starts.size() >= 2 && input.moves.size() == input.k_starts.size() - 1, "every part of k has steps");
+    const int columns = count_blocks(input.column_blocks, input.halvings);
+    const int rows = count_blocks(input.row_blocks, input.halvings);
+    require(input.first_away >= 0 && input.first_away <= columns,
+            "column blocks are combined away from one of them on");
+    for (std::size_t part = 0; part < input.moves.size(); ++part)
+        for (const KMove &move : input.moves[part])
+            require(move.last_k <= input.k_starts[part + 1] - input.k_starts[part] && move.last <= columns &&
+                        move.bottom <= rows,
+                    "steps are about the blocks and the part of k that there are");
+    for (const KPlace &place : input.places) {
+        require(place.ranks.size() == input.moves.size(), "every place has a rank for each part of k");
+        require(std::all_of(place.ranks.begin(), place.ranks.end(), is_rank), "there is no such rank");
+    }
 }
 
 nb::tuple schedule_tables(const KInput &input) {
+    require(!input.places.empty() && input.blocks.size() == input.places.size(), "lay_out comes first");
+    check(input);
     KTables tables;
     {
         nb::gil_scoped_release unlocked;
@@ -112,16 +133,19 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("align",
              [](KInput &self, std::size_t place, std::size_t split, bool copies_a, bool copies_b, bool apart,
                 std::int64_t k_step) {
+                 require(k_step >= 1, "products have at least one element along k");
                  self.places.at(place).alignment.at(split) = {{copies_a, copies_b}, apart, k_step};
              })
         .def("lay_out",
              [](KInput &self) {
+                 require(self.buffers.size() == 3, "set_buffers comes first, and lay_out once");
                  check(self);
                  lay_out_kblocks(self);
                  return self.rank_bytes;
              })
         .def("add_steps", [](KInput &self, const KBlocking &how) {
             const int split = static_cast<int>(self.moves.size());
+            self.blocks.clear();
             for (KMove &move : self.moves.emplace_back(make_steps(how)))
                 move.split = split;
             return self.moves.back().size();

@@ -158,6 +158,8 @@ class Layout {
 }  // namespace kblocks
 
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
+    if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)
+        throw std::invalid_argument("there is at least one block, and its start has a multiple");
     const int count = count_blocks(blocks, halvings);
     std::int64_t units = extent / step;
     if (units < count) step = 1, units = extent;
@@ -177,8 +179,17 @@ std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int6
 void set_places(KInput &input, const KPlaces &places, const std::vector<int> &devices) {
     const std::size_t splits = input.moves.size(), count = places.blocks.size();
     if (devices.size() < splits * count) throw std::invalid_argument("every place has a rank for each part of k");
+    const std::size_t cols = places.place_of.empty() ? 0 : places.place_of.front().size();
+    if (places.row_starts.size() != places.place_of.size() + 1 ||
+        std::any_of(places.place_of.begin(), places.place_of.end(),
+                    [&](const auto &row) { return row.size() != cols; }))
+        throw std::invalid_argument("every band of rows has a place in each column of ranks");
+    if (std::any_of(places.blocks.begin(), places.blocks.end(),
+                    [](const auto &one) { return one.rows.size() < 0 || one.cols.size() < 0; }))
+        throw std::invalid_argument("a block ends before it begins");
     std::vector<int> number(count, -1);
     input.places.clear();
+    input.blocks.clear();
     for (std::size_t place = 0; place < count; ++place) {
         const KPlaces::Block &block = places.blocks[place];
         if (block.rows.size() == 0 || block.cols.size() == 0) continue;
@@ -190,7 +201,7 @@ void set_places(KInput &input, const KPlaces &places, const std::vector<int> &de
     }
     input.row_starts = places.row_starts;
     input.rows = static_cast<int>(places.place_of.size());
-    input.cols = places.place_of.empty() ? 0 : static_cast<int>(places.place_of.front().size());
+    input.cols = static_cast<int>(cols);
     input.block_of.clear();
     for (const std::vector<int> &band : places.place_of)
         for (const int place : band)

@@ -1,4 +1,4 @@
-// The tasks of planning/kblocks.py, which says what they do; which blocks and steps there are comes from there.
+// The tasks of planning/kblocks.py, which says what they do; how C and k are cut comes from there.
 #pragma once
 
 #include <algorithm>
@@ -80,11 +80,11 @@ struct KPlace {
     std::vector<KAlignment> alignment;  // of each
 };
 
-// Blocks of C that need no sums apart from the products: `DirectBlocks` of planning/blocking.py.
+// Blocks of C that need no sums apart from the products.
 struct KDirect {
     bool any = false;
-    int down = 0, along = 0;  // up to which row block and which column block there are others
-    int first = 0;            // their first column block
+    int first = 0;            // the first column block among them
+    int down = 0, along = 0;  // up to which row block and which column block there are other ones
 };
 
 enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
@@ -133,7 +133,6 @@ struct KInput {
     std::vector<KPlace> places;
     std::vector<std::int64_t> k_starts;     // of the parts of k, and their end
     std::vector<std::vector<KMove>> moves;  // of each part of k; those of all parts are taken in turn
-    std::array<KDirect, 2> direct;          // of a rank where C is not, and where it is
     std::array<KOrigin, 3> origin;
     bool trans_a = false, trans_b = false, reads_c = false, half = false;
     bool combines = false;       // whether sums are formed apart from products
@@ -149,6 +148,7 @@ struct KInput {
     int most_summands = 8;
     int product_lanes = 1;  // 1 or 2: how many products a rank may have begun
     // Laid out.
+    std::array<KDirect, 2> direct;         // of a rank where C is not, and where it is
     std::vector<KBlock> blocks;            // of each place
     std::vector<BufferRecord> buffers;     // the caller's A, B and C, then those of ranks
     std::vector<std::int64_t> rank_bytes;  // what each rank's take

@@ -178,7 +178,10 @@ KDirect mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
 int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvings : blocks; }
 
 std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
+    if (extent < 0 || first < 1 || most < 1 || growth < 2)
+        throw std::invalid_argument("blocks have at least one element, and grow");
     most = std::max<std::int64_t>(1, std::min(most, extent));
+    growth = std::min(growth, extent + 2);  // beyond, the next block has all that is left
     std::vector<std::int64_t> stops{0};
     for (std::int64_t size = std::min(first, most); stops.back() < extent;
          size = std::min(most, (growth - 1) * stops.back()))
@@ -193,8 +196,9 @@ std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, s
 }
 
 std::vector<KMove> make_steps(const KBlocking &how) {
-    if (how.first < 1 || how.most < 1 || how.growth < 2 || how.columns < 1 || how.rows < 1 || how.extent < 0)
-        throw std::invalid_argument("blocks have at least one element, and grow");
+    if (how.extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 ||
+        how.lookahead < 0 || how.order < by_k || how.order > from_corner)
+        throw std::invalid_argument("there is something to multiply, in blocks and an order that there are");
     return Maker(how).run();
 }
 
@@ -202,7 +206,9 @@ void mark_direct(KInput &input) {
     std::vector<KMove> &moves = input.moves.front();
     input.direct = {};
     const bool whole = input.moves.size() == 1;  // else all blocks are sums of what several ranks have
-    const std::int64_t extent = input.k_starts[1];
+    const std::int64_t extent = input.k_starts[1] - input.k_starts[0];
+    for (KMove &move : moves)
+        move.direct = move.direct_at_home = false;
     const int first = input.at_owner ? input.first_away : 0;
     // Whether every product about a block of C has all of k.
     const auto at_once = [&](const KMove &block) {

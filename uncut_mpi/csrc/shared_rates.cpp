@@ -12,6 +12,12 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 }  // namespace
 
 void SimulatedMachine::prepare() {
+    const auto links = static_cast<std::int64_t>(bandwidth.size()), uses = static_cast<std::int64_t>(port_links.size());
+    const bool good = port_first.size() == port_capacity.size() + 1 && port_weights.size() == port_links.size() &&
+                      std::is_sorted(port_first.begin(), port_first.end()) && port_first.front() >= 0 &&
+                      port_first.back() <= uses &&
+                      std::all_of(port_links.begin(), port_links.end(), [&](auto at) { return at >= 0 && at < links; });
+    if (!good) throw std::invalid_argument("ports are of links that there are");
     ports_of.assign(bandwidth.size(), {});
     for (std::size_t p = 0; p < port_capacity.size(); ++p)
         for (std::int64_t at = port_first[p]; at < port_first[p + 1]; ++at)
@@ -40,14 +46,14 @@ std::int32_t SharedRates::class_of(std::size_t link, double limit) {
     return number;
 }
 
-void SharedRates::share_link(std::size_t number, std::int32_t lane) {
-    Link &link = links_[number];
-    if (link.lane == none_yet) link.lane = lane;
-    if (link.lane == lane || link.own_port >= 0) return;
-    link.own_port = static_cast<std::int32_t>(ports_.size());
-    ports_.emplace_back().capacity = m_.bandwidth[number];
-    for (std::int32_t c = link.first_class; c != no_class; c = classes_[c].next_of_link)
-        classes_[c].ports.emplace_back(link.own_port, 1.0);
+void SharedRates::share_link(std::size_t link, std::int32_t lane) {
+    Link &of = links_[link];
+    if (of.lane == none_yet) of.lane = lane;
+    if (of.lane == lane || of.own_port >= 0) return;
+    of.own_port = static_cast<std::int32_t>(ports_.size());
+    ports_.emplace_back().capacity = m_.bandwidth[link];
+    for (std::int32_t c = of.first_class; c != no_class; c = classes_[c].next_of_link)
+        classes_[c].ports.emplace_back(of.own_port, 1.0);
 }
 
 // Notes that a flow of a class begins or ends.

@@ -22,7 +22,7 @@ class SharedRates {
     // The class of the transfers on a link that move at most `limit` bytes per second.
     std::int32_t class_of(std::size_t link, double limit);
     // Several lanes on one link, as from private host memory to other ranks' devices, share its bandwidth too.
-    void share_link(std::size_t number, std::int32_t lane);
+    void share_link(std::size_t link, std::int32_t lane);
 
     void begin(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, true); }
     void end(std::int32_t flow, std::int32_t of) { count(static_cast<std::size_t>(of), flow, false); }

@@ -4,9 +4,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <memory>
 #include <stdexcept>
 
+#include "simulations.hpp"
 #include "simulator.hpp"
 #include "table_bytes.hpp"
 
@@ -23,20 +25,75 @@ nb::ndarray<nb::numpy, double, nb::ndim<1>> as_array(std::vector<double> &&value
     return nb::ndarray<nb::numpy, double, nb::ndim<1>>(data, {count}, owner);
 }
 
+// A schedule's tables, held for as long as this lives.
+struct HeldTables {
+    HeldTables(nb::handle of_tasks, nb::handle of_operands, nb::handle of_regions, nb::handle of_awaits,
+               nb::handle of_buffers, nb::handle of_lanes)
+        : tasks(of_tasks),
+          operands(of_operands),
+          regions(of_regions),
+          awaits(of_awaits),
+          buffers(of_buffers),
+          lanes(of_lanes) {}
+
+    SimulatedTables view() const {
+        return {tasks.records<TaskRecord>(),    operands.records<OperandRecord>(), regions.records<RegionRecord>(),
+                awaits.records<std::int32_t>(), buffers.records<BufferRecord>(),   lanes.records<LaneRecord>()};
+    }
+
+    ArrayBytes tasks, operands, regions, awaits, buffers, lanes;
+};
+
+nb::tuple as_arrays(Simulated &&result) {
+    return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
+}
+
 nb::tuple simulate_tables(const SimulatedMachine &machine, nb::handle tasks, nb::handle operands, nb::handle regions,
                           nb::handle awaits, nb::handle buffers, nb::handle lanes) {
-    const ArrayBytes of_tasks(tasks), of_operands(operands), of_regions(regions), of_awaits(awaits),
-        of_buffers(buffers), of_lanes(lanes);
-    const SimulatedTables tables{of_tasks.records<TaskRecord>(),     of_operands.records<OperandRecord>(),
-                                 of_regions.records<RegionRecord>(), of_awaits.records<std::int32_t>(),
-                                 of_buffers.records<BufferRecord>(), of_lanes.records<LaneRecord>()};
+    const HeldTables held(tasks, operands, regions, awaits, buffers, lanes);
+    const SimulatedTables tables = held.view();
     Simulated result;
     {
         nb::gil_scoped_release unlocked;
         result = simulate(tables, machine);
     }
-    return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
+    return as_arrays(std::move(result));
 }
+
+// Simulations on a thread of their own, with the tables that they read.
+class HeldSimulations {
+  public:
+    explicit HeldSimulations(const SimulatedMachine &machine) : simulations_(machine) {}
+    ~HeldSimulations() { close(); }
+
+    std::int64_t begin(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
+                       nb::handle lanes) {
+        auto held = std::make_unique<HeldTables>(tasks, operands, regions, awaits, buffers, lanes);
+        simulations_.begin(next_, held->view());
+        held_.emplace(next_, std::move(held));
+        return next_++;
+    }
+
+    nb::tuple wait(std::int64_t ticket) {
+        const auto held = held_.extract(ticket);  // until this returns
+        Simulated result;
+        {
+            nb::gil_scoped_release unlocked;
+            result = simulations_.wait(ticket);
+        }
+        return as_arrays(std::move(result));
+    }
+
+    void close() {
+        nb::gil_scoped_release unlocked;
+        simulations_.close();
+    }
+
+  private:
+    std::int64_t next_ = 0;
+    std::map<std::int64_t, std::unique_ptr<HeldTables>> held_;
+    Simulations simulations_;  // closed before the tables go
+};
 
 }  // namespace
 
@@ -81,6 +138,11 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("call_s", &SimulatedMachine::call_s)
         .def_rw("issuing_threads", &SimulatedMachine::issuing_threads)
         .def_rw("serial_copies", &SimulatedMachine::serial_copies);
+    nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")
+        .def(nb::init<const SimulatedMachine &>())
+        .def("begin", &HeldSimulations::begin)
+        .def("wait", &HeldSimulations::wait)
+        .def("close", &HeldSimulations::close);
     m.def("simulate", &simulate_tables, nb::arg("machine"), nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"),
           nb::arg("awaits"), nb::arg("buffers"), nb::arg("lanes"),
           "Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule.");

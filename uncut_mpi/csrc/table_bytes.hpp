@@ -35,6 +35,8 @@ class ArrayBytes {
     std::span<const Record> records() const {
         const auto size = static_cast<std::size_t>(view_.len);
         if (size % sizeof(Record) != 0) throw std::invalid_argument("a table ends inside a record");
+        if (reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(Record) != 0)
+            throw std::invalid_argument("a table does not begin where its records may");
         return {static_cast<const Record *>(view_.buf), size / sizeof(Record)};
     }
 

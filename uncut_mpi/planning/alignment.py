@@ -10,16 +10,23 @@ slow as three. What it costs (copies, sums, products more, each with its fixed t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import Step, Steps
+from uncut_mpi.planning.blocking import HALVINGS, Move, Step, Steps, block_edges
 from uncut_mpi.planning.schedule import Matrix
 
 ALIGNMENT: Final = 16
 """Bytes."""
+
+_SEEN: Final = 0.5
+"""
+What of the cost is seen: the rest passes beside copies, or another product. Of 1500 simulated problems on 4 H200 the
+763 for which it matters take 1.0065 times as long as with the better choice, 1.014 with all of the cost and 1.013 with
+a fifth.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ def choose_alignment(
     """
     Return what makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.
 
-    An n along columns, of a transposed B, stays as it is: its last column block alone has it.
+    An n along columns, of a transposed B, stays as it is: products with the last column block stay as slow.
 
     Parameters
     ----------
@@ -100,6 +107,8 @@ def choose_alignment(
     last = [one for one in products if one.k_stop == len(inner)]
     last_k = sum((one.k_stop - one.k_start) * one.size for one in last) / num_blocks
     gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
+    if problem.trans_b == "T" and len(cols) % step:
+        gain_s *= 1.0 - _with_last_columns(products, len(cols), step)
 
     fetches = {Matrix.A: Step.FETCH_A, Matrix.B: Step.FETCH_B}
     within = float(machine.bandwidth_gb_per_s[rank, rank]) * 1e9
@@ -107,10 +116,12 @@ def choose_alignment(
         Matrix.A: (len(rows), len(inner)) if problem.trans_a == "N" else (len(inner), len(rows)),
         Matrix.B: (len(inner), len(cols)) if problem.trans_b == "N" else (len(cols), len(inner)),
     }
-    cost_s = 0.0
+    copies_s = 0.0
     for one in copied:
         height, width = stored[one]
-        cost_s += item * height * width / (within * machine.row_rates.of_local(item * height))
+        copies_s += item * height * width / (within * machine.row_rates.of_local(item * height))
+    # All but the first product's are made while others are computed.
+    cost_s = max(copies_s / len(products), copies_s - per_k_s * len(inner))
     cost_s += machine.costs.copy_s * sum(one.step == fetches[matrix] for matrix in copied for one in steps)
     more, passes = 0, 0.0  # products, and how often more all of C is moved
     if resident and copied:
@@ -126,4 +137,14 @@ def choose_alignment(
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
         cost_s += len(handed_on) * (machine.costs.combine_s + machine.costs.combine_start_s)
-    return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > cost_s else Alignment()
+    return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > _SEEN * cost_s else Alignment()
+
+
+def _with_last_columns(products: Sequence[Move], columns: int, step: int) -> float:
+    """Return which part of some products is of those that have the last column block."""
+    blocks = max(one.last for one in products)
+    edges = block_edges(columns, blocks - HALVINGS if blocks > 1 else 1, step)
+    work = [
+        (one.k_stop - one.k_start) * (one.bottom - one.top) * (edges[one.last] - edges[one.first]) for one in products
+    ]
+    return sum(size for one, size in zip(products, work, strict=True) if one.last == blocks) / sum(work)

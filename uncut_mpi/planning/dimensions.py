@@ -359,7 +359,7 @@ class Dimensions:
         if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or self._num_ranks == 1:
             return
         given, inner = asked.blocking, self._problem.k
-        block = given.block or max(inner, 1)
+        block = given.block or max(inner, given.first, 1)
         whole = {"splits": 1, "block": block, "first": given.first or block, "columns": given.columns or 1}
         for owner in self._owners:
             yield {"grid": None, "areas": None, **self.placed((owner,), None), **_blocked(best, **whole)}

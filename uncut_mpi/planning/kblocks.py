@@ -251,7 +251,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.reads_c, given.half = problem.reads_c, dtype.is_half
     given.dtype, given.accumulator = dtype, dtype.accumulator
     given.itemsize, given.accumulator_itemsize = dtype.itemsize, dtype.accumulator.itemsize
-    given.min_slice_bytes, given.most_summands = MIN_SLICE_BYTES, MOST_SUMMANDS
+    given.most_summands = MOST_SUMMANDS
     given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
     given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
     given.set_buffers(user_table(problem, placement))
@@ -292,7 +292,7 @@ class _Plan:
         self._given = _native.KBlocksInput(_common_input(problem, placement, machine))
         given = self._given
         given.combines, given.at_owner, given.first_away = self._combines, self._at_owner, self._first_away
-        given.earliest = how.delivery == "earliest"
+        given.earliest, given.min_slice_bytes = how.delivery == "earliest", MIN_SLICE_BYTES
         given.row_blocks, given.column_blocks = how.rows, how.columns
         given.first_block, given.product_lanes = how.first, how.lanes
         given.k_starts = self._k_starts

@@ -101,8 +101,10 @@ def user_records(problem: GemmProblem, placement: Placement) -> tuple[tuple[int,
 
 @functools.lru_cache(maxsize=64)
 def user_table(problem: GemmProblem, placement: Placement) -> np.ndarray:
-    """Return the same as a table, which is not to be written to."""
-    return np.array(list(user_records(problem, placement)), BUFFER_DTYPE)
+    """Return the same as a table that cannot be written to."""
+    table = np.array(list(user_records(problem, placement)), BUFFER_DTYPE)
+    table.flags.writeable = False
+    return table
 
 
 @functools.lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
-from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.simulate import Simulations
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 80_000
@@ -155,14 +155,15 @@ def search(
     made_with = dataclasses.replace(asked, tune=0, metric="time")
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
     first_part = budget if asked.metric == "time" else -(-budget // 2)
-    explorer = _Explorer(
-        problem, placement, num_ranks, machine, first_part, issuing_threads, tries_rules=budget_tasks is None
-    )
-    explorer.explore(made_with)
-    if asked.metric != "time":
-        # Two descents end in different places, and what is fast takes little energy more often than not.
-        explorer.turn_to(asked.metric, budget)
+    with Simulations(machine, issuing_threads=issuing_threads) as simulations:
+        explorer = _Explorer(
+            problem, placement, num_ranks, machine, first_part, simulations, tries_rules=budget_tasks is None
+        )
         explorer.explore(made_with)
+        if asked.metric != "time":
+            # Two descents end in different places, and what is fast takes little energy more often than not.
+            explorer.turn_to(asked.metric, budget)
+            explorer.explore(made_with)
     return SearchResult(
         # Stable: equals of one scheduler stay in the order of trying.
         sorted(explorer.all_tried, key=lambda one: (one.value, SCHEDULERS.index(one.options.scheduler))),
@@ -187,7 +188,7 @@ class _Explorer:
         num_ranks: int,
         machine: Machine,
         budget: int,
-        threads: int,
+        simulations: Simulations,
         *,
         tries_rules: bool,
     ) -> None:
@@ -195,7 +196,7 @@ class _Explorer:
         self._metric_name = "time"
         self._metric = metric_of("time", machine)
         self._tries_rules = tries_rules
-        self._budget, self._threads = budget, threads
+        self._budget, self._simulations = budget, simulations
         self._limit = budget
         self._seen: set[ScheduleOptions] = set()
         self._known: dict[ScheduleOptions, Candidate] = {}
@@ -205,6 +206,7 @@ class _Explorer:
         self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
         self._refused: UncutError | None = None
+        self._begun: list[Callable[[], Candidate]] = []
         self._too_large = 0
         self.tried: list[Candidate] = []
         self.discarded = 0
@@ -239,6 +241,7 @@ class _Explorer:
                     # PARALiA's choice of devices compares all sets of them: seconds on 8 ranks that differ.
                     rules = dataclasses.replace(rules, devices=tuple(range(self._num_ranks)))
                 self._try(rules, always=True)
+            self._settle()
         if not self.tried:
             assert self._refused is not None  # the first candidate is simulated or refused
             raise self._refused
@@ -278,7 +281,8 @@ class _Explorer:
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""
         first = self._first_dealt(asked) if asked.scheduler in ("cyclic", "bands") else self._first(asked)
-        best = self._try(first, must=not self.tried, always=self._tries_rules)
+        self._try(first, must=not self.tried, always=self._tries_rules)
+        best = min(self._settle(), key=lambda one: one.value, default=None)
         if best is None or not self._problem.has_product:
             return best
         if asked.scheduler == "kblocks":
@@ -291,8 +295,9 @@ class _Explorer:
         if asked.scheduler != "uncut":
             return best
         # Grid, ranks and tile are found with few chunks, which are few tasks; the chunks come last.
-        rough = [self._try(changed(first, **changes)) for changes in self._dimensions.rough(asked, best)]
-        return min((one for one in rough if one is not None), key=lambda one: one.value, default=best)
+        for changes in self._dimensions.rough(asked, best):
+            self._try(changed(first, **changes))
+        return min(self._settle(), key=lambda one: one.value, default=best)
 
     def _explore(self, best: Candidate, asked: ScheduleOptions) -> None:
         """Try what a few rounds of coordinate descent make of a candidate."""
@@ -373,32 +378,34 @@ class _Explorer:
 
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
         """Return the best of a candidate and what one dimension makes of it."""
+        seen = len(self.tried)
         for changes in dimension(asked, best):
-            found = self._try(changed(best.options, **changes))
-            if found is not None and found.value < best.value:
-                best = found
-        return best
+            self._try(changed(best.options, **changes))
+        self._settle()
+        return min((best, *self.tried[seen:]), key=lambda one: one.value)
 
     def found(self, options: ScheduleOptions) -> Candidate | None:
         """Return the candidate of some options, None if there is none."""
+        self._settle()
         return self._candidates.get(options)
 
     # -- trying ------------------------------------------------------------------------------
 
-    def _try(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> Candidate | None:
+    def _try(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> None:
         """
-        Simulate a schedule, if it may be better and the budget has room for it.
+        Begin to simulate a schedule, if it may be better and the budget has room for it; `_settle` has the results.
 
         What is tried `always` may have as many tasks as the whole of a default budget, whatever was spent.
         """
         if options in self._seen:
-            return None
+            return
         self._seen.add(options)
         known = self._known.get(options)
         if known is not None:
-            if known.options != options and known.options in self._seen:
-                return None
-            return self._keep(known)
+            if known.options == options or known.options not in self._seen:
+                self._seen.add(known.options)
+                self._begun.append(lambda: known)
+            return
         room = self._limit - self.spent if self._too_large < _MOST_TOO_LARGE else 0
         if must:
             room = MAX_TASKS
@@ -409,7 +416,7 @@ class _Explorer:
             hopeless = self._metric_name == "time" and lower >= self._least
             if hopeless or room <= 0:
                 self.discarded += 1
-                return None
+                return
         try:
             # What there is no room for is given up on the way.
             schedule, named = self._plan(options, room)
@@ -418,30 +425,43 @@ class _Explorer:
                 raise
             self.discarded += 1
             self._too_large += isinstance(error, PlanError)
-            return None
+            return
         if named != options:
             if named in self._seen:
-                return None  # the heuristics have chosen what was tried by name
-            if named in self._known:
-                return self._keep(self._known[named])
+                return  # the heuristics have chosen what was tried by name
             self._seen.add(named)
+            if named in self._known:
+                self._begun.append(lambda: self._known[named])
+                return
         if len(schedule.tasks) > room:
             self.discarded += 1
             self._too_large += 1
-            return None
+            return
         self._too_large = 0
-        lower = self.bound_s(options)
-        simulation = simulate(schedule, self._machine, issuing_threads=self._threads)
         self.spent += len(schedule.tasks)
         self._asked[options] = named
-        return self._keep(Candidate(named, simulation, lower, self._metric.value(simulation)))
+        wait, lower = self._simulations.begin(schedule), self.bound_s(options)
 
-    def _keep(self, candidate: Candidate) -> Candidate:
-        self._seen.add(candidate.options)
-        self.tried.append(candidate)
-        self._candidates[candidate.options] = candidate
-        self._least = min(self._least, candidate.value)
-        return candidate
+        def simulated() -> Candidate:
+            simulation = wait()
+            return Candidate(named, simulation, lower, self._metric.value(simulation))
+
+        self._begun.append(simulated)
+
+    def _settle(self) -> list[Candidate]:
+        """
+        Return what was begun, in that order, when all of it is simulated.
+
+        What is tried before is planned meanwhile, and judged by what was known when the last ones were settled:
+        the same on any machine.
+        """
+        begun, self._begun = self._begun, []
+        settled = [candidate() for candidate in begun]
+        for candidate in settled:
+            self.tried.append(candidate)
+            self._candidates[candidate.options] = candidate
+            self._least = min(self._least, candidate.value)
+        return settled
 
     def _plan(self, options: ScheduleOptions, most_tasks: int) -> tuple[Schedule, ScheduleOptions]:
         """Return a schedule, and the options with what its scheduler has chosen."""

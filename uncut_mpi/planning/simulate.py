@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -119,30 +120,76 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     TopologyError
         If the machine has no GEMM rate for a type of the schedule.
     """
+    _check(schedule, machine)
+    native = _native_machine(machine, issuing_threads)
+    try:
+        start, end = _native.simulate(native, *_tables(schedule))
+    except ValueError as error:
+        raise _cannot(machine, error) from None
+    return Simulation(schedule, machine, start, end)
+
+
+class Simulations:
+    """
+    Simulations on a machine while the caller makes the next schedules, on a thread of the core.
+
+    As values they are those of `simulate`. A context manager: the thread ends with it.
+
+    Parameters
+    ----------
+    machine, issuing_threads
+        As for `simulate`.
+    """
+
+    def __init__(self, machine: Machine, *, issuing_threads: int = 0) -> None:
+        self._machine = machine
+        self._native = _native.Simulations(_native_machine(machine, issuing_threads))
+
+    def __enter__(self) -> Simulations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._native.close()
+
+    def begin(self, schedule: Schedule) -> Callable[[], Simulation]:
+        """
+        Begin a simulation and return what waits for its end, which may be called once.
+
+        Raises
+        ------
+        ParamError, TopologyError
+            As `simulate`, here or at the end.
+        """
+        _check(schedule, self._machine)
+        ticket = self._native.begin(*_tables(schedule))
+        return functools.partial(self._wait, schedule, ticket)
+
+    def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
+        try:
+            start, end = self._native.wait(ticket)
+        except ValueError as error:
+            raise _cannot(self._machine, error) from None
+        return Simulation(schedule, self._machine, start, end)
+
+
+def _check(schedule: Schedule, machine: Machine) -> None:
     if machine.num_ranks != schedule.num_ranks:
         raise ParamError(
             f"machine {machine.name} has {machine.num_ranks} ranks, the schedule {schedule.num_ranks}: "
             "use a machine of as many"
         )
-    if issuing_threads < 0:
-        raise ParamError(f"issuing_threads = {issuing_threads}: use 0 for one per rank, or a positive number")
     dtype = schedule.problem.dtype
     if schedule.problem.has_product and not machine.has_gemm_rate(dtype):
         machine.typical_gemm_rate(dtype)  # raises
-    native = _native_machine(machine, issuing_threads)
-    try:
-        start, end = _native.simulate(
-            native,
-            schedule.tasks,
-            schedule.operands,
-            schedule.regions,
-            schedule.awaits,
-            schedule.buffers,
-            schedule.lanes,
-        )
-    except ValueError as error:
-        raise TopologyError(f"the schedule cannot be simulated on machine {machine.name}: {error}") from None
-    return Simulation(schedule, machine, start, end)
+
+
+def _tables(schedule: Schedule) -> Iterator[np.ndarray]:
+    for name in ("tasks", "operands", "regions", "awaits", "buffers", "lanes"):
+        yield np.ascontiguousarray(getattr(schedule, name))
+
+
+def _cannot(machine: Machine, error: ValueError) -> TopologyError:
+    return TopologyError(f"the schedule cannot be simulated on machine {machine.name}: {error}")
 
 
 def union_seconds(start: np.ndarray, end: np.ndarray) -> float:
@@ -159,6 +206,8 @@ def union_seconds(start: np.ndarray, end: np.ndarray) -> float:
 @functools.lru_cache(maxsize=8)
 def _native_machine(machine: Machine, issuing_threads: int) -> _native.SimulatedMachine:
     """Return a machine's numbers in bytes and seconds; machines are frozen, and searches use one many times."""
+    if issuing_threads < 0:
+        raise ParamError(f"issuing_threads = {issuing_threads}: use 0 for one per rank, or a positive number")
     native = _native.SimulatedMachine()
     size = machine.num_ranks + 1
     native.num_ranks, native.issuing_threads = machine.num_ranks, issuing_threads

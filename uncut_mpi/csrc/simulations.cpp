@@ -1,0 +1,77 @@
+#include "simulations.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace uncut {
+
+void Simulations::begin(std::int64_t ticket, const SimulatedTables &tables) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (closed_) throw std::invalid_argument("simulations are closed");
+        jobs_.push_back(std::make_shared<Job>(Job{ticket, tables}));
+        if (!thread_.joinable()) thread_ = std::thread(&Simulations::work, this);
+    }
+    to_do_.notify_one();
+}
+
+Simulated Simulations::wait(std::int64_t ticket) {
+    std::unique_lock lock(mutex_);
+    const auto found =
+        std::find_if(jobs_.begin(), jobs_.end(), [ticket](const auto &one) { return one->ticket == ticket; });
+    if (found == jobs_.end()) throw std::invalid_argument("there is no such simulation");
+    const std::shared_ptr<Job> job = *found;
+    if (job->state == Job::waiting) {
+        job->state = Job::running;
+        lock.unlock();
+        run(*job);
+        lock.lock();
+        job->state = Job::ended;
+    }
+    done_.wait(lock, [&job] { return job->state == Job::ended; });
+    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), job));
+    lock.unlock();
+    if (job->error) std::rethrow_exception(job->error);
+    return std::move(job->result);
+}
+
+void Simulations::close() {
+    {
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+    }
+    to_do_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    jobs_.clear();
+}
+
+void Simulations::work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        std::shared_ptr<Job> job;
+        to_do_.wait(lock, [this, &job] {
+            const auto next =
+                std::find_if(jobs_.begin(), jobs_.end(), [](const auto &one) { return one->state == Job::waiting; });
+            if (next != jobs_.end()) job = *next;
+            return closed_ || job;
+        });
+        if (closed_) return;
+        job->state = Job::running;
+        lock.unlock();
+        run(*job);
+        lock.lock();
+        job->state = Job::ended;
+        done_.notify_all();
+    }
+}
+
+void Simulations::run(Job &job) const noexcept {
+    try {
+        job.result = simulate(job.tables, machine_);
+    } catch (...) {
+        job.error = std::current_exception();
+    }
+}
+
+}  // namespace uncut
