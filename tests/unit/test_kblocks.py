@@ -656,3 +656,11 @@ def test_k_blocks_that_are_fixed_keep_the_others_within_them() -> None:
     assert chosen(block=100) == (100, 100)
     with pytest.raises(ParamError, match=r"first k-block shall have 512 .* largest 256 .* no longer"):
         Blocking(first=512, block=256)
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 64), (64, 0), (0, 0)])
+def test_a_product_without_elements_has_no_tasks(m: int, n: int) -> None:
+    schedule, _ = kblocks.schedule(
+        GemmProblem(m, n, 64, DType.f64), Placement.parse("0,1,h"), 2, Machine.uniform(2), ScheduleOptions()
+    )
+    assert len(schedule.tasks) == 0

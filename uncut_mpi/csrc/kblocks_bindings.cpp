@@ -54,7 +54,7 @@ void check(const KInput &input) {
 }
 
 nb::tuple schedule_tables(const KInput &input) {
-    require(!input.places.empty() && input.blocks.size() == input.places.size(), "lay_out comes first");
+    require(!input.rank_bytes.empty(), "lay_out comes first");
     check(input);
     KTables tables;
     {
@@ -145,7 +145,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
              })
         .def("add_steps", [](KInput &self, const KBlocking &how) {
             const int split = static_cast<int>(self.moves.size());
-            self.blocks.clear();
+            self.rank_bytes.clear();
             for (KMove &move : self.moves.emplace_back(make_steps(how)))
                 move.split = split;
             return self.moves.back().size();

@@ -189,7 +189,7 @@ void set_places(KInput &input, const KPlaces &places, const std::vector<int> &de
         throw std::invalid_argument("a block ends before it begins");
     std::vector<int> number(count, -1);
     input.places.clear();
-    input.blocks.clear();
+    input.rank_bytes.clear();
     for (std::size_t place = 0; place < count; ++place) {
         const KPlaces::Block &block = places.blocks[place];
         if (block.rows.size() == 0 || block.cols.size() == 0) continue;
