@@ -478,8 +478,12 @@ def test_simulations_that_nobody_waits_for_are_dropped() -> None:
     with Simulations(machine) as simulations:
         begun = [simulations.begin(make(2048, 2048, 2048, "h,h,h", 4, tile=256)) for _ in range(50)]
         assert begun[7]().seconds > 0
-    with pytest.raises(TopologyError, match="no such simulation"):
+        with pytest.raises(ParamError, match="is over: wait for it once"):
+            begun[7]()
+    with pytest.raises(ParamError, match="is over: wait for it once"):
         begun[40]()
+    with pytest.raises(ParamError, match="before its Simulations end"):
+        simulations.begin(make(512, 512, 512, "h,h,h", 4))
 
 
 def test_simulations_refuse_what_simulate_refuses() -> None:

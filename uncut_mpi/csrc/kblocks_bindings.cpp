@@ -22,7 +22,8 @@ void require(bool good, const char *what) {
     if (!good) throw std::invalid_argument(what);
 }
 
-// Refuses what would be read or written outside of its table, divide by zero or never end.
+// Refuses what would be read or written outside of its table, divide by zero or never end, of what is not changed
+// between `lay_out` and `schedule_kblocks`.
 void check(const KInput &input) {
     const auto is_rank = [&](int rank) { return rank >= 0 && rank < input.num_ranks; };
     require(input.buffers.size() >= 3, "A, B and C are the first buffers");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 namespace uncut {
@@ -9,9 +10,15 @@ namespace uncut {
 void Simulations::begin(std::int64_t ticket, const SimulatedTables &tables) {
     {
         const std::lock_guard lock(mutex_);
-        if (closed_) throw std::invalid_argument("simulations are closed");
+        if (closed_) throw std::out_of_range("simulations are closed");
         jobs_.push_back(std::make_shared<Job>(Job{ticket, tables}));
-        if (!thread_.joinable()) thread_ = std::thread(&Simulations::work, this);
+        if (!thread_.joinable()) {
+            try {
+                thread_ = std::thread(&Simulations::work, this);
+            } catch (const std::system_error &) {
+                // No more threads are to be had: who waits makes them.
+            }
+        }
     }
     to_do_.notify_one();
 }
@@ -20,30 +27,29 @@ Simulated Simulations::wait(std::int64_t ticket) {
     std::unique_lock lock(mutex_);
     const auto found =
         std::find_if(jobs_.begin(), jobs_.end(), [ticket](const auto &one) { return one->ticket == ticket; });
-    if (found == jobs_.end()) throw std::invalid_argument("there is no such simulation");
+    if (found == jobs_.end()) throw std::out_of_range("there is no such simulation");
     const std::shared_ptr<Job> job = *found;
+    jobs_.erase(found);
     if (job->state == Job::waiting) {
-        job->state = Job::running;
         lock.unlock();
         run(*job);
-        lock.lock();
-        job->state = Job::ended;
+    } else {
+        done_.wait(lock, [&job] { return job->state == Job::ended; });
     }
-    done_.wait(lock, [&job] { return job->state == Job::ended; });
-    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), job));
-    lock.unlock();
     if (job->error) std::rethrow_exception(job->error);
     return std::move(job->result);
 }
 
 void Simulations::close() {
+    std::thread thread;
     {
         const std::lock_guard lock(mutex_);
         closed_ = true;
+        jobs_.clear();
+        thread.swap(thread_);
     }
     to_do_.notify_one();
-    if (thread_.joinable()) thread_.join();
-    jobs_.clear();
+    if (thread.joinable()) thread.join();
 }
 
 void Simulations::work() {

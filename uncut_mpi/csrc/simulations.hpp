@@ -20,11 +20,10 @@ class Simulations {
     Simulations(const Simulations &) = delete;
     Simulations &operator=(const Simulations &) = delete;
 
-    // What the tables point at has to live until `wait` or `close` has returned. At most one simulation may be
-    // waited for at a time.
+    // What the tables point at has to live until `wait` or `close` has returned; if this throws, nothing has begun.
     void begin(std::int64_t ticket, const SimulatedTables &tables);
 
-    // Throws what the simulation threw, and std::invalid_argument for a ticket that is not there.
+    // Throws what the simulation threw, and std::out_of_range for a ticket that is not there, or no more.
     Simulated wait(std::int64_t ticket);
 
     // Ends the thread after the simulation at hand; the others are dropped.

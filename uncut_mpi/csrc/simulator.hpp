@@ -55,7 +55,7 @@ struct Simulated {
     std::vector<double> start, end;
 };
 
-// Throws std::invalid_argument for tables that do not fit each other or a type without a rate.
+// Of a checked schedule; throws std::invalid_argument for ranks that the machine lacks or a type without a rate.
 Simulated simulate(const SimulatedTables &tables, const SimulatedMachine &machine);
 
 }  // namespace uncut

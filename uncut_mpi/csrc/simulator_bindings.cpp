@@ -1,4 +1,4 @@
-// Python's view of the simulator: one call on a schedule's tables.
+// Python's view of the simulator: a schedule's tables simulated at once, or on a thread.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -68,9 +68,14 @@ class HeldSimulations {
 
     std::int64_t begin(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
                        nb::handle lanes) {
-        auto held = std::make_unique<HeldTables>(tasks, operands, regions, awaits, buffers, lanes);
-        simulations_.begin(next_, held->view());
-        held_.emplace(next_, std::move(held));
+        const auto held =
+            held_.emplace(next_, std::make_unique<HeldTables>(tasks, operands, regions, awaits, buffers, lanes)).first;
+        try {
+            simulations_.begin(next_, held->second->view());
+        } catch (...) {
+            held_.erase(held);
+            throw;
+        }
         return next_++;
     }
 

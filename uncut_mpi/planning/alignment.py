@@ -67,7 +67,7 @@ def choose_alignment(
     """
     Return what makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.
 
-    An n along columns, of a transposed B, stays as it is: products with the last column block stay as slow.
+    An n along columns, of a transposed B, stays as it is, so that products with the last column block stay as slow.
 
     Parameters
     ----------

@@ -8,8 +8,8 @@ rounds, until a round brings nothing or the budget is spent; how finely copies a
 scheduler far behind the best of the others is left at that. The budget counts simulated tasks, never time, so
 that equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. Whatever is left of it,
 what each scheduler's own rules give (`cyclic` on all ranks) is simulated, so that no choice is worse, unless it alone
-has more tasks than that. A candidate whose bound is no better than the best found is not simulated, and one that surely
-has more tasks than are left is not made.
+has more tasks than that. A candidate whose bound is no better than the best of the batches before is not simulated,
+and one that surely has more tasks than are left is not made.
 """
 
 from __future__ import annotations
@@ -252,6 +252,7 @@ class _Explorer:
             try:
                 found = self._sketch(asked)
             except (PlanError, CapacityError) as error:  # another may fit
+                self._settle()
                 self._refused = self._refused or error
             else:
                 if found is not None:
@@ -452,8 +453,8 @@ class _Explorer:
         """
         Return what was begun, in that order, when all of it is simulated.
 
-        What is tried before is planned meanwhile, and judged by what was known when the last ones were settled:
-        the same on any machine.
+        Between two calls schedules are planned while those begun are simulated, and judged by what the call before
+        returned, so that the pace of the simulations changes nothing.
         """
         begun, self._begun = self._begun, []
         settled = [candidate() for candidate in begun]

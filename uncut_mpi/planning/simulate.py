@@ -133,12 +133,18 @@ class Simulations:
     """
     Simulations on a machine while the caller makes the next schedules, on a thread of the core.
 
-    As values they are those of `simulate`. A context manager: the thread ends with it.
+    As values they are those of `simulate`. A context manager: the thread ends with it, and what was begun and not
+    waited for is dropped.
 
     Parameters
     ----------
     machine, issuing_threads
         As for `simulate`.
+
+    Raises
+    ------
+    ParamError
+        If `issuing_threads` is negative.
     """
 
     def __init__(self, machine: Machine, *, issuing_threads: int = 0) -> None:
@@ -158,18 +164,26 @@ class Simulations:
         Raises
         ------
         ParamError, TopologyError
-            As `simulate`, here or at the end.
+            As `simulate`, here or at the end; ParamError, too, after the end of the context, or for a second call.
         """
         _check(schedule, self._machine)
-        ticket = self._native.begin(*_tables(schedule))
+        try:
+            ticket = self._native.begin(*_tables(schedule))
+        except IndexError:
+            raise ParamError(_OVER) from None
         return functools.partial(self._wait, schedule, ticket)
 
     def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
         try:
             start, end = self._native.wait(ticket)
+        except IndexError:
+            raise ParamError(_OVER) from None
         except ValueError as error:
             raise _cannot(self._machine, error) from None
         return Simulation(schedule, self._machine, start, end)
+
+
+_OVER = "this simulation is over: wait for it once, before its Simulations end"
 
 
 def _check(schedule: Schedule, machine: Machine) -> None:
