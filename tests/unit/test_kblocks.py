@@ -199,15 +199,6 @@ def test_column_blocks_are_all_columns_one_after_the_other(extent: int, blocks: 
     assert extent < 100 or all(start % 2 == 0 for start in starts)
 
 
-@pytest.mark.parametrize(("extent", "blocks", "piece"), [(2228, 8, 64), (1999, 8, 2), (3000, 3, 128), (9001, 8, 256)])
-def test_large_blocks_start_at_whole_pieces_of_the_libraries(extent: int, blocks: int, piece: int) -> None:
-    starts = block_edges(extent, blocks, 2)
-    assert all(start % piece == 0 for start in starts[:-1])
-    widths = np.diff(starts)[: blocks - 1]
-    assert widths.max() <= 1.25 * extent / blocks
-    assert widths.min() >= 0.75 * extent / blocks
-
-
 def test_blocks_that_grow_by_nothing_are_refused() -> None:
     with pytest.raises(ParamError, match="growth = 1"):
         Blocking(growth=1)

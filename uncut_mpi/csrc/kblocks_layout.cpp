@@ -157,19 +157,9 @@ class Layout {
 }  // namespace
 }  // namespace kblocks
 
-namespace {
-constexpr std::int64_t pieces_per_block = 4;  // blocks are a quarter larger or smaller than others at most
-}
-
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
     if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)
         throw std::invalid_argument("there is at least one block, and its start has a multiple");
-    // Libraries cut C into pieces of 64 to 256: columns beyond a multiple cost as much as a whole piece.
-    for (const std::int64_t even : {256, 128, 64})
-        if (even % step == 0 && extent / blocks >= pieces_per_block * even) {
-            step = even;
-            break;
-        }
     const int count = count_blocks(blocks, halvings);
     std::int64_t units = extent / step;
     if (units < count) step = 1, units = extent;

@@ -148,8 +148,7 @@ def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     blocks : int
         How many equal blocks there are, the last of which is halved `HALVINGS` times if there are several.
     step : int
-        Blocks start at multiples of it where that leaves none empty; of 64, 128 or 256 where blocks have four times as
-        many, since libraries cut C into such pieces.
+        Blocks start at multiples of it where that leaves none empty.
     """
     return tuple(_native.block_edges(extent, blocks, step, HALVINGS))
 
