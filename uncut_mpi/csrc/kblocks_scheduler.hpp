@@ -165,8 +165,6 @@ struct KTables {
 // How many blocks of rows or columns there are of so many equal ones.
 int count_blocks(int blocks, int halvings);
 
-std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth);
-
 std::vector<KMove> make_steps(const KBlocking &how);
 
 // Says which steps are about blocks of C that can be formed directly.

@@ -7,6 +7,28 @@
 namespace uncut {
 namespace {
 
+// Blocks of k: each ends `growth` times as far as the one before it, and has `most` elements at most. With 2 the first
+// comes twice, then each is twice as long as the one before it; with more, fewer and larger products read and write C
+// less often, for which a product has to take longer than the next block takes to arrive. A last block shorter than
+// half of the one before it is joined to that.
+std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
+    if (extent < 0 || first < 1 || most < 1 || growth < 2)
+        throw std::invalid_argument("blocks have at least one element, and grow");
+    most = std::max<std::int64_t>(1, std::min(most, extent));
+    growth = std::min(growth, extent + 2);  // beyond, the next block has all that is left
+    std::vector<std::int64_t> stops{0};
+    for (std::int64_t size = std::min(first, most); stops.back() < extent;
+         size = std::min(most, (growth - 1) * stops.back()))
+        stops.push_back(std::min(extent, stops.back() + size));
+    const std::size_t count = stops.size();
+    if (count > 2 && 2 * (stops[count - 1] - stops[count - 2]) < stops[count - 2] - stops[count - 3])
+        stops.erase(stops.end() - 2);
+    std::vector<kblocks::Extent> found;
+    for (std::size_t at = 0; at + 1 < stops.size(); ++at)
+        found.push_back({stops[at], stops[at + 1]});
+    return found;
+}
+
 // Fetches in the order in which they are issued, and what is done with them: each piece of work with how many of the
 // fetches it needs.
 class Maker {
@@ -176,24 +198,6 @@ KDirect mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
 }  // namespace
 
 int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvings : blocks; }
-
-std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
-    if (extent < 0 || first < 1 || most < 1 || growth < 2)
-        throw std::invalid_argument("blocks have at least one element, and grow");
-    most = std::max<std::int64_t>(1, std::min(most, extent));
-    growth = std::min(growth, extent + 2);  // beyond, the next block has all that is left
-    std::vector<std::int64_t> stops{0};
-    for (std::int64_t size = std::min(first, most); stops.back() < extent;
-         size = std::min(most, (growth - 1) * stops.back()))
-        stops.push_back(std::min(extent, stops.back() + size));
-    const std::size_t count = stops.size();
-    if (count > 2 && 2 * (stops[count - 1] - stops[count - 2]) < stops[count - 2] - stops[count - 3])
-        stops.erase(stops.end() - 2);
-    std::vector<kblocks::Extent> found;
-    for (std::size_t at = 0; at + 1 < stops.size(); ++at)
-        found.push_back({stops[at], stops[at + 1]});
-    return found;
-}
 
 std::vector<KMove> make_steps(const KBlocking &how) {
     if (how.extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 ||

@@ -14,7 +14,7 @@
 namespace uncut {
 namespace {
 
-constexpr std::uint8_t in_host = 1, user_role = 0;
+constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
 constexpr double infinity = std::numeric_limits<double>::infinity();

@@ -26,31 +26,26 @@ nb::ndarray<nb::numpy, double, nb::ndim<1>> as_array(std::vector<double> &&value
 }
 
 // A schedule's tables, held for as long as this lives.
-struct HeldTables {
-    HeldTables(nb::handle of_tasks, nb::handle of_operands, nb::handle of_regions, nb::handle of_awaits,
-               nb::handle of_buffers, nb::handle of_lanes)
-        : tasks(of_tasks),
-          operands(of_operands),
-          regions(of_regions),
-          awaits(of_awaits),
-          buffers(of_buffers),
-          lanes(of_lanes) {}
+class HeldTables {
+  public:
+    HeldTables(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
+               nb::handle lanes)
+        : tasks_(tasks), operands_(operands), regions_(regions), awaits_(awaits), buffers_(buffers), lanes_(lanes) {}
 
     SimulatedTables view() const {
-        return {tasks.records<TaskRecord>(),    operands.records<OperandRecord>(), regions.records<RegionRecord>(),
-                awaits.records<std::int32_t>(), buffers.records<BufferRecord>(),   lanes.records<LaneRecord>()};
+        return {tasks_.records<TaskRecord>(),    operands_.records<OperandRecord>(), regions_.records<RegionRecord>(),
+                awaits_.records<std::int32_t>(), buffers_.records<BufferRecord>(),   lanes_.records<LaneRecord>()};
     }
 
-    ArrayBytes tasks, operands, regions, awaits, buffers, lanes;
+  private:
+    ArrayBytes tasks_, operands_, regions_, awaits_, buffers_, lanes_;
 };
 
 nb::tuple as_arrays(Simulated &&result) {
     return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
 }
 
-nb::tuple simulate_tables(const SimulatedMachine &machine, nb::handle tasks, nb::handle operands, nb::handle regions,
-                          nb::handle awaits, nb::handle buffers, nb::handle lanes) {
-    const HeldTables held(tasks, operands, regions, awaits, buffers, lanes);
+nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &held) {
     const SimulatedTables tables = held.view();
     Simulated result;
     {
@@ -66,12 +61,11 @@ class HeldSimulations {
     explicit HeldSimulations(const SimulatedMachine &machine) : simulations_(machine) {}
     ~HeldSimulations() { close(); }
 
-    std::int64_t begin(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
-                       nb::handle lanes) {
-        const auto held =
-            held_.emplace(next_, std::make_unique<HeldTables>(tasks, operands, regions, awaits, buffers, lanes)).first;
+    std::int64_t begin(const nb::object &tables) {
+        const SimulatedTables view = nb::cast<const HeldTables &>(tables).view();
+        const auto held = held_.emplace(next_, tables).first;
         try {
-            simulations_.begin(next_, held->second->view());
+            simulations_.begin(next_, view);
         } catch (...) {
             held_.erase(held);
             throw;
@@ -96,7 +90,7 @@ class HeldSimulations {
 
   private:
     std::int64_t next_ = 0;
-    std::map<std::int64_t, std::unique_ptr<HeldTables>> held_;
+    std::map<std::int64_t, nb::object> held_;
     Simulations simulations_;  // closed before the tables go
 };
 
@@ -143,14 +137,14 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("call_s", &SimulatedMachine::call_s)
         .def_rw("issuing_threads", &SimulatedMachine::issuing_threads)
         .def_rw("serial_copies", &SimulatedMachine::serial_copies);
+    nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a checked schedule.")
+        .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")
         .def(nb::init<const SimulatedMachine &>())
         .def("begin", &HeldSimulations::begin)
         .def("wait", &HeldSimulations::wait)
         .def("close", &HeldSimulations::close);
-    m.def("simulate", &simulate_tables, nb::arg("machine"), nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"),
-          nb::arg("awaits"), nb::arg("buffers"), nb::arg("lanes"),
-          "Return (start, end) of every task in seconds; tables as uint8 arrays of a checked schedule.");
+    m.def("simulate", &simulate_tables, "Return (start, end) of every task in seconds.");
 }
 
 }  // namespace uncut

@@ -115,27 +115,6 @@ class Steps(tuple[Move, ...]):
         return all(one.k_stop - one.k_start == self.extent for one in self.products)
 
 
-def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
-    """
-    Return blocks of k: each ends `growth` times as far as the one before it, and has `most` elements at most.
-
-    With 2 the first comes twice, then each is twice as long as the one before it.
-
-    A last block shorter than half its predecessor is joined to that.
-
-    Parameters
-    ----------
-    extent : int
-        Elements of k.
-    first, most : int
-        Elements of the first block and of the largest; at least 1.
-    growth : int
-        At least 2. What a product takes of time brings more than the next block where arithmetic is the limit: fewer,
-        larger products then read and write C less often.
-    """
-    return _native.k_blocks(extent, first, most, growth)
-
-
 @functools.lru_cache(maxsize=4096)
 def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     """

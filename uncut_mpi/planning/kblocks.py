@@ -314,12 +314,9 @@ class _Plan:
 
     def _align(self) -> None:
         """Say what ranks do about columns that are not aligned."""
-        if not self._aligns or (self._cut.is_even and self.splits == 1):
-            return
-        problem, step = self._problem, elements_aligned(self._problem)
+        step, shape = elements_aligned(self._problem), self._machine.gemm_shape.get(self._problem.dtype.name)
         even = self._cut.is_even and not any(start % step for start in self._k_starts)
-        shape = self._machine.gemm_shape.get(problem.dtype.name)
-        if even or shape is None or shape.misaligned == 0:
+        if even or not self._aligns or shape is None or shape.misaligned == 0:
             return
         for at, (rows, cols, ranks) in enumerate(self._given.places):
             for split, (rank, (start, stop)) in enumerate(zip(ranks, self._parts, strict=True)):

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     _check(schedule, machine)
     native = _native_machine(machine, issuing_threads)
     try:
-        start, end = _native.simulate(native, *_tables(schedule))
+        start, end = _native.simulate(native, _tables(schedule))
     except ValueError as error:
         raise _cannot(machine, error) from None
     return Simulation(schedule, machine, start, end)
@@ -168,7 +168,7 @@ class Simulations:
         """
         _check(schedule, self._machine)
         try:
-            ticket = self._native.begin(*_tables(schedule))
+            ticket = self._native.begin(_tables(schedule))
         except IndexError:
             raise ParamError(_OVER) from None
         return functools.partial(self._wait, schedule, ticket)
@@ -197,9 +197,9 @@ def _check(schedule: Schedule, machine: Machine) -> None:
         machine.typical_gemm_rate(dtype)  # raises
 
 
-def _tables(schedule: Schedule) -> Iterator[np.ndarray]:
-    for name in ("tasks", "operands", "regions", "awaits", "buffers", "lanes"):
-        yield np.ascontiguousarray(getattr(schedule, name))
+def _tables(schedule: Schedule) -> _native.ScheduleTables:
+    names = ("tasks", "operands", "regions", "awaits", "buffers", "lanes")
+    return _native.ScheduleTables(*(np.ascontiguousarray(getattr(schedule, name)) for name in names))
 
 
 def _cannot(machine: Machine, error: ValueError) -> TopologyError:
