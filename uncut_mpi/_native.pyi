@@ -186,6 +186,7 @@ class SimulatedMachine:
     gemm_tail: list[float]
     gemm_uneven: list[float]
     gemm_misaligned: list[float]
+    gemm_idle_use: list[float]
     c_s_per_byte: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]

@@ -321,6 +321,9 @@ H200_LOCAL_ROWS = (
 # docs/performance/results.
 H200_MISALIGNED = {"f64": 0.21, "f32": 0.02, "tf32": 2.03, "f16": 5.96, "bf16": 6.43}
 
+# What a second product uses of what one leaves idle, of products_at_once_1xh200_2026-11-23.json there.
+H200_IDLE_USE = {"f64": 0.49, "f32": 0.63, "tf32": 0.24, "f16": 0.23, "bf16": 0.23}
+
 
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
@@ -332,7 +335,7 @@ def h200() -> Machine:
         bandwidth_gb_per_s=peak_bandwidth(calibrated.bandwidth_gb_per_s, transfers),
         ports=peak_ports(calibrated.ports, transfers),
         gemm_shape={
-            name: dataclasses.replace(shape, misaligned=H200_MISALIGNED[name])
+            name: dataclasses.replace(shape, misaligned=H200_MISALIGNED[name], idle_use=H200_IDLE_USE[name])
             for name, shape in calibrated.gemm_shape.items()
         },
         row_rates=dataclasses.replace(
@@ -348,7 +351,8 @@ def h200() -> Machine:
         "then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for "
         "bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes and of "
         "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices and products whose "
-        "columns are not aligned are those of two H200, the same day, rows within a device of two the next day",
+        "columns are not aligned are those of two H200, the same day, rows within a device of two and two "
+        "products at a time of one the next day",
     )
 
 

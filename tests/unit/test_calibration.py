@@ -89,11 +89,11 @@ class TestProducts:
         true = GemmShape(
             *blocks, half_depth=40.0, overhead_s=6e-6, tail_elements=2e5, c_s_per_byte=4e-13, uneven=uneven
         )
-        extents = [shape for shape, *_ in PRODUCTS]
-        extra = [8.0 * m * n * adds for (m, n, _), adds, _ in PRODUCTS]
+        extents = [one.shape for one in PRODUCTS]
+        extra = [8.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
         seconds = [true.seconds(*one, 132, 62e12, moved) for one, moved in zip(extents, extra, strict=True)]
         shape, rate, error = fit_gemm_shape(extents, seconds, 132, extra)
-        assert dataclasses.astuple(shape)[:-2] == pytest.approx(dataclasses.astuple(true)[:-2], rel=1e-5, abs=0.0)
+        assert dataclasses.astuple(shape)[:-3] == pytest.approx(dataclasses.astuple(true)[:-3], rel=1e-5, abs=0.0)
         assert shape.uneven == pytest.approx(uneven, abs=1e-6)
         assert rate == pytest.approx(62.0, rel=1e-5)
         assert error < 1e-9
@@ -304,11 +304,15 @@ def synthetic_samples(machine, shape, noise):
         add("rows", [(0, 1)], width)
         add("rows", [(0, 0)], width)
         add("rows", [(host, 0)], width)
-    for extents, adds, aligned in PRODUCTS:
-        exact = shape.seconds(*extents, 132, 60e12, 8.0 * extents[0] * extents[1] * adds, aligned=aligned)
+    for one in PRODUCTS:
+        extra = 8.0 * one.shape[0] * one.shape[1] * one.adds
+        exact = shape.seconds(*one.shape, 132, 60e12, extra, aligned=one.aligned)
+        if one.lanes == 2:
+            exact *= 1 - shape.idle_use * (1 - shape.work(*one.shape, 132)[1])
         seconds = [exact * factor for factor in (1.0, 1.0, 1.25, 1.0)]
         time = summary(exact, random, noise)
-        samples.products.append(ProductSample("f64", *extents, tuple(seconds), time, adds, aligned))
+        how = (one.adds, one.aligned, one.lanes)
+        samples.products.append(ProductSample("f64", *one.shape, tuple(seconds), time, *how))
     samples.combine_gb_per_s = [2000.0] * size
     samples.half_combine_gb_per_s = [1500.0] * size
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
@@ -325,7 +329,7 @@ def known(request):
     rows = RowRates(
         device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)), local=((256, 0.1), (8192, 0.4))
     )
-    shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13, misaligned=0.8)
+    shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13, misaligned=0.8, idle_use=0.4)
     machine = Machine.uniform(4)
     fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
     true = Machine(
@@ -360,10 +364,11 @@ class TestAssembling:
         _, found, samples, tolerance = known
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
-        *shape, uneven, misaligned = dataclasses.astuple(found.gemm_shape["f64"])
+        *shape, uneven, misaligned, idle_use = dataclasses.astuple(found.gemm_shape["f64"])
         assert shape == pytest.approx((128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5, abs=0.0)
         assert uneven == pytest.approx(0.0, abs=1e-6)
         assert misaligned == pytest.approx(0.8, rel=1e-5)
+        assert idle_use == pytest.approx(0.4, rel=1e-5)
         for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("local", (0.1, 0.4)), ("host_out", ())):
             table = getattr(found.row_rates, way)
             assert [width for width, _ in table] == [256, 8192][: len(shares)]

@@ -124,10 +124,11 @@ def test_waits_for_flags_that_are_set_are_all_that_two_probes_differ_by():
 @pytest.mark.parametrize("dtype", list(DType))
 def test_products_lie_in_the_memory_of_their_effort(dtype):
     for effort in EFFORTS.values():
-        for shape, adds, aligned in effort.products:
-            probe = probes.products(2, shape, dtype, 1, effort.compute_bytes, adds=adds, aligned=aligned)
+        for product in effort.products:
+            probe = probes.products(2, product, dtype, 4, effort.compute_bytes)
             lds = probe.schedule.buffers["ld"][3:] * dtype.itemsize
-            assert aligned == (lds % 16 == 0).all()
+            assert product.aligned == (lds % 16 == 0).all()
+            assert len(probe.schedule.lanes) == 2 * product.lanes
             assert (probe.schedule.tasks["kind"] == Kind.GEMM).all()
             assert max(last for _, _, last, _, _ in spans(probe, 2)) <= 2 * effort.compute_bytes
         combined = spans(probes.combines(2, *effort.combine, dtype, 1, effort.compute_bytes), 2)

@@ -235,6 +235,24 @@ def test_a_kernel_that_leaves_room_runs_beside_the_next() -> None:
     assert seconds_of(schedule, machine) == pytest.approx(alone)  # one after the other, each half as long
 
 
+@pytest.mark.parametrize(
+    ("use", "both"), [(1.0, 1.0), (0.5, 2 - 5 / 11), (0.0, 2.0)], ids=["all of it", "half of it", "nothing"]
+)
+def test_another_product_has_only_part_of_what_one_leaves_idle(use: float, both: float) -> None:
+    # Each keeps 3 of 8 multiprocessors busy: it has 3, 5.5 or all of them to itself, and the other one the rest.
+    shape = {"f64": GemmShape(block_rows=64, block_cols=64, idle_use=use)}
+    schedule = make(2 * 192, 64, 64, "0,0,0", 1, tile=192)
+    alone = 8 * 2 * 64 * 64 * 64 / 1e12
+    machine = machine_of(1, gemm_shape=shape, multiprocessors=np.array([8]))
+    assert len(schedule.tasks) == len(np.unique(schedule.tasks["lane"])) == 2
+    assert seconds_of(schedule, machine) == pytest.approx(both * alone)
+
+
+def test_no_more_than_all_of_what_is_idle_can_be_used() -> None:
+    with pytest.raises(ParamError, match=r"idle_use = 1\.5"):
+        GemmShape(idle_use=1.5)
+
+
 # -- laws ------------------------------------------------------------------------------------------
 
 

@@ -82,7 +82,7 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
     for one in samples.products:
         by_type.setdefault(one.dtype, []).append(one)
     for dtype, all_products in by_type.items():
-        products = [one for one in all_products if one.aligned]
+        products = [one for one in all_products if one.aligned and one.lanes == 1]
         seconds = np.array([one.seconds for one in products])
         extents = [(one.m, one.n, one.k) for one in products]
         extra = [float(one.m * one.n * DType[dtype].accumulator.itemsize * one.adds) for one in products]
@@ -93,6 +93,7 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
         ]
         if longer:
             shapes[dtype] = dataclasses.replace(shapes[dtype], misaligned=max(0.0, float(np.median(longer))))
+        shapes[dtype] = dataclasses.replace(shapes[dtype], idle_use=_idle_use(shapes[dtype], all_products, samples))
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
 
@@ -104,6 +105,24 @@ def _misaligned(shape: GemmShape, one: ProductSample, multiprocessors: int, tflo
     twice = dataclasses.replace(shape, misaligned=1.0)
     arithmetic = twice.seconds(*extents, multiprocessors, tflop_per_s * 1e12, aligned=False) - expected
     return (one.seconds[0] - expected) / arithmetic
+
+
+def _idle_use(shape: GemmShape, products: Sequence[ProductSample], samples: Samples) -> float:
+    """
+    Return `GemmShape.idle_use` of rank 0: least squares over products timed alone and two at a time.
+
+    One beside another takes 1 - idle_use · idle of its time alone in the long run.
+    """
+    alone = {(one.m, one.n, one.k): one.seconds[0] for one in products if (one.lanes, one.adds) == (1, False)}
+    idle, gained = [], []
+    for one in products:
+        extents = (one.m, one.n, one.k)
+        if one.lanes == 2 and extents in alone:
+            idle.append(1.0 - shape.work(*extents, samples.multiprocessors[0])[1])
+            gained.append(1.0 - one.seconds[0] / alone[extents])
+    if not idle or max(idle) == 0:
+        return GemmShape().idle_use
+    return float(np.clip(np.dot(idle, gained) / np.dot(idle, idle), 0.0, 1.0))
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:

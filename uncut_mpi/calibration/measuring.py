@@ -18,7 +18,7 @@ import numpy as np
 from uncut_mpi.calibration import probes
 from uncut_mpi.calibration.assemble import link_tables
 from uncut_mpi.calibration.litmus import run_litmus
-from uncut_mpi.calibration.probes import SMALL_BYTES, Transfers
+from uncut_mpi.calibration.probes import SMALL_BYTES, Product, Transfers
 from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
@@ -56,6 +56,8 @@ class Effort:
         Rows of strided copies, rising.
     shapes, added, misaligned : tuple of (int, int, int)
         Products, such as are added to C, and such whose columns are not aligned.
+    paired : tuple of (int, int, int)
+        Those of `shapes` that are also begun two at a time.
     combine : tuple of int
         Rows and columns of a COMBINE.
     litmus_bytes : tuple of int
@@ -70,26 +72,30 @@ class Effort:
     shapes: tuple[tuple[int, int, int], ...]
     added: tuple[tuple[int, int, int], ...]
     misaligned: tuple[tuple[int, int, int], ...]
+    paired: tuple[tuple[int, int, int], ...]
     combine: tuple[int, int]
     litmus_bytes: tuple[int, ...]
     asynchronous: bool
 
     @property
-    def products(self) -> list[tuple[tuple[int, int, int], bool, bool]]:
-        """Every product to time, as (m, n, k), whether it is added to C, and whether its columns are aligned."""
+    def products(self) -> list[Product]:
+        """Every product to time."""
         return [
-            *((shape, False, True) for shape in self.shapes),
-            *((shape, True, True) for shape in self.added),
-            *((shape, False, False) for shape in self.misaligned),
+            *(Product(shape) for shape in self.shapes),
+            *(Product(shape, adds=True) for shape in self.added),
+            *(Product(shape, aligned=False) for shape in self.misaligned),
+            *(Product(shape, lanes=2) for shape in self.paired),
         ]
 
     @property
     def compute_bytes(self) -> int:
         """Bytes of the largest operand of a product or COMBINE, in the widest type."""
         # Columns end on 64 bytes: less than 64 elements more each.
-        area = [max(m * n, n * k, m * k) + 64 * max(n, k) for (m, n, k), *_ in self.products]
+        area = [max(m * n, n * k, m * k) + 64 * max(n, k) for m, n, k in (one.shape for one in self.products)]
         return 8 * max(*area, self.combine[0] * self.combine[1])
 
+
+_BLOCKS: Final = ((512, 256, 4096), (512, 512, 4096), (1024, 512, 4096), (1024, 1024, 4096))
 
 EFFORTS: Final = {
     "cuda": Effort(
@@ -108,12 +114,15 @@ EFFORTS: Final = {
             # Uneven ones, as shares make them, and such as whole problems have.
             *((1280, 2048, 2048), (896, 2048, 4096), (2304, 1984, 1024), (1152, 4096, 1024), (4096, 640, 1024)),
             *((820, 820, 1640), (3276, 1228, 2048), (1000, 1000, 3000)),
+            # Blocks of C as schedules cut them.
+            *_BLOCKS,
         ),
         added=(
             *((4096, 4096, 128), (4096, 4096, 512), (8192, 512, 1024), (4096, 256, 2048)),
             *((4096, 4096, 2048), (8192, 4096, 2048)),
         ),
         misaligned=((1001, 1001, 3001), (3277, 1229, 2049)),
+        paired=_BLOCKS,
         combine=(4096, 2048),
         litmus_bytes=(4 << 10, 64 << 10, 1 << 20),
         asynchronous=True,
@@ -128,6 +137,7 @@ EFFORTS: Final = {
         ),
         added=((256, 256, 32), (384, 384, 64)),
         misaligned=(),
+        paired=(),  # products of all lanes run one after another
         combine=(512, 512),
         litmus_bytes=(4 << 10, 64 << 10),
         asynchronous=False,
@@ -344,21 +354,19 @@ class _Run:
         for dtype in DType:
             with agreement.collective(self.bench.group, "preparing random operands"):
                 self.bench.fill(self.bench.result_offset, dtype)
-            for shape, adds, aligned in self.effort.products:
-                how = f"{', added' if adds else ''}{'' if aligned else ', columns not aligned'}"
-                what = self._step(f"{dtype.name} product of {'×'.join(map(str, shape))}{how}")
-                pilot = self.bench.time(self._product(shape, dtype, 1, adds, aligned), what, samples=1)
+            for product in self.effort.products:
+                what = self._step(f"{dtype.name} product of {product}")
+                pilot = self.bench.time(self._product(product, dtype, 1), what, samples=1)
                 count = min(_MAX_PRODUCTS, max(1, math.ceil(self.effort.target_s / pilot.together.min_s)))
-                timed = self.bench.time(self._product(shape, dtype, count, adds, aligned), what)
+                count = -(-count // product.lanes) * product.lanes
+                timed = self.bench.time(self._product(product, dtype, count), what)
                 seconds = tuple((timed.by_rank_s / count).tolist())
-                self.samples.products.append(
-                    ProductSample(dtype.name, *shape, seconds, _scaled(timed.together, 1.0 / count), adds, aligned)
-                )
+                how = (product.adds, product.aligned, product.lanes)
+                time = _scaled(timed.together, 1.0 / count)
+                self.samples.products.append(ProductSample(dtype.name, *product.shape, seconds, time, *how))
 
-    def _product(
-        self, shape: tuple[int, int, int], dtype: DType, count: int, adds: bool = False, aligned: bool = True
-    ) -> probes.Probe:
-        return probes.products(self.size, shape, dtype, count, self.bench.result_offset, adds=adds, aligned=aligned)
+    def _product(self, product: Product, dtype: DType, count: int) -> probes.Probe:
+        return probes.products(self.size, product, dtype, count, self.bench.result_offset)
 
     def _combine(self) -> None:
         what, count = self._step("COMBINE"), 8
@@ -393,7 +401,7 @@ class _Run:
         copies = self.bench.time(probes.transfers(areas, [Transfers((0, 0), _CHAIN, SMALL_BYTES)]), what)
         copy_s = float(copies.issue_s[0]) / _CHAIN
         costs["copy_s"] = copy_s
-        gemms = self.bench.time(self._product((64, 64, 64), DType.f64, _CHAIN), what)
+        gemms = self.bench.time(self._product(Product((64, 64, 64)), DType.f64, _CHAIN), what)
         costs["gemm_s"] = float(gemms.issue_s[0]) / _CHAIN
         combines = self.bench.time(self._combines(64, 64, _CHAIN), what)
         costs["combine_s"] = float(combines.issue_s[0]) / _CHAIN
@@ -434,7 +442,7 @@ class _Run:
             self.samples.watts["busy"] = self.samples.watts["active"] = [0.0] * self.size
             return
         shape = max(self.effort.shapes, key=math.prod)
-        executable = bench.bind(self._product(shape, DType.f64, 4), what)
+        executable = bench.bind(self._product(Product(shape), DType.f64, 4), what)
         self._repeat(executable, what, _WARM_S)
 
         def work() -> None:
@@ -454,7 +462,7 @@ class _Run:
         long as a product, some ms.
         """
         product, seconds = self._product_of(self.effort.target_s)
-        executable = self.bench.bind(self._product((product.m, product.n, product.k), DType.f64, 1), what)
+        executable = self.bench.bind(self._product(Product((product.m, product.n, product.k)), DType.f64, 1), what)
         runs, elapsed_s = 0, 0.0
 
         def work() -> None:
@@ -482,7 +490,8 @@ class _Run:
 
     def _product_of(self, seconds: float) -> tuple[ProductSample, float]:
         """Return the measured f64 product that takes nearest to a time on all devices, and its time."""
-        products = [(sample, max(sample.seconds)) for sample in self.samples.products if sample.dtype == "f64"]
+        alone = (sample for sample in self.samples.products if sample.dtype == "f64" and sample.lanes == 1)
+        products = [(sample, max(sample.seconds)) for sample in alone]
         return min(products, key=lambda pair: (abs(math.log(pair[1] / seconds)), pair[1]))
 
 

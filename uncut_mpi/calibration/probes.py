@@ -24,6 +24,7 @@ SMALL_BYTES: Final = 4096
 _READ: Final = (Factor.ONE, Op.N)
 _ROW_DISTANCE: Final = 64 << 10
 _BEFORE_WAITS: Final = 16
+_PRODUCT_LANES: Final = (0, 3)  # those of kblocks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +111,37 @@ class Transfers:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Product:
+    """
+    A product to be timed.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        m, n, k.
+    adds : bool
+        Whether it is added to C'.
+    aligned : bool
+        Whether columns are aligned as those of panels, or follow one another as those of a caller's matrices may.
+    lanes : int
+        On how many lanes products are begun in turn, 1 or 2.
+    """
+
+    shape: tuple[int, int, int]
+    adds: bool = False
+    aligned: bool = True
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        how = (
+            (", added", self.adds),
+            (", columns not aligned", not self.aligned),
+            (", two at a time", self.lanes > 1),
+        )
+        return "×".join(map(str, self.shape)) + "".join(words for words, said in how if said)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Load:
     """
     Products that keep a device busy.
@@ -159,32 +191,23 @@ class ProbeBuild:
         """Append a copy and return its task."""
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
-    def multiply(
-        self,
-        rank: int,
-        shape: tuple[int, int, int],
-        dtype: DType,
-        result_offset: int,
-        *,
-        adds: bool = False,
-        aligned: bool = True,
-    ) -> None:
+    def multiply(self, rank: int, product: Product, dtype: DType, result_offset: int, turn: int = 0) -> None:
         """
-        Append a product C' := A B, or one added to C', on a device.
+        Append product number `turn` on a device: C' := A B, or added to C'.
 
-        A and B lie over one another at offset 0, C' at `result_offset`. Columns are aligned as those of panels, or
-        follow one another as those of a caller's matrices may.
+        A and B lie over one another at offset 0, C' at `result_offset`.
         """
-        m, n, k = shape
+        m, n, k = product.shape
 
         def window(offset: int, rows: int, cols: int, of: DType) -> RegionRef:
-            return self.window(rank, offset, rows, cols, of, ld=aligned_ld(rows, of) if aligned else rows)
+            return self.window(rank, offset, rows, cols, of, ld=aligned_ld(rows, of) if product.aligned else rows)
 
         reads = [(window(0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
         c = window(result_offset, m, n, dtype.accumulator)
-        if adds:
+        if product.adds:
             reads.append((c, *_READ))
-        self.build.task(Kind.GEMM, self.build.compute_lane(rank), c, reads)
+        lane = _PRODUCT_LANES[turn % product.lanes]
+        self.build.task(Kind.GEMM, self.build.compute_lane(rank, lane), c, reads)
 
     def probe(self) -> Probe:
         """Return what was built."""
@@ -223,7 +246,7 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
     if load is not None:
         for rank in (end for end in at_once[0].link if end != areas.num_ranks):
             for _ in range(load.count):
-                built.multiply(rank, load.shape, DType.f64, load.result_offset)
+                built.multiply(rank, Product(load.shape), DType.f64, load.result_offset)
     return built.probe()
 
 
@@ -324,21 +347,12 @@ def signalled(areas: Areas, count: int) -> Probe:
     return built.probe()
 
 
-def products(
-    num_ranks: int,
-    shape: tuple[int, int, int],
-    dtype: DType,
-    count: int,
-    result_offset: int,
-    *,
-    adds: bool = False,
-    aligned: bool = True,
-) -> Probe:
-    """Return products on every device at once, one after another; see `ProbeBuild.multiply`."""
+def products(num_ranks: int, product: Product, dtype: DType, count: int, result_offset: int) -> Probe:
+    """Return so many of a product on every device at once, one after another on each lane (`ProbeBuild.multiply`)."""
     built = ProbeBuild(num_ranks)
-    for _ in range(count):
+    for turn in range(count):
         for rank in range(num_ranks):
-            built.multiply(rank, shape, dtype, result_offset, adds=adds, aligned=aligned)
+            built.multiply(rank, product, dtype, result_offset, turn)
     return built.probe()
 
 

@@ -86,6 +86,8 @@ class ProductSample:
         Whether the product is added to C.
     aligned : bool
         Whether columns of A, B and C begin at multiples of 16 bytes.
+    lanes : int
+        How many were begun at a time, one of them on each lane.
     """
 
     dtype: str
@@ -96,6 +98,7 @@ class ProductSample:
     time: Summary
     adds: bool = False
     aligned: bool = True
+    lanes: int = 1
 
 
 @dataclasses.dataclass(slots=True)

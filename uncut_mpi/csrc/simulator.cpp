@@ -255,7 +255,8 @@ class Simulator {
             body.demand = blocks / slots;
         }
         const double tail = m_.gemm_tail[dtype];
-        body.demand *= elements / (elements + tail);
+        const double idle = 1 - body.demand * elements / (elements + tail);
+        body.demand = 1 - m_.gemm_idle_use[dtype] * idle;  // what another kernel cannot have
         const double operations = 2.0 * (elements * depth + tail * static_cast<double>(k));
         // C is written once in any case, which is part of `half_depth`.
         const std::int64_t item = element_bytes[t_.buffers[c.buffer].dtype];

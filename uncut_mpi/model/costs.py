@@ -42,8 +42,9 @@ class GemmShape(_NonNegative):
     is read where the product is added to it) are the extra bytes. Where C is uneven (rows or columns above 256 and
     no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
     columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
-    fed by loads that need them there. The tail, the extra bytes, `uneven` and `misaligned` are what measured products
-    asked for (``docs/performance.md``, 2026-11-22); no paper has them.
+    fed by loads that need them there. Another product beside it can use `idle_use` of what it leaves idle. The tail,
+    the extra bytes, `uneven`, `misaligned` and `idle_use` are what measured products asked for
+    (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
 
     Attributes
     ----------
@@ -61,6 +62,8 @@ class GemmShape(_NonNegative):
         What the arithmetic takes longer, of its time, where C is uneven.
     misaligned : float
         What it takes longer where columns of A, B or C are not aligned.
+    idle_use : float
+        How much of the part of the device that a product leaves idle another one beside it can use; in [0, 1].
     """
 
     block_rows: float = 1.0
@@ -71,6 +74,12 @@ class GemmShape(_NonNegative):
     c_s_per_byte: float = 0.0
     uneven: float = 0.0
     misaligned: float = 0.0
+    idle_use: float = 1.0
+
+    def __post_init__(self) -> None:
+        _NonNegative.__post_init__(self)
+        if self.idle_use > 1.0:
+            raise ParamError(f"idle_use = {self.idle_use} of GemmShape: no more than all of it, 1, can be used")
 
     def work(self, m: int, n: int, k: int, multiprocessors: int, *, aligned: bool = True) -> tuple[float, float]:
         """
@@ -90,7 +99,7 @@ class GemmShape(_NonNegative):
         operations : float
             Whole waves and the tail counted; divided by the rate of a large product this is the time.
         occupancy : float
-            In (0, 1]; what is left can run another kernel meanwhile.
+            In (0, 1]; another kernel can use `idle_use` of what is left meanwhile.
         """
         elements, occupancy = float(m * n), 1.0
         if self.block_rows > 1 or self.block_cols > 1:

@@ -37,19 +37,49 @@ _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_
 
 _CUDA_SHAPES: Final = {
     "f64": GemmShape(
-        half_depth=39, overhead_s=5e-6, tail_elements=1e5, c_s_per_byte=2.2e-13, uneven=0.02, misaligned=0.21
+        half_depth=39,
+        overhead_s=5e-6,
+        tail_elements=5.5e4,
+        c_s_per_byte=2.2e-13,
+        uneven=0.02,
+        misaligned=0.21,
+        idle_use=0.7,
     ),
     "f32": GemmShape(
-        half_depth=33, overhead_s=9e-6, tail_elements=5e4, c_s_per_byte=2.5e-13, uneven=0.08, misaligned=0.02
+        half_depth=38,
+        overhead_s=1e-5,
+        tail_elements=2e4,
+        c_s_per_byte=2.5e-13,
+        uneven=0.08,
+        misaligned=0.02,
+        idle_use=1.0,
     ),
     "f16": GemmShape(
-        half_depth=200, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=2.5e-13, uneven=0.03, misaligned=6.0
+        half_depth=200,
+        overhead_s=8e-6,
+        tail_elements=3e5,
+        c_s_per_byte=2.5e-13,
+        uneven=0.03,
+        misaligned=6.0,
+        idle_use=0.0,
     ),
     "bf16": GemmShape(
-        half_depth=200, overhead_s=8e-6, tail_elements=3e5, c_s_per_byte=2.5e-13, uneven=0.03, misaligned=6.0
+        half_depth=200,
+        overhead_s=8e-6,
+        tail_elements=3e5,
+        c_s_per_byte=2.5e-13,
+        uneven=0.03,
+        misaligned=6.0,
+        idle_use=0.0,
     ),
     "tf32": GemmShape(
-        half_depth=320, overhead_s=5e-6, tail_elements=1e6, c_s_per_byte=3e-13, uneven=0.2, misaligned=2.0
+        half_depth=260,
+        overhead_s=7e-6,
+        tail_elements=5.5e5,
+        c_s_per_byte=3e-13,
+        uneven=0.2,
+        misaligned=2.0,
+        idle_use=0.37,
     ),
 }
 _HOST_SHAPES: Final = {

@@ -15,7 +15,8 @@ What is modelled (the inner loop is native):
   its copies one after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host,
   to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
-  served; a later one gets the part that the earlier leave idle (their last wave).
+  served; a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
+  (`GemmShape.idle_use`).
 * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
   meanwhile.
 * **JOIN** takes no time.
@@ -248,6 +249,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.gemm_tail = [shape.tail_elements for shape in shapes]
     native.gemm_uneven = [shape.uneven for shape in shapes]
     native.gemm_misaligned = [shape.misaligned for shape in shapes]
+    native.gemm_idle_use = [shape.idle_use for shape in shapes]
     native.c_s_per_byte = [shape.c_s_per_byte for shape in shapes]
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]
