@@ -150,6 +150,30 @@ class KBlocksInput:
 
     def add_steps(self, how: KBlocking, /) -> int: ...
 
+class KBlocksRun:
+    """
+    A schedule of `kblocks` and its simulated run, made by `Simulations.begin_kblocks`; read it when that has ended.
+
+    Its input is checked and not laid out; buffers have so many bytes of each rank, and more tasks are not simulated.
+    """
+
+    def __init__(self, input: KBlocksInput, room: Sequence[int], most_tasks: int, /) -> None: ...
+    @property
+    def fits(self) -> bool:
+        """Whether buffers have the room; there is nothing else if not."""
+
+    @property
+    def num_tasks(self) -> int: ...
+    @property
+    def seconds(self) -> float:
+        """End of the last task."""
+
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """Return what `schedule_kblocks` returns."""
+
+    def times(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (start, end) of every task in seconds."""
+
 def schedule_kblocks(
     input: KBlocksInput,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -236,6 +260,9 @@ class Simulations:
     def __init__(self, machine: SimulatedMachine, /) -> None: ...
     def begin(self, tables: ScheduleTables, /) -> int:
         """Return a ticket for `wait`; IndexError after `close`."""
+
+    def begin_kblocks(self, run: KBlocksRun, /) -> int:
+        """The same for a schedule that is to be made first, which has its times then: `wait` returns none."""
 
     def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
         """Return what `simulate` returns, once for each ticket; IndexError else."""

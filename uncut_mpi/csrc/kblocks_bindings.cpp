@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "kblocks_scheduler.hpp"
+#include "kblocks_run.hpp"
 #include "table_bytes.hpp"
 
 namespace nb = nanobind;
@@ -22,49 +22,21 @@ void require(bool good, const char *what) {
     if (!good) throw std::invalid_argument(what);
 }
 
-// Refuses what would be read or written outside of its table, divide by zero or never end, of what is not changed
-// between `lay_out` and `schedule_kblocks`.
-void check(const KInput &input) {
-    const auto is_rank = [&](int rank) { return rank >= 0 && rank < input.num_ranks; };
-    require(input.buffers.size() >= 3, "A, B and C are the first buffers");
-    for (const KOrigin &origin : input.origin)
-        require(is_rank(origin.rank) || (origin.on_host && origin.rank == -1), "a matrix is on a rank or the host");
-    require(!input.at_owner || !input.origin[kblocks::matrix_c].on_host, "C has an owner where it is combined there");
-    require(input.row_blocks >= 1 && input.column_blocks >= 1 && input.halvings >= 0 && input.step >= 1,
-            "there is at least one block of rows and of columns, and blocks have elements");
-    require(std::min({input.itemsize, input.accumulator_itemsize, input.min_slice_bytes, input.first_block,
-                      input.buffer_alignment}) >= 1 &&
-                input.column_alignment >= std::max(input.itemsize, input.accumulator_itemsize),
-            "elements, slices, blocks and alignments have a size");
-    require(input.product_lanes == 1 || input.product_lanes == 2, "there are one or two product lanes");
-    require(input.most_summands >= 3, "a sum has at least three summands");
-    require(input.k_starts.size() >= 2 && input.moves.size() == input.k_starts.size() - 1, "every part of k has steps");
-    const int columns = count_blocks(input.column_blocks, input.halvings);
-    const int rows = count_blocks(input.row_blocks, input.halvings);
-    require(input.first_away >= 0 && input.first_away <= columns,
-            "column blocks are combined away from one of them on");
-    for (std::size_t part = 0; part < input.moves.size(); ++part)
-        for (const KMove &move : input.moves[part])
-            require(move.last_k <= input.k_starts[part + 1] - input.k_starts[part] && move.last <= columns &&
-                        move.bottom <= rows,
-                    "steps are about the blocks and the part of k that there are");
-    for (const KPlace &place : input.places) {
-        require(place.ranks.size() == input.moves.size(), "every place has a rank for each part of k");
-        require(std::all_of(place.ranks.begin(), place.ranks.end(), is_rank), "there is no such rank");
-    }
+nb::tuple as_arrays(KTables &&tables, const KInput &input) {
+    return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
+                          as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
+                          as_bytes(std::move(tables.lanes)), as_bytes(std::vector<BufferRecord>(input.buffers)));
 }
 
 nb::tuple schedule_tables(const KInput &input) {
     require(!input.rank_bytes.empty(), "lay_out comes first");
-    check(input);
+    check_kblocks(input);
     KTables tables;
     {
         nb::gil_scoped_release unlocked;
         tables = schedule_kblocks(input);
     }
-    return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
-                          as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                          as_bytes(std::move(tables.lanes)), as_bytes(std::vector<BufferRecord>(input.buffers)));
+    return as_arrays(std::move(tables), input);
 }
 
 }  // namespace
@@ -140,7 +112,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("lay_out",
              [](KInput &self) {
                  require(self.buffers.size() == 3, "set_buffers comes first, and lay_out once");
-                 check(self);
+                 check_kblocks(self);
                  lay_out_kblocks(self);
                  return self.rank_bytes;
              })
@@ -150,6 +122,20 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             for (KMove &move : self.moves.emplace_back(make_steps(how)))
                 move.split = split;
             return self.moves.back().size();
+        });
+    nb::class_<KRun>(m, "KBlocksRun", "A schedule of few large products and its simulated run.")
+        .def("__init__",
+             [](KRun *self, const KInput &input, std::vector<std::int64_t> room, std::int64_t most_tasks) {
+                 check_kblocks(input);
+                 if (input.buffers.size() != 3) throw std::invalid_argument("the input is not laid out yet");
+                 new (self) KRun{input, std::move(room), most_tasks};
+             })
+        .def_ro("fits", &KRun::fits)
+        .def_prop_ro("num_tasks", [](const KRun &self) { return self.tables.tasks.size(); })
+        .def_ro("seconds", &KRun::seconds)
+        .def("tables", [](const KRun &self) { return as_arrays(KTables(self.tables), self.input); })
+        .def("times", [](const KRun &self) {
+            return nb::make_tuple(as_array(std::vector(self.times.start)), as_array(std::vector(self.times.end)));
         });
     m.def(
         "kblocks_steps",

@@ -155,8 +155,14 @@ class Layout {
     KInput &in_;
 };
 
+void require(bool good, const char *what) {
+    if (!good) throw std::invalid_argument(what);
+}
+
 }  // namespace
 }  // namespace kblocks
+
+using kblocks::require;
 
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
     if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)
@@ -207,6 +213,36 @@ void set_places(KInput &input, const KPlaces &places, const std::vector<int> &de
     for (const std::vector<int> &band : places.place_of)
         for (const int place : band)
             input.block_of.push_back(place < 0 ? -1 : number.at(static_cast<std::size_t>(place)));
+}
+
+void check_kblocks(const KInput &input) {
+    const auto is_rank = [&](int rank) { return rank >= 0 && rank < input.num_ranks; };
+    require(input.buffers.size() >= 3, "A, B and C are the first buffers");
+    for (const KOrigin &origin : input.origin)
+        require(is_rank(origin.rank) || (origin.on_host && origin.rank == -1), "a matrix is on a rank or the host");
+    require(!input.at_owner || !input.origin[kblocks::matrix_c].on_host, "C has an owner where it is combined there");
+    require(input.row_blocks >= 1 && input.column_blocks >= 1 && input.halvings >= 0 && input.step >= 1,
+            "there is at least one block of rows and of columns, and blocks have elements");
+    require(std::min({input.itemsize, input.accumulator_itemsize, input.min_slice_bytes, input.first_block,
+                      input.buffer_alignment}) >= 1 &&
+                input.column_alignment >= std::max(input.itemsize, input.accumulator_itemsize),
+            "elements, slices, blocks and alignments have a size");
+    require(input.product_lanes == 1 || input.product_lanes == 2, "there are one or two product lanes");
+    require(input.most_summands >= 3, "a sum has at least three summands");
+    require(input.k_starts.size() >= 2 && input.moves.size() == input.k_starts.size() - 1, "every part of k has steps");
+    const int columns = count_blocks(input.column_blocks, input.halvings);
+    const int rows = count_blocks(input.row_blocks, input.halvings);
+    require(input.first_away >= 0 && input.first_away <= columns,
+            "column blocks are combined away from one of them on");
+    for (std::size_t part = 0; part < input.moves.size(); ++part)
+        for (const KMove &move : input.moves[part])
+            require(move.last_k <= input.k_starts[part + 1] - input.k_starts[part] && move.last <= columns &&
+                        move.bottom <= rows,
+                    "steps are about the blocks and the part of k that there are");
+    for (const KPlace &place : input.places) {
+        require(place.ranks.size() == input.moves.size(), "every place has a rank for each part of k");
+        require(std::all_of(place.ranks.begin(), place.ranks.end(), is_rank), "there is no such rank");
+    }
 }
 
 void lay_out_kblocks(KInput &input) {

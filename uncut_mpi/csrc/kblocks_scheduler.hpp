@@ -176,6 +176,10 @@ std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int6
 // Gives the blocks of C that have elements to ranks: part s of k of place p to number s * places + p.
 void set_places(KInput &input, const KPlaces &places, const std::vector<int> &devices);
 
+// Refuses what would be read or written outside of its table, divide by zero or never end, of what is not changed
+// between `lay_out_kblocks` and `schedule_kblocks`.
+void check_kblocks(const KInput &input);
+
 // Says who has what of each block, and where: workers, adders and buffers.
 void lay_out_kblocks(KInput &input);
 

@@ -7,11 +7,11 @@
 
 namespace uncut {
 
-void Simulations::begin(std::int64_t ticket, const SimulatedTables &tables) {
+void Simulations::begin(std::int64_t ticket, Make make) {
     {
         const std::lock_guard lock(mutex_);
         if (closed_) throw std::out_of_range("simulations are closed");
-        jobs_.push_back(std::make_shared<Job>(Job{ticket, tables}));
+        jobs_.push_back(std::make_shared<Job>(Job{ticket, std::move(make)}));
         if (!thread_.joinable()) {
             try {
                 thread_ = std::thread(&Simulations::work, this);
@@ -30,11 +30,18 @@ Simulated Simulations::wait(std::int64_t ticket) {
     if (found == jobs_.end()) throw std::out_of_range("there is no such simulation");
     const std::shared_ptr<Job> job = *found;
     jobs_.erase(found);
-    if (job->state == Job::waiting) {
-        lock.unlock();
-        run(*job);
-    } else {
-        done_.wait(lock, [&job] { return job->state == Job::ended; });
+    if (job->state == Job::waiting) job->state = Job::running, run(*job, lock);
+    while (job->state != Job::ended) {
+        // The thread is at it: meanwhile the last one to be begun, which the thread would come to last.
+        const auto last =
+            std::find_if(jobs_.rbegin(), jobs_.rend(), [](const auto &one) { return one->state == Job::waiting; });
+        if (last == jobs_.rend()) {
+            done_.wait(lock, [&job] { return job->state == Job::ended; });
+        } else {
+            const std::shared_ptr<Job> other = *last;
+            other->state = Job::running;
+            run(*other, lock);
+        }
     }
     if (job->error) std::rethrow_exception(job->error);
     return std::move(job->result);
@@ -64,20 +71,20 @@ void Simulations::work() {
         });
         if (closed_) return;
         job->state = Job::running;
-        lock.unlock();
-        run(*job);
-        lock.lock();
-        job->state = Job::ended;
-        done_.notify_all();
+        run(*job, lock);
     }
 }
 
-void Simulations::run(Job &job) const noexcept {
+void Simulations::run(Job &job, std::unique_lock<std::mutex> &lock) {
+    lock.unlock();
     try {
-        job.result = simulate(job.tables, machine_);
+        job.result = job.make(machine_);
     } catch (...) {
         job.error = std::current_exception();
     }
+    lock.lock();
+    job.state = Job::ended;
+    done_.notify_all();
 }
 
 }  // namespace uncut

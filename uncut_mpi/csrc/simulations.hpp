@@ -1,10 +1,12 @@
-// Simulations beside other work: one thread makes them in order, and who waits for one that it has not begun makes it.
+// Simulations beside other work: one thread makes them in order, and who waits for one makes those that it has not
+// begun. What is simulated may have to be scheduled first, which is then done there too.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -15,15 +17,17 @@ namespace uncut {
 
 class Simulations {
   public:
+    using Make = std::function<Simulated(const SimulatedMachine &)>;
+
     explicit Simulations(const SimulatedMachine &machine) : machine_(machine) {}
     ~Simulations() { close(); }
     Simulations(const Simulations &) = delete;
     Simulations &operator=(const Simulations &) = delete;
 
-    // What the tables point at has to live until `wait` or `close` has returned; if this throws, nothing has begun.
-    void begin(std::int64_t ticket, const SimulatedTables &tables);
+    // What `make` refers to has to live until `wait` or `close` has returned; if this throws, nothing has begun.
+    void begin(std::int64_t ticket, Make make);
 
-    // Throws what the simulation threw, and std::out_of_range for a ticket that is not there, or no more.
+    // Throws what `make` threw, and std::out_of_range for a ticket that is not there, or no more.
     Simulated wait(std::int64_t ticket);
 
     // Ends the thread after the simulation at hand; the others are dropped.
@@ -33,14 +37,15 @@ class Simulations {
     struct Job {
         enum State { waiting, running, ended };
         std::int64_t ticket;
-        SimulatedTables tables;
+        Make make;
         State state = waiting;
         Simulated result{};
         std::exception_ptr error{};
     };
 
     void work();
-    void run(Job &job) const noexcept;
+    // Without the lock meanwhile.
+    void run(Job &job, std::unique_lock<std::mutex> &lock);
 
     const SimulatedMachine machine_;
     std::mutex mutex_;

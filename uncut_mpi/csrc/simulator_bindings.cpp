@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "kblocks_run.hpp"
 #include "simulations.hpp"
 #include "simulator.hpp"
 #include "table_bytes.hpp"
@@ -16,14 +17,6 @@ namespace nb = nanobind;
 
 namespace uncut {
 namespace {
-
-nb::ndarray<nb::numpy, double, nb::ndim<1>> as_array(std::vector<double> &&values) {
-    auto owned = std::make_unique<std::vector<double>>(std::move(values));
-    double *data = owned->data();
-    const std::size_t count = owned->size();
-    nb::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<double> *>(p); });
-    return nb::ndarray<nb::numpy, double, nb::ndim<1>>(data, {count}, owner);
-}
 
 // A schedule's tables, held for as long as this lives.
 class HeldTables {
@@ -41,10 +34,6 @@ class HeldTables {
     ArrayBytes tasks_, operands_, regions_, awaits_, buffers_, lanes_;
 };
 
-nb::tuple as_arrays(Simulated &&result) {
-    return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
-}
-
 nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &held) {
     const SimulatedTables tables = held.view();
     Simulated result;
@@ -52,10 +41,10 @@ nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &hel
         nb::gil_scoped_release unlocked;
         result = simulate(tables, machine);
     }
-    return as_arrays(std::move(result));
+    return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
 }
 
-// Simulations on a thread of their own, with the tables that they read.
+// Simulations on a thread of their own, with what they read and write.
 class HeldSimulations {
   public:
     explicit HeldSimulations(const SimulatedMachine &machine) : simulations_(machine) {}
@@ -63,14 +52,15 @@ class HeldSimulations {
 
     std::int64_t begin(const nb::object &tables) {
         const SimulatedTables view = nb::cast<const HeldTables &>(tables).view();
-        const auto held = held_.emplace(next_, tables).first;
-        try {
-            simulations_.begin(next_, view);
-        } catch (...) {
-            held_.erase(held);
-            throw;
-        }
-        return next_++;
+        return begin(tables, [view](const SimulatedMachine &machine) { return simulate(view, machine); });
+    }
+
+    std::int64_t begin_kblocks(const nb::object &run) {
+        KRun &made = nb::cast<KRun &>(run);
+        return begin(run, [&made](const SimulatedMachine &machine) {
+            made.make(machine);
+            return Simulated{};
+        });
     }
 
     nb::tuple wait(std::int64_t ticket) {
@@ -80,7 +70,7 @@ class HeldSimulations {
             nb::gil_scoped_release unlocked;
             result = simulations_.wait(ticket);
         }
-        return as_arrays(std::move(result));
+        return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
     }
 
     void close() {
@@ -89,6 +79,17 @@ class HeldSimulations {
     }
 
   private:
+    std::int64_t begin(const nb::object &object, Simulations::Make make) {
+        const auto held = held_.emplace(next_, object).first;
+        try {
+            simulations_.begin(next_, std::move(make));
+        } catch (...) {
+            held_.erase(held);
+            throw;
+        }
+        return next_++;
+    }
+
     std::int64_t next_ = 0;
     std::map<std::int64_t, nb::object> held_;
     Simulations simulations_;  // closed before the tables go
@@ -142,7 +143,8 @@ void bind_simulator(nb::module_ &m) {
         .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")
         .def(nb::init<const SimulatedMachine &>())
-        .def("begin", &HeldSimulations::begin)
+        .def("begin", nb::overload_cast<const nb::object &>(&HeldSimulations::begin))
+        .def("begin_kblocks", &HeldSimulations::begin_kblocks)
         .def("wait", &HeldSimulations::wait)
         .def("close", &HeldSimulations::close);
     m.def("simulate", &simulate_tables, "Return (start, end) of every task in seconds.");

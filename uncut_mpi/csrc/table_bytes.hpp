@@ -1,4 +1,5 @@
-// Tables of records between numpy and here, without a copy: vectors as arrays of bytes, arrays of any type as spans.
+// Tables between numpy and here, without a copy: vectors as arrays, of bytes where they are records, and arrays of any
+// type as spans.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,6 +20,14 @@ nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>> as_bytes(std
     const std::size_t count = owned->size() * sizeof(Record);
     nanobind::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<Record> *>(p); });
     return nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>>(bytes, {count}, owner);
+}
+
+inline nanobind::ndarray<nanobind::numpy, double, nanobind::ndim<1>> as_array(std::vector<double> &&values) {
+    auto owned = std::make_unique<std::vector<double>>(std::move(values));
+    double *data = owned->data();
+    const std::size_t count = owned->size();
+    nanobind::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<double> *>(p); });
+    return nanobind::ndarray<nanobind::numpy, double, nanobind::ndim<1>>(data, {count}, owner);
 }
 
 // What an array holds, contiguous, for as long as this lives.

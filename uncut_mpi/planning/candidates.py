@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,28 +23,36 @@ class Candidate:
     ----------
     options : ScheduleOptions
         What it was made with; every searched field is set.
-    simulation : Simulation
-        Its run as the model sees it.
+    grid, splits, tile
+        As those of the schedule.
+    predicted_s : float
+        Simulated time.
     bound_s : float
         What no schedule on these ranks can beat.
     value : float
         What the metric makes of it; smaller is better.
+    run : callable
+        Returns its run as the model sees it, always the same one. A search looks at few of them.
     """
 
     options: ScheduleOptions
-    simulation: Simulation
+    grid: tuple[int, int]
+    splits: int
+    tile: int
+    predicted_s: float
     bound_s: float
     value: float
+    run: Callable[[], Simulation]
+
+    @property
+    def simulation(self) -> Simulation:
+        """Its run as the model sees it."""
+        return self.run()
 
     @property
     def schedule(self) -> Schedule:
         """The schedule."""
         return self.simulation.schedule
-
-    @property
-    def predicted_s(self) -> float:
-        """Simulated time."""
-        return self.simulation.seconds
 
     @property
     def energy_j(self) -> float:
@@ -54,7 +63,7 @@ class Candidate:
 def shape_of(candidate: Candidate) -> tuple[int, ...]:
     """Return how a schedule cuts its problem: grid, splits of k and, of columns of ranks, how many each has."""
     columns = () if candidate.options.areas is None else tuple(map(len, candidate.options.areas))
-    return (*candidate.schedule.grid, candidate.schedule.splits, *columns)
+    return (*candidate.grid, candidate.splits, *columns)
 
 
 def speeds_of(candidate: Candidate) -> np.ndarray | None:
@@ -63,9 +72,9 @@ def speeds_of(candidate: Candidate) -> np.ndarray | None:
 
     Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
     """
-    simulation, schedule = candidate.simulation, candidate.schedule
-    if schedule.splits > 1:
+    if candidate.splits > 1:
         return None
+    simulation, schedule = candidate.simulation, candidate.schedule
     areas = candidate.options.areas
     places = math.prod(schedule.grid) if areas is None else sum(map(len, areas))
     ranks = candidate.options.devices or tuple(range(places))

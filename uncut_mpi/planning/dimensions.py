@@ -181,7 +181,7 @@ class Dimensions:
         """Tile edges near what the heuristic of section III-A likes."""
         if asked.tile:
             return
-        grid = ProcessGrid(*best.schedule.grid)
+        grid = ProcessGrid(*best.grid)
         options = dataclasses.replace(best.options, tile=0)
         for tile in candidate_tiles(self._problem, grid, options, _TILES, bound_s=self._tried.bound_s(options)):
             yield {"tile": tile}
@@ -191,7 +191,7 @@ class Dimensions:
         if any(one is not None for one in (asked.row_shares, asked.col_shares, asked.areas)):
             return
         current = best
-        for _ in range(_SHARE_STEPS if best.schedule.grid != (1, 1) else 0):
+        for _ in range(_SHARE_STEPS if best.grid != (1, 1) else 0):
             speeds = self._speeds_of(current)
             if speeds is None or speeds.max() <= (1 + _SHARE_TOLERANCE) * speeds.min():
                 return
@@ -199,11 +199,11 @@ class Dimensions:
             if best.options.areas is not None:
                 changes = {"areas": _in_columns(speeds, [len(column) for column in best.options.areas])}
             else:
-                shares = fit_shares(speeds.reshape(best.schedule.grid))
+                shares = fit_shares(speeds.reshape(best.grid))
                 changes = {"row_shares": shares.rows, "col_shares": shares.cols}
             if best.options.scheduler == "uncut" and not asked.tile:
                 shared = dataclasses.replace(best.options, **changes)
-                tile = fitting_tile(self._problem, ProcessGrid(*best.schedule.grid), shared, best.schedule.tile)
+                tile = fitting_tile(self._problem, ProcessGrid(*best.grid), shared, best.tile)
                 changes["tile"] = tile
             yield changes
             found = self._tried.found(changed(best.options, **changes))
@@ -394,7 +394,7 @@ class Dimensions:
 
         A rank that has A and B needs nothing of either: it gets a column for itself, whatever that does to edges.
         """
-        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.schedule.splits > 1:
+        if asked.devices is not None or _is_cut(asked) or asked.blocking.splits > 1 or best.splits > 1:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         speeds = self._speeds_of(best)
@@ -427,7 +427,7 @@ class Dimensions:
     def edges(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Half and twice the tile."""
         if not asked.tile:
-            yield from ({"tile": edge} for edge in (best.schedule.tile // 2, 2 * best.schedule.tile) if edge)
+            yield from ({"tile": edge} for edge in (best.tile // 2, 2 * best.tile) if edge)
 
     def distributions(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How tiles of C are dealt out."""

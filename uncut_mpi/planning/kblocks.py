@@ -62,7 +62,7 @@ from uncut_mpi.planning.blocking import (
     moves,
 )
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
-from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, check_capacity, user_table
+from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, check_capacity, room_for_panels, user_table
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Schedule, native_tables
@@ -108,26 +108,39 @@ def schedule(
     CapacityError
         If a rank has too little device memory for its panels.
     """
+    made = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
+    try:
+        return made.schedule(), made.options
+    except CapacityError:  # with fewer panels, if it fits so
+        made = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks, aligns=False)
+        return made.schedule(), made.options
+
+
+def prepare(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
+    aligns: bool = True,
+) -> Prepared:
+    """
+    Return what `schedule` makes a schedule of, so that it can be made elsewhere, or not at all.
+
+    Pure and deterministic. Parameters and errors are those of `schedule`, but for CapacityError.
+
+    Parameters
+    ----------
+    aligns : bool, optional
+        Whether ranks may take panels for what they hold, so that their products are aligned.
+    """
     placement.check_ranks(num_ranks)
     machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("kblocks schedules products; C is only scaled here")
-    try:
-        plan = _Plan(problem, placement, machine, options, most_tasks)
-    except CapacityError:
-        plan = _Plan(problem, placement, machine, options, most_tasks, aligns=False)  # with fewer panels, if it fits so
-    made = Schedule(
-        num_ranks=num_ranks,
-        problem=problem,
-        placement=placement,
-        scheduler="kblocks",
-        grid=plan.partition.shape,
-        splits=plan.splits,
-        tile=0,
-        **plan.tables(),
-    )
-    grid = made.grid if options.areas is None else None
-    return made, changed(options, grid=grid, blocking=plan.how)
+    return Prepared(problem, placement, machine, options, most_tasks, aligns=aligns)
 
 
 def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
@@ -260,8 +273,23 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     return given
 
 
-class _Plan:
-    """What there is to compute, by whom and in which steps; where it lies and the tasks are the core's to say."""
+class Prepared:
+    """
+    What there is to compute, by whom and in which steps; where it lies and the tasks are the core's to say.
+
+    Attributes
+    ----------
+    options : ScheduleOptions
+        Those asked for, with everything set.
+    grid : tuple of int
+        Rows and columns of ranks.
+    splits : int
+        Parts of k that have any.
+    tile : int
+        0: `kblocks` has none.
+    """
+
+    tile = 0
 
     def __init__(
         self,
@@ -300,12 +328,39 @@ class _Plan:
         self._check_size(steps, most_tasks)
         given.set_places(self._cut.places, devices)
         self._align()
-        check_capacity(given.lay_out(), machine.num_ranks, problem, placement, machine)
+        self.grid = self.partition.shape
+        self.options = changed(options, grid=self.grid if options.areas is None else None, blocking=how)
 
-    def tables(self) -> dict[str, np.ndarray]:
-        """Return the tables of the schedule by their names."""
-        *tables, buffers = _native.schedule_kblocks(self._given)
-        return {"buffers": np.frombuffer(buffers, BUFFER_DTYPE), **native_tables(*tables)}
+    def schedule(self) -> Schedule:
+        """Return the schedule, once; raise CapacityError if a rank has too little device memory for its panels."""
+        check_capacity(self._given.lay_out(), *self._whose)
+        return self._schedule(_native.schedule_kblocks(self._given))
+
+    def run(self, most_tasks: int) -> _native.KBlocksRun:
+        """Return what the core makes the schedule and its simulation of, if it has no more than so many tasks."""
+        return _native.KBlocksRun(self._given, room_for_panels(*self._whose), most_tasks)
+
+    def schedule_of(self, run: _native.KBlocksRun) -> Schedule:
+        """Return the schedule of such a run, when it is made."""
+        return self._schedule(run.tables())
+
+    def _schedule(self, tables: tuple[np.ndarray, ...]) -> Schedule:
+        *native, buffers = tables
+        return Schedule(
+            num_ranks=self._machine.num_ranks,
+            problem=self._problem,
+            placement=self._placement,
+            scheduler="kblocks",
+            grid=self.grid,
+            splits=self.splits,
+            tile=self.tile,
+            buffers=np.frombuffer(buffers, BUFFER_DTYPE),
+            **native_tables(*native),
+        )
+
+    @property
+    def _whose(self) -> tuple[int, GemmProblem, Placement, Machine]:
+        return self._machine.num_ranks, self._problem, self._placement, self._machine
 
     @property
     def _parts(self) -> Iterator[tuple[int, int]]:

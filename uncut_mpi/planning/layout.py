@@ -67,7 +67,7 @@ def check_capacity(
     softbuf_bytes: Sequence[int], num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine
 ) -> None:
     """Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there."""
-    if all(map(operator.le, softbuf_bytes, _room(num_ranks, problem, placement, machine))):
+    if all(map(operator.le, softbuf_bytes, room_for_panels(num_ranks, problem, placement, machine))):
         return
     resident = _resident_bytes(num_ranks, problem, placement)
     for rank, (needed, there, total) in enumerate(
@@ -120,8 +120,8 @@ def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) 
 
 
 @functools.lru_cache(maxsize=64)
-def _room(num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine) -> tuple[int, ...]:
-    """Return what they leave of it."""
+def room_for_panels(num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine) -> tuple[int, ...]:
+    """Return the bytes of each rank's device memory that the caller's matrices leave."""
     resident = _resident_bytes(num_ranks, problem, placement)
     return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident))
 

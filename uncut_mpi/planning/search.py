@@ -26,13 +26,14 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.candidates import Candidate, shape_of
 from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
-from uncut_mpi.planning.simulate import Simulations
+from uncut_mpi.planning.simulate import Simulation, Simulations
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 80_000
@@ -193,6 +194,7 @@ class _Explorer:
         tries_rules: bool,
     ) -> None:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
+        self._about = (problem, placement, num_ranks, machine)
         self._metric_name = "time"
         self._metric = metric_of("time", machine)
         self._tries_rules = tries_rules
@@ -206,7 +208,7 @@ class _Explorer:
         self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
         self._refused: UncutError | None = None
-        self._begun: list[Callable[[], Candidate]] = []
+        self._begun: list[Callable[[], Candidate | None]] = []
         self._too_large = 0
         self.tried: list[Candidate] = []
         self.discarded = 0
@@ -374,7 +376,7 @@ class _Explorer:
         of_uncut = [one for one in self.tried if one.options.scheduler == "uncut"]
         tile = asked.tile
         if not tile and asked.scheduler == "cyclic" and of_uncut:
-            tile = min(of_uncut, key=lambda one: one.value).schedule.tile
+            tile = min(of_uncut, key=lambda one: one.value).tile
         return dataclasses.replace(asked, devices=devices, tile=tile)
 
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
@@ -420,55 +422,111 @@ class _Explorer:
                 return
         try:
             # What there is no room for is given up on the way.
-            schedule, named = self._plan(options, room)
+            if options.scheduler == "kblocks" and not must:
+                self._begin_kblocks(options, room, default_budget(self._num_ranks) if always else 0)
+            else:
+                self._begin(options, room)
         except (PlanError, CapacityError) as error:
             if must:
                 raise
             self.discarded += 1
             self._too_large += isinstance(error, PlanError)
+
+    def _begin(self, options: ScheduleOptions, room: int) -> None:
+        """Make a schedule, and begin to simulate it if it has no more tasks than there is room for."""
+        made = make_schedule(*self._about, options, most_tasks=room)
+        if self._is_known(options, made.options) or not self._spend(len(made.schedule.tasks), room):
             return
-        if named != options:
-            if named in self._seen:
-                return  # the heuristics have chosen what was tried by name
-            self._seen.add(named)
-            if named in self._known:
-                self._begun.append(lambda: self._known[named])
-                return
-        if len(schedule.tasks) > room:
+        wait = functools.cache(self._simulations.begin(made.schedule))
+        self._begun.append(lambda: self._candidate(options, made.options, made.schedule, wait().seconds, wait))
+
+    def _begin_kblocks(self, options: ScheduleOptions, room: int, least_room: int) -> None:
+        """Begin to make a schedule of `kblocks` and to simulate it; how many tasks it has is known later."""
+        prepared = kblocks.prepare(*self._about, options, most_tasks=room)
+        if self._is_known(options, prepared.options):
+            return
+        run = prepared.run(room)
+        wait = self._simulations.begin_kblocks(run, self._problem.dtype)
+
+        @functools.cache
+        def simulation() -> Simulation:
+            return Simulation(prepared.schedule_of(run), self._machine, *run.times())
+
+        def settled() -> Candidate | None:
+            wait()
+            if not run.fits:
+                return self._with_fewer_panels(options, least_room)
+            if not self._spend(run.num_tasks, max(self._limit - self.spent, least_room)):
+                return None
+            return self._candidate(options, prepared.options, prepared, run.seconds, simulation)
+
+        self._begun.append(settled)
+
+    def _with_fewer_panels(self, options: ScheduleOptions, least_room: int) -> Candidate | None:
+        """Return what there is room for in devices' memory, if anything."""
+        room = max(self._limit - self.spent, least_room)
+        try:
+            made = make_schedule(*self._about, options, most_tasks=room)
+        except (PlanError, CapacityError):
+            self.discarded += 1
+            return None
+        if not self._spend(len(made.schedule.tasks), room):
+            return None
+        wait = functools.cache(self._simulations.begin(made.schedule))
+        return self._candidate(options, made.options, made.schedule, wait().seconds, wait)
+
+    def _is_known(self, options: ScheduleOptions, named: ScheduleOptions) -> bool:
+        """Whether the heuristics have chosen what was tried by name."""
+        if named == options:
+            return False
+        if named in self._seen:
+            return True
+        self._seen.add(named)
+        if named in self._known:
+            self._begun.append(lambda: self._known[named])
+            return True
+        return False
+
+    def _spend(self, tasks: int, room: int) -> bool:
+        """Spend some of the budget, or none if there is no room for so many tasks."""
+        if tasks > room:
             self.discarded += 1
             self._too_large += 1
-            return
+            return False
         self._too_large = 0
-        self.spent += len(schedule.tasks)
+        self.spent += tasks
+        return True
+
+    def _candidate(
+        self,
+        options: ScheduleOptions,
+        named: ScheduleOptions,
+        made: Schedule | kblocks.Prepared,
+        seconds: float,
+        run: Callable[[], Simulation],
+    ) -> Candidate:
         self._asked[options] = named
-        wait, lower = self._simulations.begin(schedule), self.bound_s(options)
-
-        def simulated() -> Candidate:
-            simulation = wait()
-            return Candidate(named, simulation, lower, self._metric.value(simulation))
-
-        self._begun.append(simulated)
+        value = seconds if self._metric_name == "time" else self._metric.value(run())
+        return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run)
 
     def _settle(self) -> list[Candidate]:
         """
-        Return what was begun, in that order, when all of it is simulated.
+        Return what was begun and there was room for, in that order, when all of it is simulated.
 
-        Between two calls schedules are planned while those begun are simulated, and judged by what the call before
+        Between two calls schedules are prepared while those begun are simulated, and judged by what the call before
         returned, so that the pace of the simulations changes nothing.
         """
         begun, self._begun = self._begun, []
-        settled = [candidate() for candidate in begun]
+        settled = []
+        for one in begun:
+            candidate = one()
+            if candidate is not None:
+                settled.append(candidate)
         for candidate in settled:
             self.tried.append(candidate)
             self._candidates[candidate.options] = candidate
             self._least = min(self._least, candidate.value)
         return settled
-
-    def _plan(self, options: ScheduleOptions, most_tasks: int) -> tuple[Schedule, ScheduleOptions]:
-        """Return a schedule, and the options with what its scheduler has chosen."""
-        about = (self._problem, self._placement, self._num_ranks, self._machine)
-        made = make_schedule(*about, options, most_tasks=most_tasks)
-        return made.schedule, made.options
 
     @functools.cached_property
     def _whole_bound(self) -> float:

@@ -174,14 +174,34 @@ class Simulations:
             raise ParamError(_OVER) from None
         return functools.partial(self._wait, schedule, ticket)
 
-    def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
+    def begin_kblocks(self, run: _native.KBlocksRun, dtype: DType) -> Callable[[], object]:
+        """
+        Begin to make a schedule of `kblocks` and to simulate it; the same, but that the run itself has the results.
+
+        Parameters
+        ----------
+        run : KBlocksRun
+            Of a problem for the machine.
+        dtype : DType
+            Of its products.
+        """
+        _check_rate(self._machine, dtype)
         try:
-            start, end = self._native.wait(ticket)
+            ticket = self._native.begin_kblocks(run)
+        except IndexError:
+            raise ParamError(_OVER) from None
+        return functools.partial(self._wait_for, ticket)
+
+    def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
+        return Simulation(schedule, self._machine, *self._wait_for(ticket))
+
+    def _wait_for(self, ticket: int) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            return self._native.wait(ticket)
         except IndexError:
             raise ParamError(_OVER) from None
         except ValueError as error:
             raise _cannot(self._machine, error) from None
-        return Simulation(schedule, self._machine, start, end)
 
 
 _OVER = "this simulation is over: wait for it once, before its Simulations end"
@@ -193,8 +213,12 @@ def _check(schedule: Schedule, machine: Machine) -> None:
             f"machine {machine.name} has {machine.num_ranks} ranks, the schedule {schedule.num_ranks}: "
             "use a machine of as many"
         )
-    dtype = schedule.problem.dtype
-    if schedule.problem.has_product and not machine.has_gemm_rate(dtype):
+    if schedule.problem.has_product:
+        _check_rate(machine, schedule.problem.dtype)
+
+
+def _check_rate(machine: Machine, dtype: DType) -> None:
+    if not machine.has_gemm_rate(dtype):
         machine.typical_gemm_rate(dtype)  # raises
 
 
