@@ -264,8 +264,9 @@ def tile_edge(
     predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
     predictor.check(chosen, shares)
     links = predictor.links_for(chosen)
+    kinds = predictor.kinds(chosen, links)
     with_tiles = (dataclasses.replace(predictor, tile=edge) for edge in edges)
-    times = [one.predicted(chosen, shares, one.costs(chosen, links)).seconds for one in with_tiles]
+    times = [one.predicted(chosen, shares, one.costs(chosen, links, kinds)).seconds for one in with_tiles]
     least = min(times)
     near = least * (1 + TILE_TOLERANCE)
     edge: int = min(edge for edge, seconds in zip(edges, times, strict=True) if seconds <= near)
@@ -338,7 +339,8 @@ class _Predictor:
     def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
         chosen = tuple(devices)
         self.check(chosen, ratios)
-        costs = self.costs(chosen, self.links_for(chosen))
+        links = self.links_for(chosen)
+        costs = self.costs(chosen, links, self.kinds(chosen, links))
         if ratios is not None:
             return self.predicted(chosen, tuple(ratios), costs)
         shares = (1.0 / len(chosen),) * len(chosen)
@@ -360,14 +362,23 @@ class _Predictor:
         predictions = tuple(cost.at(share) for cost, share in zip(costs, shares, strict=True))
         return Workload(devices, shares, predictions, watts)
 
-    def costs(self, devices: tuple[int, ...], links: LinkMap) -> list[_Costs]:
-        """Return what the shares of the devices cost; of devices that are alike, the same object."""
-        machine, dtype, problem, place = self.machine, self.problem.dtype, self.problem, self.placement
-        chosen = list(devices)
+    def kinds(self, devices: tuple[int, ...], links: LinkMap) -> list[tuple[float, ...]]:
+        """Return what tells devices apart, the same for those that are alike, first what others send one (GB/s)."""
+        chosen, place = list(devices), self.placement
         between = links.shared_gb_per_s[np.ix_(chosen, chosen)].astype(np.float64)
         np.fill_diagonal(between, 0.0)
         from_others = between.sum(axis=0) / max(1, len(devices) - 1)
-        item = dtype.itemsize
+        machine = self.machine
+        looks = [from_others, machine.gemm_rate(self.problem.dtype)[chosen], machine.multiprocessors[chosen]]
+        for at in sorted({self._index(location) for location in (place.a, place.b, place.c)}):
+            home = np.array([device == at for device in devices], np.float64)
+            for table in (links.shared_gb_per_s, links.latency_s):
+                looks += [home, table[at, chosen], table[chosen, at]]
+        return list(zip(*(look.tolist() for look in looks), strict=True))
+
+    def costs(self, devices: tuple[int, ...], links: LinkMap, kinds: Sequence[tuple[float, ...]]) -> list[_Costs]:
+        """Return what the shares of the devices cost; of devices that are alike, the same object."""
+        problem, place, item = self.problem, self.placement, self.problem.dtype.itemsize
         c_bytes = float(problem.m * problem.n * item)
         read_only: list[tuple[float, Location]] = []
         if problem.has_product:
@@ -375,14 +386,9 @@ class _Predictor:
         reads = [*read_only, (c_bytes, place.c)] if problem.reads_c else read_only
         grid = grids(len(devices), split_k=False)[0]
         extra_bytes = extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
-        looks = [from_others, machine.gemm_rate(dtype)[chosen], machine.multiprocessors[chosen]]
-        for at in sorted({self._index(location) for location in (place.a, place.b, place.c)}):
-            home = np.array([device == at for device in devices], np.float64)
-            for table in (links.shared_gb_per_s, links.latency_s):
-                looks += [home, table[at, chosen], table[chosen, at]]
         known: dict[tuple[float, ...], _Costs] = {}
         made = []
-        for device, kind in zip(devices, zip(*(look.tolist() for look in looks), strict=True), strict=True):
+        for device, kind in zip(devices, kinds, strict=True):
             if kind not in known:
                 known[kind] = _Costs(
                     *self._products(device),

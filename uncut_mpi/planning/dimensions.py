@@ -134,6 +134,7 @@ class Dimensions:
         self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
         self._tried = tried
         self._speeds: dict[Candidate, np.ndarray | None] = {}
+        self._placed: dict[tuple[tuple[int, ...], tuple[int, int] | None], dict[str, Any]] = {}
 
     # -- dimensions: what to change about the best so far ------------------------------------
 
@@ -471,6 +472,11 @@ class Dimensions:
 
     def placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
+        if (ranks, asked) not in self._placed:
+            self._placed[ranks, asked] = self._place(ranks, asked)
+        return self._placed[ranks, asked]
+
+    def _place(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
         if not self._problem.has_product:
             return {}
         rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]

@@ -17,10 +17,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError, UncutError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
@@ -71,7 +72,11 @@ _WORTH_SHARES: Final = 1.5
 _WORTH_A_WAY: Final = 1.3
 """Another order of blocks, or place of sums, whose best takes so many times as long is not improved by itself."""
 
-_Dimension = Callable[[ScheduleOptions, "Candidate"], Iterator[dict[str, Any]]]
+
+class _Dimension(Protocol):
+    __name__: str
+
+    def __call__(self, asked: ScheduleOptions, best: Candidate, /) -> Iterator[dict[str, Any]]: ...
 
 
 def _order(one: Candidate) -> Hashable:
@@ -156,10 +161,12 @@ def search(
     made_with = dataclasses.replace(asked, tune=0, metric="time")
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
     first_part = budget if asked.metric == "time" else -(-budget // 2)
-    with Simulations(machine, issuing_threads=issuing_threads) as simulations:
-        explorer = _Explorer(
+    with (
+        Simulations(machine, issuing_threads=issuing_threads) as simulations,
+        _Explorer(
             problem, placement, num_ranks, machine, first_part, simulations, tries_rules=budget_tasks is None
-        )
+        ) as explorer,
+    ):
         explorer.explore(made_with)
         if asked.metric != "time":
             # Two descents end in different places, and what is fast takes little energy more often than not.
@@ -179,8 +186,31 @@ def default_budget(num_ranks: int) -> int:
     return max(DEFAULT_BUDGET_TASKS, BUDGET_TASKS_PER_RANK * num_ranks)
 
 
+class _Once:
+    """A simulation that is made when it is first asked for."""
+
+    __slots__ = ("_make", "_made")
+
+    def __init__(self, make: Callable[[], Simulation]) -> None:
+        self._make = make
+        self._made: Simulation | None = None
+
+    def __call__(self) -> Simulation:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
+def _simulation(prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine) -> Simulation:
+    return Simulation(prepared.schedule_of(run), machine, *run.times())
+
+
 class _Explorer:
-    """One search: what it knows and what it has spent."""
+    """
+    One search: what it knows and what it has spent.
+
+    A context manager: at the end it lets go of what refers to it, so that nothing of a search outlives its result.
+    """
 
     def __init__(
         self,
@@ -205,6 +235,7 @@ class _Explorer:
         self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
         self._dimensions = Dimensions(problem, placement, num_ranks, machine, self)
         self._candidates: dict[ScheduleOptions, Candidate] = {}
+        self._improved: set[tuple[Candidate, str]] = set()
         self._least = np.inf
         self._bounds: dict[tuple[int, ...], float] = {}
         self._refused: UncutError | None = None
@@ -214,6 +245,13 @@ class _Explorer:
         self.discarded = 0
         self.spent = 0
 
+    def __enter__(self) -> _Explorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._dimensions
+        self._begun.clear()
+
     def turn_to(self, metric: str, budget: int) -> None:
         """Begin anew for another metric, with more budget; what was simulated costs nothing again."""
         self._metric_name, self._metric = metric, metric_of(metric, self._machine)
@@ -222,7 +260,7 @@ class _Explorer:
         before = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
         by_name = {one.options: one for one in before}
         self._known = {asked: by_name[named] for asked, named in self._asked.items()} | by_name
-        self._seen, self._candidates, self._least, self.tried = set(), {}, np.inf, []
+        self._seen, self._candidates, self._improved, self._least, self.tried = set(), {}, set(), np.inf, []
 
     @property
     def all_tried(self) -> list[Candidate]:
@@ -380,7 +418,10 @@ class _Explorer:
         return dataclasses.replace(asked, devices=devices, tile=tile)
 
     def _improve(self, best: Candidate, asked: ScheduleOptions, dimension: _Dimension) -> Candidate:
-        """Return the best of a candidate and what one dimension makes of it."""
+        """Return the best of a candidate and what one dimension makes of it, once: later it would make the same."""
+        if (best, dimension.__name__) in self._improved:
+            return best
+        self._improved.add((best, dimension.__name__))
         seen = len(self.tried)
         for changes in dimension(asked, best):
             self._try(changed(best.options, **changes))
@@ -400,10 +441,11 @@ class _Explorer:
 
         What is tried `always` may have as many tasks as the whole of a default budget, whatever was spent.
         """
-        if options in self._seen:
-            return
+        before = len(self._seen)
         self._seen.add(options)
-        known = self._known.get(options)
+        if len(self._seen) == before:
+            return
+        known = self._known.get(options) if self._known else None
         if known is not None:
             if known.options == options or known.options not in self._seen:
                 self._seen.add(known.options)
@@ -437,8 +479,8 @@ class _Explorer:
         made = make_schedule(*self._about, options, most_tasks=room)
         if self._is_known(options, made.options) or not self._spend(len(made.schedule.tasks), room):
             return
-        wait = functools.cache(self._simulations.begin(made.schedule))
-        self._begun.append(lambda: self._candidate(options, made.options, made.schedule, wait().seconds, wait))
+        run = _Once(self._simulations.begin(made.schedule))
+        self._begun.append(lambda: self._candidate(options, made.options, made.schedule, run().seconds, run))
 
     def _begin_kblocks(self, options: ScheduleOptions, room: int, least_room: int) -> None:
         """Begin to make a schedule of `kblocks` and to simulate it; how many tasks it has is known later."""
@@ -448,17 +490,14 @@ class _Explorer:
         run = prepared.run(room)
         wait = self._simulations.begin_kblocks(run, self._problem.dtype)
 
-        @functools.cache
-        def simulation() -> Simulation:
-            return Simulation(prepared.schedule_of(run), self._machine, *run.times())
-
         def settled() -> Candidate | None:
             wait()
             if not run.fits:
                 return self._with_fewer_panels(options, least_room)
             if not self._spend(run.num_tasks, max(self._limit - self.spent, least_room)):
                 return None
-            return self._candidate(options, prepared.options, prepared, run.seconds, simulation)
+            simulated = _Once(functools.partial(_simulation, prepared, run, self._machine))
+            return self._candidate(options, prepared.options, prepared, run.seconds, simulated)
 
         self._begun.append(settled)
 
@@ -472,16 +511,17 @@ class _Explorer:
             return None
         if not self._spend(len(made.schedule.tasks), room):
             return None
-        wait = functools.cache(self._simulations.begin(made.schedule))
-        return self._candidate(options, made.options, made.schedule, wait().seconds, wait)
+        run = _Once(self._simulations.begin(made.schedule))
+        return self._candidate(options, made.options, made.schedule, run().seconds, run)
 
     def _is_known(self, options: ScheduleOptions, named: ScheduleOptions) -> bool:
         """Whether the heuristics have chosen what was tried by name."""
-        if named == options:
-            return False
-        if named in self._seen:
-            return True
+        before = len(self._seen)
         self._seen.add(named)
+        if named is options or named == options:
+            return False
+        if len(self._seen) == before:
+            return True
         if named in self._known:
             self._begun.append(lambda: self._known[named])
             return True
@@ -505,7 +545,8 @@ class _Explorer:
         seconds: float,
         run: Callable[[], Simulation],
     ) -> Candidate:
-        self._asked[options] = named
+        if named is not options:
+            self._asked[options] = named
         value = seconds if self._metric_name == "time" else self._metric.value(run())
         return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run)
 
