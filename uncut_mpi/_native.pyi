@@ -174,6 +174,9 @@ class KBlocksRun:
     def times(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (start, end) of every task in seconds."""
 
+    def progress(self) -> tuple[list[float], list[int]]:
+        """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
+
 def schedule_kblocks(
     input: KBlocksInput,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -262,7 +265,7 @@ class Simulations:
         """Return a ticket for `wait`; IndexError after `close`."""
 
     def begin_kblocks(self, run: KBlocksRun, /) -> int:
-        """The same for a schedule that is to be made first, which has its times then: `wait` returns none."""
+        """Return the same for a schedule that is to be made first, and has its times then: `wait` returns none."""
 
     def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
         """Return what `simulate` returns, once for each ticket; IndexError else."""

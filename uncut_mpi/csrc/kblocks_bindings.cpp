@@ -134,8 +134,13 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_prop_ro("num_tasks", [](const KRun &self) { return self.tables.tasks.size(); })
         .def_ro("seconds", &KRun::seconds)
         .def("tables", [](const KRun &self) { return as_arrays(KTables(self.tables), self.input); })
-        .def("times", [](const KRun &self) {
-            return nb::make_tuple(as_array(std::vector(self.times.start)), as_array(std::vector(self.times.end)));
+        .def("times",
+             [](const KRun &self) {
+                 return nb::make_tuple(as_array(std::vector(self.times.start)), as_array(std::vector(self.times.end)));
+             })
+        .def("progress", [](const KRun &self) {
+            const KRun::Progress found = self.progress();
+            return std::make_tuple(found.end, found.elements);
         });
     m.def(
         "kblocks_steps",

@@ -24,6 +24,13 @@ struct KRun {
         return {tables.tasks, tables.operands, tables.regions, tables.awaits, input.buffers, tables.lanes};
     }
     void make(const SimulatedMachine &machine);
+
+    // Of each rank the end of its last product, 0 without any, and how many numbers all of them multiply.
+    struct Progress {
+        std::vector<double> end;
+        std::vector<std::int64_t> elements;
+    };
+    Progress progress() const;
 };
 
 }  // namespace uncut

@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.planning.metrics import energy_j, watts_known
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.simulate import Simulation
+
+Progress = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +36,8 @@ class Candidate:
         What the metric makes of it; smaller is better.
     run : callable
         Returns its run as the model sees it, always the same one. A search looks at few of them.
+    progress : callable
+        Returns when each rank has done its part, and how much that is: arrays of (s, operations).
     """
 
     options: ScheduleOptions
@@ -43,6 +48,7 @@ class Candidate:
     bound_s: float
     value: float
     run: Callable[[], Simulation]
+    progress: Callable[[], Progress]
 
     @property
     def simulation(self) -> Simulation:
@@ -67,29 +73,39 @@ def shape_of(candidate: Candidate) -> tuple[int, ...]:
 
 
 def speeds_of(candidate: Candidate) -> np.ndarray | None:
+    """Return each place's share of C per second until it has done its part, or None where a rank has none."""
+    if candidate.splits > 1:
+        return None
+    areas = candidate.options.areas
+    places = math.prod(candidate.grid) if areas is None else sum(map(len, areas))
+    ranks = candidate.options.devices or tuple(range(places))
+    ends, flops = (of_all[list(ranks[:places])] for of_all in candidate.progress())
+    if not (ends > 0).all() or not (flops > 0).all():
+        return None
+    speeds: np.ndarray = flops / ends
+    return speeds
+
+
+def progress_of(simulation: Simulation) -> Progress:
     """
-    Return each place's share of C per second of its last task's end, or None where a rank has none.
+    Return the end of each rank's last task, and the operations of its products.
 
     Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
     """
-    if candidate.splits > 1:
-        return None
-    simulation, schedule = candidate.simulation, candidate.schedule
-    areas = candidate.options.areas
-    places = math.prod(schedule.grid) if areas is None else sum(map(len, areas))
-    ranks = candidate.options.devices or tuple(range(places))
-    counted = schedule.tasks["rank"], simulation.end_s
+    schedule = simulation.schedule
+    ranks, ends = schedule.tasks["rank"], simulation.end_s
     if schedule.scheduler == "kblocks":
         products = schedule.tasks["kind"] == Kind.GEMM
-        counted = counted[0][products], counted[1][products]
-    ends = np.zeros(schedule.num_ranks)
-    np.maximum.at(ends, *counted)
-    chosen = list(ranks[:places])
-    end, flops = ends[chosen], products_flops(schedule)[chosen]
-    if not (end > 0).all() or not (flops > 0).all():
-        return None
-    speeds: np.ndarray = flops / end
-    return speeds
+        ranks, ends = ranks[products], ends[products]
+    last = np.zeros(schedule.num_ranks)
+    np.maximum.at(last, ranks, ends)
+    return last, products_flops(schedule)
+
+
+def progress_of_run(run: _native.KBlocksRun) -> Progress:
+    """Return the same of a run in the core."""
+    ends, elements = run.progress()
+    return np.array(ends), 2.0 * np.array(elements)
 
 
 def products_flops(schedule: Schedule) -> np.ndarray:

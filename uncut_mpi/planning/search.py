@@ -28,12 +28,12 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.candidates import Candidate, shape_of
+from uncut_mpi.planning.candidates import Candidate, Progress, progress_of, progress_of_run, shape_of
 from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.schedulers import make_schedule
+from uncut_mpi.planning.schedulers import Made, make_schedule
 from uncut_mpi.planning.simulate import Simulation, Simulations
 from uncut_mpi.planning.tiles import MAX_TASKS
 
@@ -480,7 +480,7 @@ class _Explorer:
         if self._is_known(options, made.options) or not self._spend(len(made.schedule.tasks), room):
             return
         run = _Once(self._simulations.begin(made.schedule))
-        self._begun.append(lambda: self._candidate(options, made.options, made.schedule, run().seconds, run))
+        self._begun.append(lambda: self._candidate_of(options, made, run))
 
     def _begin_kblocks(self, options: ScheduleOptions, room: int, least_room: int) -> None:
         """Begin to make a schedule of `kblocks` and to simulate it; how many tasks it has is known later."""
@@ -497,7 +497,8 @@ class _Explorer:
             if not self._spend(run.num_tasks, max(self._limit - self.spent, least_room)):
                 return None
             simulated = _Once(functools.partial(_simulation, prepared, run, self._machine))
-            return self._candidate(options, prepared.options, prepared, run.seconds, simulated)
+            progress = functools.partial(progress_of_run, run)
+            return self._candidate(options, prepared.options, prepared, run.seconds, simulated, progress)
 
         self._begun.append(settled)
 
@@ -511,8 +512,7 @@ class _Explorer:
             return None
         if not self._spend(len(made.schedule.tasks), room):
             return None
-        run = _Once(self._simulations.begin(made.schedule))
-        return self._candidate(options, made.options, made.schedule, run().seconds, run)
+        return self._candidate_of(options, made, _Once(self._simulations.begin(made.schedule)))
 
     def _is_known(self, options: ScheduleOptions, named: ScheduleOptions) -> bool:
         """Whether the heuristics have chosen what was tried by name."""
@@ -537,6 +537,10 @@ class _Explorer:
         self.spent += tasks
         return True
 
+    def _candidate_of(self, options: ScheduleOptions, made: Made, run: _Once) -> Candidate:
+        progress = functools.partial(progress_of, run())
+        return self._candidate(options, made.options, made.schedule, run().seconds, run, progress)
+
     def _candidate(
         self,
         options: ScheduleOptions,
@@ -544,11 +548,12 @@ class _Explorer:
         made: Schedule | kblocks.Prepared,
         seconds: float,
         run: Callable[[], Simulation],
+        progress: Callable[[], Progress],
     ) -> Candidate:
         if named is not options:
             self._asked[options] = named
         value = seconds if self._metric_name == "time" else self._metric.value(run())
-        return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run)
+        return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
 
     def _settle(self) -> list[Candidate]:
         """
