@@ -79,6 +79,7 @@ std::tuple<int, std::vector<int>, std::vector<Time>> best_chain(const std::vecto
 void bind_uncut_scheduler(nb::module_ &m) {
     nb::class_<Input>(m, "UncutInput", "What the scheduler of the Uncut-GEMMs paper works on.")
         .def(nb::init<>())
+        .def(nb::init<const Input &>())
         .def_rw("m", &Input::m)
         .def_rw("n", &Input::n)
         .def_rw("k", &Input::k)

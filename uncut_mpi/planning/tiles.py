@@ -273,15 +273,9 @@ def _native_input(
     workers: TileWorkers,
     panels: _Panels,
 ) -> _native.UncutInput:
-    given = _native.UncutInput()
-    given.m, given.n, given.k, given.tile = problem.m, problem.n, problem.k, workers.tile
-    given.num_ranks = machine.num_ranks
+    given = _native.UncutInput(_common_input(problem, placement, machine))
+    given.tile = workers.tile
     given.rows, given.cols = workers.grid.rows, workers.grid.cols
-    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
-    given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
-    given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
-    given.set_origins(*(_origin(location, machine.host) for location in (placement.a, placement.b, placement.c)))
-
     given.caching, given.overlap = options.caching, options.overlap
     given.batch = options.batch and options.caching
     given.lazy = _is_lazy(problem, placement, options)
@@ -290,24 +284,49 @@ def _native_input(
     given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
     given.chunks = options.most_chunks
     given.chunks_per_hop = CHUNKS_PER_HOP if options.chunks is None else 0
-    given.serial_copies = machine.serial_copies
     given.compute_lanes = options.compute_lanes if options.overlap else 1
-    given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.min_chunk_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
 
     given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
     given.cell_rank, given.owned = workers.ranks, workers.owned
     given.a_panel, given.b_panel = panels.a_panel, panels.b_panel
     given.c_panel, given.c_staging = panels.c_panel, panels.c_staging
-
     host_shared = Location.host() in (placement.a, placement.b, placement.c)
-    bandwidth = machine.links(sharing=[worker.rank for worker in workers.working()] if host_shared else [])
-    ps_per_byte = np.divide(1000.0, bandwidth, out=np.zeros(bandwidth.shape), where=bandwidth > 0)
-    given.ps_per_byte = ps_per_byte.ravel().tolist()
+    given.ps_per_byte = _ps_per_byte(machine, tuple(worker.rank for worker in workers.working()) if host_shared else ())
+    return given
+
+
+@functools.lru_cache(maxsize=8)  # the same for every schedule that a search tries
+def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.UncutInput:
+    """Return what a problem and a machine say alone."""
+    given = _native.UncutInput()
+    given.m, given.n, given.k, given.num_ranks = problem.m, problem.n, problem.k, machine.num_ranks
+    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
+    given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
+    given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
+    given.set_origins(*(_origin(location, machine.host) for location in (placement.a, placement.b, placement.c)))
+    given.serial_copies = machine.serial_copies
+    given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
     rate = machine.typical_gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
     given.ps_per_flop = (_PS_PER_S / rate).tolist()
+    given.relay_gain = 1.0 / RELAY_GAIN
+    given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
+    given.port_uses = [
+        (number, *link, weight)
+        for number, port in enumerate(machine.ports)
+        for link, weight in zip(port.links, port.weights, strict=True)
+    ]
     return given
+
+
+@functools.lru_cache(maxsize=32)
+def _ps_per_byte(machine: Machine, sharing: tuple[int, ...]) -> list[float]:
+    bandwidth = machine.links(sharing=sharing)
+    table: list[float] = (
+        np.divide(1000.0, bandwidth, out=np.zeros(bandwidth.shape), where=bandwidth > 0).ravel().tolist()
+    )
+    return table
 
 
 def _set_relays(
@@ -316,7 +335,6 @@ def _set_relays(
     """Say how tiles may be relayed; needs the blocks and the tile."""
     if options.caching and options.routing != "origin":
         given.max_hops = options.max_hops
-    given.relay_gain = 1.0 / RELAY_GAIN
     rows, cols = (
         min(given.tile, max(stop - start for start, stop in itertools.pairwise(starts)))
         for starts in (given.row_starts, given.col_starts)
@@ -331,18 +349,6 @@ def _set_relays(
     given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
     given.first_cache = layout.num_buffers()
     given.cache_room = layout.free_bytes(machine)
-    given.port_ps_per_byte, given.port_uses = _ports(machine)
-
-
-@functools.lru_cache(maxsize=8)  # the same for every schedule that a search tries
-def _ports(machine: Machine) -> tuple[list[float], list[tuple[int, int, int, float]]]:
-    """Return each port's picoseconds per byte, and (port, source, destination, weight) of each link that uses one."""
-    uses = [
-        (number, *link, weight)
-        for number, port in enumerate(machine.ports)
-        for link, weight in zip(port.links, port.weights, strict=True)
-    ]
-    return [1000.0 / port.expected_gb_per_s for port in machine.ports], uses
 
 
 def _origin(location: Location, host: int) -> tuple[int, int]:
