@@ -36,7 +36,6 @@ could begin at one time.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -108,39 +107,13 @@ def schedule(
     CapacityError
         If a rank has too little device memory for its panels.
     """
-    made = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
+    planner = Planner(problem, placement, num_ranks, machine)
+    made = planner.prepare(options, most_tasks=most_tasks)
     try:
         return made.schedule(), made.options
     except CapacityError:  # with fewer panels, if it fits so
-        made = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks, aligns=False)
+        made = planner.prepare(options, most_tasks=most_tasks, aligns=False)
         return made.schedule(), made.options
-
-
-def prepare(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-    aligns: bool = True,
-) -> Prepared:
-    """
-    Return what `schedule` makes a schedule of, so that it can be made elsewhere, or not at all.
-
-    Pure and deterministic. Parameters and errors are those of `schedule`, but for CapacityError.
-
-    Parameters
-    ----------
-    aligns : bool, optional
-        Whether ranks may take panels for what they hold, so that their products are aligned.
-    """
-    placement.check_ranks(num_ranks)
-    machine.check_ranks(num_ranks)
-    if not problem.has_product:
-        raise PlanError("kblocks schedules products; C is only scaled here")
-    return Prepared(problem, placement, machine, options, most_tasks, aligns=aligns)
 
 
 def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
@@ -230,47 +203,85 @@ class _Cut:
         return cls(partition, places, not any(extent % step for extent in extents))
 
 
-def _cut(problem: GemmProblem, placement: Placement, num_places: int, options: ScheduleOptions) -> _Cut:
-    if options.areas is None:
-        grid = choose_grid(placement, num_places, options)
+class Planner:
+    """
+    Prepares schedules of one problem, which have much in common; a search asks for hundreds.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `schedule`.
+
+    Raises
+    ------
+    ParamError, PlanError
+        What `schedule` raises whatever the options.
+    """
+
+    def __init__(self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine) -> None:
+        placement.check_ranks(num_ranks)
+        machine.check_ranks(num_ranks)
+        if not problem.has_product:
+            raise PlanError("kblocks schedules products; C is only scaled here")
+        self.problem, self.placement, self.machine = problem, placement, machine
+        self.room = room_for_panels(num_ranks, problem, placement, machine)
+        self.given = self._common_input()
+        shape = machine.gemm_shape.get(problem.dtype.name)
+        self.aligns = shape is not None and shape.misaligned > 0
+        # Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns.
+        self.whole = placement.b.space == "host" and problem.trans_b == "N"
+        self._cuts: dict[tuple[object, ...], _Cut] = {}
+
+    def prepare(self, options: ScheduleOptions, *, most_tasks: int = MAX_TASKS, aligns: bool = True) -> Prepared:
+        """
+        Return what `schedule` makes a schedule of, so that it can be made elsewhere, or not at all.
+
+        Pure and deterministic. Errors are those of `schedule`, but for CapacityError.
+
+        Parameters
+        ----------
+        options, most_tasks
+            As for `schedule`.
+        aligns : bool, optional
+            Whether ranks may take panels for what they hold, so that their products are aligned.
+        """
+        return Prepared(self, options, most_tasks, aligns=aligns and self.aligns)
+
+    def cut(self, num_places: int, options: ScheduleOptions) -> _Cut:
+        """Return how C is cut among so many ranks."""
         shares = (None if one is None else tuple(one) for one in (options.row_shares, options.col_shares))
-        return _on_grid(problem, grid, *shares)
-    named = sum(map(len, options.areas))
-    if named != num_places:
-        parts = f" each of the {options.blocking.splits} parts of k" if options.blocking.splits > 1 else ""
-        raise ParamError(f"areas names {named} ranks, {num_places} compute{parts}: name an area for each")
-    return _in_areas(problem, tuple(map(tuple, options.areas)))
+        areas = None if options.areas is None else tuple(map(tuple, options.areas))
+        key = (num_places, options.grid, *shares, areas)
+        if key not in self._cuts:
+            self._cuts[key] = _Cut.of(self.problem, self._partition(num_places, options))
+        return self._cuts[key]
 
+    def _partition(self, num_places: int, options: ScheduleOptions) -> Partition:
+        if options.areas is None:
+            grid = choose_grid(self.placement, num_places, options)
+            return Partition.of_grid(self.problem, grid, options.row_shares, options.col_shares)
+        named = sum(map(len, options.areas))
+        if named != num_places:
+            parts = f" each of the {options.blocking.splits} parts of k" if options.blocking.splits > 1 else ""
+            raise ParamError(f"areas names {named} ranks, {num_places} compute{parts}: name an area for each")
+        return Partition.of_areas(self.problem, options.areas)
 
-# A search asks for the same ones with many blockings.
-@functools.lru_cache(maxsize=128)
-def _on_grid(
-    problem: GemmProblem, grid: ProcessGrid, rows: tuple[float, ...] | None, cols: tuple[float, ...] | None
-) -> _Cut:
-    return _Cut.of(problem, Partition.of_grid(problem, grid, rows, cols))
-
-
-@functools.lru_cache(maxsize=128)
-def _in_areas(problem: GemmProblem, areas: tuple[tuple[float, ...], ...]) -> _Cut:
-    return _Cut.of(problem, Partition.of_areas(problem, areas))
-
-
-@functools.lru_cache(maxsize=8)
-def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.KBlocksInput:
-    """Return what the tasks of all schedules of a problem are made of."""
-    given, dtype = _native.KBlocksInput(), problem.dtype
-    given.num_ranks, given.serial_copies = machine.num_ranks, machine.serial_copies
-    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
-    given.reads_c, given.half = problem.reads_c, dtype.is_half
-    given.dtype, given.accumulator = dtype, dtype.accumulator
-    given.itemsize, given.accumulator_itemsize = dtype.itemsize, dtype.accumulator.itemsize
-    given.most_summands = MOST_SUMMANDS
-    given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
-    given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
-    given.set_buffers(user_table(problem, placement))
-    for matrix, location in zip((Matrix.A, Matrix.B, Matrix.C), (placement.a, placement.b, placement.c), strict=True):
-        given.set_origin(matrix, location.space == "host", -1 if location.rank is None else location.rank)
-    return given
+    def _common_input(self) -> _native.KBlocksInput:
+        """Return what the tasks of all schedules are made of."""
+        problem, placement, machine = self.problem, self.placement, self.machine
+        given, dtype = _native.KBlocksInput(), problem.dtype
+        given.num_ranks, given.serial_copies = machine.num_ranks, machine.serial_copies
+        given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
+        given.reads_c, given.half = problem.reads_c, dtype.is_half
+        given.dtype, given.accumulator = dtype, dtype.accumulator
+        given.itemsize, given.accumulator_itemsize = dtype.itemsize, dtype.accumulator.itemsize
+        given.most_summands, given.min_slice_bytes = MOST_SUMMANDS, MIN_SLICE_BYTES
+        given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
+        given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
+        given.set_buffers(user_table(problem, placement))
+        for matrix, at in zip((Matrix.A, Matrix.B, Matrix.C), (placement.a, placement.b, placement.c), strict=True):
+            given.set_origin(matrix, at.space == "host", -1 if at.rank is None else at.rank)
+        return given
 
 
 class Prepared:
@@ -291,54 +302,48 @@ class Prepared:
 
     tile = 0
 
-    def __init__(
-        self,
-        problem: GemmProblem,
-        placement: Placement,
-        machine: Machine,
-        options: ScheduleOptions,
-        most_tasks: int,
-        *,
-        aligns: bool = True,
-    ) -> None:
-        devices = options.computing_ranks(machine.num_ranks)
+    def __init__(self, planner: Planner, options: ScheduleOptions, most_tasks: int, *, aligns: bool) -> None:
+        problem, placement = planner.problem, planner.placement
+        devices = options.computing_ranks(planner.machine.num_ranks)
         how = choose(problem, placement, len(devices), options)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
-        self._problem, self._placement, self._machine, self.how = problem, placement, machine, how
-        self._aligns = aligns
-        self._first_away = max(0, count_blocks(how.columns) - how.away)  # column block combined where it is computed
-        self._at_owner = how.combine == "owner" and placement.c.space == "device" and self._first_away > 0
-        self._cut = _cut(problem, placement, len(devices) // how.splits, options)
-        self.partition = self._cut.partition
-        self._on_grid = options.areas is None
+        self._planner, self._how = planner, how
+        cut = planner.cut(len(devices) // how.splits, options)
+        self._partition, self._on_grid = cut.partition, options.areas is None
         # Parts of k that have any come first.
         self._k_starts = block_starts(problem.k, min(how.splits, problem.k))
         self.splits = len(self._k_starts) - 1
         self._combines = forms_sums(problem, self.splits)
+        first_away = max(0, count_blocks(how.columns) - how.away)  # column block combined where it is computed
+        self._at_owner = how.combine == "owner" and placement.c.space == "device" and first_away > 0
 
-        self._given = _native.KBlocksInput(_common_input(problem, placement, machine))
-        given = self._given
-        given.combines, given.at_owner, given.first_away = self._combines, self._at_owner, self._first_away
-        given.earliest, given.min_slice_bytes = how.delivery == "earliest", MIN_SLICE_BYTES
+        self._given = given = _native.KBlocksInput(planner.given)
+        given.combines, given.at_owner, given.first_away = self._combines, self._at_owner, first_away
+        given.earliest = how.delivery == "earliest"
         given.row_blocks, given.column_blocks = how.rows, how.columns
         given.first_block, given.product_lanes = how.first, how.lanes
         given.k_starts = self._k_starts
-        steps = sum(given.add_steps(blocking_of(stop - start, how, whole=self._whole)) for start, stop in self._parts)
+        steps = sum(given.add_steps(blocking_of(stop - start, how, whole=planner.whole)) for start, stop in self._parts)
         self._check_size(steps, most_tasks)
-        given.set_places(self._cut.places, devices)
-        self._align()
-        self.grid = self.partition.shape
-        self.options = changed(options, grid=self.grid if options.areas is None else None, blocking=how)
+        given.set_places(cut.places, devices)
+        if aligns:
+            self._align(cut)
+        self.grid = cut.partition.shape
+        grid = self.grid if self._on_grid else None
+        known = how is options.blocking and grid == options.grid
+        self.options = options if known else changed(options, grid=grid, blocking=how)
 
     def schedule(self) -> Schedule:
         """Return the schedule, once; raise CapacityError if a rank has too little device memory for its panels."""
-        check_capacity(self._given.lay_out(), *self._whose)
+        planner = self._planner
+        whose = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
+        check_capacity(self._given.lay_out(), *whose)
         return self._schedule(_native.schedule_kblocks(self._given))
 
     def run(self, most_tasks: int) -> _native.KBlocksRun:
         """Return what the core makes the schedule and its simulation of, if it has no more than so many tasks."""
-        return _native.KBlocksRun(self._given, room_for_panels(*self._whose), most_tasks)
+        return _native.KBlocksRun(self._given, self._planner.room, most_tasks)
 
     def schedule_of(self, run: _native.KBlocksRun) -> Schedule:
         """Return the schedule of such a run, when it is made."""
@@ -347,9 +352,9 @@ class Prepared:
     def _schedule(self, tables: tuple[np.ndarray, ...]) -> Schedule:
         *native, buffers = tables
         return Schedule(
-            num_ranks=self._machine.num_ranks,
-            problem=self._problem,
-            placement=self._placement,
+            num_ranks=self._planner.machine.num_ranks,
+            problem=self._planner.problem,
+            placement=self._planner.placement,
             scheduler="kblocks",
             grid=self.grid,
             splits=self.splits,
@@ -359,42 +364,32 @@ class Prepared:
         )
 
     @property
-    def _whose(self) -> tuple[int, GemmProblem, Placement, Machine]:
-        return self._machine.num_ranks, self._problem, self._placement, self._machine
-
-    @property
     def _parts(self) -> Iterator[tuple[int, int]]:
         """Where each part of k starts and ends."""
         return itertools.pairwise(self._k_starts)
 
-    def _align(self) -> None:
+    def _align(self, cut: _Cut) -> None:
         """Say what ranks do about columns that are not aligned."""
-        step, shape = elements_aligned(self._problem), self._machine.gemm_shape.get(self._problem.dtype.name)
-        even = self._cut.is_even and not any(start % step for start in self._k_starts)
-        if even or not self._aligns or shape is None or shape.misaligned == 0:
+        step = elements_aligned(self._planner.problem)
+        if cut.is_even and not any(start % step for start in self._k_starts):
             return
         for at, (rows, cols, ranks) in enumerate(self._given.places):
             for split, (rank, (start, stop)) in enumerate(zip(ranks, self._parts, strict=True)):
                 how = self._alignment(rank, range(*rows), range(*cols), range(start, stop))
                 self._given.align(at, split, Matrix.A in how.copied, Matrix.B in how.copied, how.apart, how.k_step)
 
-    @property
-    def _whole(self) -> bool:
-        """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
-        return self._placement.b.space == "host" and self._problem.trans_b == "N"
-
     def _moves(self, extent: int) -> Steps:
         """Return the steps of a part of k."""
-        return moves(extent, self.how, whole=self._whole)
+        return moves(extent, self._how, whole=self._planner.whole)
 
     def _check_size(self, steps: int, most_tasks: int) -> None:
         """Refuse what surely has too many tasks before any of it is made."""
-        rows, cols, splits = len(self.partition.places), self.partition.shape[1], self.splits
+        rows, cols, splits = len(self._partition.places), self._partition.shape[1], self.splits
         if steps * rows * cols * (rows + cols + splits) <= most_tasks:
             return  # far from it: counting takes as long as making few
         tasks = self._least_tasks()
         if tasks > most_tasks:
-            problem, (height, width) = self._problem, self.partition.shape
+            problem, (height, width) = self._planner.problem, self._partition.shape
             raise PlanError(
                 f"kblocks on {height}x{width} ranks, k split {splits} times, makes at least {tasks} tasks of "
                 f"{problem.m}×{problem.n}×{problem.k}, the limit is {most_tasks}: ask for larger k-blocks, another "
@@ -403,8 +398,8 @@ class Prepared:
 
     def _least_tasks(self) -> int:
         """Return how many tasks there are at least: the copies of A and B, products, and partial sums to add up."""
-        problem, step = self._problem, elements_aligned(self._problem)
-        partition = self.partition
+        problem, step = self._planner.problem, elements_aligned(self._planner.problem)
+        partition = self._partition
         # How many bands of a height are computed by so many ranks, columns of a width by so many.
         bands = Counter(
             (stop - start, sum(place >= 0 for place in band))
@@ -413,17 +408,17 @@ class Prepared:
         in_column = Counter((cols.start, len(cols)) for rows, cols in partition.blocks if rows and cols)
         columns = Counter((width, ranks) for (_, width), ranks in in_column.items())
         # The owner of a matrix fetches none of it, and may multiply all of k at once.
-        home = {name: getattr(self._placement, name).space == "device" for name in "abc"}
-        starts_of = {width: block_edges(width, self.how.columns, step) for width, _ in columns}
+        home = {name: getattr(self._planner.placement, name).space == "device" for name in "abc"}
+        starts_of = {width: block_edges(width, self._how.columns, step) for width, _ in columns}
         # Where ranks beside each other are cut at other rows a band may have rows of some row blocks alone.
-        heights = {height: block_edges(height, self.how.rows, step) for height, _ in bands} if self._on_grid else {}
+        heights = {height: block_edges(height, self._how.rows, step) for height, _ in bands} if self._on_grid else {}
         shortest = min((len(rows) for rows, cols in partition.blocks if rows and cols), default=0)
-        edges = block_edges(shortest, self.how.rows, step)
+        edges = block_edges(shortest, self._how.rows, step)
         tasks = 0
         for move, splits in Counter(move for start, stop in self._parts for move in self._moves(stop - start)).items():
             inner = move.k_stop - move.k_start
             if move.step == Step.FETCH_A:
-                for (height, ranks), groups in bands.items() if self._on_grid or self.how.rows == 1 else ():
+                for (height, ranks), groups in bands.items() if self._on_grid or self._how.rows == 1 else ():
                     part = heights[height][move.bottom] - heights[height][move.top] if heights else height
                     stored = inner if problem.trans_a == "N" else part
                     copies = self._copies_of_piece(Matrix.A, ranks - home["a"], stored, part * inner)
@@ -455,18 +450,20 @@ class Prepared:
         """Return how many copies bring a piece of A or B to all that take it, as the tasks are made."""
         if takers <= 0 or elements == 0:
             return 0
-        whole = self._machine.serial_copies or self.how.delivery == "earliest"
+        whole = self._planner.machine.serial_copies or self._how.delivery == "earliest"
         if whole and self._location(matrix).space == "device":
             return takers
-        slices = elements * self._problem.dtype.itemsize // MIN_SLICE_BYTES
+        slices = elements * self._planner.problem.dtype.itemsize // MIN_SLICE_BYTES
         return takers * max(1, min(takers, columns, slices))
 
     def _location(self, matrix: Matrix) -> Location:
-        return (self._placement.a, self._placement.b, self._placement.c)[matrix]
+        return (self._planner.placement.a, self._planner.placement.b, self._planner.placement.c)[matrix]
 
     def _alignment(self, rank: int, rows: range, cols: range, inner: range) -> Alignment:
         """Return what this rank does about columns that are not aligned."""
         homes = [matrix for matrix in (Matrix.A, Matrix.B, Matrix.C) if self._location(matrix) == Location.device(rank)]
         steps = self._moves(len(inner))
         part = (rows, cols, inner)
-        return choose_alignment(self._problem, self._machine, rank, part, homes, steps, may_sum_apart=self._combines)
+        return choose_alignment(
+            self._planner.problem, self._planner.machine, rank, part, homes, steps, may_sum_apart=self._combines
+        )

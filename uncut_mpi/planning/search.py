@@ -484,7 +484,7 @@ class _Explorer:
 
     def _begin_kblocks(self, options: ScheduleOptions, room: int, least_room: int) -> None:
         """Begin to make a schedule of `kblocks` and to simulate it; how many tasks it has is known later."""
-        prepared = kblocks.prepare(*self._about, options, most_tasks=room)
+        prepared = self._of_kblocks.prepare(options, most_tasks=room)
         if self._is_known(options, prepared.options):
             return
         run = prepared.run(room)
@@ -573,6 +573,10 @@ class _Explorer:
             self._candidates[candidate.options] = candidate
             self._least = min(self._least, candidate.value)
         return settled
+
+    @functools.cached_property
+    def _of_kblocks(self) -> kblocks.Planner:
+        return kblocks.Planner(*self._about)
 
     @functools.cached_property
     def _whole_bound(self) -> float:
