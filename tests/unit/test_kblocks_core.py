@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from uncut_mpi import _native
+from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
@@ -21,6 +23,7 @@ from uncut_mpi.planning.blocking import blocking_of
 from uncut_mpi.planning.layout import user_table
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.simulate import Simulations, simulate
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_kblocks_digests.json"
 COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "owner", 0)
@@ -215,3 +218,75 @@ def test_what_leaves_nothing_open_is_complete() -> None:
     for one in dataclasses.fields(Blocking):
         left_out = dataclasses.replace(COMPLETE, **{one.name: one.default})
         assert left_out.is_complete == (one.name == "away"), one.name
+
+
+# -- made and simulated at once --------------------------------------------------------------------
+
+
+def prepared() -> tuple[Machine, kblocks.Prepared, Schedule]:
+    """Return what a schedule is made of, and the schedule."""
+    machine, place = load_machine("h200-4x"), Placement.parse("0,0,0")
+    problem = GemmProblem(3000, 2000, 4000, DType.f64)
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2))
+    planner = kblocks.Planner(problem, place, 4, machine)
+    return machine, planner.prepare(options), planner.prepare(options).schedule()
+
+
+def test_a_run_is_the_schedule_and_its_simulation() -> None:
+    machine, made, schedule = prepared()
+    count = len(schedule.tasks)
+    wanted = simulate(schedule, machine)
+    with Simulations(machine) as simulations:
+        runs = [made.run(most) for most in (count, count - 1, 10**6)]
+        waits = [simulations.begin_kblocks(run, DType.f64) for run in runs]
+        for wait in waits[::-1]:
+            wait()
+        with pytest.raises(ParamError, match="wait for it once"):
+            waits[0]()
+    for run in (runs[0], runs[2]):
+        assert (run.fits, run.num_tasks, run.seconds) == (True, count, wanted.seconds)
+        assert made.schedule_of(run).digest() == schedule.digest()
+        assert all((one == other).all() for one, other in zip(run.times(), (wanted.start_s, wanted.end_s), strict=True))
+        ends, elements = run.progress()
+        assert sum(elements) == 3000 * 2000 * 4000
+        assert max(ends) <= run.seconds
+    assert (runs[1].fits, runs[1].num_tasks, runs[1].seconds) == (True, count, 0.0)  # too many tasks
+    assert len(runs[1].times()[0]) == 0
+    with pytest.raises(ParamError, match="is over"):
+        simulations.begin_kblocks(made.run(count), DType.f64)
+
+
+def test_a_run_without_room_is_only_said_to_be_so() -> None:
+    machine, made, _ = prepared()
+    machine = dataclasses.replace(machine, memory_bytes=np.full(4, 3 * 10**8))
+    small = kblocks.Planner(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("0,0,0"), 4, machine)
+    with Simulations(machine) as simulations:
+        run = small.prepare(made.options).run(10**6)
+        simulations.begin_kblocks(run, DType.f64)()
+        assert (run.fits, run.num_tasks, run.seconds) == (True, len(made.schedule().tasks), run.times()[1].max())
+        machine = dataclasses.replace(machine, memory_bytes=np.full(4, 10**7))
+        smaller = kblocks.Planner(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("3,3,3"), 4, machine)
+        run = smaller.prepare(made.options).run(10**6)
+        simulations.begin_kblocks(run, DType.f64)()
+        assert (run.fits, run.num_tasks, run.seconds) == (False, 0, 0.0)
+
+
+def test_what_cannot_be_simulated_is_refused_when_it_is_waited_for() -> None:
+    machine, made, _ = prepared()
+    alone = Machine.uniform(1, gemm_tflop_per_s={"f64": 1.0})
+    with Simulations(alone) as simulations:
+        wait = simulations.begin_kblocks(made.run(10**6), DType.f64)
+        with pytest.raises(TopologyError, match="cannot be simulated"):
+            wait()
+        with pytest.raises(TopologyError, match="no GEMM rate"):
+            simulations.begin_kblocks(made.run(10**6), DType.f16)
+    assert machine.num_ranks == 4
+
+
+def test_a_run_is_made_of_input_that_fits_together() -> None:
+    with pytest.raises(ValueError, match=r"(there (is|are)|have|has|are) "):
+        _native.KBlocksRun(given(), [10**9, 10**9], 1000)
+    made = given()
+    finished(made)
+    with pytest.raises(ValueError, match="not laid out yet"):
+        _native.KBlocksRun(made, [10**9, 10**9], 1000)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.helpers.random_kblocks import slow_where_misaligned
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.datasets import uncut_irregular
@@ -19,7 +22,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import search as search_module
-from uncut_mpi.planning.candidates import products_flops
+from uncut_mpi.planning.candidates import products_flops, progress_of
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_energy_j, working_ranks
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
@@ -54,6 +57,47 @@ def test_the_choice_is_the_best_simulated_and_no_worse_than_the_heuristics() -> 
         assert result.best.predicted_s == again.seconds
         made = plan(cube(6000), Placement.parse(place), 4, machine, result.best.options).schedule
         assert made.digest() == result.best.schedule.digest()
+
+
+@pytest.mark.parametrize("options", [None, ScheduleOptions(metric="edp"), ScheduleOptions(scheduler="kblocks")])
+def test_what_is_said_of_a_candidate_is_what_its_schedule_says(options: ScheduleOptions | None) -> None:
+    machine = load_machine("h200-4x")
+    result = find(cube(3000), "0,1,2", machine, options=options)
+    assert result.tasks_simulated == sum(len(one.schedule.tasks) for one in result.candidates)
+    for one in result.candidates[::10]:
+        schedule = one.schedule
+        assert (one.grid, one.splits, one.tile) == (schedule.grid, schedule.splits, schedule.tile)
+        assert one.simulation is one.simulation
+        assert one.predicted_s == simulate(schedule, machine).seconds
+        for found, told in zip(one.progress(), progress_of(one.simulation), strict=True):
+            assert (found == told).all()
+
+
+def test_a_device_with_little_memory_does_without_panels_for_what_it_holds() -> None:
+    # Columns of A and B are not aligned, so that their owner would copy both.
+    problem, extent = cube(999), 999 * 999 * 8
+    roomy = slow_where_misaligned(Machine.uniform(2))
+    options = ScheduleOptions(scheduler="kblocks", devices=(0, 1), blocking=Blocking(combine="worker"))
+    copied = find(problem, "0,0,1", roomy, options=options).best.schedule.softbuf_bytes()[0]
+    without = find(problem, "0,0,1", Machine.uniform(2), options=options).best.schedule.softbuf_bytes()[0]
+    assert without < copied
+    tight = dataclasses.replace(roomy, memory_bytes=np.array([2 * extent + copied - 1, 10**9]))
+    found = find(problem, "0,0,1", tight, options=options).candidates
+    assert len(found) > 10
+    assert max(one.schedule.softbuf_bytes()[0] for one in found) < copied
+
+
+def test_nothing_of_a_search_outlives_its_result() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for metric in ("time", "edp"):
+            result = find(cube(2048), "0,0,0", load_machine("h200-4x"), options=ScheduleOptions(metric=metric))
+            tried = [weakref.ref(one.simulation.schedule.tasks) for one in result.candidates[:20]]
+            del result
+            assert not any(one() is not None for one in tried)
+    finally:
+        gc.enable()
 
 
 def test_equal_inputs_give_equal_choices() -> None:
