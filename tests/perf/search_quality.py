@@ -18,7 +18,8 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.search import DEFAULT_BUDGET_TASKS, search
+from uncut_mpi.planning.evaluation import DEFAULT_BUDGET_TASKS
+from uncut_mpi.planning.search import search
 
 UNLIMITED = 10**7
 

@@ -19,7 +19,8 @@ from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import duplex_ports
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import ranks, search
+from uncut_mpi.planning import evaluation, ranks, search
+from uncut_mpi.planning.dimensions import Dimensions
 from uncut_mpi.planning.kblocks import choose_grid
 from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
@@ -61,13 +62,14 @@ def test_the_choice_is_no_worse_than_the_rules_of_any_scheduler(num_ranks: int, 
 
 
 def test_rules_are_tried_when_nothing_is_left_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "default_budget", lambda num_ranks: 5_000)
+    for module in (search, evaluation):
+        monkeypatch.setattr(module, "default_budget", lambda num_ranks: 5_000)
     found = search.search(cube(8192), Placement.parse("h,h,h"), 8, load_machine("karolina-8xa100"))
     assert {one.options.scheduler for one in found.candidates} == {"uncut", "kblocks", "cyclic"}
 
 
 def test_budgets_grow_with_the_ranks() -> None:
-    assert [search.default_budget(count) for count in (1, 4, 8, 16, 1024)] == [
+    assert [evaluation.default_budget(count) for count in (1, 4, 8, 16, 1024)] == [
         80_000,
         80_000,
         80_000,
@@ -79,11 +81,12 @@ def test_budgets_grow_with_the_ranks() -> None:
 def test_few_numbers_of_ranks_are_tried_of_many() -> None:
     for count, most in ((12, 12), (64, 15), (1000, 20)):
         machine = Machine.uniform(count)
-        explorer = search._Explorer(cube(100), Placement.parse("h,h,h"), count, machine, 1, 0, tries_rules=True)
-        assert explorer._dimensions.counts[0] == count
-        assert explorer._dimensions.counts[-1] == 1
-        assert len(explorer._dimensions.counts) <= most
-        assert all(a > b for a, b in itertools.pairwise(explorer._dimensions.counts))
+        about = (cube(100), Placement.parse("h,h,h"), count, machine)
+        counts = Dimensions(*about, evaluation.Evaluation(*about, limit=1)).counts
+        assert counts[0] == count
+        assert counts[-1] == 1
+        assert len(counts) <= most
+        assert all(a > b for a, b in itertools.pairwise(counts))
 
 
 def test_rows_of_kblocks_between_host_matrices_hold_few_ranks() -> None:

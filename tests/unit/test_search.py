@@ -21,8 +21,9 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import search as search_module
+from uncut_mpi.planning import evaluation
 from uncut_mpi.planning.candidates import products_flops, progress_of
+from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_energy_j, working_ranks
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
@@ -280,22 +281,21 @@ def test_a_scheduler_that_begins_badly_gets_what_is_left() -> None:
 
 
 def test_nothing_is_planned_for_long_that_the_budget_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = longest = 0
-    make_schedule = search_module.make_schedule
+    planned = 0
+    make_schedule, prepare = evaluation.make_schedule, Planner.prepare
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal refused, longest
-        refused += 1
-        longest = max(longest, refused)
-        made = make_schedule(*arguments, **options)  # raises where there is no room
-        refused = 0
-        return made
+        nonlocal planned
+        planned += 1
+        return (prepare if isinstance(arguments[0], Planner) else make_schedule)(*arguments, **options)
 
-    monkeypatch.setattr(search_module, "make_schedule", counted)
+    monkeypatch.setattr(evaluation, "make_schedule", counted)
+    monkeypatch.setattr(Planner, "prepare", counted)
     found = search(cube(8192), Placement.parse("0,0,0"), 8, load_machine("karolina-8xa100"), budget_tasks=9_000)
     assert found.tasks_simulated <= 9_000
     assert found.discarded > 100  # most of them without being planned
-    assert longest <= 3 * search_module._MOST_TOO_LARGE  # once in the sketches and for each scheduler
+    # Once in the sketches and for each scheduler.
+    assert planned - len(found.candidates) <= 3 * evaluation._MOST_TOO_LARGE
 
 
 def test_owners_stand_where_their_pieces_go_out_soonest() -> None:

@@ -11,6 +11,7 @@ import uncut_mpi
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import (
     BLOCK_ORDERS,
@@ -22,7 +23,6 @@ from uncut_mpi.planning.options import (
     ROUTINGS,
     SCHEDULERS,
 )
-from uncut_mpi.planning.search import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")

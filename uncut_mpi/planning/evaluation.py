@@ -1,0 +1,295 @@
+"""
+What a search has tried: schedules made and simulated, their values by a metric, and the budget that they took.
+
+Schedules of `kblocks`, most of those that a search tries, are made and simulated in the core, beside the search; Python
+sees their tables only where somebody asks for them. They are begun in batches, and a batch is judged by what was known
+before it, so that the pace of the simulations changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.errors import CapacityError, PlanError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.candidates import Candidate, Progress, progress_of, progress_of_run
+from uncut_mpi.planning.metrics import metric_of
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedulers import Made, make_schedule
+from uncut_mpi.planning.simulate import Simulation, Simulations
+from uncut_mpi.planning.tiles import MAX_TASKS
+
+DEFAULT_BUDGET_TASKS: Final = 80_000
+"""Simulated tasks of a search on up to 8 ranks, where it takes 20 to 130 ms."""
+
+BUDGET_TASKS_PER_RANK: Final = 5_000
+"""The same on more ranks, for each of them."""
+
+_MOST_TOO_LARGE: Final = 8
+"""After so many schedules in a row for which the budget has no room there are hardly any that it has room for."""
+
+
+def default_budget(num_ranks: int) -> int:
+    """Return how many tasks a search simulates at most where nobody says."""
+    return max(DEFAULT_BUDGET_TASKS, BUDGET_TASKS_PER_RANK * num_ranks)
+
+
+class Evaluation:
+    """
+    The candidates of one search. A context manager, which ends the core's thread.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine, issuing_threads
+        As for `uncut_mpi.planning.search.search`.
+    limit : int
+        Tasks to simulate at most.
+
+    Attributes
+    ----------
+    tried : list of Candidate
+        What was simulated, in the order in which it was begun.
+    least : float
+        The best value.
+    limit, spent : int
+        Tasks to simulate at most, and what was.
+    discarded : int
+        Candidates not simulated: their bound or their size spoke against them.
+    """
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        placement: Placement,
+        num_ranks: int,
+        machine: Machine,
+        *,
+        limit: int,
+        issuing_threads: int = 0,
+    ) -> None:
+        self._problem, self._num_ranks, self._machine = problem, num_ranks, machine
+        self._about = (problem, placement, num_ranks, machine)
+        self._simulations = Simulations(machine, issuing_threads=issuing_threads)
+        self._metric_name, self._metric = "time", metric_of("time", machine)
+        self._seen: set[ScheduleOptions] = set()
+        self._known: dict[ScheduleOptions, Candidate] = {}
+        self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
+        self._by_name: dict[ScheduleOptions, Candidate] = {}
+        self._bounds: dict[tuple[int, ...], float] = {}
+        self._begun: list[Callable[[], Candidate | None]] = []
+        self._too_large = 0
+        self.tried: list[Candidate] = []
+        self.least = np.inf
+        self.limit = limit
+        self.spent = self.discarded = 0
+
+    def __enter__(self) -> Evaluation:
+        self._simulations.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._simulations.__exit__()
+
+    def allow(self, limit: int) -> None:
+        """Set how many tasks are simulated at most, of another part of the search."""
+        self.limit, self._too_large = limit, 0
+
+    def turn_to(self, metric: str, limit: int) -> None:
+        """Begin anew for another metric, with more budget; what was simulated costs nothing again."""
+        self._metric_name, self._metric = metric, metric_of(metric, self._machine)
+        self.allow(limit)
+        before = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
+        by_name = {one.options: one for one in before}
+        self._known = {asked: by_name[named] for asked, named in self._asked.items()} | by_name
+        self._seen, self._by_name, self.least, self.tried = set(), {}, np.inf, []
+
+    @property
+    def all_tried(self) -> list[Candidate]:
+        """What was tried for the last metric, then what else was tried for the one before, each with its value."""
+        found = {one.options: one for one in (*self.tried, *self._known.values())}
+        return list(found.values())
+
+    def found(self, options: ScheduleOptions) -> Candidate | None:
+        """Return the candidate of some options, None if there is none."""
+        self.settle()
+        return self._by_name.get(options)
+
+    def bound_s(self, options: ScheduleOptions) -> float:
+        """Return what no schedule on the ranks of some options can beat (s)."""
+        ranks = options.devices or tuple(range(self._num_ranks))
+        if ranks not in self._bounds:
+            # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
+            rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
+            self._bounds[ranks] = max(self._whole_bound_s, self._problem.flops / rate)
+        return self._bounds[ranks]
+
+    @functools.cached_property
+    def _whole_bound_s(self) -> float:
+        problem, placement, _, machine = self._about
+        return bound(problem, placement, machine).seconds
+
+    def begin(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> None:
+        """
+        Begin to simulate a schedule, if it may be better and the budget has room for it; `settle` has the results.
+
+        Parameters
+        ----------
+        options : ScheduleOptions
+            What to try; what was tried before is not begun again.
+        must : bool, optional
+            Whether it is simulated whatever it takes; PlanError or CapacityError if it cannot be planned.
+        always : bool, optional
+            Whether it may have as many tasks as the whole of a default budget, whatever was spent.
+        """
+        before = len(self._seen)
+        self._seen.add(options)
+        if len(self._seen) == before:
+            return
+        known = self._known.get(options) if self._known else None
+        if known is not None:
+            if known.options == options or known.options not in self._seen:
+                self._seen.add(known.options)
+                self._begun.append(lambda: known)
+            return
+        least_room = MAX_TASKS if must else default_budget(self._num_ranks) if always else 0
+        room = max(least_room, self.limit - self.spent if self._too_large < _MOST_TOO_LARGE else 0)
+        if not must and (room <= 0 or (self._metric_name == "time" and self.bound_s(options) >= self.least)):
+            self.discarded += 1
+            return
+        try:
+            # What there is no room for is given up on the way.
+            if options.scheduler == "kblocks" and not must:
+                self._begin_in_core(options, room, least_room)
+            else:
+                self._begin_here(options, room)
+        except (PlanError, CapacityError) as error:
+            if must:
+                raise
+            self.discarded += 1
+            self._too_large += isinstance(error, PlanError)
+
+    def settle(self) -> list[Candidate]:
+        """Return what was begun and there was room for, in that order, when all of it is simulated."""
+        begun, self._begun = self._begun, []
+        settled = [candidate for candidate in (one() for one in begun) if candidate is not None]
+        for candidate in settled:
+            self.tried.append(candidate)
+            self._by_name[candidate.options] = candidate
+            self.least = min(self.least, candidate.value)
+        return settled
+
+    # -- making and simulating ---------------------------------------------------------------
+
+    def _begin_here(self, options: ScheduleOptions, room: int) -> None:
+        made = make_schedule(*self._about, options, most_tasks=room)
+        if self._is_known(options, made.options) or not self._spend(len(made.schedule.tasks), room):
+            return
+        run = _Once(self._simulations.begin(made.schedule))
+        self._begun.append(lambda: self._candidate_of(options, made, run))
+
+    def _begin_in_core(self, options: ScheduleOptions, room: int, least_room: int) -> None:
+        """Begin a schedule of `kblocks`; how many tasks it has is known when it is settled."""
+        prepared = self._of_kblocks.prepare(options, most_tasks=room)
+        if self._is_known(options, prepared.options):
+            return
+        run = prepared.run(room)
+        wait = self._simulations.begin_kblocks(run, self._problem.dtype)
+
+        def settled() -> Candidate | None:
+            wait()
+            room_left = max(self.limit - self.spent, least_room)
+            if not run.fits:
+                return self._with_fewer_panels(options, room_left)
+            if not self._spend(run.num_tasks, room_left):
+                return None
+            simulated = _Once(functools.partial(_simulation_of, prepared, run, self._machine))
+            progress = functools.partial(progress_of_run, run)
+            return self._candidate(options, prepared.options, prepared, run.seconds, simulated, progress)
+
+        self._begun.append(settled)
+
+    @functools.cached_property
+    def _of_kblocks(self) -> kblocks.Planner:
+        return kblocks.Planner(*self._about)
+
+    def _with_fewer_panels(self, options: ScheduleOptions, room: int) -> Candidate | None:
+        """Return what the devices' memory has room for, if anything."""
+        try:
+            made = make_schedule(*self._about, options, most_tasks=room)
+        except (PlanError, CapacityError):
+            self.discarded += 1
+            return None
+        if not self._spend(len(made.schedule.tasks), room):
+            return None
+        return self._candidate_of(options, made, _Once(self._simulations.begin(made.schedule)))
+
+    def _is_known(self, options: ScheduleOptions, named: ScheduleOptions) -> bool:
+        """Whether the heuristics have chosen what was tried by name."""
+        before = len(self._seen)
+        self._seen.add(named)
+        if named is options or named == options:
+            return False
+        if len(self._seen) == before:
+            return True
+        if named in self._known:
+            self._begun.append(lambda: self._known[named])
+            return True
+        return False
+
+    def _spend(self, tasks: int, room: int) -> bool:
+        """Spend some of the budget, or none if there is no room for so many tasks."""
+        if tasks > room:
+            self.discarded += 1
+            self._too_large += 1
+            return False
+        self._too_large = 0
+        self.spent += tasks
+        return True
+
+    def _candidate_of(self, options: ScheduleOptions, made: Made, run: _Once) -> Candidate:
+        progress = functools.partial(progress_of, run())
+        return self._candidate(options, made.options, made.schedule, run().seconds, run, progress)
+
+    def _candidate(
+        self,
+        options: ScheduleOptions,
+        named: ScheduleOptions,
+        made: Schedule | kblocks.Prepared,
+        seconds: float,
+        run: Callable[[], Simulation],
+        progress: Callable[[], Progress],
+    ) -> Candidate:
+        if named is not options:
+            self._asked[options] = named
+        value = seconds if self._metric_name == "time" else self._metric.value(run())
+        return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
+
+
+class _Once:
+    """A simulation that is made when it is first asked for."""
+
+    __slots__ = ("_make", "_made")
+
+    def __init__(self, make: Callable[[], Simulation]) -> None:
+        self._make = make
+        self._made: Simulation | None = None
+
+    def __call__(self) -> Simulation:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
+def _simulation_of(prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine) -> Simulation:
+    return Simulation(prepared.schedule_of(run), machine, *run.times())
