@@ -18,6 +18,7 @@ import cupy
 import numpy as np
 from cupy.cuda import cublas
 
+from uncut_mpi.calibration.fitting import fit_idle_use
 from uncut_mpi.model.machine_files import load_machine
 
 # type: (of A and B, their code, of C, its code, compute type); "f16 in f32" sums into float32.
@@ -99,8 +100,8 @@ def idle_use(rows, shape, multiprocessors):
     """Return what explains the rows best, and the root mean square error of the ratios of both times."""
     idle = [1 - shape.work(one["rows"], one["cols"], one["k"], multiprocessors)[1] for one in rows]
     gained = [1 - statistics.median(one["two_s"]) / statistics.median(one["one_s"]) for one in rows]
-    use = np.dot(idle, gained) / np.dot(idle, idle)
-    return use, math.sqrt(np.mean((np.array(gained) - use * np.array(idle)) ** 2))
+    use = fit_idle_use(idle, gained)
+    return use, math.sqrt(np.mean((np.array(gained) - np.minimum(use * np.array(idle), 0.5)) ** 2))
 
 
 def main():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from uncut_mpi.calibration.assemble import assemble, fit_products
-from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_shares, nonnegative_least_squares
+from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_idle_use, fit_row_shares, nonnegative_least_squares
 from uncut_mpi.calibration.measuring import EFFORTS
 from uncut_mpi.calibration.ports import HostTotals, host_ports, pair_ports, predicted_slowdown, star_ports
 from uncut_mpi.calibration.report import machine_text, samples_text
@@ -97,6 +97,14 @@ class TestProducts:
         assert shape.uneven == pytest.approx(uneven, abs=1e-6)
         assert rate == pytest.approx(62.0, rel=1e-5)
         assert error < 1e-9
+
+    @pytest.mark.parametrize("use", [0.0, 0.3, 0.7, 1.0])
+    def test_what_two_products_gain_tells_what_is_used_of_what_is_idle(self, use):
+        idle = [0.1, 0.3, 0.5, 0.8, 0.9]
+        gained = [min(use * one, 0.5) for one in idle]  # two take no less than half of their times
+        assert fit_idle_use(idle, gained) == pytest.approx(use)
+        assert fit_idle_use(idle, [-0.1] * 5) == 0.0
+        assert fit_idle_use(idle[:2], [0.2, 0.5]) == 1.0
 
     def test_a_device_without_multiprocessors_has_no_waves(self):
         true = GemmShape(half_depth=30.0, overhead_s=2e-6)

@@ -53,6 +53,19 @@ def golden_cases() -> Iterator[tuple[str, Schedule]]:
         yield f"{order} {place} {dtype.name} {number}", made
 
 
+def test_lists_are_as_good_as_tuples() -> None:
+    problem, place, machine = GemmProblem(700, 600, 500, DType.f64), Placement.parse("0,1,2"), Machine.uniform(4)
+    for lists, tuples in (
+        ({"grid": [2, 2], "row_shares": [1.0, 2.0]}, {"grid": (2, 2), "row_shares": (1.0, 2.0)}),
+        ({"areas": [[1.0], [1.0, 2.0, 1.0]]}, {"areas": ((1.0,), (1.0, 2.0, 1.0))}),
+    ):
+        made = [
+            kblocks.schedule(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks", **given))[0].digest()
+            for given in (lists, tuples)
+        ]
+        assert made[0] == made[1]
+
+
 def test_digests_are_those_of_the_golden_file() -> None:
     assert {name: schedule.digest() for name, schedule in golden_cases()} == json.loads(GOLDEN.read_text())
 
@@ -239,6 +252,8 @@ def test_a_run_is_the_schedule_and_its_simulation() -> None:
     with Simulations(machine) as simulations:
         runs = [made.run(most) for most in (count, count - 1, 10**6)]
         waits = [simulations.begin_kblocks(run, DType.f64) for run in runs]
+        with pytest.raises(ValueError, match="a run is begun once"):
+            simulations.begin_kblocks(runs[0], DType.f64)
         for wait in waits[::-1]:
             wait()
         with pytest.raises(ParamError, match="wait for it once"):
@@ -288,5 +303,5 @@ def test_a_run_is_made_of_input_that_fits_together() -> None:
         _native.KBlocksRun(given(), [10**9, 10**9], 1000)
     made = given()
     finished(made)
-    with pytest.raises(ValueError, match="not laid out yet"):
+    with pytest.raises(ValueError, match="input that is not laid out"):
         _native.KBlocksRun(made, [10**9, 10**9], 1000)

@@ -92,8 +92,13 @@ def test_nothing_of_a_search_outlives_its_result() -> None:
     gc.collect()
     gc.disable()
     try:
-        for metric in ("time", "edp"):
-            result = find(cube(2048), "0,0,0", load_machine("h200-4x"), options=ScheduleOptions(metric=metric))
+        machine = load_machine("h200-4x")
+        extent = 2048 * 2048 * 8
+        # With the room of 1.2 matrices `uncut` is refused.
+        tight = dataclasses.replace(machine, memory_bytes=np.array([3 * extent, 0, 0, 0]) + round(1.2 * extent))
+        for metric, on in (("time", machine), ("edp", machine), ("time", tight)):
+            result = find(cube(2048), "0,0,0", on, options=ScheduleOptions(metric=metric))
+            assert (len(result.candidates) > 20) == (on is machine)
             tried = [weakref.ref(one.simulation.schedule.tasks) for one in result.candidates[:20]]
             del result
             assert not any(one() is not None for one in tried)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_row_shares
+from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_idle_use, fit_row_shares
 from uncut_mpi.calibration.peaks import peak_bandwidth, peak_ports
 from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports, star_ports
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
@@ -108,21 +108,19 @@ def _misaligned(shape: GemmShape, one: ProductSample, multiprocessors: int, tflo
 
 
 def _idle_use(shape: GemmShape, products: Sequence[ProductSample], samples: Samples) -> float:
-    """
-    Return `GemmShape.idle_use` of rank 0: least squares over products timed alone and two at a time.
-
-    One beside another takes 1 - idle_use · idle of its time alone in the long run.
-    """
-    alone = {(one.m, one.n, one.k): one.seconds[0] for one in products if (one.lanes, one.adds) == (1, False)}
+    """Return `GemmShape.idle_use` of rank 0, of products timed alone and two at a time."""
+    alone = {
+        (one.m, one.n, one.k): one.seconds[0]
+        for one in products
+        if (one.lanes, one.adds, one.aligned) == (1, False, True)
+    }
     idle, gained = [], []
     for one in products:
         extents = (one.m, one.n, one.k)
         if one.lanes == 2 and extents in alone:
             idle.append(1.0 - shape.work(*extents, samples.multiprocessors[0])[1])
             gained.append(1.0 - one.seconds[0] / alone[extents])
-    if not idle or max(idle) == 0:
-        return GemmShape().idle_use
-    return float(np.clip(np.dot(idle, gained) / np.dot(idle, idle), 0.0, 1.0))
+    return fit_idle_use(idle, gained) if idle and max(idle) > 0 else GemmShape().idle_use
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:

@@ -117,6 +117,25 @@ def fit_gemm_shape(
     return found[1], found[2], found[0] / len(times) ** 0.5
 
 
+def fit_idle_use(idle: Sequence[float], gained: Sequence[float]) -> float:
+    """
+    Return the `GemmShape.idle_use` for which two products at a time gain most nearly what they were seen to gain.
+
+    In the long run each of two takes 1 - idle_use · idle of its time alone, and no less than half of it. Least
+    squares, to a thousandth.
+
+    Parameters
+    ----------
+    idle : sequence of float
+        Part of the device that each product leaves idle (`GemmShape.work`), one at least above 0.
+    gained : sequence of float
+        What each of two took less than alone, of its time alone.
+    """
+    uses = np.linspace(0.0, 1.0, 1001)
+    expected = np.minimum(np.outer(uses, idle), 0.5)
+    return float(uses[np.argmin(((expected - np.asarray(gained)) ** 2).sum(axis=1))])
+
+
 def fit_row_shares(widths_bytes: Sequence[int], seconds_per_byte: Sequence[float]) -> RowTable:
     """
     Return what rows of some widths get of the bandwidth of a contiguous copy, as a table of `RowRates`.

@@ -18,10 +18,6 @@ namespace {
 
 using Extent = std::tuple<std::int64_t, std::int64_t>;
 
-void require(bool good, const char *what) {
-    if (!good) throw std::invalid_argument(what);
-}
-
 nb::tuple as_arrays(KTables &&tables, const KInput &input) {
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
@@ -127,7 +123,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("__init__",
              [](KRun *self, const KInput &input, std::vector<std::int64_t> room, std::int64_t most_tasks) {
                  check_kblocks(input);
-                 if (input.buffers.size() != 3) throw std::invalid_argument("the input is not laid out yet");
+                 require(input.buffers.size() == 3, "a run is made of input that is not laid out");
                  new (self) KRun{input, std::move(room), most_tasks};
              })
         .def_ro("fits", &KRun::fits)

@@ -155,14 +155,8 @@ class Layout {
     KInput &in_;
 };
 
-void require(bool good, const char *what) {
-    if (!good) throw std::invalid_argument(what);
-}
-
 }  // namespace
 }  // namespace kblocks
-
-using kblocks::require;
 
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
     if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)

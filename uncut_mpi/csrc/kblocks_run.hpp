@@ -15,6 +15,7 @@ struct KRun {
     std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
     std::int64_t most_tasks = 0;     // a schedule of more is not simulated
 
+    bool begun = false;
     bool fits = false;  // whether buffers have the room; there is nothing else if not
     KTables tables{};
     Simulated times{};   // empty if there are too many tasks

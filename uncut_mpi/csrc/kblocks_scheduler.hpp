@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "records.hpp"
@@ -175,6 +176,10 @@ std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int6
 
 // Gives the blocks of C that have elements to ranks: part s of k of place p to number s * places + p.
 void set_places(KInput &input, const KPlaces &places, const std::vector<int> &devices);
+
+inline void require(bool good, const char *what) {
+    if (!good) throw std::invalid_argument(what);
+}
 
 // Refuses what would be read or written outside of its table, divide by zero or never end, of what is not changed
 // between `lay_out_kblocks` and `schedule_kblocks`.

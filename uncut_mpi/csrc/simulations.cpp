@@ -27,10 +27,14 @@ Simulated Simulations::wait(std::int64_t ticket) {
     std::unique_lock lock(mutex_);
     const auto found =
         std::find_if(jobs_.begin(), jobs_.end(), [ticket](const auto &one) { return one->ticket == ticket; });
-    if (found == jobs_.end()) throw std::out_of_range("there is no such simulation");
+    if (found == jobs_.end()) {
+        // What it refers to may go when this has returned.
+        done_.wait(lock, [this] { return running_ == 0; });
+        throw std::out_of_range("there is no such simulation");
+    }
     const std::shared_ptr<Job> job = *found;
     jobs_.erase(found);
-    if (job->state == Job::waiting) job->state = Job::running, run(*job, lock);
+    if (job->state == Job::waiting) run(*job, lock);
     while (job->state != Job::ended) {
         // The thread is at it: meanwhile the last one to be begun, which the thread would come to last.
         const auto last =
@@ -39,7 +43,6 @@ Simulated Simulations::wait(std::int64_t ticket) {
             done_.wait(lock, [&job] { return job->state == Job::ended; });
         } else {
             const std::shared_ptr<Job> other = *last;
-            other->state = Job::running;
             run(*other, lock);
         }
     }
@@ -50,10 +53,11 @@ Simulated Simulations::wait(std::int64_t ticket) {
 void Simulations::close() {
     std::thread thread;
     {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         closed_ = true;
         jobs_.clear();
         thread.swap(thread_);
+        done_.wait(lock, [this] { return running_ == 0; });
     }
     to_do_.notify_one();
     if (thread.joinable()) thread.join();
@@ -70,12 +74,13 @@ void Simulations::work() {
             return closed_ || job;
         });
         if (closed_) return;
-        job->state = Job::running;
         run(*job, lock);
     }
 }
 
 void Simulations::run(Job &job, std::unique_lock<std::mutex> &lock) {
+    job.state = Job::running;
+    ++running_;
     lock.unlock();
     try {
         job.result = job.make(machine_);
@@ -84,6 +89,7 @@ void Simulations::run(Job &job, std::unique_lock<std::mutex> &lock) {
     }
     lock.lock();
     job.state = Job::ended;
+    --running_;
     done_.notify_all();
 }
 

@@ -30,7 +30,7 @@ class Simulations {
     // Throws what `make` threw, and std::out_of_range for a ticket that is not there, or no more.
     Simulated wait(std::int64_t ticket);
 
-    // Ends the thread after the simulation at hand; the others are dropped.
+    // Ends the thread after the simulations at hand; the others are dropped.
     void close();
 
   private:
@@ -51,6 +51,7 @@ class Simulations {
     std::mutex mutex_;
     std::condition_variable to_do_, done_;
     std::deque<std::shared_ptr<Job>> jobs_;
+    int running_ = 0;
     bool closed_ = false;
     std::thread thread_;  // from the first simulation on
 };

@@ -5,8 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <map>
-#include <memory>
-#include <stdexcept>
+#include <utility>
 
 #include "kblocks_run.hpp"
 #include "simulations.hpp"
@@ -57,6 +56,8 @@ class HeldSimulations {
 
     std::int64_t begin_kblocks(const nb::object &run) {
         KRun &made = nb::cast<KRun &>(run);
+        require(!made.begun, "a run is begun once");
+        made.begun = true;
         return begin(run, [&made](const SimulatedMachine &machine) {
             made.make(machine);
             return Simulated{};

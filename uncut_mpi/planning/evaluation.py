@@ -3,7 +3,8 @@ What a search has tried: schedules made and simulated, their values by a metric,
 
 Schedules of `kblocks`, most of those that a search tries, are made and simulated in the core, beside the search; Python
 sees their tables only where somebody asks for them. They are begun in batches, and a batch is judged by what was known
-before it, so that the pace of the simulations changes nothing.
+before it, so that the pace of the simulations changes nothing. How many tasks one has is known when it is made: what
+there was no room for then is not taken, though it has been simulated perhaps.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Evaluation:
     problem, placement, num_ranks, machine, issuing_threads
         As for `uncut_mpi.planning.search.search`.
     limit : int
-        Tasks to simulate at most.
+        Tasks of all that is tried, at most.
 
     Attributes
     ----------
@@ -63,9 +64,9 @@ class Evaluation:
     least : float
         The best value.
     limit, spent : int
-        Tasks to simulate at most, and what was.
+        Tasks of all that is tried at most, and what they are now.
     discarded : int
-        Candidates not simulated: their bound or their size spoke against them.
+        Candidates not taken: their bound or their size spoke against them.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Evaluation:
         self._by_name: dict[ScheduleOptions, Candidate] = {}
         self._bounds: dict[tuple[int, ...], float] = {}
         self._begun: list[Callable[[], Candidate | None]] = []
+        self._settled: list[Candidate] = []
+        self._expected = self._last_tasks = 0
         self._too_large = 0
         self.tried: list[Candidate] = []
         self.least = np.inf
@@ -99,10 +102,11 @@ class Evaluation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._begun.clear()  # they refer to this
         self._simulations.__exit__()
 
     def allow(self, limit: int) -> None:
-        """Set how many tasks are simulated at most, of another part of the search."""
+        """Set how many tasks all may have that is tried up to the end of another part of the search."""
         self.limit, self._too_large = limit, 0
 
     def turn_to(self, metric: str, limit: int) -> None:
@@ -162,6 +166,8 @@ class Evaluation:
                 self._seen.add(known.options)
                 self._begun.append(lambda: known)
             return
+        if self.spent + self._expected + self._last_tasks > self.limit:
+            self._charge()  # near the end of the budget one by one, so that little is made in vain
         least_room = MAX_TASKS if must else default_budget(self._num_ranks) if always else 0
         room = max(least_room, self.limit - self.spent if self._too_large < _MOST_TOO_LARGE else 0)
         if not must and (room <= 0 or (self._metric_name == "time" and self.bound_s(options) >= self.least)):
@@ -176,18 +182,22 @@ class Evaluation:
         except (PlanError, CapacityError) as error:
             if must:
                 raise
-            self.discarded += 1
-            self._too_large += isinstance(error, PlanError)
+            self._discard(isinstance(error, PlanError))
 
     def settle(self) -> list[Candidate]:
         """Return what was begun and there was room for, in that order, when all of it is simulated."""
-        begun, self._begun = self._begun, []
-        settled = [candidate for candidate in (one() for one in begun) if candidate is not None]
+        self._charge()
+        settled, self._settled = self._settled, []
         for candidate in settled:
             self.tried.append(candidate)
             self._by_name[candidate.options] = candidate
             self.least = min(self.least, candidate.value)
         return settled
+
+    def _charge(self) -> None:
+        """Wait for what was begun, and spend what it took; who waits for the whole batch judges by it later."""
+        begun, self._begun, self._expected = self._begun, [], 0
+        self._settled += (candidate for candidate in (one() for one in begun) if candidate is not None)
 
     # -- making and simulating ---------------------------------------------------------------
 
@@ -205,12 +215,14 @@ class Evaluation:
             return
         run = prepared.run(room)
         wait = self._simulations.begin_kblocks(run, self._problem.dtype)
+        self._expected += self._last_tasks
 
         def settled() -> Candidate | None:
             wait()
             room_left = max(self.limit - self.spent, least_room)
             if not run.fits:
                 return self._with_fewer_panels(options, room_left)
+            self._last_tasks = run.num_tasks
             if not self._spend(run.num_tasks, room_left):
                 return None
             simulated = _Once(functools.partial(_simulation_of, prepared, run, self._machine))
@@ -227,8 +239,8 @@ class Evaluation:
         """Return what the devices' memory has room for, if anything."""
         try:
             made = make_schedule(*self._about, options, most_tasks=room)
-        except (PlanError, CapacityError):
-            self.discarded += 1
+        except (PlanError, CapacityError) as error:
+            self._discard(isinstance(error, PlanError))
             return None
         if not self._spend(len(made.schedule.tasks), room):
             return None
@@ -250,12 +262,15 @@ class Evaluation:
     def _spend(self, tasks: int, room: int) -> bool:
         """Spend some of the budget, or none if there is no room for so many tasks."""
         if tasks > room:
-            self.discarded += 1
-            self._too_large += 1
+            self._discard(too_large=True)
             return False
         self._too_large = 0
         self.spent += tasks
         return True
+
+    def _discard(self, too_large: bool) -> None:
+        self.discarded += 1
+        self._too_large += too_large
 
     def _candidate_of(self, options: ScheduleOptions, made: Made, run: _Once) -> Candidate:
         progress = functools.partial(progress_of, run())
@@ -282,12 +297,13 @@ class _Once:
     __slots__ = ("_make", "_made")
 
     def __init__(self, make: Callable[[], Simulation]) -> None:
-        self._make = make
+        self._make: Callable[[], Simulation] | None = make
         self._made: Simulation | None = None
 
     def __call__(self) -> Simulation:
         if self._made is None:
-            self._made = self._make()
+            assert self._make is not None  # until it is made
+            self._made, self._make = self._make(), None
         return self._made
 
 

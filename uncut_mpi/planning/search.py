@@ -83,9 +83,9 @@ class SearchResult:
     candidates : list of Candidate
         All that were simulated, best first; of equals those of our schedulers and of what was tried first.
     discarded : int
-        Candidates not simulated: their bound or their size spoke against them.
+        Candidates not taken: their bound or their size spoke against them.
     tasks_simulated : int
-        Spent budget.
+        Spent budget: the tasks of all candidates.
     metric : str
         What was minimised.
     """
@@ -208,7 +208,7 @@ class _Explorer:
                 found = self._sketch(asked)
             except (PlanError, CapacityError) as error:  # another may fit
                 self._evaluation.settle()
-                self._refused = self._refused or error
+                self._refused = self._refused or error.with_traceback(None)  # whose frames refer to all of this
             else:
                 if found is not None:
                     best.append((found, asked))

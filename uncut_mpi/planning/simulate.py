@@ -132,7 +132,7 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
 
 class Simulations:
     """
-    Simulations on a machine while the caller makes the next schedules, on a thread of the core.
+    Simulations on a machine while the caller prepares the next ones, on a thread of the core and by who waits.
 
     As values they are those of `simulate`. A context manager: the thread ends with it, and what was begun and not
     waited for is dropped.
@@ -176,14 +176,19 @@ class Simulations:
 
     def begin_kblocks(self, run: _native.KBlocksRun, dtype: DType) -> Callable[[], object]:
         """
-        Begin to make a schedule of `kblocks` and to simulate it; the same, but that the run itself has the results.
+        Begin to make a schedule of `kblocks` and to simulate it, and return what waits for its end: the run has both.
 
         Parameters
         ----------
         run : KBlocksRun
-            Of a problem for the machine.
+            Of a problem for a machine of as many ranks; one that was not begun before.
         dtype : DType
             Of its products.
+
+        Raises
+        ------
+        ParamError, TopologyError
+            As `begin`, here or at the end.
         """
         _check_rate(self._machine, dtype)
         try:

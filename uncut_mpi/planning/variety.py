@@ -34,27 +34,29 @@ def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     of_schedulers: dict[str, Candidate] = {}
     for one in worth:
         if one.value <= _CLOSE * least:
-            of_schedulers.setdefault(one.schedule.scheduler, one)
+            of_schedulers.setdefault(one.options.scheduler, one)
     kinds: set[Hashable] = set()
+    num_ranks = candidates[0].schedule.num_ranks
     chosen: dict[str, Candidate] = {}  # by digest: different options may come to the same
     for one in (*of_schedulers.values(), *worth):
-        if len(chosen) < count and _kind(one) not in kinds:
-            kinds.add(_kind(one))
+        kind = _kind(one, num_ranks)
+        if len(chosen) < count and kind not in kinds:
+            kinds.add(kind)
             chosen.setdefault(one.schedule.digest(), one)
     return sorted(chosen.values(), key=lambda one: one.value)
 
 
-def _kind(candidate: Candidate) -> Hashable:
-    options, schedule = candidate.options, candidate.schedule
+def _kind(candidate: Candidate, num_ranks: int) -> Hashable:
+    options = candidate.options
     shares = tuple(
         round(share / sum(part), 1) for part in (options.row_shares, options.col_shares) if part for share in part
     )
-    ranks = len(options.devices or ()) or schedule.num_ranks
+    ranks = len(options.devices or ()) or num_ranks
     blocking = options.blocking
-    own: Hashable = schedule.tile
-    if schedule.scheduler == "kblocks":
+    own: Hashable = candidate.tile
+    if options.scheduler == "kblocks":
         own = blocking.columns, blocking.rows, blocking.order, blocking.lanes, blocking.delivery, blocking.combine
         own = (*own, blocking.away > 0)
     whole = math.fsum(area for column in options.areas or () for area in column)
     areas = tuple(tuple(round(area / whole, 1) for area in column) for column in options.areas or ())
-    return schedule.scheduler, schedule.grid, schedule.splits, ranks, shares, areas, own
+    return options.scheduler, candidate.grid, candidate.splits, ranks, shares, areas, own
