@@ -1,17 +1,39 @@
 #include "simulations.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
 namespace uncut {
+namespace {
+
+constexpr std::chrono::microseconds looking{200};
+
+}  // namespace
+
+template <typename Condition>
+void Simulations::wait_for(std::condition_variable &condition, const std::atomic<std::uint64_t> &count,
+                           std::unique_lock<std::mutex> &lock, Condition is_so) {
+    const auto until = std::chrono::steady_clock::now() + looking;
+    while (!is_so()) {
+        const std::uint64_t seen = count.load();
+        lock.unlock();
+        while (count.load() == seen && std::chrono::steady_clock::now() < until)
+            std::this_thread::yield();
+        lock.lock();
+        if (count.load() == seen) break;
+    }
+    condition.wait(lock, is_so);
+}
 
 void Simulations::begin(std::int64_t ticket, Make make) {
     {
         const std::lock_guard lock(mutex_);
         if (closed_) throw std::out_of_range("simulations are closed");
         jobs_.push_back(std::make_shared<Job>(Job{ticket, std::move(make)}));
+        ++begun_;
         if (!thread_.joinable()) {
             try {
                 thread_ = std::thread(&Simulations::work, this);
@@ -40,7 +62,7 @@ Simulated Simulations::wait(std::int64_t ticket) {
         const auto last =
             std::find_if(jobs_.rbegin(), jobs_.rend(), [](const auto &one) { return one->state == Job::waiting; });
         if (last == jobs_.rend()) {
-            done_.wait(lock, [&job] { return job->state == Job::ended; });
+            wait_for(done_, ended_, lock, [&job] { return job->state == Job::ended; });
         } else {
             const std::shared_ptr<Job> other = *last;
             run(*other, lock);
@@ -55,6 +77,7 @@ void Simulations::close() {
     {
         std::unique_lock lock(mutex_);
         closed_ = true;
+        ++begun_;  // that the thread looks
         jobs_.clear();
         thread.swap(thread_);
         done_.wait(lock, [this] { return running_ == 0; });
@@ -67,7 +90,7 @@ void Simulations::work() {
     std::unique_lock lock(mutex_);
     for (;;) {
         std::shared_ptr<Job> job;
-        to_do_.wait(lock, [this, &job] {
+        wait_for(to_do_, begun_, lock, [this, &job] {
             const auto next =
                 std::find_if(jobs_.begin(), jobs_.end(), [](const auto &one) { return one->state == Job::waiting; });
             if (next != jobs_.end()) job = *next;
@@ -90,6 +113,7 @@ void Simulations::run(Job &job, std::unique_lock<std::mutex> &lock) {
     lock.lock();
     job.state = Job::ended;
     --running_;
+    ++ended_;
     done_.notify_all();
 }
 

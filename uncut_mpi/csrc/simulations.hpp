@@ -2,6 +2,7 @@
 // begun. What is simulated may have to be scheduled first, which is then done there too.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -44,6 +45,11 @@ class Simulations {
     };
 
     void work();
+    // Waits until `is_so`, at first without giving the processor away for long: to be woken takes as long as a
+    // simulation.
+    template <typename Condition>
+    static void wait_for(std::condition_variable &condition, const std::atomic<std::uint64_t> &count,
+                         std::unique_lock<std::mutex> &lock, Condition is_so);
     // Without the lock meanwhile.
     void run(Job &job, std::unique_lock<std::mutex> &lock);
 
@@ -53,7 +59,8 @@ class Simulations {
     std::deque<std::shared_ptr<Job>> jobs_;
     int running_ = 0;
     bool closed_ = false;
-    std::thread thread_;  // from the first simulation on
+    std::atomic<std::uint64_t> begun_{0}, ended_{0};  // how many, for who looks without the lock
+    std::thread thread_;                              // from the first simulation on
 };
 
 }  // namespace uncut
