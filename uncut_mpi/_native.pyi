@@ -258,7 +258,7 @@ def simulate(machine: SimulatedMachine, tables: ScheduleTables, /) -> tuple[np.n
     """Return (start, end) of every task in seconds."""
 
 class Simulations:
-    """Simulations on a thread of their own, begun in order; whoever waits for one that has not begun makes it."""
+    """Simulations on a thread of their own, begun in order; whoever waits for one makes those that it has not begun."""
 
     def __init__(self, machine: SimulatedMachine, /) -> None: ...
     def begin(self, tables: ScheduleTables, /) -> int:

@@ -132,7 +132,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("tables", [](const KRun &self) { return as_arrays(KTables(self.tables), self.input); })
         .def("times",
              [](const KRun &self) {
-                 return nb::make_tuple(as_array(std::vector(self.times.start)), as_array(std::vector(self.times.end)));
+                 return nb::make_tuple(as_array<double>(std::vector(self.times.start)),
+                                       as_array<double>(std::vector(self.times.end)));
              })
         .def("progress", [](const KRun &self) {
             const KRun::Progress found = self.progress();

@@ -40,7 +40,7 @@ nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &hel
         nb::gil_scoped_release unlocked;
         result = simulate(tables, machine);
     }
-    return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
+    return nb::make_tuple(as_array<double>(std::move(result.start)), as_array<double>(std::move(result.end)));
 }
 
 // Simulations on a thread of their own, with what they read and write.
@@ -71,7 +71,7 @@ class HeldSimulations {
             nb::gil_scoped_release unlocked;
             result = simulations_.wait(ticket);
         }
-        return nb::make_tuple(as_array(std::move(result.start)), as_array(std::move(result.end)));
+        return nb::make_tuple(as_array<double>(std::move(result.start)), as_array<double>(std::move(result.end)));
     }
 
     void close() {

@@ -13,21 +13,18 @@
 
 namespace uncut {
 
-template <typename Record>
-nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>> as_bytes(std::vector<Record> &&records) {
+template <typename Element, typename Record>
+nanobind::ndarray<nanobind::numpy, Element, nanobind::ndim<1>> as_array(std::vector<Record> &&records) {
     auto owned = std::make_unique<std::vector<Record>>(std::move(records));
-    auto *bytes = reinterpret_cast<std::uint8_t *>(owned->data());
-    const std::size_t count = owned->size() * sizeof(Record);
+    auto *elements = reinterpret_cast<Element *>(owned->data());
+    const std::size_t count = owned->size() * sizeof(Record) / sizeof(Element);
     nanobind::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<Record> *>(p); });
-    return nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>>(bytes, {count}, owner);
+    return nanobind::ndarray<nanobind::numpy, Element, nanobind::ndim<1>>(elements, {count}, owner);
 }
 
-inline nanobind::ndarray<nanobind::numpy, double, nanobind::ndim<1>> as_array(std::vector<double> &&values) {
-    auto owned = std::make_unique<std::vector<double>>(std::move(values));
-    double *data = owned->data();
-    const std::size_t count = owned->size();
-    nanobind::capsule owner(owned.release(), [](void *p) noexcept { delete static_cast<std::vector<double> *>(p); });
-    return nanobind::ndarray<nanobind::numpy, double, nanobind::ndim<1>>(data, {count}, owner);
+template <typename Record>
+auto as_bytes(std::vector<Record> &&records) {
+    return as_array<std::uint8_t>(std::move(records));
 }
 
 // What an array holds, contiguous, for as long as this lives.

@@ -213,38 +213,41 @@ class Evaluation:
         prepared = self._of_kblocks.prepare(options, most_tasks=room)
         if self._is_known(options, prepared.options):
             return
-        run = prepared.run(room)
-        wait = self._simulations.begin_kblocks(run, self._problem.dtype)
+        wait = self._run_in_core(prepared, room)
         self._expected += self._last_tasks
 
         def settled() -> Candidate | None:
-            wait()
+            made, run = prepared, wait()
             room_left = max(self.limit - self.spent, least_room)
+            if not run.fits and self._of_kblocks.aligns:  # with fewer panels, if it fits so
+                made = self._of_kblocks.prepare(options, aligns=False)
+                run = self._run_in_core(made, room_left)()
             if not run.fits:
-                return self._with_fewer_panels(options, room_left)
+                self._discard(too_large=False)
+                return None
             self._last_tasks = run.num_tasks
             if not self._spend(run.num_tasks, room_left):
                 return None
-            simulated = _Once(functools.partial(_simulation_of, prepared, run, self._machine))
+            simulated = _Once(functools.partial(_simulation_of, made, run, self._machine))
             progress = functools.partial(progress_of_run, run)
-            return self._candidate(options, prepared.options, prepared, run.seconds, simulated, progress)
+            return self._candidate(options, made.options, made, run.seconds, simulated, progress)
 
         self._begun.append(settled)
+
+    def _run_in_core(self, prepared: kblocks.Prepared, room: int) -> Callable[[], _native.KBlocksRun]:
+        """Begin to make a schedule and to simulate it, and return what waits for it."""
+        run = prepared.run(room)
+        wait = self._simulations.begin_kblocks(run, self._problem.dtype)
+
+        def ended() -> _native.KBlocksRun:
+            wait()
+            return run
+
+        return ended
 
     @functools.cached_property
     def _of_kblocks(self) -> kblocks.Planner:
         return kblocks.Planner(*self._about)
-
-    def _with_fewer_panels(self, options: ScheduleOptions, room: int) -> Candidate | None:
-        """Return what the devices' memory has room for, if anything."""
-        try:
-            made = make_schedule(*self._about, options, most_tasks=room)
-        except (PlanError, CapacityError) as error:
-            self._discard(isinstance(error, PlanError))
-            return None
-        if not self._spend(len(made.schedule.tasks), room):
-            return None
-        return self._candidate_of(options, made, _Once(self._simulations.begin(made.schedule)))
 
     def _is_known(self, options: ScheduleOptions, named: ScheduleOptions) -> bool:
         """Whether the heuristics have chosen what was tried by name."""

@@ -212,6 +212,11 @@ class Planner:
     problem, placement, num_ranks, machine
         As for `schedule`.
 
+    Attributes
+    ----------
+    aligns : bool
+        Whether ranks may take panels for what they hold: on machines whose products are slower without.
+
     Raises
     ------
     ParamError, PlanError
