@@ -123,6 +123,7 @@ class KBlocksInput:
     column_blocks: int
     halvings: int
     step: int
+    multiple: int
     dtype: int
     accumulator: int
     itemsize: int
@@ -185,7 +186,7 @@ def schedule_kblocks(
 def kblocks_steps(how: KBlocking) -> list[tuple[int, int, int, int, int, int, int, bool]]:
     """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""
 
-def block_edges(extent: int, blocks: int, step: int, halvings: int) -> list[int]:
+def block_edges(extent: int, blocks: int, step: int, multiple: int, halvings: int) -> list[int]:
     """As planning.blocking.block_edges."""
 
 # -- shares of a grid --------------------------------------------------------------------------
@@ -208,6 +209,7 @@ class SimulatedMachine:
     gemm_rate: list[float]
     block_rows: list[float]
     block_cols: list[float]
+    gemm_waves: list[bool]
     half_depth: list[float]
     gemm_overhead: list[float]
     gemm_tail: list[float]

@@ -317,16 +317,41 @@ H200_LOCAL_ROWS = (
     *((16384.0, 0.42), (32768.0, 0.4), (131072.0, 0.4)),
 )
 
-# What products take longer where columns are not aligned, of calibration_2xh200_2026-11-22_18h.json in
-# docs/performance/results.
-H200_MISALIGNED = {"f64": 0.21, "f32": 0.02, "tf32": 2.03, "f16": 5.96, "bf16": 6.43}
+# Calibrations of one H200 whose shapes of products ship, in docs/performance/results.
+H200_SHAPES = ("calibration_1xh200_2026-11-23_15h_1.json", "calibration_1xh200_2026-11-23_15h_2.json")
 
-# What a second product uses of what one leaves idle, of products_at_once_1xh200_2026-11-23.json there.
-H200_IDLE_USE = {"f64": 0.49, "f32": 0.63, "tf32": 0.24, "f16": 0.23, "bf16": 0.23}
+
+def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:
+    """Return the mean of the shapes of products that some calibrations found, of blocks that are the same in all."""
+    found = {}
+    for name, first in calibrations[0].gemm_shape.items():
+        each = [dataclasses.asdict(one.gemm_shape[name]) for one in calibrations]
+        same = {
+            key: value for key, value in dataclasses.asdict(first).items() if all(one[key] == value for one in each)
+        }
+        assert {"block_rows", "block_cols", "waves"} <= {*same}
+        mean = {key: statistics.fmean(one[key] for one in each) for key in each[0] if key not in same}
+        found[name] = dataclasses.replace(first, **mean)
+    return found
+
+
+def with_shapes(machine: Machine, shapes: Mapping[str, GemmShape]) -> Machine:
+    """Return a machine with other shapes, and the rates with which products of 8192³ are expected to take as long."""
+    rates = {}
+    for name, rate in machine.typical_gemm_tflop_per_s.items():
+        new, old = (
+            one[name].seconds(8192, 8192, 8192, int(machine.multiprocessors[0]), 1e15)
+            for one in (shapes, machine.gemm_shape)
+        )
+        rates[name] = np.minimum(rate * (new / old), machine.gemm_tflop_per_s[name])
+    return dataclasses.replace(machine, gemm_shape=shapes, typical_gemm_tflop_per_s=rates)
 
 
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
+    calibrated = with_shapes(
+        calibrated, shapes_of([Machine.from_json((measured.RESULTS / one).read_text()) for one in H200_SHAPES])
+    )
     transfers = [*measured.transfers(), *measured.earlier_transfers(calibrated.num_ranks)]
     rates = calibrated.gemm_tflop_per_s
     possible = dataclasses.replace(
@@ -334,10 +359,6 @@ def h200() -> Machine:
         gemm_tflop_per_s={**rates, "f64": np.maximum(rates["f64"], measured.EARLIER_F64_TFLOP_PER_S)},
         bandwidth_gb_per_s=peak_bandwidth(calibrated.bandwidth_gb_per_s, transfers),
         ports=peak_ports(calibrated.ports, transfers),
-        gemm_shape={
-            name: dataclasses.replace(shape, misaligned=H200_MISALIGNED[name], idle_use=H200_IDLE_USE[name])
-            for name, shape in calibrated.gemm_shape.items()
-        },
         row_rates=dataclasses.replace(
             calibrated.row_rates,
             device=tuple(sorted((*calibrated.row_rates.device, *H200_DEVICE_ROWS))),
@@ -350,9 +371,9 @@ def h200() -> Machine:
         "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways "
         "then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for "
         "bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes and of "
-        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices and products whose "
-        "columns are not aligned are those of two H200, the same day, rows within a device of two and two "
-        "products at a time of one the next day",
+        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices are those of two H200, "
+        "the same day, rows within a device of two and shapes of products of one (the mean of two calibrations, with "
+        "the rates at which 8192×8192×8192 takes as long as before) the next day",
     )
 
 

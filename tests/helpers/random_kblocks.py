@@ -75,6 +75,8 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
         options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
     if rng.random() < 0.4:
         machine = slow_where_misaligned(machine)
+    blocking = dataclasses.replace(options.blocking, multiple=rng.choice((0, 1, 2, 8, 16)))
+    options = dataclasses.replace(options, blocking=blocking)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import time
 
@@ -17,11 +18,15 @@ from tests.helpers.collective import allgather, collective_assert, expect
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import litmus
+from uncut_mpi.calibration import measuring as measuring_probes
 from uncut_mpi.calibration.measuring import EFFORTS
-from uncut_mpi.calibration.workbench import Workbench
+from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.calibration.statistics import Summary
+from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.spmd.group import Group
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -65,6 +70,34 @@ def group_of(comm):
     group = Group(comm)
     yield group
     group.free()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_holds_products_back_is_no_part_of_their_time(few_ranks, comm, monkeypatch, slow):
+    """A product takes 1 ms, a COMBINE 2 ms; 8 products are issued while a hold lasts, or 2."""
+    hold_s = 2e-3 * math.ceil(measuring_probes._HELD_S / 2e-3)
+    counts = []
+
+    def time_of(self, probe, what, *, samples=0):
+        kinds = probe.schedule.tasks["kind"][probe.schedule.tasks["rank"] == 0]
+        products, sums = (int((kinds == kind).sum()) for kind in (Kind.GEMM, Kind.COMBINE))
+        counts.append(products)
+        seconds = 3e-5 + 1e-3 * products + 2e-3 * sums
+        issued = products * (hold_s / 3 if slow else 1e-6)
+        return Timed(Summary.of([seconds] * 10), np.full(comm.size, seconds), np.full(comm.size, issued))
+
+    monkeypatch.setattr(Workbench, "time", time_of)
+    effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=8e-3, paired=((16, 16, 16),))
+    with group_of(comm) as group:
+        backend = HostBackend(comm.rank, comm.size)
+        bench = Workbench(group, backend, area_bytes=65536, compute_bytes=effort.compute_bytes, deadline_s=0.0)
+        samples = Samples(comm.size, [1] * comm.size)
+        measuring_probes._Run(bench, effort, samples, lambda *_: None)._products()
+        bench.close()
+        backend.close()
+    seconds = [value for one in samples.products for value in (*one.seconds, one.time.median_s)]
+    collective_assert(comm, np.allclose(seconds, 1e-3), f"{seconds}")
+    collective_assert(comm, max(counts) == 8 and (2 in counts) == slow, f"{counts}")
 
 
 def test_the_deadline_of_rank_0_counts_on_all_ranks(comm):

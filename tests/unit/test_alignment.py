@@ -25,9 +25,17 @@ A, B, C = Matrix.A, Matrix.B, Matrix.C
 ALL = (A, B, C)
 
 
+MISALIGNED = {"f64": 0.21, "f32": 0.02, "tf32": 2.03, "f16": 5.96, "bf16": 6.43}
+"""Of calibration_2xh200_2026-11-22_18h.json; what ships may change."""
+
+
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    return load_machine("h200-4x")
+    shipped = load_machine("h200-4x")
+    shapes = {
+        name: dataclasses.replace(shape, misaligned=MISALIGNED[name]) for name, shape in shipped.gemm_shape.items()
+    }
+    return dataclasses.replace(shipped, gemm_shape=shapes)
 
 
 def chosen(machine: Machine, problem: GemmProblem, homes: tuple[Matrix, ...], *, sums: bool = True) -> Alignment:

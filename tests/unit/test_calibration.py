@@ -74,6 +74,20 @@ class TestProducts:
         assert rate == pytest.approx(62.0, rel=1e-6)
         assert error < 1e-9
 
+    @pytest.mark.parametrize("blocks", [(64.0, 64.0), (128.0, 64.0), (64.0, 128.0), (128.0, 128.0)])
+    def test_exact_times_without_waves_give_back_their_blocks(self, blocks):
+        true = GemmShape(*blocks, half_depth=180.0, overhead_s=6e-6, waves=False)
+        shape, rate, error = fit_gemm_shape(SHAPES, self.seconds(true, 62.0, 132), 132)
+        assert (shape.block_rows, shape.block_cols, shape.waves) == (*blocks, False)
+        assert rate == pytest.approx(62.0, rel=1e-6)
+        assert error < 1e-9
+
+    def test_waves_that_explain_little_more_are_not_believed(self):
+        waves, none = GemmShape(64.0, 64.0, 180.0), GemmShape(64.0, 64.0, 180.0, waves=False)
+        exact = [np.array(self.seconds(one, 62.0, 132)) for one in (none, waves)]
+        found = [fit_gemm_shape(SHAPES, (1 - part) * exact[0] + part * exact[1], 132)[0] for part in (0.0, 0.65, 1.0)]
+        assert [one.waves and one.block_rows > 1 for one in found] == [False, False, True]
+
     def test_times_with_noise_give_a_rate_and_predictions_as_good_as_the_noise(self):
         true = GemmShape(128.0, 256.0, half_depth=180.0, overhead_s=6e-6)
         shape, rate, error = fit_gemm_shape(SHAPES, self.seconds(true, 62.0, 132, noise=0.02), 132)
@@ -93,7 +107,7 @@ class TestProducts:
         extra = [8.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
         seconds = [true.seconds(*one, 132, 62e12, moved) for one, moved in zip(extents, extra, strict=True)]
         shape, rate, error = fit_gemm_shape(extents, seconds, 132, extra)
-        assert dataclasses.astuple(shape)[:-3] == pytest.approx(dataclasses.astuple(true)[:-3], rel=1e-5, abs=0.0)
+        assert dataclasses.astuple(shape)[:-4] == pytest.approx(dataclasses.astuple(true)[:-4], rel=1e-5, abs=0.0)
         assert shape.uneven == pytest.approx(uneven, abs=1e-6)
         assert rate == pytest.approx(62.0, rel=1e-5)
         assert error < 1e-9
@@ -372,7 +386,7 @@ class TestAssembling:
         _, found, samples, tolerance = known
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
-        *shape, uneven, misaligned, idle_use = dataclasses.astuple(found.gemm_shape["f64"])
+        *shape, uneven, misaligned, idle_use, _ = dataclasses.astuple(found.gemm_shape["f64"])
         assert shape == pytest.approx((128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5, abs=0.0)
         assert uneven == pytest.approx(0.0, abs=1e-6)
         assert misaligned == pytest.approx(0.8, rel=1e-5)

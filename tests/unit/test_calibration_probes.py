@@ -135,6 +135,18 @@ def test_products_lie_in_the_memory_of_their_effort(dtype):
         assert max(last for _, _, last, _, _ in combined) <= 2 * effort.compute_bytes
 
 
+def test_held_products_come_after_what_holds_them_on_each_lane():
+    effort = EFFORTS["cuda"]
+    for lanes in (1, 2):
+        product, hold = probes.Product((512, 256, 4096), lanes=lanes), probes.Hold(*effort.combine, 3)
+        probe = probes.products(2, product, DType.f16, 4, effort.compute_bytes, hold)
+        tasks = probe.schedule.tasks
+        for lane in range(2 * lanes):
+            kinds = tasks["kind"][tasks["lane"] == lane].tolist()
+            assert kinds == [Kind.COMBINE] * 3 + [Kind.GEMM] * (4 // lanes)
+        assert max(last for _, _, last, _, _ in spans(probe, 2)) <= 2 * effort.compute_bytes
+
+
 def test_the_litmus_reads_every_pushed_block_twice_and_lies_apart():
     case = Exchange(3, 512, 2, 0)
     probe = case.probe()

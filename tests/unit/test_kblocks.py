@@ -39,6 +39,7 @@ CHANGES = {
     "delivery": "earliest",
     "combine": "worker",
     "away": 2,
+    "multiple": 64,
 }
 
 CASES = {1: 180, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40, 64: 20}
@@ -215,6 +216,22 @@ def test_the_last_column_block_is_halved_twice() -> None:
     assert block_edges(4096, 1, 2) == (0, 4096)
 
 
+def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
+    wanted = (0, 320, 640, 960, 1280, 1536, 1792, 2048, 2176, 2240, 2304)
+    assert block_edges(2304, 8, 2, 64) == wanted
+    assert block_edges(2304, 8, 2, 256) == wanted  # 288 elements in a block: 256 and 128 are too many
+    assert block_edges(4096, 3, 2, 256) == (0, 1536, 2816, 3584, 3840, 4096)
+    for multiple in (1, 2, 4):  # of elements of 8 bytes two are aligned
+        assert block_edges(100, 3, 4, multiple) == block_edges(100, 3, 4)
+    assert block_edges(1003, 2, 2, 64)[-2:] == (896, 1003)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 96, 8192])
+def test_a_multiple_is_a_power_of_two(wrong: int) -> None:
+    with pytest.raises(ParamError, match=f"multiple = {wrong} .--block-multiple.: use a power of two from 1 to 4096"):
+        Blocking(multiple=wrong)
+
+
 @pytest.mark.parametrize(
     ("order", "whole", "blocks", "rows", "extent"),
     [
@@ -288,7 +305,7 @@ def cube(n: int, place: str, ranks: int = 4, **options: object) -> Schedule:
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_option_changes_the_schedule(name: str) -> None:
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Blocking)}
-    others = {"order": "corner"} if name == "rows" else {}
+    others = {"rows": {"order": "corner"}, "multiple": {"columns": 3}}.get(name, {})
     assert cube(8192, "0,0,0", **others, **{name: CHANGES[name]}).digest() != cube(8192, "0,0,0", **others).digest()
 
 
@@ -337,12 +354,19 @@ def shared_at_receivers_s(schedule: Schedule, machine: Machine) -> float:
 
 
 def test_by_list_scheduling_no_receiver_has_two_copies_at_a_time() -> None:
-    shared, seconds = {}, {}
-    for delivery in DELIVERIES:
-        made = delivered(delivery)
-        shared[delivery], seconds[delivery] = shared_at_receivers_s(*made), simulate(*made).seconds
+    shared = {delivery: shared_at_receivers_s(*delivered(delivery)) for delivery in DELIVERIES}
     assert shared["earliest"] == 0 < shared["balanced"]
-    assert seconds["earliest"] < seconds["balanced"]
+
+
+def test_list_scheduling_is_faster_where_few_large_pieces_meet() -> None:
+    machine = dataclasses.replace(Machine.uniform(4), serial_copies=True)
+    problem, seconds = GemmProblem(4096, 4096, 4096, DType.f64), {}
+    for delivery in DELIVERIES:
+        blocking = Blocking(first=2048, block=2048, columns=2, order="k", combine="owner", delivery=delivery)
+        options = ScheduleOptions(scheduler="kblocks", grid=(2, 2), blocking=blocking)
+        made = plan(problem, Placement.parse("0,1,0"), 4, machine, options).schedule
+        seconds[delivery] = simulate(made, machine).seconds
+    assert seconds["earliest"] < 0.9 * seconds["balanced"]
 
 
 @pytest.mark.parametrize("serial", [True, False])

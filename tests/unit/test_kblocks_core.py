@@ -26,7 +26,7 @@ from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import Simulations, simulate
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_kblocks_digests.json"
-COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "owner", 0)
+COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "owner", 0, 1)
 
 
 def golden_cases() -> Iterator[tuple[str, Schedule]]:
@@ -179,8 +179,11 @@ def test_blocks_that_end_before_they_begin_are_refused() -> None:
         made.set_places(turned, [1])
 
 
-@pytest.mark.parametrize("wrong", [(-1, 2, 1, 2), (64, 0, 1, 2), (64, 2, 0, 2), (64, 2, -8, 2), (64, 2, 1, -1)])
-def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [(-1, 2, 1, 1, 2), (64, 0, 1, 1, 2), (64, 2, 0, 1, 2), (64, 2, -8, 1, 2), (64, 2, 1, 0, 2), (64, 2, 1, 1, -1)],
+)
+def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="at least one block"):
         _native.block_edges(*wrong)
 

@@ -123,6 +123,24 @@ def test_the_budget_counts_simulated_tasks() -> None:
     assert len(spent) > 5
 
 
+def test_blocks_of_the_choice_are_tried_at_other_multiples() -> None:
+    machine = load_machine("h200-4x")
+    problem = GemmProblem(12000, 12000, 2048, DType.f64, "N", "N")
+    result = find(problem, "0,0,0", machine)
+    blocking = result.best.options.blocking
+    by_multiple = {
+        one.options.blocking.multiple: one.value
+        for one in result.candidates
+        if dataclasses.replace(one.options.blocking, multiple=blocking.multiple) == blocking
+        and dataclasses.replace(one.options, blocking=blocking) == result.best.options
+    }
+    assert {*by_multiple} == {1, 64, 256}
+    assert by_multiple[1] > 1.005 * result.best.value  # blocks of whole pieces are faster here
+    asked = ScheduleOptions(scheduler="auto", blocking=Blocking(multiple=128))
+    for one in find(problem, "0,0,0", machine, options=asked).candidates:
+        assert one.options.scheduler != "kblocks" or one.options.blocking.multiple == 128
+
+
 def test_what_is_given_stays_fixed() -> None:
     machine = load_machine("h200-4x")
     given = ScheduleOptions(scheduler="uncut", tile=700, grid=(1, 3), chunks=4, wr_lazy=False, compute_lanes=3)

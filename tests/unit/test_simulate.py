@@ -79,6 +79,16 @@ def test_waves_depth_and_overhead_of_a_product() -> None:
     assert shape.work(300, 300, 512, 10) == (2 * 20 * 128 * 64 * 612, 0.75)
 
 
+def test_blocks_without_waves_are_as_many_as_there_are() -> None:
+    shape = GemmShape(block_rows=128, block_cols=64, half_depth=100, overhead_s=1e-5, waves=False)
+    machine = machine_of(1, gemm_shape={"f64": shape}, multiprocessors=np.array([10]))
+    schedule = make(300, 300, 512, "0,0,0", 1, tile=4096)
+    assert seconds_of(schedule, machine) == pytest.approx(1e-5 + 2 * 15 * 128 * 64 * 612 / 1e12)
+    assert shape.work(300, 300, 512, 10) == (2 * 15 * 128 * 64 * 612, 1.0)
+    with pytest.raises(ParamError, match="waves = 1 of GemmShape is neither true nor false"):
+        GemmShape(waves=1)  # type: ignore[arg-type]
+
+
 def test_a_product_waits_for_its_last_blocks_and_for_c() -> None:
     shape = GemmShape(half_depth=100, tail_elements=5000, c_s_per_byte=1e-9)
     machine = machine_of(

@@ -7,6 +7,7 @@ Transfers are sized to take `Effort.target_s` alone, so that those at once last 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -37,6 +38,10 @@ _WARM_S, _BUSY_S = 0.3, 1.0
 _MAX_COPIES: Final = 128
 _LARGE: Final = 4
 _MAX_PRODUCTS: Final = 32
+_HELD_S: Final = 5e-4
+"""How long products are held back until all are issued, at about 10 us each."""
+_LEAST_S: Final = 1e-7
+"""No time that is a difference of two is shorter."""
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
 
@@ -114,6 +119,9 @@ EFFORTS: Final = {
             # Uneven ones, as shares make them, and such as whole problems have.
             *((1280, 2048, 2048), (896, 2048, 4096), (2304, 1984, 1024), (1152, 4096, 1024), (4096, 640, 1024)),
             *((820, 820, 1640), (3276, 1228, 2048), (1000, 1000, 3000)),
+            # Such as leave most of a last block of a kernel's empty.
+            *((4096, 272, 2048), (304, 2048, 2048), (400, 400, 2048), (576, 4096, 2048), (1040, 1040, 2048)),
+            *((2064, 1040, 2048), (1312, 1824, 2048), (2736, 3280, 2048)),
             # Blocks of C as schedules cut them.
             *_BLOCKS,
         ),
@@ -196,6 +204,7 @@ class _Run:
         self.size = samples.num_ranks
         self.host = self.size
         self._bandwidth = np.zeros(0)
+        self._holds: dict[int, Timed] = {}
         self._done, self._total = 0, self._count()
 
     def all(self) -> None:
@@ -359,14 +368,50 @@ class _Run:
                 pilot = self.bench.time(self._product(product, dtype, 1), what, samples=1)
                 count = min(_MAX_PRODUCTS, max(1, math.ceil(self.effort.target_s / pilot.together.min_s)))
                 count = -(-count // product.lanes) * product.lanes
-                timed = self.bench.time(self._product(product, dtype, count), what)
-                seconds = tuple((timed.by_rank_s / count).tolist())
+                if self.effort.asynchronous:
+                    seconds, time = self._held(product, dtype, count, what)
+                else:
+                    timed = self.bench.time(self._product(product, dtype, count), what)
+                    seconds, time = timed.by_rank_s / count, _scaled(timed.together, 1.0 / count)
                 how = (product.adds, product.aligned, product.lanes)
-                time = _scaled(timed.together, 1.0 / count)
-                self.samples.products.append(ProductSample(dtype.name, *product.shape, seconds, time, *how))
+                self.samples.products.append(
+                    ProductSample(dtype.name, *product.shape, tuple(seconds.tolist()), time, *how)
+                )
 
-    def _product(self, product: Product, dtype: DType, count: int) -> probes.Probe:
-        return probes.products(self.size, product, dtype, count, self.bench.result_offset)
+    def _held(self, product: Product, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
+        """
+        Return every rank's time of a product, and that of all of them, without what it takes to issue them.
+
+        They are issued while something else holds their lanes, since one of few elements is over before the next is
+        issued; what that takes by itself is subtracted.
+        """
+        while True:
+            timed = self.bench.time(self._product(product, dtype, count, self._hold), what)
+            alone = self._hold_alone(product.lanes, what)
+            fits = float(timed.issue_s.max()) <= float(alone.by_rank_s.min())
+            if fits or count <= product.lanes:
+                break
+            count = max(product.lanes, count // 2 // product.lanes * product.lanes)
+        seconds = np.maximum(timed.by_rank_s - alone.by_rank_s, _LEAST_S) / count
+        return seconds, _scaled(timed.together, 1.0 / count, less_s=alone.together.median_s)
+
+    @functools.cached_property
+    def _hold(self) -> probes.Hold:
+        rows, cols = self.effort.combine
+        few, many = (
+            self.bench.time(self._combines(rows, cols, count), "COMBINE").together.median_s for count in (1, 9)
+        )
+        return probes.Hold(rows, cols, max(1, math.ceil(_HELD_S / max((many - few) / 8, _LEAST_S))))
+
+    def _hold_alone(self, lanes: int, what: str) -> Timed:
+        """Return what the hold takes on so many lanes."""
+        if lanes not in self._holds:
+            probe = self._product(Product((1, 1, 1), lanes=lanes), DType.f64, 0, self._hold)
+            self._holds[lanes] = self.bench.time(probe, what)
+        return self._holds[lanes]
+
+    def _product(self, product: Product, dtype: DType, count: int, hold: probes.Hold | None = None) -> probes.Probe:
+        return probes.products(self.size, product, dtype, count, self.bench.result_offset, hold)
 
     def _combine(self) -> None:
         what, count = self._step("COMBINE"), 8
@@ -507,6 +552,9 @@ def _watts(group: Group, backend: Backend, work: Callable[[], None]) -> list[flo
     return found
 
 
-def _scaled(summary: Summary, factor: float) -> Summary:
+def _scaled(summary: Summary, factor: float, *, less_s: float = 0.0) -> Summary:
+    """Return a part of some times, each less the same."""
     fields = {name: value * factor for name, value in dataclasses.asdict(summary).items() if name != "count"}
+    for name in ("mean_s", "median_s", "min_s", "max_s"):
+        fields[name] = max(fields[name] - less_s * factor, _LEAST_S * factor)
     return Summary(**fields, count=summary.count)

@@ -161,6 +161,24 @@ class Load:
     result_offset: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hold:
+    """
+    What keeps the lanes of products busy until these are issued: sums, which need memory alone and always last as long.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Of a COMBINE in f64.
+    count : int
+        COMBINEs on each lane.
+    """
+
+    rows: int
+    cols: int
+    count: int
+
+
 class ProbeBuild:
     """A schedule builder whose buffers are windows on memory areas, each made once."""
 
@@ -208,6 +226,15 @@ class ProbeBuild:
             reads.append((c, *_READ))
         lane = _PRODUCT_LANES[turn % product.lanes]
         self.build.task(Kind.GEMM, self.build.compute_lane(rank, lane), c, reads)
+
+    def combine(self, rank: int, rows: int, cols: int, dtype: DType, result_offset: int, lane: int = 0) -> None:
+        """Append ``C := C' + C`` on a device: C' at offset 0, C at `result_offset`."""
+        new, c = (
+            self.window(rank, 0, rows, cols, dtype.accumulator),
+            self.window(rank, result_offset, rows, cols, dtype),
+        )
+        reads = [(c, *_READ), (new, *_READ)]
+        self.build.task(Kind.COMBINE, self.build.compute_lane(rank, lane), c, reads)
 
     def probe(self) -> Probe:
         """Return what was built."""
@@ -347,9 +374,19 @@ def signalled(areas: Areas, count: int) -> Probe:
     return built.probe()
 
 
-def products(num_ranks: int, product: Product, dtype: DType, count: int, result_offset: int) -> Probe:
-    """Return so many of a product on every device at once, one after another on each lane (`ProbeBuild.multiply`)."""
+def products(
+    num_ranks: int, product: Product, dtype: DType, count: int, result_offset: int, hold: Hold | None = None
+) -> Probe:
+    """
+    Return so many of a product on every device at once, one after another on each lane (`ProbeBuild.multiply`).
+
+    With a hold they await it on each of their lanes.
+    """
     built = ProbeBuild(num_ranks)
+    if hold is not None:
+        for rank in range(num_ranks):
+            for lane in _PRODUCT_LANES[: product.lanes] * hold.count:
+                built.combine(rank, hold.rows, hold.cols, DType.f64, result_offset, lane)
     for turn in range(count):
         for rank in range(num_ranks):
             built.multiply(rank, product, dtype, result_offset, turn)
@@ -361,8 +398,5 @@ def combines(num_ranks: int, rows: int, cols: int, dtype: DType, count: int, res
     built = ProbeBuild(num_ranks)
     for _ in range(count):
         for rank in range(num_ranks):
-            new = built.window(rank, 0, rows, cols, dtype.accumulator)
-            c = built.window(rank, result_offset, rows, cols, dtype)
-            reads = [(c, Factor.ONE, Op.N), (new, Factor.ONE, Op.N)]
-            built.build.task(Kind.COMBINE, built.build.compute_lane(rank), c, reads)
+            built.combine(rank, rows, cols, dtype, result_offset)
     return built.probe()

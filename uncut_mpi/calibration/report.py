@@ -73,7 +73,9 @@ def samples_text(samples: Samples, machine: Machine) -> str:
             lines.append(f"copies {way} in rows of so many KiB get, % of the rate of contiguous ones: {shares}")
     _, shapes, errors = fit_products(samples)
     for dtype, shape in shapes.items():
-        blocks = f"blocks of {shape.block_rows:g}×{shape.block_cols:g}" if shape.block_rows > 1 else "no waves"
+        blocks = f"blocks of {shape.block_rows:g}×{shape.block_cols:g}" + ("" if shape.waves else ", no waves")
+        if shape.block_rows == shape.block_cols == 1:
+            blocks = "no blocks"
         lines.append(
             f"{dtype} products: {blocks}, half rate at k = {shape.half_depth:.0f}, {shape.overhead_s * 1e6:.1f} us to "
             f"start, at the end idle for {1e-3 * shape.tail_elements:.0f} thousand elements, C at "

@@ -355,6 +355,14 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         "default: as many as column blocks",
     )
     group.add_argument(
+        "--block-multiple",
+        type=whole(1),
+        default=0,
+        metavar="N",
+        help="row and column blocks begin at multiples of N elements, a power of two, where they have four times as "
+        "many, else of half of it, and so on; default 1: of 16 bytes",
+    )
+    group.add_argument(
         "--block-order",
         type=one_of(*BLOCK_ORDERS),
         metavar="|".join(BLOCK_ORDERS),

@@ -72,6 +72,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("column_blocks", &KInput::column_blocks)
         .def_rw("halvings", &KInput::halvings)
         .def_rw("step", &KInput::step)
+        .def_rw("multiple", &KInput::multiple)
         .def_rw("dtype", &KInput::dtype)
         .def_rw("accumulator", &KInput::accumulator)
         .def_rw("accumulator_itemsize", &KInput::accumulator_itemsize)
@@ -149,8 +150,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             return found;
         },
         nb::arg("how"), "Return (step, k start, k stop, first, last, top, bottom, early) of each step.");
-    m.def("block_edges", &block_edges, nb::arg("extent"), nb::arg("blocks"), nb::arg("step"), nb::arg("halvings"),
-          "Return where blocks start, and the extent at the end.");
+    m.def("block_edges", &block_edges, nb::arg("extent"), nb::arg("blocks"), nb::arg("step"), nb::arg("multiple"),
+          nb::arg("halvings"), "Return where blocks start, and the extent at the end.");
     m.def("schedule_kblocks", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays.");
 }

@@ -9,6 +9,9 @@ namespace uncut {
 namespace kblocks {
 namespace {
 
+// Fewer of them in a block, and equal blocks would be too unequal.
+constexpr std::int64_t least_multiples = 4;
+
 constexpr std::int64_t up_to(std::int64_t size, std::int64_t multiple) {
     return (size + multiple - 1) / multiple * multiple;
 }
@@ -65,8 +68,8 @@ class Layout {
         w.k_step = alignment.k_step;
         const std::int64_t height = w.last_row - w.first_row, width = w.last_col - w.first_col;
         const std::int64_t inner = w.last_k - w.first_k;
-        w.heights = block_edges(height, in_.row_blocks, in_.step, in_.halvings);
-        w.starts = block_edges(width, in_.column_blocks, in_.step, in_.halvings);
+        w.heights = block_edges(height, in_.row_blocks, in_.step, in_.multiple, in_.halvings);
+        w.starts = block_edges(width, in_.column_blocks, in_.step, in_.multiple, in_.halvings);
 
         // One product of all k, which is rounded once.
         const bool copies = alignment.copies[matrix_a] || alignment.copies[matrix_b];
@@ -158,9 +161,13 @@ class Layout {
 }  // namespace
 }  // namespace kblocks
 
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
-    if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
+                                      int halvings) {
+    if (extent < 0 || blocks < 1 || step < 1 || multiple < 1 || halvings < 0)
         throw std::invalid_argument("there is at least one block, and its start has a multiple");
+    while (multiple > step && extent / blocks / multiple < kblocks::least_multiples)
+        multiple /= 2;
+    if (multiple > step && multiple % step == 0) step = multiple;
     const int count = count_blocks(blocks, halvings);
     std::int64_t units = extent / step;
     if (units < count) step = 1, units = extent;
@@ -215,7 +222,8 @@ void check_kblocks(const KInput &input) {
     for (const KOrigin &origin : input.origin)
         require(is_rank(origin.rank) || (origin.on_host && origin.rank == -1), "a matrix is on a rank or the host");
     require(!input.at_owner || !input.origin[kblocks::matrix_c].on_host, "C has an owner where it is combined there");
-    require(input.row_blocks >= 1 && input.column_blocks >= 1 && input.halvings >= 0 && input.step >= 1,
+    require(input.row_blocks >= 1 && input.column_blocks >= 1 && input.halvings >= 0 && input.step >= 1 &&
+                input.multiple >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
     require(std::min({input.itemsize, input.accumulator_itemsize, input.min_slice_bytes, input.first_block,
                       input.buffer_alignment}) >= 1 &&

@@ -142,7 +142,8 @@ struct KInput {
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     bool earliest = false;       // whether each copy between devices goes as soon as its ports are free
     int row_blocks = 1, column_blocks = 1, halvings = 0;
-    std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
+    std::int64_t step = 1;      // where blocks of rows and columns start is a multiple of it,
+    std::int64_t multiple = 1;  // and of this, a power of two, or of a half of a half of it: block_edges
     std::uint8_t dtype = 0, accumulator = 0;
     std::int64_t itemsize = 8, accumulator_itemsize = 8, min_slice_bytes = 1, first_block = 1;
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
@@ -171,8 +172,10 @@ std::vector<KMove> make_steps(const KBlocking &how);
 // Says which steps are about blocks of C that can be formed directly.
 void mark_direct(KInput &input);
 
-// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved.
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings);
+// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved. They
+// start at multiples of `multiple`, halved until equal blocks have four times as many elements, or else of `step`.
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
+                                      int halvings);
 
 // Gives the blocks of C that have elements to ranks: part s of k of place p to number s * places + p.
 void set_places(KInput &input, const KPlaces &places, const std::vector<int> &devices);

@@ -250,7 +250,7 @@ class Simulator {
             const double blocks =
                 std::ceil(static_cast<double>(c.rows) / rows) * std::ceil(static_cast<double>(c.cols) / cols);
             const auto width = static_cast<double>(m_.multiprocessors[task.rank]);
-            const double slots = std::ceil(blocks / width) * width;
+            const double slots = m_.gemm_waves[dtype] ? std::ceil(blocks / width) * width : blocks;
             elements = slots * rows * cols;
             body.demand = blocks / slots;
         }

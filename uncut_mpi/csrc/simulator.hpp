@@ -25,6 +25,7 @@ struct SimulatedMachine {
     // per dtype
     std::vector<double> block_rows, block_cols, half_depth, gemm_overhead, gemm_tail, c_s_per_byte, gemm_uneven,
         gemm_misaligned, gemm_idle_use;
+    std::vector<bool> gemm_waves;
     std::vector<std::int64_t> multiprocessors;            // per rank
     std::vector<double> combine_rate, half_combine_rate;  // bytes per second, per rank
     // (row width in bytes, share of the bandwidth): model/costs.py

@@ -112,6 +112,7 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("gemm_rate", &SimulatedMachine::gemm_rate)
         .def_rw("block_rows", &SimulatedMachine::block_rows)
         .def_rw("block_cols", &SimulatedMachine::block_cols)
+        .def_rw("gemm_waves", &SimulatedMachine::gemm_waves)
         .def_rw("half_depth", &SimulatedMachine::half_depth)
         .def_rw("gemm_overhead", &SimulatedMachine::gemm_overhead)
         .def_rw("gemm_tail", &SimulatedMachine::gemm_tail)

@@ -37,8 +37,10 @@ class GemmShape(_NonNegative):
         t = overhead_s + 2 · (W · (k + half_depth) + tail_elements · k) / rate + c_s_per_byte · extra bytes of C
 
     with W = waves · multiprocessors · block_rows · block_cols and waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ /
-    multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Blocks of 1×1 mean no
-    waves: W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
+    multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Without `waves` blocks are
+    whole, but as many as there are: W = ⌈m/block_rows⌉ · ⌈n/block_cols⌉ · block_rows · block_cols; libraries that have
+    kernels of several block sizes, and share k among multiprocessors, hide the last wave. Blocks of 1×1 mean
+    W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
     is read where the product is added to it) are the extra bytes. Where C is uneven (rows or columns above 256 and
     no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
     columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
@@ -64,6 +66,8 @@ class GemmShape(_NonNegative):
         What it takes longer where columns of A, B or C are not aligned.
     idle_use : float
         How much of the part of the device that a product leaves idle another one beside it can use; in [0, 1].
+    waves : bool
+        Whether the last wave of blocks counts as a whole one.
     """
 
     block_rows: float = 1.0
@@ -75,9 +79,12 @@ class GemmShape(_NonNegative):
     uneven: float = 0.0
     misaligned: float = 0.0
     idle_use: float = 1.0
+    waves: bool = True
 
     def __post_init__(self) -> None:
         _NonNegative.__post_init__(self)
+        if not isinstance(self.waves, bool):
+            raise ParamError(f"waves = {self.waves!r} of GemmShape is neither true nor false")
         if self.idle_use > 1.0:
             raise ParamError(f"idle_use = {self.idle_use} of GemmShape: no more than all of it, 1, can be used")
 
@@ -97,14 +104,14 @@ class GemmShape(_NonNegative):
         Returns
         -------
         operations : float
-            Whole waves and the tail counted; divided by the rate of a large product this is the time.
+            Whole blocks, waves and the tail counted; divided by the rate of a large product this is the time.
         occupancy : float
             In (0, 1]; another kernel can use `idle_use` of what is left meanwhile.
         """
         elements, occupancy = float(m * n), 1.0
         if self.block_rows > 1 or self.block_cols > 1:
             blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
-            slots = math.ceil(blocks / multiprocessors) * multiprocessors
+            slots = math.ceil(blocks / multiprocessors) * multiprocessors if self.waves else blocks
             elements, occupancy = slots * self.block_rows * self.block_cols, blocks / slots
         factor = (1.0 + self.uneven * is_uneven(m, n)) * (1.0 + self.misaligned * (not aligned))
         operations = 2.0 * (elements * (factor * k + self.half_depth) + self.tail_elements * k)

@@ -116,7 +116,7 @@ class Steps(tuple[Move, ...]):
 
 
 @functools.lru_cache(maxsize=4096)
-def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
+def block_edges(extent: int, blocks: int, step: int, multiple: int = 1) -> tuple[int, ...]:
     """
     Return where column blocks or row blocks start, and `extent` at the end.
 
@@ -128,8 +128,10 @@ def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
         How many equal blocks there are, the last of which is halved `HALVINGS` times if there are several.
     step : int
         Blocks start at multiples of it where that leaves none empty.
+    multiple : int, optional
+        As `Blocking.multiple`: of it, or of the largest half of a half that equal blocks have four times.
     """
-    return tuple(_native.block_edges(extent, blocks, step, HALVINGS))
+    return tuple(_native.block_edges(extent, blocks, step, multiple, HALVINGS))
 
 
 def count_blocks(blocks: int) -> int:

@@ -47,6 +47,7 @@ square grid alone is.
 """
 
 _COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
+_MULTIPLES: Final = (1, 64, 256)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _GROWTHS: Final = (2, 3, 4)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
@@ -269,6 +270,12 @@ class Dimensions:
         """How many row blocks there are for so many column blocks."""
         if not asked.blocking.rows and best.options.blocking.order == "corner":
             yield from (_blocked(best, rows=count) for count in _COLUMN_BLOCKS)
+
+    def block_multiples(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Of how many elements row and column blocks begin at multiples."""
+        blocking = best.options.blocking
+        if not asked.blocking.multiple and max(blocking.columns, blocking.rows) > 1:
+            yield from (_blocked(best, multiple=multiple) for multiple in _MULTIPLES)
 
     def deliveries(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How pieces on devices reach more than one other rank."""

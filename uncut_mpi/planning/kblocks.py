@@ -123,7 +123,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
     float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``. In the
-    order ``"corner"`` there are as many row blocks as column blocks. Two products may have begun.
+    order ``"corner"`` there are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two
+    products may have begun.
     """
     asked = options.blocking
     if asked.is_complete:
@@ -145,6 +146,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         growth=asked.growth or 2,
         columns=columns,
         rows=asked.rows or (columns if order == "corner" else 1),
+        multiple=asked.multiple or 1,
         order=order,
         lanes=asked.lanes or 2,
         delivery=asked.delivery or "balanced",
@@ -326,7 +328,7 @@ class Prepared:
         self._given = given = _native.KBlocksInput(planner.given)
         given.combines, given.at_owner, given.first_away = self._combines, self._at_owner, first_away
         given.earliest = how.delivery == "earliest"
-        given.row_blocks, given.column_blocks = how.rows, how.columns
+        given.row_blocks, given.column_blocks, given.multiple = how.rows, how.columns, how.multiple
         given.first_block, given.product_lanes = how.first, how.lanes
         given.k_starts = self._k_starts
         steps = sum(given.add_steps(blocking_of(stop - start, how, whole=planner.whole)) for start, stop in self._parts)
@@ -403,7 +405,7 @@ class Prepared:
 
     def _least_tasks(self) -> int:
         """Return how many tasks there are at least: the copies of A and B, products, and partial sums to add up."""
-        problem, step = self._planner.problem, elements_aligned(self._planner.problem)
+        problem = self._planner.problem
         partition = self._partition
         # How many bands of a height are computed by so many ranks, columns of a width by so many.
         bands = Counter(
@@ -414,11 +416,11 @@ class Prepared:
         columns = Counter((width, ranks) for (_, width), ranks in in_column.items())
         # The owner of a matrix fetches none of it, and may multiply all of k at once.
         home = {name: getattr(self._planner.placement, name).space == "device" for name in "abc"}
-        starts_of = {width: block_edges(width, self._how.columns, step) for width, _ in columns}
+        starts_of = {width: self._edges(width, self._how.columns) for width, _ in columns}
         # Where ranks beside each other are cut at other rows a band may have rows of some row blocks alone.
-        heights = {height: block_edges(height, self._how.rows, step) for height, _ in bands} if self._on_grid else {}
+        heights = {height: self._edges(height, self._how.rows) for height, _ in bands} if self._on_grid else {}
         shortest = min((len(rows) for rows, cols in partition.blocks if rows and cols), default=0)
-        edges = block_edges(shortest, self._how.rows, step)
+        edges = self._edges(shortest, self._how.rows)
         tasks = 0
         for move, splits in Counter(move for start, stop in self._parts for move in self._moves(stop - start)).items():
             inner = move.k_stop - move.k_start
@@ -447,6 +449,9 @@ class Prepared:
             tasks += ranks * groups * sums * (self.splits - 1)
         return tasks
 
+    def _edges(self, extent: int, blocks: int) -> tuple[int, ...]:
+        return block_edges(extent, blocks, elements_aligned(self._planner.problem), self._how.multiple)
+
     @staticmethod
     def _has_columns(starts: Sequence[int], move: Move) -> bool:
         return starts[move.last] > starts[move.first]
@@ -470,5 +475,12 @@ class Prepared:
         steps = self._moves(len(inner))
         part = (rows, cols, inner)
         return choose_alignment(
-            self._planner.problem, self._planner.machine, rank, part, homes, steps, may_sum_apart=self._combines
+            self._planner.problem,
+            self._planner.machine,
+            rank,
+            part,
+            homes,
+            steps,
+            may_sum_apart=self._combines,
+            multiple=self._how.multiple,
         )

@@ -38,8 +38,8 @@ _TAKES = {
     "kblocks": {
         *_BLOCKS,
         "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows", "lanes")),
-        *(f"blocking.{name}" for name in ("order", "delivery", "combine", "away")),
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows", "multiple")),
+        *(f"blocking.{name}" for name in ("order", "lanes", "delivery", "combine", "away")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
@@ -49,6 +49,7 @@ _MOST_SHARES = 1e300
 """Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
 MOST_PRODUCT_LANES = 2
+MOST_MULTIPLE = 4096
 MOST_CHUNKS = 8
 MOST_TRIED = 16
 
@@ -92,6 +93,10 @@ class Blocking:
         How many of the last column blocks, the halves of the last one counted apart, meet a C on a device where they
         are computed though the others do at its owner; all if there are no more. At the end the owner's device would
         have all sums to form at once. A search tries some numbers unless this or `combine` is set.
+    multiple : int
+        Row and column blocks begin at multiples of so many elements, a power of two, where equal blocks have four
+        times as many; else of half of it, and so on. 1: of 16 bytes alone. Products of whole multiples of what a
+        library's kernels compute at a time are faster, equal blocks are handed on more evenly.
     """
 
     splits: int = 0
@@ -105,11 +110,16 @@ class Blocking:
     delivery: str = ""
     combine: str = ""
     away: int = 0
+    multiple: int = 0
 
     def __post_init__(self) -> None:
         for name in ("splits", "first", "block", "growth", "columns", "rows", "away"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
+        if self.multiple and (not 1 <= self.multiple <= MOST_MULTIPLE or self.multiple & (self.multiple - 1)):
+            raise ParamError(
+                f"multiple = {self.multiple} (--block-multiple): use a power of two from 1 to {MOST_MULTIPLE}"
+            )
         if not 0 <= self.lanes <= MOST_PRODUCT_LANES:
             raise ParamError(f"lanes = {self.lanes} (--product-lanes): use 1 or {MOST_PRODUCT_LANES}")
         if self.growth == 1:
@@ -138,7 +148,7 @@ class Blocking:
     def is_complete(self) -> bool:
         """Whether nothing is left open."""
         numbers = self.splits and self.first and self.block and self.growth and self.columns and self.rows
-        return bool(numbers and self.lanes and self.order and self.delivery and self.combine)
+        return bool(numbers and self.multiple and self.lanes and self.order and self.delivery and self.combine)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

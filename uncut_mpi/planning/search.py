@@ -45,6 +45,13 @@ what they are behind.
 _FIRST_PART: Final = 0.7
 """What the more promising scheduler gets of the budget, at least."""
 
+_FOR_MULTIPLES: Final = 40
+"""
+The part of the budget, one over this, for blocks of the choice that begin at other multiples. Varied with the rest
+they let descents end in more places: 92.8 % of the 305 irregular problems on 8 A100 are then within 2 % of a search
+without a budget, 95.4 % so.
+"""
+
 _OTHERS: Final = 3
 """On how many other grids of ranks blocks and shares are improved, at most."""
 
@@ -220,17 +227,22 @@ class _Explorer:
         least = {True: min(ours, default=self._evaluation.least), False: self._evaluation.least}
         most = {True: _HOPELESS * least[True], False: _HOPELESS_OF_OTHERS * least[False]}
         promising = [(one, asked) for one, asked in best if one.value <= most[asked.scheduler in _OURS]]
+        budget = self._budget - self._budget // _FOR_MULTIPLES
         for number, (one, asked) in enumerate(promising):
-            limit, spent = self._budget, self._evaluation.spent
+            limit, spent = budget, self._evaluation.spent
             if number < len(promising) - 1:  # some of the budget is for the next one
                 limit = spent + round(_FIRST_PART * (limit - spent))
             self._evaluation.allow(limit)
             self._explore(one, asked)
-        self._evaluation.allow(self._budget)
+        self._evaluation.allow(budget)
         for one, asked in best:
             if asked.scheduler in _OURS and most[True] < one.value <= _BEYOND_HOPE * least[True]:
                 self._explore(one, asked)
+        self._evaluation.allow(self._budget)
         winner = min(self._evaluation.tried, key=lambda one: one.value)
+        if winner.options.scheduler == "kblocks":
+            asked = next(one for one in askeds if one.scheduler == "kblocks")
+            winner = self._improve(winner, asked, self._dimensions.block_multiples)
         if self._dimensions.is_alone(winner):
             self._descend(winner, next(one for one in askeds if one.scheduler == "kblocks"), DIMENSIONS["kblocks"])
 

@@ -273,6 +273,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     shapes = [machine.gemm_shape.get(dtype.name, GemmShape()) for dtype in DType]
     native.block_rows = [shape.block_rows for shape in shapes]
     native.block_cols = [shape.block_cols for shape in shapes]
+    native.gemm_waves = [shape.waves for shape in shapes]
     native.half_depth = [shape.half_depth for shape in shapes]
     native.gemm_overhead = [shape.overhead_s for shape in shapes]
     native.gemm_tail = [shape.tail_elements for shape in shapes]
