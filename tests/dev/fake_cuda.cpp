@@ -464,11 +464,13 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                *result = reinterpret_cast<FakeLayout *>(layout_c);
     const int *ops = reinterpret_cast<FakeProduct *>(product)->ops;
     const bool tf32 = reinterpret_cast<FakeProduct *>(product)->compute == blas_compute_32f_fast_tf32;
-    const int type = tf32 ? type_r_32f : type_r_16bf;
+    const int type = left->type == type_r_32f ? type_r_32f : type_r_16bf;
+    const bool wide = type == type_r_32f;  // f32 or tf32
     const auto m = ops[0] != 0 ? left->cols : left->rows, k = ops[0] != 0 ? left->rows : left->cols;
     const auto n = ops[1] != 0 ? right->rows : right->cols, k_of_b = ops[1] != 0 ? right->cols : right->rows;
     const bool narrow = result->type == type_r_16bf;
-    if (left->type != type || right->type != type || (result->type != type_r_32f && (tf32 || !narrow))) return 15;
+    if (left->type != type || right->type != type || (tf32 && !wide)) return 15;
+    if (result->type != type_r_32f && (wide || !narrow)) return 15;
     if (algorithm->data[7] != (narrow ? lt_reduction_in_compute_type : lt_any_reduction)) return 7;
     if (k != k_of_b || m != result->rows || n != result->cols || c != d || layout_c != layout_d) return 7;
     if (workspace == nullptr || bytes != algorithm->data[6] || bytes < (std::size_t{32} << 20)) return 7;
@@ -486,7 +488,7 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                        ticks += product_ticks[option];
                        multiply(turned_a, turned_b, static_cast<std::int64_t>(m), static_cast<std::int64_t>(n),
                                 static_cast<std::int64_t>(k), alpha, places[0], lda, places[1], ldb, beta, places[2],
-                                ldc, tf32 ? dtype_f32 : dtype_bf16, narrow ? dtype_bf16 : dtype_f32);
+                                ldc, wide ? dtype_f32 : dtype_bf16, narrow ? dtype_bf16 : dtype_f32);
                        return true;
                    });
 }

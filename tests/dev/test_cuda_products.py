@@ -23,7 +23,7 @@ def paced(fake):
     fake.product_ticks()
 
 
-@pytest.mark.parametrize("dtype", [DType.bf16, DType.tf32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [DType.bf16, DType.tf32, DType.f32], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 def test_products_go_by_the_fastest_that_is_proposed(paced, dtype, trans):
     case = Pushed(dtype=dtype, trans_a=trans[0], trans_b=trans[1])

@@ -109,7 +109,7 @@ def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, lastin
         assert all(report.python_tasks == 0 and report.allocations == 0 for report in reports)
 
 
-@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16, DType.tf32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16, DType.tf32, DType.f32], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize(
     ("trans", "extents", "pad"),
     [("NN", (1152, 896, 1032), 8), ("TN", (1152, 896, 1032), 8), ("TT", (1137, 829, 1141), 5)],

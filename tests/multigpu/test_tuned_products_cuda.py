@@ -21,7 +21,7 @@ def tuned_session(comm):
             yield session
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32", "f32"])
 @pytest.mark.parametrize("place", ["hhh", "000", "0h1"])
 @pytest.mark.parametrize("scheduler", ["kblocks", "uncut"])
 @pytest.mark.parametrize(("extents", "trans"), [((640, 512, 768), "NN"), ((333, 517, 641), "TN")])

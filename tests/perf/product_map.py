@@ -27,7 +27,7 @@ PRODUCTS, ROUNDS, HELD_CLOCKS = 4, 3, 400_000
 
 
 def measure(name):
-    """Return [m, n, seconds] of every pair of extents."""
+    """Return the seconds of every pair of extents."""
     kind, code, wide, wide_code, compute = TYPES[name]
     random = np.random.default_rng(1)
     block = cupy.asarray((random.random(1 << 22) - 0.5).astype(kind))
@@ -54,16 +54,17 @@ def measure(name):
             if turn:
                 found.setdefault((m, n), []).append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / PRODUCTS)
             time.sleep(0.0005)
-    return [[m, n, statistics.median(found[m, n])] for m, n in sorted(found)]
+    return {pair: statistics.median(times) for pair, times in found.items()}
 
 
 def main():
     """Measure and keep all."""
-    results = {"k": K, "ld": LD}
+    results = {"k": K, "ld": LD, "extents": EXTENTS, "us": {}}
     for name in sys.argv[2:] or TYPES:
         began = time.perf_counter()
-        results[name] = rows = measure(name)
-        by_pair = {(m, n): 2e-12 * m * n * K / seconds for m, n, seconds in rows}
+        seconds = measure(name)
+        results["us"][name] = [[round(1e6 * seconds[m, n], 2) for n in EXTENTS] for m in EXTENTS]
+        by_pair = {(m, n): 2e-12 * m * n * K / found for (m, n), found in seconds.items()}
         few = [n for n in EXTENTS if n in (256, 304, 320, 512, 576, 1024, 1040, 1536, 2048, 2064, 4096)]
         print(f"{name}: TFLOP/s, m down, n along; {time.perf_counter() - began:.0f} s")
         print("      " + " ".join(f"{n:6d}" for n in few))

@@ -206,7 +206,7 @@ def make_bench_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--tune-products",
         action="store_true",
-        help="choose kernels of products in tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
+        help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
     )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(

@@ -424,7 +424,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tune-products",
         action="store_true",
-        help="choose kernels of products in tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
+        help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
     )
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")

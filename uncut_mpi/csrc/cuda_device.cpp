@@ -9,7 +9,8 @@ namespace {
 
 // How kernels of products are timed.
 constexpr std::size_t most_tuned_products = 1024;
-constexpr double most_operations = 2e12;  // longer ones run at the power limit, where kernels differ by 3 % and less
+// Longer ones run at the power limit, where kernels differ by 3 % and less, and take long to time.
+constexpr double most_operations = 2e12, most_operations_f32 = 3e11;
 constexpr double long_operations = 1e11;
 constexpr double negligible = 0.05;  // part of a plan's operations that is left to the library
 constexpr int timing_rounds = 3;
@@ -102,7 +103,8 @@ void DeviceState::tune(std::vector<Wanted> wanted) {
     const auto work = [](const Wanted &one) { return static_cast<double>(one.count) * one.shape.operations(); };
     std::erase_if(wanted, [&](const Wanted &one) {
         const double operations = one.shape.operations();
-        return operations < least_operations_ || operations > most_operations || tuned_products_.contains(one.shape);
+        const double most = one.shape.dtype == dtype_f32 ? most_operations_f32 : most_operations;
+        return operations < least_operations_ || operations > most || tuned_products_.contains(one.shape);
     });
     std::sort(wanted.begin(), wanted.end(), [&](const Wanted &x, const Wanted &y) { return work(x) > work(y); });
     for (const Wanted &one : wanted)

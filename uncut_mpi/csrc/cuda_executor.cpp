@@ -166,25 +166,19 @@ void Executor::issue_gemm(const Step &step) {
         return;
     }
     const Blas &b = device_->blas();
-    if (g.dtype == dtype_f64) {
+    if (g.tuned != nullptr) {
+        fail("cublasLtMatmul",
+             g.tuned->run(g.handle, &factors_f32_[g.factor_product], g.a, g.b, &factors_f32_[g.factor_c], g.c,
+                          g.workspace, lanes_[step.lane].stream),
+             true, &step);
+    } else if (g.dtype == dtype_f64) {
         fail("cublasDgemm_v2_64",
              b.cublasDgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f64_[g.factor_product],
                                  reinterpret_cast<const double *>(g.a), g.lda, reinterpret_cast<const double *>(g.b),
                                  g.ldb, &factors_f64_[g.factor_c], reinterpret_cast<double *>(g.c), g.ldc),
              true, &step);
-    } else if (g.dtype == dtype_f32) {
-        fail("cublasSgemm_v2_64",
-             b.cublasSgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f32_[g.factor_product],
-                                 reinterpret_cast<const float *>(g.a), g.lda, reinterpret_cast<const float *>(g.b),
-                                 g.ldb, &factors_f32_[g.factor_c], reinterpret_cast<float *>(g.c), g.ldc),
-             true, &step);
-    } else if (g.tuned != nullptr) {
-        fail("cublasLtMatmul",
-             g.tuned->run(g.handle, &factors_f32_[g.factor_product], g.a, g.b, &factors_f32_[g.factor_c], g.c,
-                          g.workspace, lanes_[step.lane].stream),
-             true, &step);
     } else {
-        fail("cublasGemmEx_64",
+        fail(g.dtype == dtype_f32 ? "cublasSgemm_v2_64" : "cublasGemmEx_64",
              usual_product(b, g.handle, shape_of(g), &factors_f32_[g.factor_product], g.a, g.b,
                            &factors_f32_[g.factor_c], g.c),
              true, &step);

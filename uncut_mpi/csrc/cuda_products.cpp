@@ -14,7 +14,7 @@ int compute_of(int dtype) { return dtype == dtype_tf32 ? blas_compute_32f_fast_t
 
 }  // namespace
 
-bool is_tunable(int dtype) { return dtype == dtype_f16 || dtype == dtype_bf16 || dtype == dtype_tf32; }
+bool is_tunable(int dtype) { return dtype != dtype_f64; }
 
 std::size_t ProductShape::bytes_of_c() const {
     const bool half = dtype_c == dtype_f16 || dtype_c == dtype_bf16;
@@ -28,6 +28,10 @@ std::uint32_t alignment_of(Address address) {
 
 Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const float *alpha, Address a,
                    Address b, const float *beta, Address c) {
+    if (shape.dtype == dtype_f32)
+        return blas.cublasSgemm_v2_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
+                                      reinterpret_cast<const float *>(a), shape.lda, reinterpret_cast<const float *>(b),
+                                      shape.ldb, beta, reinterpret_cast<float *>(c), shape.ldc);
     const int type = type_of(shape.dtype);
     return blas.cublasGemmEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
                                 reinterpret_cast<const void *>(a), type, shape.lda, reinterpret_cast<const void *>(b),

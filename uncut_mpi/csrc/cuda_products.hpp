@@ -1,5 +1,5 @@
-// Products whose kernel is chosen by its time: cuBLAS chooses by the shape alone, and what it chooses for half types
-// and tf32 takes up to a third longer than another that it has (docs/performance.md, 2026-11-22).
+// Products whose kernel is chosen by its time: cuBLAS chooses by the shape alone, and what it chooses takes up to a
+// third longer than another that it has (docs/performance.md, 2026-11-22 and 23).
 #pragma once
 
 #include <compare>
@@ -12,7 +12,7 @@ namespace uncut::cuda {
 
 enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
 
-// Whether products of a type are worth it: the library's choice for f64 and f32 is within 2 % of the best.
+// Whether products of a type are worth it: the library's choice for f64 is within 1 % of the best in the mean.
 bool is_tunable(int dtype);
 
 // All that the library looks at when it chooses.
@@ -30,7 +30,7 @@ struct ProductShape {
 
 std::uint32_t alignment_of(Address address);
 
-// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory. Of tunable types.
+// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory. Of all types but f64.
 Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const float *alpha, Address a,
                    Address b, const float *beta, Address c);
 

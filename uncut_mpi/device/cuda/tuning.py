@@ -44,7 +44,7 @@ class TunedProduct(NamedTuple):
 
 class ProductTuning:
     """
-    Whether executables of one device time what the library proposes for their products, in tf32, f16 and bf16.
+    Whether executables of one device time what the library proposes for their products, in f32, tf32, f16 and bf16.
 
     Parameters
     ----------
