@@ -35,15 +35,16 @@ ISSUED_S: Final = {"cuda": 3.0e-6, "host": 0.0}
 
 _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
 
-# half_depth, overhead_s, tail_elements, c_s_per_byte, uneven, misaligned, idle_use; none has waves.
+# block_rows, block_cols, half_depth, overhead_s, tail_elements, c_s_per_byte, uneven, misaligned, idle_use; none has
+# waves. They go with the rate of one product of 4096³, as a first measurement takes it.
 _CUDA_FIGURES: Final = {
-    "f64": (39, 5e-6, 5.5e4, 2.2e-13, 0.02, 0.21, 0.7),
-    "f32": (38, 1e-5, 2e4, 2.5e-13, 0.08, 0.02, 1.0),
-    "f16": (200, 8e-6, 3e5, 2.5e-13, 0.03, 6.0, 0.0),
-    "bf16": (200, 8e-6, 3e5, 2.5e-13, 0.03, 6.0, 0.0),
-    "tf32": (260, 7e-6, 5.5e5, 3e-13, 0.2, 2.0, 0.37),
+    "f64": (64, 64, 39, 5e-6, 5.5e4, 2.2e-13, 0.02, 0.21, 0.7),
+    "f32": (128, 64, 38, 1e-5, 2e4, 2.5e-13, 0.05, 0.02, 1.0),
+    "f16": (128, 64, 200, 8e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
+    "bf16": (128, 64, 200, 8e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
+    "tf32": (128, 128, 260, 7e-6, 5.5e5, 3e-13, 0.2, 1.9, 0.46),
 }
-_CUDA_SHAPES: Final = {dtype: GemmShape(1.0, 1.0, *figures) for dtype, figures in _CUDA_FIGURES.items()}
+_CUDA_SHAPES: Final = {dtype: GemmShape(*figures, waves=False) for dtype, figures in _CUDA_FIGURES.items()}
 _HOST_SHAPES: Final = {
     "f64": GemmShape(half_depth=3, overhead_s=1e-5),
     "f32": GemmShape(half_depth=2, overhead_s=1.5e-5),
