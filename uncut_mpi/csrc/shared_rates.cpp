@@ -1,7 +1,9 @@
 #include "shared_rates.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 namespace uncut {
@@ -167,11 +169,7 @@ void SharedRates::solve() {
         }
         if (port.growing > 0) open_.push_back(number);
     }
-    const auto lower = [&](std::size_t one, std::size_t other) {
-        const double limit = classes_[one].limit, others = classes_[other].limit;
-        return limit < others || (limit == others && one < other);
-    };
-    if (!std::is_sorted(growing_.begin(), growing_.end(), lower)) std::sort(growing_.begin(), growing_.end(), lower);
+    sort_growing();
     double rate = 0;
     for (std::size_t next = 0;;) {
         while (next < growing_.size() && !classes_[growing_[next]].grows)
@@ -191,6 +189,38 @@ void SharedRates::solve() {
                 for (const auto &[c, weight] : ports_[number].present)
                     freeze(classes_[c], rate, static_cast<std::int32_t>(number));
         std::erase_if(open_, [&](std::size_t number) { return ports_[number].growing == 0; });
+    }
+}
+
+void SharedRates::rank_classes() {
+    at_place_.resize(classes_.size());
+    std::iota(at_place_.begin(), at_place_.end(), std::size_t{0});
+    std::sort(at_place_.begin(), at_place_.end(), [this](std::size_t one, std::size_t other) {
+        const double limit = classes_[one].limit, others = classes_[other].limit;
+        return limit < others || (limit == others && one < other);
+    });
+    place_of_.resize(classes_.size());
+    for (std::size_t place = 0; place < at_place_.size(); ++place)
+        place_of_[at_place_[place]] = place;
+    bits_.assign(classes_.size() / 64 + 1, 0);
+}
+
+// By rising limit. Classes have their places from the first time on, so that nothing is compared here.
+void SharedRates::sort_growing() {
+    if (growing_.size() < 2) return;
+    if (place_of_.size() != classes_.size()) rank_classes();
+    std::size_t first = bits_.size(), last = 0;
+    for (const std::size_t c : growing_) {
+        const std::size_t place = place_of_[c], word = place / 64;
+        bits_[word] |= std::uint64_t{1} << place % 64;
+        first = std::min(first, word);
+        last = std::max(last, word);
+    }
+    growing_.clear();
+    for (std::size_t word = first; word <= last; ++word) {
+        for (std::uint64_t left = bits_[word]; left != 0; left &= left - 1)
+            growing_.push_back(at_place_[64 * word + static_cast<std::size_t>(std::countr_zero(left))]);
+        bits_[word] = 0;
     }
 }
 

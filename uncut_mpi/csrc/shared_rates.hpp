@@ -76,6 +76,8 @@ class SharedRates {
     bool is_overloaded(const Port &port) const { return port.demand > port.capacity; }
     void gather(std::size_t of);
     void solve();
+    void rank_classes();
+    void sort_growing();
     void freeze(Class &c, double rate, std::int32_t by);
     bool widen();
     void find_unfair(std::size_t number);
@@ -88,6 +90,10 @@ class SharedRates {
     // What a change reaches.
     std::vector<std::size_t> changed_, reached_, reached_ports_, growing_, open_, unfair_;
     std::vector<Change> news_;
+
+    // Places of all classes by rising limit, and the class at each; a bit for each place.
+    std::vector<std::size_t> place_of_, at_place_;
+    std::vector<std::uint64_t> bits_;
 };
 
 }  // namespace uncut
