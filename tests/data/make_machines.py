@@ -337,23 +337,23 @@ def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:
 
 def with_shapes(machine: Machine, shapes: Mapping[str, GemmShape]) -> Machine:
     """Return a machine with other shapes, and the rates with which products of 8192³ are expected to take as long."""
-    rates = {}
-    for name, rate in machine.typical_gemm_tflop_per_s.items():
-        new, old = (
-            one[name].seconds(8192, 8192, 8192, int(machine.multiprocessors[0]), 1e15)
-            for one in (shapes, machine.gemm_shape)
-        )
-        rates[name] = np.minimum(rate * (new / old), machine.gemm_tflop_per_s[name])
+    rates, extents = {}, (8192, 8192, 8192, int(machine.multiprocessors[0]))
+    for name, of_ranks in machine.typical_gemm_tflop_per_s.items():
+        new, old = shapes[name], machine.gemm_shape[name]
+        seconds = np.array([old.seconds(*extents, 1e12 * rate) for rate in of_ranks])
+        rates[name] = new.work(*extents)[0] / (seconds - new.overhead_s) * 1e-12
     return dataclasses.replace(machine, gemm_shape=shapes, typical_gemm_tflop_per_s=rates)
 
 
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
-    calibrated = with_shapes(
-        calibrated, shapes_of([Machine.from_json((measured.RESULTS / one).read_text()) for one in H200_SHAPES])
-    )
+    of_one = [Machine.from_json((measured.RESULTS / name).read_text()) for name in H200_SHAPES]
+    calibrated = with_shapes(calibrated, shapes_of(of_one))
     transfers = [*measured.transfers(), *measured.earlier_transfers(calibrated.num_ranks)]
-    rates = calibrated.gemm_tflop_per_s
+    rates = {
+        name: np.maximum(of_ranks, max(one.gemm_tflop_per_s[name].max() for one in of_one))
+        for name, of_ranks in calibrated.gemm_tflop_per_s.items()
+    }
     possible = dataclasses.replace(
         calibrated,
         gemm_tflop_per_s={**rates, "f64": np.maximum(rates["f64"], measured.EARLIER_F64_TFLOP_PER_S)},
@@ -368,12 +368,13 @@ def h200() -> Machine:
     return dataclasses.replace(
         unbeaten(possible, itertools.chain.from_iterable(measured.products().values())),
         provenance="a node with 4 H200 (NVSwitch), one NUMA node, 2026-11-22: python -m uncut_mpi.calibrate, driver "
-        "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways "
-        "then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for "
-        "bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes and of "
-        "earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); rows of 8.5 to 12 KiB between devices are those of two H200, "
-        "the same day, rows within a device of two and shapes of products of one (the mean of two calibrations, with "
-        "the rates at which 8192×8192×8192 takes as long as before) the next day",
+        "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways"
+        " then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for"
+        " bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes, "
+        "for products of the two calibrations below too, and of earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); "
+        "rows of 8.5 to 12 KiB between devices are those of two H200, the same day, rows within a device of two and"
+        " shapes of products of one (the mean of two calibrations, with the rates at which 8192×8192×8192 takes as "
+        "long as before) the next day",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Sequence
 
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
@@ -16,14 +17,18 @@ from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Schedule
 
 
-def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple[Schedule, ScheduleOptions]:
-    """Return the schedule of a random problem, placement and choice of every option."""
+def random_schedule(
+    rng: random.Random, num_ranks: int, most: int = 60, multiples: Sequence[int] = (0, 1, 2, 8, 16), *, least: int = 0
+) -> tuple[Schedule, ScheduleOptions]:
+    """Return the schedule of a random problem, placement and choice of every option; multiples change nothing else."""
 
     def location() -> Location:
         rank = rng.choice((0, num_ranks - 1, rng.randrange(num_ranks)))
         return rng.choice((Location.host(), Location.host(rank), Location.device(rank), Location.device(rank)))
 
     def extent() -> int:
+        if least:
+            return rng.randint(least, most)
         return rng.choice((1, 2, rng.randint(1, 30), rng.randint(1, most)))
 
     devices = rng.choice((None, None, tuple(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))))
@@ -34,7 +39,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
     problem = GemmProblem(
         m=extent(),
         n=extent(),
-        k=rng.choice((extent(), 10 * extent())),
+        k=rng.choice((extent(), (1 if least else 10) * extent())),
         dtype=rng.choice(list(DType)),
         trans_a=rng.choice("NT"),
         trans_b=rng.choice("NT"),
@@ -75,7 +80,7 @@ def random_schedule(rng: random.Random, num_ranks: int, most: int = 60) -> tuple
         options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
     if rng.random() < 0.4:
         machine = slow_where_misaligned(machine)
-    blocking = dataclasses.replace(options.blocking, multiple=rng.choice((0, 1, 2, 8, 16)))
+    blocking = dataclasses.replace(options.blocking, multiple=rng.choice(multiples))
     options = dataclasses.replace(options, blocking=blocking)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
 

@@ -67,7 +67,7 @@ def choose(machine_name, out, library):
                     of_c = DType(int(schedule.buffers[c["buffer"]]["dtype"])).name
                     lane = lanes.setdefault(int(tasks["lane"][task]), len(lanes))
                     listed.append([int(c["rows"]), int(c["cols"]), int(k), len(operands) > 3, of_c, lane])
-                alone = simulate_products(machine, name, listed)
+                alone = simulate_products(machine, name, rank, listed)
                 found.append(
                     {
                         "problem": f"{name} {'x'.join(map(str, extents))} {place}",
@@ -81,15 +81,15 @@ def choose(machine_name, out, library):
         json.dump(found, file)
 
 
-def simulate_products(machine, name, listed):
+def simulate_products(machine, name, rank, listed):
     """Return the time of products one after another by the model: with one lane all there is."""
     from uncut_mpi.model.dtypes import DType
 
-    shape, rate = machine.gemm_shape[name], float(machine.typical_gemm_rate(DType[name])[0])
+    shape, rate = machine.gemm_shape[name], float(machine.typical_gemm_rate(DType[name])[rank])
     seconds = 0.0
     for m, n, k, adds, of_c, _ in listed:
         extra = m * n * ((2 if adds else 1) * DType[of_c].itemsize - DType[name].accumulator.itemsize)
-        seconds += shape.seconds(m, n, k, int(machine.multiprocessors[0]), rate, extra)
+        seconds += shape.seconds(m, n, k, int(machine.multiprocessors[rank]), rate, extra)
     return seconds
 
 
@@ -108,13 +108,14 @@ def time_all(out, choices):
     memory["f32"], memory["f16"] = (
         cupy.resize(cupy.asarray(block.astype(codes[name][0])), most // size) for name, size in (("f32", 4), ("f16", 2))
     )
-    target = cupy.zeros(most // 8, "float64")
+    target = cupy.zeros(1 << 30, "float64")
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     handles = [cublas.create() for _ in range(2)]
     spin = cupy.RawKernel(SPIN, "spin")
     files = [json.loads(Path(name).read_text()) for name in choices]
     results = []
     for rows in zip(*files, strict=True):
+        assert len({row["problem"] for row in rows}) == 1
         name = rows[0]["problem"].split()[0]
         _, code, compute = codes[name]
         one = np.ones(1, "float64" if name == "f64" else "float32")
@@ -135,7 +136,7 @@ def time_all(out, choices):
                         cublas.gemmEx(
                             handles[lane % 2], 0, 0, m, n, k, one.ctypes.data, memory[name].data.ptr, code, ld_m,
                             memory[name].data.ptr, code, ld_k, (one if adds else 0 * one).ctypes.data,
-                            target.data.ptr + lane % 2 * (most // 2), codes[of_c][1], ld_m, compute, -1,
+                            target.data.ptr + lane % 2 * (target.nbytes // 2), codes[of_c][1], ld_m, compute, -1,
                         )  # fmt: skip
                 joined.record(streams[1])
                 streams[0].wait_event(joined)

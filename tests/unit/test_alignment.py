@@ -12,7 +12,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.alignment import Alignment, choose_alignment
+from uncut_mpi.planning.alignment import Alignment, _with_last_columns, choose_alignment
 from uncut_mpi.planning.blocking import moves
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -94,6 +94,12 @@ def test_what_is_chosen_is_no_slower_than_leaving_it(machine, dtype, extent):
         seconds.append(simulate(schedule, machine).seconds)
     assert seconds[0] <= 1.02 * seconds[1]
     assert extent < 4095 or dtype is DType.f64 or seconds[0] < 0.7 * seconds[1]
+
+
+def test_what_stays_slow_of_a_transposed_b_is_the_part_with_the_last_columns():
+    steps = moves(4096, Blocking(first=4096, block=4096, growth=2, columns=2, rows=1, order="columns"), whole=True)
+    for multiple, last in ((1, 125), (64, 105)):  # of 1001 columns, the last of two blocks halved twice
+        assert _with_last_columns(steps.products, 1001, 8, multiple) == pytest.approx(last / 1001, abs=0.01)
 
 
 def test_what_does_not_fit_with_panels_is_planned_without(machine):

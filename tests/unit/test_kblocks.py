@@ -159,6 +159,40 @@ def test_faults_planted_in_its_schedules_are_found_and_nothing_else_is_refused(f
 
 
 @pytest.mark.usefixtures("any_slice")
+def test_schedules_whose_blocks_begin_at_multiples_are_right() -> None:
+    changed = 0
+    for seed in range(150):
+        made = []
+        for multiples in ((1,), (8, 16, 32)):
+            rng = random.Random(seed)
+            made.append(random_schedule(rng, rng.randint(1, 6), most=200, multiples=multiples, least=100)[0])
+        verify(made[1], lower(made[1]), capacity_bytes=made[1].softbuf_bytes().tolist())
+        changed += made[0].digest() != made[1].digest()
+    assert changed > 30
+    for seed in range(12):
+        rng = random.Random(seed)
+        schedule, _ = random_schedule(rng, rng.randint(1, 3), most=70, multiples=(8,), least=40)
+        assert oracle.is_wrong(schedule) == "", seed
+
+
+def test_row_blocks_begin_at_multiples_too_and_are_counted_so() -> None:
+    how = {"first": 4096, "block": 4096, "columns": 1, "rows": 3, "order": "corner"}
+    tops = []
+    for multiple in (1, 256):
+        schedule = cube(8192, "0,0,0", **how, multiple=multiple)
+        written = schedule.operands[schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.GEMM]]["region"]
+        tops.append({int(row) for row in schedule.regions[written]["row"]})
+    assert all(row % 256 == 0 for row in tops[1])
+    assert not all(row % 256 == 0 for row in tops[0])
+    machine = Machine.uniform(4)
+    problem = GemmProblem(8192, 8192, 8192, DType.f64)
+    options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(**how, multiple=256))
+    made = kblocks.Planner(problem, Placement.parse("0,0,0"), 4, machine).prepare(options)
+    assert made._edges(4096, 3) == block_edges(4096, 3, 2, 256) != block_edges(4096, 3, 2)
+    assert made._least_tasks() <= len(made.schedule().tasks)
+
+
+@pytest.mark.usefixtures("any_slice")
 def test_its_schedules_compute_the_product() -> None:
     for seed in range(60):
         rng = random.Random(seed)

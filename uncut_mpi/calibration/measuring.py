@@ -40,8 +40,9 @@ _LARGE: Final = 4
 _MAX_PRODUCTS: Final = 32
 _HELD_S: Final = 5e-4
 """How long products are held back until all are issued, at about 10 us each."""
-_LEAST_S: Final = 1e-7
-"""No time that is a difference of two is shorter."""
+_MOST_SUMS: Final = 64
+_TELLING: Final = 0.2
+"""Where products take a smaller part of a hold, it is timed again, since its error is theirs."""
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
 
@@ -368,11 +369,8 @@ class _Run:
                 pilot = self.bench.time(self._product(product, dtype, 1), what, samples=1)
                 count = min(_MAX_PRODUCTS, max(1, math.ceil(self.effort.target_s / pilot.together.min_s)))
                 count = -(-count // product.lanes) * product.lanes
-                if self.effort.asynchronous:
-                    seconds, time = self._held(product, dtype, count, what)
-                else:
-                    timed = self.bench.time(self._product(product, dtype, count), what)
-                    seconds, time = timed.by_rank_s / count, _scaled(timed.together, 1.0 / count)
+                timed = self._held if self.effort.asynchronous else self._unheld
+                seconds, time = timed(product, dtype, count, what)
                 how = (product.adds, product.aligned, product.lanes)
                 self.samples.products.append(
                     ProductSample(dtype.name, *product.shape, tuple(seconds.tolist()), time, *how)
@@ -385,15 +383,24 @@ class _Run:
         They are issued while something else holds their lanes, since one of few elements is over before the next is
         issued; what that takes by itself is subtracted.
         """
+        alone = self._holds.get(product.lanes) or self._hold_alone(product.lanes, what)
         while True:
-            timed = self.bench.time(self._product(product, dtype, count, self._hold), what)
-            alone = self._hold_alone(product.lanes, what)
+            held = self._product(product, dtype, count, self._hold)
+            timed = self.bench.time(held, what, known_s=alone.together.mean_s)
+            if float((timed.by_rank_s - alone.by_rank_s).min()) < _TELLING * alone.together.median_s:
+                alone = self._hold_alone(product.lanes, what)  # it may have been slow, or be faster by now
             fits = float(timed.issue_s.max()) <= float(alone.by_rank_s.min())
             if fits or count <= product.lanes:
                 break
             count = max(product.lanes, count // 2 // product.lanes * product.lanes)
-        seconds = np.maximum(timed.by_rank_s - alone.by_rank_s, _LEAST_S) / count
-        return seconds, _scaled(timed.together, 1.0 / count, less_s=alone.together.median_s)
+        seconds = timed.by_rank_s - alone.by_rank_s
+        if float(seconds.min()) <= 0.0 or timed.together.min_s <= alone.together.min_s:
+            return self._unheld(product, dtype, count, what)
+        return seconds / count, _scaled(_difference(timed.together, alone.together), 1.0 / count)
+
+    def _unheld(self, product: Product, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
+        timed = self.bench.time(self._product(product, dtype, count), what)
+        return timed.by_rank_s / count, _scaled(timed.together, 1.0 / count)
 
     @functools.cached_property
     def _hold(self) -> probes.Hold:
@@ -401,13 +408,12 @@ class _Run:
         few, many = (
             self.bench.time(self._combines(rows, cols, count), "COMBINE").together.median_s for count in (1, 9)
         )
-        return probes.Hold(rows, cols, max(1, math.ceil(_HELD_S / max((many - few) / 8, _LEAST_S))))
+        return probes.Hold(rows, cols, min(_MOST_SUMS, max(1, math.ceil(_HELD_S / max((many - few) / 8, 1e-7)))))
 
     def _hold_alone(self, lanes: int, what: str) -> Timed:
-        """Return what the hold takes on so many lanes."""
-        if lanes not in self._holds:
-            probe = self._product(Product((1, 1, 1), lanes=lanes), DType.f64, 0, self._hold)
-            self._holds[lanes] = self.bench.time(probe, what)
+        """Return what the hold takes on so many lanes, from now on."""
+        probe = self._product(Product((1, 1, 1), lanes=lanes), DType.f64, 0, self._hold)
+        self._holds[lanes] = self.bench.time(probe, what)
         return self._holds[lanes]
 
     def _product(self, product: Product, dtype: DType, count: int, hold: probes.Hold | None = None) -> probes.Probe:
@@ -552,9 +558,16 @@ def _watts(group: Group, backend: Backend, work: Callable[[], None]) -> list[flo
     return found
 
 
-def _scaled(summary: Summary, factor: float, *, less_s: float = 0.0) -> Summary:
-    """Return a part of some times, each less the same."""
+def _scaled(summary: Summary, factor: float) -> Summary:
     fields = {name: value * factor for name, value in dataclasses.asdict(summary).items() if name != "count"}
-    for name in ("mean_s", "median_s", "min_s", "max_s"):
-        fields[name] = max(fields[name] - less_s * factor, _LEAST_S * factor)
     return Summary(**fields, count=summary.count)
+
+
+def _difference(whole: Summary, part: Summary) -> Summary:
+    """Return what is left of some times without a part that was timed by itself."""
+    mean, median, least, most = (
+        getattr(whole, name) - getattr(part, name) for name in ("mean_s", "median_s", "min_s", "max_s")
+    )
+    # Independent errors of a difference add up as squares do.
+    half_width = math.hypot(whole.half_width_s, part.half_width_s)
+    return Summary(mean, max(median, least), least, max(most, median, least), half_width, whole.count)

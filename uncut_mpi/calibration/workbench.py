@@ -119,7 +119,7 @@ class Workbench:
         """Fill the first bytes of this rank's memory with full-mantissa random values. Not collective."""
         self.backend.fill_random(self.address(self.group.rank), nbytes, dtype)
 
-    def time(self, probe: Probe, what: str, *, samples: int = 0) -> Timed:
+    def time(self, probe: Probe, what: str, *, samples: int = 0, known_s: float = 0.0) -> Timed:
         """
         Run a probe until its mean is known well enough, or so many times.
 
@@ -131,6 +131,8 @@ class Workbench:
             What is measured, as an error calls it.
         samples : int, optional
             How many; by default as many as needed.
+        known_s : float, optional
+            What of the time is known: the rest of it has to be known well enough.
 
         Raises
         ------
@@ -149,7 +151,7 @@ class Workbench:
             if samples:
                 if len(together) >= samples:
                     break
-            elif self._enough(together, late=bool(records[0, 1] > self._deadline_s)):
+            elif self._enough([one - known_s for one in together], late=bool(records[0, 1] > self._deadline_s)):
                 break
         with agreement.collective(self.group, what):
             executable.close()

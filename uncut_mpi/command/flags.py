@@ -359,8 +359,8 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         type=whole(1),
         default=0,
         metavar="N",
-        help="row and column blocks begin at multiples of N elements, a power of two, where they have four times as "
-        "many, else of half of it, and so on; default 1: of 16 bytes",
+        help="row and column blocks of a rank's part begin at multiples of N elements, a power of two, where they have "
+        "four times as many, else of half of it, and so on; default 1: of 16 bytes, a search tries 64 and 256 too",
     )
     group.add_argument(
         "--block-order",

@@ -148,7 +148,7 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
         driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(0), lane.stream));
         for (int i = 0; i < times; ++i) {
             if (candidate == 0) {
-                blas_->check("cublasGemmEx_64",
+                blas_->check(shape.dtype == dtype_f32 ? "cublasSgemm_v2_64" : "cublasGemmEx_64",
                              usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b, &beta, c));
             } else if (product->run(lane.handle, &alpha, wanted.a, wanted.b, &beta, c, lane.workspace, lane.stream) !=
                        success) {

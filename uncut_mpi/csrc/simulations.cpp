@@ -9,7 +9,19 @@
 namespace uncut {
 namespace {
 
-constexpr std::chrono::microseconds looking{200};
+// To be woken takes a tenth to a half of a simulation, and what a search does between two of them seldom longer than
+// this.
+constexpr std::chrono::microseconds looking{2000};
+constexpr int looks = 32;  // some microseconds
+
+// Leaves the core to its other thread for a while.
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
 
 }  // namespace
 
@@ -20,8 +32,11 @@ void Simulations::wait_for(std::condition_variable &condition, const std::atomic
     while (!is_so()) {
         const std::uint64_t seen = count.load();
         lock.unlock();
-        while (count.load() == seen && std::chrono::steady_clock::now() < until)
-            std::this_thread::yield();
+        while (count.load() == seen && std::chrono::steady_clock::now() < until) {
+            for (int look = 0; look < looks && count.load() == seen; ++look)
+                relax();
+            std::this_thread::yield();  // to whom the processor is shared with
+        }
         lock.lock();
         if (count.load() == seen) break;
     }

@@ -94,8 +94,9 @@ class Blocking:
         are computed though the others do at its owner; all if there are no more. At the end the owner's device would
         have all sums to form at once. A search tries some numbers unless this or `combine` is set.
     multiple : int
-        Row and column blocks begin at multiples of so many elements, a power of two, where equal blocks have four
-        times as many; else of half of it, and so on. 1: of 16 bytes alone. Products of whole multiples of what a
+        Row and column blocks begin at multiples of so many elements from the start of a rank's part, a power of two,
+        where equal blocks have four times as many; else of half of it, and so on. 1: of 16 bytes alone. A search
+        tries 1, 64 and 256 for what it has chosen. Products of whole multiples of what a
         library's kernels compute at a time are faster, equal blocks are handed on more evenly.
     """
 

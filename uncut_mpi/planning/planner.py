@@ -121,7 +121,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     if blocking.rows > 1:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     if blocking.multiple > 1 and (blocking.columns > 1 or blocking.rows > 1):
-        columns += f" at multiples of {blocking.multiple}"
+        columns += f" at multiples of up to {blocking.multiple}"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     lanes = ", one product lane" if blocking.lanes == 1 else ""
     if blocking.delivery == "earliest" and "device" in (schedule.placement.a.space, schedule.placement.b.space):

@@ -227,7 +227,8 @@ class _Explorer:
         least = {True: min(ours, default=self._evaluation.least), False: self._evaluation.least}
         most = {True: _HOPELESS * least[True], False: _HOPELESS_OF_OTHERS * least[False]}
         promising = [(one, asked) for one, asked in best if one.value <= most[asked.scheduler in _OURS]]
-        budget = self._budget - self._budget // _FOR_MULTIPLES
+        of_kblocks = [one for one in askeds if one.scheduler == "kblocks" and not one.blocking.multiple]
+        budget = self._budget - (self._budget // _FOR_MULTIPLES if of_kblocks else 0)
         for number, (one, asked) in enumerate(promising):
             limit, spent = budget, self._evaluation.spent
             if number < len(promising) - 1:  # some of the budget is for the next one
@@ -240,9 +241,8 @@ class _Explorer:
                 self._explore(one, asked)
         self._evaluation.allow(self._budget)
         winner = min(self._evaluation.tried, key=lambda one: one.value)
-        if winner.options.scheduler == "kblocks":
-            asked = next(one for one in askeds if one.scheduler == "kblocks")
-            winner = self._improve(winner, asked, self._dimensions.block_multiples)
+        if winner.options.scheduler == "kblocks" and of_kblocks:
+            winner = self._improve(winner, of_kblocks[0], self._dimensions.block_multiples)
         if self._dimensions.is_alone(winner):
             self._descend(winner, next(one for one in askeds if one.scheduler == "kblocks"), DIMENSIONS["kblocks"])
 
