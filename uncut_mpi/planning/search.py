@@ -43,7 +43,7 @@ what they are behind.
 """
 
 _FIRST_PART: Final = 0.7
-"""What the more promising scheduler gets of the budget, at least."""
+"""What a scheduler may have of the budget, if those after it promise no more; else it may have the rest of this."""
 
 _FOR_MULTIPLES: Final = 40
 """
@@ -229,11 +229,12 @@ class _Explorer:
         promising = [(one, asked) for one, asked in best if one.value <= most[asked.scheduler in _OURS]]
         of_kblocks = [one for one in askeds if one.scheduler == "kblocks" and not one.blocking.multiple]
         budget = self._budget - (self._budget // _FOR_MULTIPLES if of_kblocks else 0)
-        for number, (one, asked) in enumerate(promising):
-            limit, spent = budget, self._evaluation.spent
-            if number < len(promising) - 1:  # some of the budget is for the next one
-                limit = spent + round(_FIRST_PART * (limit - spent))
-            self._evaluation.allow(limit)
+        # Last comes what has most to vary: it can use what the others leave of their parts.
+        promising.sort(key=lambda one: one[1].scheduler == "kblocks")
+        for number, (one, asked) in enumerate(promising, 1):
+            part = _FIRST_PART if all(one.value <= other.value for other, _ in promising[number:]) else 1 - _FIRST_PART
+            spent = self._evaluation.spent
+            self._evaluation.allow(budget if number == len(promising) else spent + round(part * (budget - spent)))
             self._explore(one, asked)
         self._evaluation.allow(budget)
         for one, asked in best:
