@@ -19,7 +19,7 @@ from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import litmus
 from uncut_mpi.calibration import measuring as measuring_probes
-from uncut_mpi.calibration.measuring import EFFORTS
+from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench

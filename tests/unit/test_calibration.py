@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from uncut_mpi.calibration.assemble import assemble, fit_products
+from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_idle_use, fit_row_shares, nonnegative_least_squares
-from uncut_mpi.calibration.measuring import EFFORTS
 from uncut_mpi.calibration.ports import HostTotals, host_ports, pair_ports, predicted_slowdown, star_ports
 from uncut_mpi.calibration.report import machine_text, samples_text
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from uncut_mpi.calibration import probes
+from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.litmus import Exchange
-from uncut_mpi.calibration.measuring import EFFORTS
 from uncut_mpi.calibration.probes import Areas, Transfers
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, lower

@@ -17,8 +17,8 @@ from uncut_mpi.model.costs import GemmShape, RowTable, is_uneven
 _BLOCK_EDGES: Final = (64, 96, 128, 192, 256)
 _SMALLEST_EDGES: Final = (64, 128)
 
-# Waves are believed where the error that remains with them is no more than so many times the one without: of 1,681
-# products of an H200 those that fits were not made of take 3 % longer than predicted without waves, 8 % with.
+# Waves are believed where the error that remains with them is no more than so many times the one without: in f16 on an
+# H200 they fitted better, 10.7 for 11.3 %, and were 14 for 11 % off on 1,681 products that the fit had not seen.
 _WITH_WAVES: Final = 0.9
 
 # A fit that says that large products run more than so much faster than the fastest one seen is no fit.

@@ -17,7 +17,8 @@ from uncut_mpi.api.measure import cache_directory, machine_key, measure
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
 from uncut_mpi.calibration.assemble import assemble
-from uncut_mpi.calibration.measuring import EFFORTS, measure_all
+from uncut_mpi.calibration.effort import EFFORTS
+from uncut_mpi.calibration.measuring import measure_all
 from uncut_mpi.calibration.refine import Refinement, refine
 from uncut_mpi.calibration.report import machine_text, refinement_text, samples_text
 from uncut_mpi.calibration.samples import Samples

@@ -9,8 +9,8 @@
 namespace uncut {
 namespace {
 
-// To be woken takes a tenth to a half of a simulation, and what a search does between two of them seldom longer than
-// this.
+// To be woken takes as long as a simulation, and what a search does between two of them seldom longer than this
+// (docs/performance.md, 2026-11-23).
 constexpr std::chrono::microseconds looking{2000};
 constexpr int looks = 32;  // some microseconds
 

@@ -45,13 +45,13 @@ class GemmShape(_NonNegative):
     no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
     columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
     fed by loads that need them there. Another product beside it can use `idle_use` of what it leaves idle. The tail,
-    the extra bytes, `uneven`, `misaligned` and `idle_use` are what measured products asked for
+    the extra bytes, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured products asked for
     (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
 
     Attributes
     ----------
     block_rows, block_cols : float
-        Elements of C; 1 for no waves.
+        Elements of C; both 1 for no blocks.
     half_depth : float
         Steps of k at which half the rate is reached.
     overhead_s : float

@@ -1,0 +1,18 @@
+"""How a rank's part of a product is cut, in few words."""
+
+from __future__ import annotations
+
+from uncut_mpi.planning.blocking import Step, moves
+from uncut_mpi.planning.options import Blocking
+
+
+def cut_by(**given) -> Blocking:
+    """Return what says how a rank's part is cut, the rest being 1."""
+    return Blocking(**{"growth": 2, "rows": 1, **given})
+
+
+def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
+    """Return where k-blocks start and end: A arrives in them."""
+    how = cut_by(first=first, block=most, growth=growth, columns=1, order="columns")
+    made = moves(extent, how, whole=False)
+    return [(move.k_start, move.k_stop) for move in made if move.step == Step.FETCH_A]

@@ -1,0 +1,124 @@
+"""The order in which `kblocks` fetches and multiplies: k-blocks, and where blocks of rows and columns begin."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.helpers.blocking import cut_by, k_blocks
+from uncut_mpi.errors import ParamError
+from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
+from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking
+
+
+def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
+    assert k_blocks(8192, 256, 2048) == [
+        (0, 256),
+        (256, 512),
+        (512, 1024),
+        (1024, 2048),
+        (2048, 4096),
+        (4096, 6144),
+        (6144, 8192),
+    ]
+    assert k_blocks(100, 256, 2048) == [(0, 100)]
+    assert k_blocks(5000, 2048, 2048) == [(0, 2048), (2048, 5000)]  # what is left is less than half a block
+    assert k_blocks(8192, 512, 8192, growth=4) == [(0, 512), (512, 2048), (2048, 8192)]
+    assert k_blocks(8192, 512, 2048, growth=3) == [(0, 512), (512, 1536), (1536, 3584), (3584, 5632), (5632, 8192)]
+
+
+@pytest.mark.parametrize(("extent", "blocks"), list(itertools.product((1, 2, 7, 100, 4096), (1, 2, 3, 8))))
+def test_column_blocks_are_all_columns_one_after_the_other(extent: int, blocks: int) -> None:
+    starts = block_edges(extent, blocks, 2)
+    assert len(starts) == count_blocks(blocks) + 1
+    assert (starts[0], starts[-1]) == (0, extent)
+    assert list(starts) == sorted(starts)
+    assert extent < 100 or all(start % 2 == 0 for start in starts)
+
+
+def test_blocks_that_grow_by_nothing_are_refused() -> None:
+    with pytest.raises(ParamError, match="growth = 1"):
+        Blocking(growth=1)
+
+
+def test_the_last_column_block_is_halved_twice() -> None:
+    assert block_edges(4096, 4, 2) == (0, 1024, 2048, 3072, 3584, 3840, 4096)
+    assert block_edges(4096, 1, 2) == (0, 4096)
+
+
+def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
+    wanted = (0, 320, 640, 960, 1280, 1536, 1792, 2048, 2176, 2240, 2304)
+    assert block_edges(2304, 8, 2, 64) == wanted
+    assert block_edges(2304, 8, 2, 256) == wanted  # 288 elements in a block: 256 and 128 are too many
+    assert block_edges(4096, 3, 2, 256) == (0, 1536, 2816, 3584, 3840, 4096)
+    for multiple in (1, 2, 4):  # of elements of 8 bytes two are aligned
+        assert block_edges(100, 3, 4, multiple) == block_edges(100, 3, 4)
+    assert block_edges(1003, 2, 2, 64)[-2:] == (896, 1003)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 96, 8192])
+def test_a_multiple_is_a_power_of_two(wrong: int) -> None:
+    with pytest.raises(ParamError, match=f"multiple = {wrong} .--block-multiple.: use a power of two from 1 to 4096"):
+        Blocking(multiple=wrong)
+
+
+@pytest.mark.parametrize(
+    ("order", "whole", "blocks", "rows", "extent"),
+    [
+        (order, whole, blocks, rows, extent)
+        for order, whole, blocks, extent in itertools.product(BLOCK_ORDERS, (False, True), (1, 2, 5), (1, 40, 1000))
+        for rows in ((1, 2, 3, 5) if order == "corner" else (1,))
+    ],
+)
+def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
+    order: str, whole: bool, blocks: int, rows: int, extent: int
+) -> None:
+    columns, bands = count_blocks(blocks), count_blocks(rows)
+    a, b = np.zeros((bands, extent), int), np.zeros((columns, extent), int)
+    done = np.zeros((bands, columns, extent), int)
+    c, finished = np.zeros((2, bands, columns), int)
+    how = cut_by(first=16, block=128, columns=blocks, rows=rows, order=order)
+    for move in moves(extent, how, whole=whole):
+        inner, part, band = (
+            slice(move.k_start, move.k_stop),
+            slice(move.first, move.last),
+            slice(move.top, move.bottom),
+        )
+        if move.step == Step.FETCH_A:
+            a[band, inner] += 1
+        elif move.step == Step.FETCH_B:
+            b[part, inner] += 1
+        elif move.step == Step.FETCH_C:
+            c[band, part] += 1
+            assert not (move.early and done[band, part].any())
+        elif move.step == Step.MULTIPLY:
+            assert a[band, inner].all()
+            assert b[part, inner].all()
+            assert not finished[band, part].any()
+            assert c[band, part].all() or not move.early
+            done[band, part, inner] += 1
+        else:
+            assert done[band, part].all()
+            assert c[band, part].all()
+            finished[band, part] += 1
+    for counts in (a, b, done, c, finished):
+        assert (counts == 1).all()
+
+
+def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:
+    made = moves(4096, cut_by(first=512, block=2048, columns=2, order="corner"), whole=False)
+    products = [(move.k_stop - move.k_start, move.first, move.last) for move in made if move.step == Step.MULTIPLY]
+    assert products == [(512, 0, 1), (512, 0, 1), (1024, 0, 1), (2048, 0, 1), (4096, 1, 2), (4096, 2, 3), (4096, 3, 4)]
+    how = cut_by(first=4096, block=4096, columns=2, rows=2, order="corner")
+    made = moves(4096, how, whole=False)
+    products = [(move.top, move.bottom, move.first, move.last) for move in made if move.step == Step.MULTIPLY]
+    assert products[:5] == [(0, 1, 0, 1), (0, 1, 1, 2), (1, 2, 0, 2), (0, 2, 2, 3), (2, 3, 0, 3)]
+    assert all(move.early for move in made if move.step == Step.MULTIPLY)
+
+
+def test_fetches_run_ahead_of_products() -> None:
+    how = cut_by(first=256, block=2048, columns=1, order="k")
+    steps = [move.step for move in moves(8192, how, whole=False)]
+    assert steps[:7] == [Step.FETCH_A, Step.FETCH_B] * 3 + [Step.MULTIPLY]
