@@ -170,6 +170,7 @@ def exchange(rank: Rank, case: Exchange, rounds: int) -> dict[str, Any]:
     for _ in range(runs):
         stamp = (rank.epoch + 1) * 1e9  # with the salt and the index below 2**53: exact
         source[...] = stamp + salt[:, comm.rank * blocks : (comm.rank + 1) * blocks] + index
+        rank.backend.mark_caller()
         rank.backend.await_caller()
         spent += rank.run(executable)
         expected = stamp + salt + index

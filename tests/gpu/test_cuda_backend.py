@@ -160,12 +160,14 @@ def test_awaiting_the_caller_waits_for_its_stream(backend, cupy):
             big = cupy.zeros((3000, 3000))
             for _ in range(20):
                 big = big @ big
+            backend.mark_caller()
             backend.await_caller()
             assert stream.done
     with cupy.cuda.Stream(non_blocking=True) as stream:
         for _ in range(20):
             big = big @ big
-    backend.await_caller(stream)
+    backend.mark_caller(stream)
+    backend.await_caller()
     assert stream.done
 
 

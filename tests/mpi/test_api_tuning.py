@@ -126,7 +126,7 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
         result = session.gemm(operands.a, operands.b, out, alpha=CASE.alpha, beta=beta, options=OPTIONS)
         wrong = mismatch(dataclasses.replace(CASE, beta=beta), dataclasses.replace(operands, c=out or result))
         collective_assert(comm, not wrong, wrong)
-        (entry,) = [one for one in session._plans.values() if one.key.options == OPTIONS]
+        (entry,) = [one for one in session._plans.entries() if one.key.options == OPTIONS]
         tried = max(tried, entry.summary.tried)
         if not own_result:
             session.release(result)

@@ -164,10 +164,12 @@ class CallMachinery:
             raise ParamError(f"alpha = {alpha}, but the plan was made with scales_only=True: plan without it")
         if beta != 0 and not entry.key.problem.reads_c:
             raise ParamError(f"beta = {beta}, but the plan was made with reads_c=False: plan with reads_c=True")
+        changed = False
         for name, old, new in zip("ABC", planned, matrices, strict=True):
             self._store.check(name, new)
             if new is old:
                 continue
+            changed = True
             wanted, found = (
                 f"{m.info.stored.rows}×{m.info.stored.cols} {m.dtype.name}, order {m.order}, "
                 f"leading dimension {m.info.stored.ld}, at {m.location}"
@@ -177,7 +179,7 @@ class CallMachinery:
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
             if name == "C" and not new.info.writeable:
                 raise ParamError("C is a read-only array: pass a writeable one")
-        for name, matrix in (("A", matrices[0]), ("B", matrices[1])):
+        for name, matrix in (("A", matrices[0]), ("B", matrices[1])) if changed else ():
             if overlap(matrix.info, matrices[2].info):
                 raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
         return entry
@@ -327,13 +329,14 @@ class CallMachinery:
         binding: Binding | None = None
         digest = _NO_DIGEST
         try:
+            self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
             check_scalars(alpha, beta)
             plan = find()
             digest = _call_digest(plan, matrices, alpha, beta)
             if plan.trials is not None:  # ranks that run different schedules would wait for each other
                 digest = agreement.digest_of(digest + struct.pack("<q", plan.trials.state)).tobytes()
             binding = plan.turn(tries).bindings.get(self._binding_key(matrices))
-            self._backend.await_caller(stream)
+            self._backend.await_caller()
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
         all_ready = self.gate.open(name, asked, digest, epoch=self._epoch, ready=binding is not None, error=error)

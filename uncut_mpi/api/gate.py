@@ -54,6 +54,7 @@ class Gate:
         self._arrival_timeout_s = arrival_timeout_s
         self._exchange = agreement.CallExchange(group, room)
         self._busy = threading.Lock()
+        self._exclusive = Exclusive(self._busy)
         self.closed = self.broken = False
         self.on_close: Callable[[], None] = lambda: None
 
@@ -76,7 +77,7 @@ class Gate:
             raise ParamError(
                 "an earlier call of this session did not end; its devices may still be at work: end the program"
             )
-        return Exclusive(self._busy)
+        return self._exclusive
 
     def begin(
         self, call: str, text: str, check: Callable[[], object] | None = None, *, waits_for_ever: bool = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,6 +24,7 @@ from uncut_mpi.api.gemm_plan import GemmPlan, Operands
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
+from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError, is_agreed
@@ -156,8 +156,7 @@ class Session:
             raise
         self._gate = self._calls.gate
         self._gate.on_close = self._release_all
-        self._plans: OrderedDict[PlanKey, PlanEntry] = OrderedDict()
-        self._max_plans = max_plans
+        self._plans = PlanCache(max_plans)
         self._own_plans: weakref.WeakSet[GemmPlan] = weakref.WeakSet()
         logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
 
@@ -508,21 +507,16 @@ class Session:
         stream: Any,
         asked: Callable[[], str],
     ) -> CallResult:
-        def entry() -> PlanEntry:
-            key = self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
-            found = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-            return found if found is not None else PlanEntry(key)
+        def key() -> PlanKey:
+            return self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
 
-        def keep(made: PlanEntry) -> None:
-            self._plans[made.key] = made
-            while len(self._plans) > self._max_plans:
-                _, oldest = self._plans.popitem(last=False)
-                oldest.close()
+        def entry() -> PlanEntry:
+            for name, matrix in (("A", a), ("B", b), ("C", c)):
+                self._store.check(name, matrix)
+            return self._plans.find((a, b, c), trans_a, trans_b, beta != 0, alpha == 0, options, key)
 
         with self._gate.exclusive():
-            return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, keep, asked)
+            return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, self._plans.keep, asked)
 
     def _execute_plan(
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any

@@ -139,9 +139,10 @@ void bind_cuda(nb::module_ &m) {
             },
             nb::arg("number"))
         .def(
-            "await_stream",
-            [](DeviceState &d, std::uintptr_t stream) { d.await_stream(reinterpret_cast<Stream>(stream)); },
+            "mark_stream",
+            [](DeviceState &d, std::uintptr_t stream) { d.mark_stream(reinterpret_cast<Stream>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def("await_mark", &DeviceState::await_mark, nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"), nb::arg("timing"))

@@ -202,14 +202,24 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
     }
 }
 
-void DeviceState::await_stream(Stream stream) {
-    const Driver &d = *driver_;
+Event DeviceState::caller_event() const {
     if (caller_event_.empty()) throw Failure("a stream was to be awaited by a device that is closed", -1);
+    return caller_event_.front();
+}
+
+void DeviceState::mark_stream(Stream stream) {
+    const Event event = caller_event();
     const Scope scope(*this);
-    d.check("cuCtxSetCurrent", scope.code());
+    driver_->check("cuCtxSetCurrent", scope.code());
     // An event of the legacy stream follows what blocking streams hold as well; asking that stream itself would not.
-    d.check("cuEventRecord", d.cuEventRecord(caller_event_.front(), stream));
-    d.check("cuEventSynchronize", d.cuEventSynchronize(caller_event_.front()));
+    driver_->check("cuEventRecord", driver_->cuEventRecord(event, stream));
+}
+
+void DeviceState::await_mark() {
+    const Event event = caller_event();
+    const Scope scope(*this);
+    driver_->check("cuCtxSetCurrent", scope.code());
+    driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(event));
 }
 
 void DeviceState::fill_words(Address address, std::size_t count, std::uint32_t value) {

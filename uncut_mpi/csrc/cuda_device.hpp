@@ -101,8 +101,10 @@ class DeviceState {
     // Premise P1: held by the thread that issues.
     std::mutex &issuing() { return issuing_; }
 
-    // Return when the work that a stream of the caller's holds now is done; call without the interpreter lock.
-    void await_stream(Stream stream);
+    // Note what work a stream of the caller's holds now, and return when it is done: between the two the device gets
+    // on. Call without the interpreter lock.
+    void mark_stream(Stream stream);
+    void await_mark();
     // Set `count` 32-bit words at `address` and wait for it.
     void fill_words(Address address, std::size_t count, std::uint32_t value);
     std::uint64_t pointer_attribute(int attribute, Address address) const;
@@ -116,6 +118,7 @@ class DeviceState {
   private:
     Tuned time(const Wanted &wanted, Address c);
     void reserve_events(std::vector<Event> &events, std::size_t count, unsigned flags);
+    Event caller_event() const;
 
     std::shared_ptr<const Driver> driver_;
     std::shared_ptr<const Blas> blas_;

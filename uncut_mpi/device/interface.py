@@ -309,15 +309,19 @@ class Backend(abc.ABC):
         """Set `count` 32-bit words; synchronous. For flags, before any use of them."""
 
     @abc.abstractmethod
-    def await_caller(self, stream: Any = None) -> None:
+    def mark_caller(self, stream: Any = None) -> None:
         """
-        Return once the caller's earlier work on this device is done.
+        Note what work the caller has given this device so far, for `await_caller`.
 
         Parameters
         ----------
         stream : object, optional
-            A stream with attribute ``ptr`` or an integer handle; the current stream by default.
+            The caller's stream, with attribute ``ptr`` or an integer handle; the current stream by default.
         """
+
+    @abc.abstractmethod
+    def await_caller(self) -> None:
+        """Return once the work that `mark_caller` noted last is done."""
 
     @abc.abstractmethod
     def executable(

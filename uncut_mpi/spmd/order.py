@@ -92,17 +92,15 @@ class DeviceOrder:
             If they are not to be had within `timeout_s`; says what is awaited. The session cannot
             make calls any more then.
         """
+        words = self._words
         arrived, tried = self._word(_ARRIVED), self._word(_HELD)
         try:
-            self._await(lambda: min(self._words) >= arrived, timeout_s, "to begin this call", self.missing)
+            if min(words) < arrived:  # mostly not, and this is part of every call
+                self._await(lambda: min(words) >= arrived, timeout_s, "to begin this call", self.missing)
             self._holds = self._lock.try_take(self)
-            self._write(_HELD if self._holds else _BLOCKED)
-            self._await(
-                lambda: min(self._words) >= tried,
-                timeout_s,
-                "to try its device",
-                lambda: self._below(tried),
-            )
+            words[self._rank] = tried if self._holds else self._word(_BLOCKED)
+            if min(words) < tried:
+                self._await(lambda: min(words) >= tried, timeout_s, "to try its device", lambda: self._below(tried))
             if self._blocked():
                 self._take_turns(timeout_s)
         except BaseException:
@@ -123,8 +121,8 @@ class DeviceOrder:
             _leave(self._key)
 
     def _blocked(self) -> bool:
-        words = self._words.tolist()
-        return self._word(_BLOCKED) in words or self._word(_LOCKED) in words
+        # Nobody begins another call before this one is over: a word above HELD is BLOCKED, or LOCKED after it.
+        return max(self._words) > self._word(_HELD)
 
     def _take_turns(self, timeout_s: float | None) -> None:
         if self._holds:

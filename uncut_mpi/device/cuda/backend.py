@@ -257,12 +257,17 @@ class CudaBackend(Backend):
             with self._current("setting flags"):
                 self._native.fill_words(address, count, value & 0xFFFFFFFF)
 
-    def await_caller(self, stream: Any = None) -> None:
-        """Return once the work that `stream` (cupy's current stream by default) holds now is done."""
+    def mark_caller(self, stream: Any = None) -> None:
+        """Note what work `stream` (cupy's current stream by default) holds now."""
         if stream is None:
             stream = self._cupy.cuda.get_current_stream(self._ordinal)  # cupy has one for each device
+        with device_errors("marking the caller's stream"):
+            self._native.mark_stream(int(getattr(stream, "ptr", stream)))
+
+    def await_caller(self) -> None:
+        """Return once the work that `mark_caller` noted last is done."""
         with device_errors("awaiting the caller's stream"):
-            self._native.await_stream(int(getattr(stream, "ptr", stream)))
+            self._native.await_mark()
 
     # -- plans -------------------------------------------------------------------------------
 
@@ -447,9 +452,9 @@ class _Current:
         self._errors.__enter__()
         self._device.__enter__()
 
-    def __exit__(self, *details: Any) -> bool | None:
+    def __exit__(self, *details: Any) -> None:
         self._device.__exit__(*details)
-        return self._errors.__exit__(*details)
+        self._errors.__exit__(*details)
 
 
 def _pitch(array: np.ndarray) -> int:

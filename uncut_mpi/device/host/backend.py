@@ -194,8 +194,11 @@ class HostBackend(Backend):
         """See `Backend.fill_words`."""
         bytes_at(address, 4 * count).view(np.uint32)[:] = value
 
-    def await_caller(self, stream: Any = None) -> None:
-        """See `Backend.await_caller`: numpy's work is done when its call returns."""
+    def mark_caller(self, stream: Any = None) -> None:
+        """See `Backend.mark_caller`: numpy's work is done when its call returns."""
+
+    def await_caller(self) -> None:
+        """See `Backend.await_caller`: there is nothing to wait for."""
 
     # -- running and measuring ---------------------------------------------------------------
 
