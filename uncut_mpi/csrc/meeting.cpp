@@ -44,13 +44,13 @@ class Meeting {
 
     static std::size_t room_bytes(std::size_t size) { return 2 * size * line; }
 
-    // Begin the next meeting: give this rank's record to the others.
-    void post(const Record &mine) {
-        if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
-        ++number_;
-        std::uint8_t *place = place_of(rank_);
-        std::memcpy(place + sizeof(std::uint64_t), mine.data(), bytes_);
-        word(place).store(number_, std::memory_order_release);
+    // Whether a meeting was begun whose records have not been collected.
+    bool pending() const { return pending_; }
+
+    // Begin the next meeting and collect its records.
+    int meet(const Record &mine, const Room &everyone, double spin_s) {
+        post(mine);
+        return collect(everyone, spin_s);
     }
 
     // Wait for the others for at most so long; copy all records, in the order of ranks, when they are there.
@@ -67,10 +67,21 @@ class Meeting {
             if (std::memcmp(own, theirs, bytes_) != 0) outcome = met;
             std::memcpy(everyone.data() + r * bytes_, theirs, bytes_);
         }
+        pending_ = false;
         return outcome;
     }
 
   private:
+    // Begin the next meeting: give this rank's record to the others.
+    void post(const Record &mine) {
+        if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
+        ++number_;
+        std::uint8_t *place = place_of(rank_);
+        std::memcpy(place + sizeof(std::uint64_t), mine.data(), bytes_);
+        word(place).store(number_, std::memory_order_release);
+        pending_ = true;
+    }
+
     std::uint8_t *place_of(std::size_t rank) const { return room_.data() + (2 * rank + number_ % 2) * line; }
     static std::atomic_ref<std::uint64_t> word(std::uint8_t *place) {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t *>(place));
@@ -104,6 +115,7 @@ class Meeting {
     std::size_t rank_, size_, bytes_;
     std::uint64_t number_ = 0, seen_of_ = 0;
     std::size_t seen_ = 0;
+    bool pending_ = false;
 };
 
 }  // namespace
@@ -113,7 +125,9 @@ void bind_meeting(nb::module_ &m) {
         .def(nb::init<Room, std::size_t, std::size_t, std::size_t>(), nb::arg("room"), nb::arg("rank"), nb::arg("size"),
              nb::arg("record_bytes"))
         .def_static("room_bytes", &Meeting::room_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
-        .def("post", &Meeting::post, nb::arg("mine"), "Begin the next meeting with this rank's record.")
+        .def("meet", &Meeting::meet, nb::arg("mine"), nb::arg("everyone"), nb::arg("spin_s"),
+             "Begin the next meeting with this rank's record, then as `collect`.")
+        .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")
         .def("collect", &Meeting::collect, nb::arg("everyone"), nb::arg("spin_s"),
              "Return 0 if others are still missing after so long, 1 if all gave the same record, else 2.");
 }

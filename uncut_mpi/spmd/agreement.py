@@ -238,7 +238,7 @@ class CallExchange:
         self._group = group
         self._meeting = _native.Meeting(room, group.rank, group.size, RECORD.itemsize)
         self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
-        self._outcome, self._posted = _WAITING, False
+        self._outcome, self._spin_s = _WAITING, group.spin_s
         self.mine = new_record()
         self.everyone = np.zeros(group.size, RECORD)
         self._mine_raw = self.mine.view(np.uint8)
@@ -266,25 +266,23 @@ class CallExchange:
             If a rank does not take part within `timeout_s`; names those that `missing` tells.
         """
         self._group.check_usable()
-        if self._posted:  # an interrupt ended that wait, but the others still need what comes next to come after it
-            self._meet(what, timeout_s, missing, progress)
-        self._meeting.post(self._mine_raw)
-        self._posted = True
-        self._meet(what, timeout_s, missing, progress)
+        meeting = self._meeting
+        if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
+            self._watch(what, timeout_s, missing, progress)
+        self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
+        if self._outcome == _WAITING:
+            self._watch(what, timeout_s, missing, progress)
         return self.everyone
 
-    def _meet(self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None) -> None:
+    def _watch(self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None) -> None:
         group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw
-        self._outcome = collect(everyone, group.spin_s)
-        if self._outcome == _WAITING:
 
-            def met() -> int:
-                group.drive()
-                self._outcome = collect(everyone, self._pause_s)
-                return self._outcome
+        def met() -> int:
+            group.drive()
+            self._outcome = collect(everyone, self._pause_s)
+            return self._outcome
 
-            group.watch(met, what, timeout_s, missing=missing, progress=progress)
-        self._posted = False
+        group.watch(met, what, timeout_s, missing=missing, progress=progress)
 
     def unanimous(self) -> bool:
         """Return whether the last exchange has brought nothing but copies of `mine`. Local; quick."""

@@ -76,7 +76,7 @@ class DeviceOrder:
     def arrive(self) -> None:
         """Say that this rank has begun its next call, whether it will take its device or not. Not collective."""
         self._call += 1
-        self._write(_ARRIVED)
+        self._words[self._rank] = _STATES * self._call + _ARRIVED
 
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
@@ -92,16 +92,17 @@ class DeviceOrder:
             If they are not to be had within `timeout_s`; says what is awaited. The session cannot
             make calls any more then.
         """
-        words = self._words
-        arrived, tried = self._word(_ARRIVED), self._word(_HELD)
+        words, first = self._words, _STATES * self._call
+        arrived, tried = first + _ARRIVED, first + _HELD
         try:
             if min(words) < arrived:  # mostly not, and this is part of every call
                 self._await(lambda: min(words) >= arrived, timeout_s, "to begin this call", self.missing)
             self._holds = self._lock.try_take(self)
-            words[self._rank] = tried if self._holds else self._word(_BLOCKED)
+            words[self._rank] = tried if self._holds else first + _BLOCKED
             if min(words) < tried:
                 self._await(lambda: min(words) >= tried, timeout_s, "to try its device", lambda: self._below(tried))
-            if self._blocked():
+            # Nobody begins another call before this one is over: a word above HELD is BLOCKED, or LOCKED after it.
+            if max(words) > tried:
                 self._take_turns(timeout_s)
         except BaseException:
             self.release()
@@ -119,10 +120,6 @@ class DeviceOrder:
             self.release()
             self._words.release()  # so that the memory can be unmapped
             _leave(self._key)
-
-    def _blocked(self) -> bool:
-        # Nobody begins another call before this one is over: a word above HELD is BLOCKED, or LOCKED after it.
-        return max(self._words) > self._word(_HELD)
 
     def _take_turns(self, timeout_s: float | None) -> None:
         if self._holds:

@@ -94,16 +94,11 @@ class CudaExecutable(Executable):
                 result = self._native.run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         except DeviceError as error:
             return ExecutionReport(error=error)
-        return ExecutionReport(
-            tasks=result.tasks,
-            copy_bytes=result.copy_bytes,
-            python_tasks=0,
-            allocations=result.created,
-            issue_s=result.issue_s,
-            drain_s=result.drain_s,
-            error=self._error_of(result, timeout_s),
-            times=self._times_of(result) if traced else None,
-        )
+        report = ExecutionReport(result.tasks, result.copy_bytes, 0, result.created, result.issue_s, result.drain_s)
+        report.error = self._error_of(result, timeout_s)
+        if traced:
+            report.times = self._times_of(result)
+        return report
 
     def prepare_trace(self) -> None:
         """Make two events per body; they stay with the backend for other traces."""
