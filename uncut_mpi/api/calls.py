@@ -420,7 +420,6 @@ class CallMachinery:
             self._reset_flags()
         if binding.staged:
             self._stage(binding, matrices, inward=True)
-        self._board.words[self._group.rank] = 0
         if planned or binding.staged or traced:
             self._group.barrier()
         report = binding.executable.run(

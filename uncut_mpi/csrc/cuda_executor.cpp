@@ -76,7 +76,9 @@ void Executor::start(double alpha, double beta, std::uint32_t epoch, double time
     std::memset(device_->progress(), 0, DeviceState::max_lanes * sizeof(std::uint32_t));
     timeout_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
     last_look_ = last_move_ = Clock::now();
-    mirror();
+    volatile std::uint32_t *row = board_ + rank_ * DeviceState::max_lanes;
+    for (std::size_t l = 0; l < DeviceState::max_lanes; ++l)  // of lanes that an earlier list had, too
+        if (row[l] != 0) row[l] = 0;
 }
 
 template <bool traced>
