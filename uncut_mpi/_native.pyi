@@ -219,6 +219,7 @@ class SimulatedMachine:
     gemm_misaligned: list[float]
     gemm_idle_use: list[float]
     c_s_per_byte: list[float]
+    c_half_depth: list[float]
     multiprocessors: list[int]
     combine_rate: list[float]
     half_combine_rate: list[float]

@@ -318,7 +318,7 @@ H200_LOCAL_ROWS = (
 )
 
 # Calibrations of one H200 whose shapes of products ship, in docs/performance/results.
-H200_SHAPES = ("calibration_1xh200_2026-11-23_15h_1.json", "calibration_1xh200_2026-11-23_15h_2.json")
+H200_SHAPES = ("calibration_1xh200_2026-11-23_19h_1.json", "calibration_1xh200_2026-11-23_19h_2.json")
 
 
 def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:
@@ -330,25 +330,35 @@ def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:
             key: value for key, value in dataclasses.asdict(first).items() if all(one[key] == value for one in each)
         }
         assert {"block_rows", "block_cols", "waves"} <= {*same}
+        assert len({one["c_half_depth"] > 0 for one in each}) == 1  # 0 is not the least of depths: nothing is hidden
         mean = {key: statistics.fmean(one[key] for one in each) for key in each[0] if key not in same}
         found[name] = dataclasses.replace(first, **mean)
     return found
 
 
-def with_shapes(machine: Machine, shapes: Mapping[str, GemmShape]) -> Machine:
-    """Return a machine with other shapes, and the rates with which products of 8192³ are expected to take as long."""
-    rates, extents = {}, (8192, 8192, 8192, int(machine.multiprocessors[0]))
-    for name, of_ranks in machine.typical_gemm_tflop_per_s.items():
-        new, old = shapes[name], machine.gemm_shape[name]
+def with_shapes(machine: Machine, calibrations: Sequence[Machine]) -> Machine:
+    """
+    Return a machine with the shapes of others, and the rates with which products of 8192³ are expected to take as long.
+
+    What depends on C alone takes as long as on the others, whose rates are a little different.
+    """
+    rates, shapes, extents = {}, {}, (8192, 8192, 8192, int(machine.multiprocessors[0]))
+    for name, found in shapes_of(calibrations).items():
+        old, of_ranks = machine.gemm_shape[name], machine.typical_gemm_tflop_per_s[name]
         seconds = np.array([old.seconds(*extents, 1e12 * rate) for rate in of_ranks])
-        rates[name] = new.work(*extents)[0] / (seconds - new.overhead_s) * 1e-12
+        found_rate = statistics.fmean(float(one.typical_gemm_tflop_per_s[name][0]) for one in calibrations)
+        deep = dataclasses.replace(found, half_depth=0.0)
+        of_c_s = (found.work(*extents)[0] - deep.work(*extents)[0]) / (found_rate * 1e12)
+        rates[name] = deep.work(*extents)[0] / (seconds - found.overhead_s - of_c_s) * 1e-12
+        depth = found.half_depth * statistics.fmean(rates[name].tolist()) / found_rate
+        shapes[name] = dataclasses.replace(found, half_depth=depth)
     return dataclasses.replace(machine, gemm_shape=shapes, typical_gemm_tflop_per_s=rates)
 
 
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
     of_one = [Machine.from_json((measured.RESULTS / name).read_text()) for name in H200_SHAPES]
-    calibrated = with_shapes(calibrated, shapes_of(of_one))
+    calibrated = with_shapes(calibrated, of_one)
     transfers = [*measured.transfers(), *measured.earlier_transfers(calibrated.num_ranks)]
     rates = {
         name: np.maximum(of_ranks, max(one.gemm_tflop_per_s[name].max() for one in of_one))

@@ -28,13 +28,11 @@ def choose(machine_name, out, library):
         # An editable installation comes first otherwise.
         sys.meta_path[:] = [one for one in sys.meta_path if "ditable" not in type(one).__module__]
         sys.path.insert(0, library)
-    import numpy as np
 
     from uncut_mpi.model.dtypes import DType
     from uncut_mpi.model.machine import Machine
     from uncut_mpi.model.placement import Placement
     from uncut_mpi.model.problem import GemmProblem
-    from uncut_mpi.planning.schedule import Kind
     from uncut_mpi.planning.search import search
 
     with open(machine_name) as file:
@@ -49,24 +47,7 @@ def choose(machine_name, out, library):
             for name in TYPES:
                 problem = GemmProblem(*extents, DType[name])
                 best = search(problem, Placement.parse(place), machine.num_ranks, machine).best
-                times = best.simulation
-                schedule = best.schedule
-                tasks = schedule.tasks
-                products = np.flatnonzero(tasks["kind"] == Kind.GEMM)
-                spent = [
-                    sum(times.end_s[task] - times.start_s[task] for task in products if tasks["rank"][task] == rank)
-                    for rank in range(machine.num_ranks)
-                ]
-                rank = int(np.argmax(spent))
-                lanes, listed = {}, []
-                for task in products[tasks["rank"][products] == rank]:
-                    first = tasks["first_operand"][task]
-                    operands = schedule.operands[first : first + tasks["num_operands"][task]]
-                    c, a = (schedule.regions[operands[at]["region"]] for at in (0, 1))
-                    k = a["rows"] if operands[1]["op"] else a["cols"]
-                    of_c = DType(int(schedule.buffers[c["buffer"]]["dtype"])).name
-                    lane = lanes.setdefault(int(tasks["lane"][task]), len(lanes))
-                    listed.append([int(c["rows"]), int(c["cols"]), int(k), len(operands) > 3, of_c, lane])
+                rank, listed = products_of(best, machine)
                 alone = simulate_products(machine, name, rank, listed)
                 found.append(
                     {
@@ -79,6 +60,34 @@ def choose(machine_name, out, library):
                 )
     with open(out, "w") as file:
         json.dump(found, file)
+
+
+def products_of(candidate, machine, *, several=False):
+    """Return the rank whose products take longest, of those with several, and these: (m, n, k, adds, of C, lane)."""
+    import numpy as np
+
+    from uncut_mpi.model.dtypes import DType
+    from uncut_mpi.planning.schedule import Kind
+
+    times, schedule = candidate.simulation, candidate.schedule
+    tasks = schedule.tasks
+    products = np.flatnonzero(tasks["kind"] == Kind.GEMM)
+    spent = [
+        sum(times.end_s[task] - times.start_s[task] for task in products if tasks["rank"][task] == rank)
+        for rank in range(machine.num_ranks)
+    ]
+    counts = [np.count_nonzero(tasks["rank"][products] == rank) for rank in range(machine.num_ranks)]
+    rank = max(range(machine.num_ranks), key=lambda one: (several and counts[one] > 1, spent[one]))
+    lanes, listed = {}, []
+    for task in products[tasks["rank"][products] == rank]:
+        first = tasks["first_operand"][task]
+        operands = schedule.operands[first : first + tasks["num_operands"][task]]
+        c, a = (schedule.regions[operands[at]["region"]] for at in (0, 1))
+        k = a["rows"] if operands[1]["op"] else a["cols"]
+        of_c = DType(int(schedule.buffers[c["buffer"]]["dtype"])).name
+        lane = lanes.setdefault(int(tasks["lane"][task]), len(lanes))
+        listed.append([int(c["rows"]), int(c["cols"]), int(k), len(operands) > 3, of_c, lane])
+    return rank, listed
 
 
 def simulate_products(machine, name, rank, listed):

@@ -107,10 +107,32 @@ class TestProducts:
         extra = [8.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
         seconds = [true.seconds(*one, 132, 62e12, moved) for one, moved in zip(extents, extra, strict=True)]
         shape, rate, error = fit_gemm_shape(extents, seconds, 132, extra)
-        assert dataclasses.astuple(shape)[:-4] == pytest.approx(dataclasses.astuple(true)[:-4], rel=1e-5, abs=0.0)
+        assert dataclasses.astuple(shape)[:-5] == pytest.approx(dataclasses.astuple(true)[:-5], rel=1e-5, abs=0.0)
         assert shape.uneven == pytest.approx(uneven, abs=1e-6)
         assert rate == pytest.approx(62.0, rel=1e-5)
         assert error < 1e-9
+
+    @pytest.mark.parametrize("depth", [0.0, 128.0, 1024.0, 4096.0])
+    def test_the_depth_that_hides_half_of_moving_c_comes_back(self, depth):
+        true = GemmShape(
+            128.0, 64.0, 300.0, 3e-6, tail_elements=4e5, c_s_per_byte=4e-13, waves=False, c_half_depth=depth
+        )
+        extents = [one.shape for one in PRODUCTS]
+        extra = [4.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
+        seconds = [true.seconds(*one, 132, 900e12, moved) for one, moved in zip(extents, extra, strict=True)]
+        shape, rate, error = fit_gemm_shape(extents, seconds, 132, extra)
+        assert shape.c_half_depth == depth
+        assert shape.c_s_per_byte == pytest.approx(4e-13, rel=1e-5)
+        assert rate == pytest.approx(900.0, rel=1e-5)
+        assert error < 1e-9
+
+    def test_a_depth_that_explains_little_is_not_believed(self):
+        true = GemmShape(128.0, 64.0, 300.0, 3e-6, c_s_per_byte=4e-13, waves=False)
+        extents = [one.shape for one in PRODUCTS]
+        extra = [4.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
+        noise = np.random.default_rng(5).normal(1.0, 0.05, len(extents))
+        exact = [true.seconds(*one, 132, 900e12, moved) for one, moved in zip(extents, extra, strict=True)]
+        assert fit_gemm_shape(extents, (noise * exact).tolist(), 132, extra)[0].c_half_depth == 0.0
 
     @pytest.mark.parametrize("use", [0.0, 0.3, 0.7, 1.0])
     def test_what_two_products_gain_tells_what_is_used_of_what_is_idle(self, use):
@@ -386,11 +408,12 @@ class TestAssembling:
         _, found, samples, tolerance = known
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
-        *shape, uneven, misaligned, idle_use, _ = dataclasses.astuple(found.gemm_shape["f64"])
+        *shape, uneven, misaligned, idle_use, _, hiding = dataclasses.astuple(found.gemm_shape["f64"])
         assert shape == pytest.approx((128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5, abs=0.0)
         assert uneven == pytest.approx(0.0, abs=1e-6)
         assert misaligned == pytest.approx(0.8, rel=1e-5)
         assert idle_use == pytest.approx(0.4, rel=1e-5)
+        assert hiding == 0.0
         for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("local", (0.1, 0.4)), ("host_out", ())):
             table = getattr(found.row_rates, way)
             assert [width for width, _ in table] == [256, 8192][: len(shares)]

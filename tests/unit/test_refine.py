@@ -82,6 +82,20 @@ def test_what_short_traced_products_take_besides_is_an_overhead_and_unknown_with
     assert overhead_in_calls(machine, [], {}) is None
 
 
+def test_c_is_written_as_fast_by_a_slower_product() -> None:
+    machine = probed()
+    slower = adjusted(machine, {**NOTHING, "rate f16": 0.5})
+    fast, slow = (one.gemm_shape["f16"] for one in (machine, slower))
+    rates = [float(one.typical_gemm_tflop_per_s["f16"][0]) * 1e12 for one in (machine, slower)]
+    # Twice the time for the arithmetic of a step of k, the same for what comes besides.
+    short, deep = (
+        [shape.seconds(4096, 4096, k, 132, rate) for shape, rate in zip((fast, slow), rates, strict=True)]
+        for k in (1024, 2048)
+    )
+    assert deep[1] - short[1] == pytest.approx(2 * (deep[0] - short[0]))
+    assert 2 * short[1] - deep[1] == pytest.approx(2 * short[0] - deep[0])
+
+
 def test_noise_is_not_fitted_away_and_does_no_harm() -> None:
     machine = probed()
     hidden = {**NOTHING, "device latency": 12e-6, "host ports": 0.84}

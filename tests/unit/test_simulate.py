@@ -106,6 +106,19 @@ def test_a_product_waits_for_its_last_blocks_and_for_c() -> None:
     assert found.end_s[product] - found.start_s[product] == pytest.approx(operations / 1e12)
 
 
+def test_a_long_product_hides_a_part_of_moving_c() -> None:
+    shape = GemmShape(c_s_per_byte=1e-9, c_half_depth=256)
+    machine = machine_of(1, gemm_shape={"f64": shape})
+    for k, part in ((256, 1 / 2), (768, 1 / 4)):
+        schedule = make(300, 200, k, "0,0,0", 1, reads_c=True, tile=4096)
+        expected = 2 * 300 * 200 * k / 1e12 + part * 8e-9 * 300 * 200
+        assert seconds_of(schedule, machine) == pytest.approx(expected)
+        assert shape.seconds(300, 200, k, 1, 1e12, 8 * 300 * 200) == pytest.approx(expected)
+    assert dataclasses.replace(shape, c_half_depth=0.0).moving_s(100, 1 << 20) == pytest.approx(1e-7)
+    with pytest.raises(ParamError, match="c_half_depth = -1 of GemmShape: it cannot be negative"):
+        GemmShape(c_half_depth=-1)
+
+
 @pytest.mark.parametrize(
     ("m", "n", "longer"), [(512, 256, 0), (256, 100, 0), (300, 256, 1), (256, 700, 1), (300, 700, 1)]
 )

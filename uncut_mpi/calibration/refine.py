@@ -229,7 +229,12 @@ def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:
             dtype: rate * _rate_of(parameters, dtype) for dtype, rate in machine.typical_gemm_tflop_per_s.items()
         },
         gemm_shape={
-            dtype: dataclasses.replace(shape, overhead_s=shape.overhead_s + parameters["kernel overhead"])
+            # C is written at the memory's pace, which does not fall with the rate.
+            dtype: dataclasses.replace(
+                shape,
+                overhead_s=shape.overhead_s + parameters["kernel overhead"],
+                half_depth=shape.half_depth * _rate_of(parameters, dtype),
+            )
             for dtype, shape in machine.gemm_shape.items()
         },
         costs=dataclasses.replace(

@@ -144,7 +144,10 @@ def _link(link: tuple[int, int], host: int) -> str:
 
 
 def _c_rate(shape: GemmShape) -> str:
-    return f"{1e-9 / shape.c_s_per_byte:.0f} GB/s" if shape.c_s_per_byte else "no cost"
+    if not shape.c_s_per_byte:
+        return "no cost"
+    hidden = f", half of it hidden at k = {shape.c_half_depth:.0f}" if shape.c_half_depth else ""
+    return f"{1e-9 / shape.c_s_per_byte:.0f} GB/s{hidden}"
 
 
 def _numbers(values: np.ndarray, form: str) -> str:

@@ -261,8 +261,9 @@ class Simulator {
         // C is written once in any case, which is part of `half_depth`.
         const std::int64_t item = element_bytes[t_.buffers[c.buffer].dtype];
         const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - accumulator_bytes[dtype];
-        const double extra = wanted * static_cast<double>(moved);
-        body.amount = m_.gemm_overhead[dtype] + std::max(operations / rate + m_.c_s_per_byte[dtype] * extra, 0.0);
+        const double half = m_.c_half_depth[dtype], hidden = half > 0 ? 1 + static_cast<double>(k) / half : 1;
+        const double moving_s = m_.c_s_per_byte[dtype] * wanted * static_cast<double>(moved) / hidden;
+        body.amount = m_.gemm_overhead[dtype] + std::max(operations / rate + moving_s, 0.0);
         return body;
     }
 

@@ -24,7 +24,7 @@ struct SimulatedMachine {
     std::vector<double> gemm_rate;  // flop/s [dtype * num_ranks + rank], 0 where unknown
     // per dtype
     std::vector<double> block_rows, block_cols, half_depth, gemm_overhead, gemm_tail, c_s_per_byte, gemm_uneven,
-        gemm_misaligned, gemm_idle_use;
+        gemm_misaligned, gemm_idle_use, c_half_depth;
     std::vector<bool> gemm_waves;
     std::vector<std::int64_t> multiprocessors;            // per rank
     std::vector<double> combine_rate, half_combine_rate;  // bytes per second, per rank

@@ -120,6 +120,7 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("gemm_misaligned", &SimulatedMachine::gemm_misaligned)
         .def_rw("gemm_idle_use", &SimulatedMachine::gemm_idle_use)
         .def_rw("c_s_per_byte", &SimulatedMachine::c_s_per_byte)
+        .def_rw("c_half_depth", &SimulatedMachine::c_half_depth)
         .def_rw("multiprocessors", &SimulatedMachine::multiprocessors)
         .def_rw("combine_rate", &SimulatedMachine::combine_rate)
         .def_rw("half_combine_rate", &SimulatedMachine::half_combine_rate)

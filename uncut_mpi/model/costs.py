@@ -34,18 +34,20 @@ class GemmShape(_NonNegative):
     the arithmetic says to fill and drain its pipeline, and `overhead_s` passes before the first. The last blocks
     leave multiprocessors idle, for as long as `tail_elements` of C take; and C is moved:
 
-        t = overhead_s + 2 · (W · (k + half_depth) + tail_elements · k) / rate + c_s_per_byte · extra bytes of C
+        t = overhead_s + 2 · (W · (k + half_depth) + tail_elements · k) / rate + c_s_per_byte · extra bytes of C / h
 
     with W = waves · multiprocessors · block_rows · block_cols and waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ /
     multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Without `waves` blocks are
     whole, but as many as there are: W = ⌈m/block_rows⌉ · ⌈n/block_cols⌉ · block_rows · block_cols; libraries that have
     kernels of several block sizes, and share k among multiprocessors, hide the last wave. Blocks of 1×1 mean
     W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
-    is read where the product is added to it) are the extra bytes. Where C is uneven (rows or columns above 256 and
+    is read where the product is added to it) are the extra bytes. Of that a long product hides a part behind its
+    arithmetic: h = 1 + k / c_half_depth; 1 if c_half_depth is 0. Where C is uneven (rows or columns above 256 and
     no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
     columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
     fed by loads that need them there. Another product beside it can use `idle_use` of what it leaves idle. The tail,
-    the extra bytes, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured products asked for
+    the extra bytes, what hides them, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured
+    products asked for
     (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
 
     Attributes
@@ -68,6 +70,8 @@ class GemmShape(_NonNegative):
         How much of the part of the device that a product leaves idle another one beside it can use; in [0, 1].
     waves : bool
         Whether the last wave of blocks counts as a whole one.
+    c_half_depth : float
+        Steps of k at which half of what moving C takes is hidden behind the arithmetic; 0: nothing ever is.
     """
 
     block_rows: float = 1.0
@@ -80,6 +84,7 @@ class GemmShape(_NonNegative):
     misaligned: float = 0.0
     idle_use: float = 1.0
     waves: bool = True
+    c_half_depth: float = 0.0
 
     def __post_init__(self) -> None:
         _NonNegative.__post_init__(self)
@@ -142,8 +147,13 @@ class GemmShape(_NonNegative):
         aligned : bool, optional
             As for `work`.
         """
-        busy_s = self.work(m, n, k, multiprocessors, aligned=aligned)[0] / flop_per_s + self.c_s_per_byte * extra_bytes
-        return self.overhead_s + max(busy_s, 0.0)
+        busy_s = self.work(m, n, k, multiprocessors, aligned=aligned)[0] / flop_per_s
+        return self.overhead_s + max(busy_s + self.moving_s(extra_bytes, k), 0.0)
+
+    def moving_s(self, extra_bytes: float, k: int) -> float:
+        """Return what a product takes longer for extra bytes of C (s)."""
+        hidden = 1.0 + k / self.c_half_depth if self.c_half_depth else 1.0
+        return self.c_s_per_byte * extra_bytes / hidden
 
 
 def is_uneven(m: int, n: int) -> bool:

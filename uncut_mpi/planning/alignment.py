@@ -135,7 +135,7 @@ def choose_alignment(
         passes += 1
     c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
     cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
-    cost_s += passes * (per_k_s * shape.half_depth + shape.c_s_per_byte * c_bytes)
+    cost_s += passes * (per_k_s * shape.half_depth + shape.moving_s(c_bytes, len(inner)))
     if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or steps.multiplies_at_once))):
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
