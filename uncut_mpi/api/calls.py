@@ -164,12 +164,14 @@ class CallMachinery:
             raise ParamError(f"alpha = {alpha}, but the plan was made with scales_only=True: plan without it")
         if beta != 0 and not entry.key.problem.reads_c:
             raise ParamError(f"beta = {beta}, but the plan was made with reads_c=False: plan with reads_c=True")
-        changed = False
+        if matrices is planned:
+            for name, matrix in zip("ABC", planned, strict=True):
+                self._store.check(name, matrix)
+            return entry
         for name, old, new in zip("ABC", planned, matrices, strict=True):
             self._store.check(name, new)
             if new is old:
                 continue
-            changed = True
             wanted, found = (
                 f"{m.info.stored.rows}×{m.info.stored.cols} {m.dtype.name}, order {m.order}, "
                 f"leading dimension {m.info.stored.ld}, at {m.location}"
@@ -179,7 +181,7 @@ class CallMachinery:
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
             if name == "C" and not new.info.writeable:
                 raise ParamError("C is a read-only array: pass a writeable one")
-        for name, matrix in (("A", matrices[0]), ("B", matrices[1])) if changed else ():
+        for name, matrix in (("A", matrices[0]), ("B", matrices[1])):
             if overlap(matrix.info, matrices[2].info):
                 raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
         return entry

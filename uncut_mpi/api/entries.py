@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Role, Schedule, Space, expand_ranges
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(NamedTuple):
     """
     What one product did on this rank.
 

@@ -180,7 +180,8 @@ class Gate:
 
     def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
-        self._exchange.mine["status"] = error is not None
+        if error is not None:  # the record that opened this call says that there is none
+            self._exchange.mine["status"] = True
         records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
         if error is None and self._exchange.unanimous():
             return False

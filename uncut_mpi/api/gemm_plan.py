@@ -116,6 +116,8 @@ class GemmPlan:
     def _given(self, a: Matrix | None, b: Matrix | None, c: Matrix | None) -> Operands:
         if self.closed:
             raise ParamError("the plan is closed: make a new one")
+        if a is b is c is None:
+            return self._operands
         first, second, result = self._operands
         return (a if a is not None else first, b if b is not None else second, c if c is not None else result)
 
