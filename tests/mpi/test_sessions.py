@@ -128,6 +128,43 @@ def test_plans_beyond_the_bound_are_dropped_and_made_again(comm, open_session):
     collective_assert(comm, kept == 2 and not any(wrong), f"{kept} plans, {wrong}")
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("fault", ["argument", "matrices", "call", "stream"])
+def test_ranks_keep_the_same_plans_after_a_call_that_fails_on_one_of_them(comm, open_session, monkeypatch, fault):
+    odd = comm.rank == comm.size - 1
+
+    def broken(stream=None):
+        raise um.DeviceError("no such stream")
+
+    with open_session(comm, max_plans=2) as session:
+        first, second, third = (make_operands(session, Case(size, 20, 20)) for size in (18, 19, 20))
+
+        def multiply(operands, **how):
+            session.gemm(operands.a, operands.b, operands.c, options=OPTIONS, **how)
+
+        multiply(first)
+        multiply(second)
+        error: Exception | None = None
+        with monkeypatch.context() as patch:
+            if odd and fault == "stream":
+                patch.setattr(session._backend, "mark_caller", broken)
+            try:
+                if odd and fault == "call":
+                    session.barrier()
+                elif odd and fault == "argument":
+                    multiply(first, alpha="one")
+                else:
+                    multiply(second if odd and fault == "matrices" else first)
+            except um.UncutError as caught:
+                error = caught
+        collective_assert(comm, error is not None, "a call succeeded that could not")
+        multiply(third)
+        kept = sorted(entry.key.problem.m for entry in session._plans.entries())
+        multiply(first)
+    sets = comm.allgather(kept)
+    assert all(one == sets[0] for one in sets), sets
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.host_backend
 def test_random_order_of_ready_tasks_gives_the_right_product(comm, open_session, seed):

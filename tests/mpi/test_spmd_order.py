@@ -52,6 +52,22 @@ class Sessions:
         self.group.free()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_is_in_its_next_call_already_blocks_nobody(comm):
+    group = Group(comm)
+    words = np.zeros(group.size, np.uint64)  # not shared: what the others have written is made up
+    own = DeviceOrder(group, "device", words)
+    own.arrive()
+    others = np.arange(group.size) != group.rank
+    words[others] = 4 * 2  # they have ended the first call, which failed, and began the next
+    own.acquire(LIMIT_S)
+    found = int(words[group.rank])
+    own.release()
+    own.close()
+    group.free()
+    assert found == 4 + 1  # HELD: it took no turn
+
+
 @pytest.fixture
 def make(comm):
     made = []

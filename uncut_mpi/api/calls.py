@@ -25,6 +25,7 @@ from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, overlap
 from uncut_mpi.api.memory import Arena
+from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trials, fastest
 from uncut_mpi.device.interface import (
@@ -305,7 +306,7 @@ class CallMachinery:
         alpha: float,
         beta: float,
         stream: Any,
-        keep: Callable[[PlanEntry], None] | None,
+        plans: PlanCache | None,
         asked: Callable[[], str],
         take_times: Callable[[TaskTimes], None] | None = None,
     ) -> CallResult:
@@ -318,8 +319,8 @@ class CallMachinery:
             Of the call.
         find : callable
             Local: returns the plan, filled or new, or raises for bad arguments.
-        keep : callable, optional
-            Takes a plan that this call filled.
+        plans : PlanCache, optional
+            Where `find` looks, if anywhere: told of the plan that this call uses.
         asked : callable
             Returns the call as its caller wrote it, for the error of ranks that differ.
         take_times : callable, optional
@@ -353,9 +354,11 @@ class CallMachinery:
                 if not plan.filled:
                     self._fill(plan)
                 self._prepare_turn(plan, matrices, tries)
-                if keep is not None:
-                    keep(plan)
+                if plans is not None:
+                    plans.keep(plan)
                 binding = plan.turn(tries).bindings[self._binding_key(matrices)]
+            elif plans is not None:
+                plans.use(plan)
             assert binding is not None  # ready or just prepared
             if plan.trials is None or not tries:
                 return self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)

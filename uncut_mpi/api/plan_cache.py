@@ -18,7 +18,7 @@ class PlanCache:
     """
     A bounded number of plans, the least recently used of which goes first.
 
-    Ranks that make the same calls keep the same plans.
+    Ranks keep the same plans, whatever calls fail on some of them: what is kept changes when all are in one call.
 
     Parameters
     ----------
@@ -50,6 +50,8 @@ class PlanCache:
         """
         Return the plan of a call, or a new entry that is to be filled and kept. Local.
 
+        Nothing that ranks have to agree on changes: they may yet be found to be in different calls.
+
         Parameters
         ----------
         matrices : tuple of Matrix
@@ -76,15 +78,17 @@ class PlanCache:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
             self._calls[call] = options, found
-        self._uses += 1
-        self._used[found] = self._uses
         return found
 
-    def keep(self, made: PlanEntry) -> None:
-        """Take in a plan that was filled; close the least recently used ones beyond the bound. Local."""
-        self._plans[made.key] = made
+    def use(self, kept: PlanEntry) -> None:
+        """Note that all ranks use a plan that is kept, in one call. Local; the same on all ranks."""
         self._uses += 1
-        self._used[made] = self._uses
+        self._used[kept] = self._uses
+
+    def keep(self, made: PlanEntry) -> None:
+        """Take in a plan that was filled; close the least recently used ones beyond the bound. As `use`."""
+        self._plans[made.key] = made
+        self.use(made)
         while len(self._plans) > self._max_plans:
             oldest = min(self._used, key=self._used.__getitem__)
             self._calls.clear()

@@ -516,7 +516,7 @@ class Session:
             return self._plans.find((a, b, c), trans_a, trans_b, beta != 0, alpha == 0, options, key)
 
         with self._gate.exclusive():
-            return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, self._plans.keep, asked)
+            return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, self._plans, asked)
 
     def _execute_plan(
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any

@@ -126,16 +126,19 @@ def choose_alignment(
     # All but the first product's are made while others are computed.
     cost_s = max(copies_s / len(products), copies_s - per_k_s * len(inner))
     cost_s += machine.costs.copy_s * sum(one.step == fetches[matrix] for matrix in copied for one in steps)
-    more, passes = 0, 0.0  # products, and how often more all of C is moved
+    more = 0  # products
+    passes: list[tuple[float, int]] = []  # how often more all of C is moved, by products of which k
     if resident and copied:
         more += len(products) - 1
-        passes += sum(one.size for one in products) / num_blocks - 1
+        times = sum(one.size for one in products) / num_blocks
+        passes.append((times - 1, round(len(inner) / times)))
     if rest:
         more += len(handed_on) if whole else len(last)
-        passes += 1
+        passes.append((1.0, len(inner) % step))
     c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
     cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
-    cost_s += passes * (per_k_s * shape.half_depth + shape.moving_s(c_bytes, len(inner)))
+    for times, of_k in passes:
+        cost_s += times * (per_k_s * shape.half_depth + shape.moving_s(c_bytes, of_k))
     if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or steps.multiplies_at_once))):
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)

@@ -101,8 +101,8 @@ class DeviceOrder:
             words[self._rank] = tried if self._holds else first + _BLOCKED
             if min(words) < tried:
                 self._await(lambda: min(words) >= tried, timeout_s, "to try its device", lambda: self._below(tried))
-            # Nobody begins another call before this one is over: a word above HELD is BLOCKED, or LOCKED after it.
-            if max(words) > tried:
+            # A rank that has failed in this call may be in its next one: not all above HELD is BLOCKED or LOCKED.
+            if max(words) > tried and (first + _BLOCKED in words or first + _LOCKED in words):
                 self._take_turns(timeout_s)
         except BaseException:
             self.release()
