@@ -10,6 +10,7 @@ best; of each the rank with the longest products, among those with more than one
 spreads within a problem.
 """
 
+import functools
 import json
 import statistics
 import sys
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rank_products import products_of, simulate_products
+from rank_products import begin, products_of, simulate_products
 
 PROBLEMS = {
     "f16": ((8192,) * 3, (12288,) * 3, (16384,) * 3, (16384, 16384, 4096), (8192, 8192, 32768), (24576,) * 3),
@@ -25,7 +26,6 @@ PROBLEMS = {
     "f64": ((4096,) * 3, (8192,) * 3, (12288,) * 3),
     "f32": ((4096,) * 3, (8192,) * 3, (12288,) * 3),
 }
-CODES = {"f64": ("float64", 1, 70), "f32": ("float32", 0, 68), "f16": ("float16", 2, 68), "tf32": ("float32", 0, 77)}
 WITHIN, COLD_CALLS, PAUSE_S, LONG_S = 1.35, 7, 0.02, 0.8
 TELLING_S = 1e-3
 
@@ -66,40 +66,19 @@ def choose(machine_name, out):
 def time_all(out, lists):
     """Time every list."""
     import cupy
-    from cupy.cuda import cublas
+    from products_at_once import TYPES, Streams
 
     block = np.random.default_rng(1).random(1 << 22) - 0.5
-    target, memory = cupy.zeros(3 << 29, "float64"), {}
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    handles = [cublas.create() for _ in range(2)]
+    target, streams, memory = cupy.zeros(3 << 29, "float64"), Streams(), {}
     rows = json.loads(Path(lists).read_text())
     for row in rows:
         name = row["problem"].split()[0]
-        kind, code, compute = CODES[name]
+        kind = TYPES[name][0]
         if kind not in memory:
             memory = {kind: cupy.resize(cupy.asarray(block.astype(kind)), (6 << 30) // np.dtype(kind).itemsize)}
-        data, one = memory[kind], np.ones(1, "float64" if name == "f64" else "float32")
-        step = 16 // data.itemsize
-
-        def once(row=row, data=data, one=one, step=step, code=code, compute=compute):
-            start, stop, joined = (cupy.cuda.Event() for _ in range(3))
-            start.record(streams[0])
-            streams[1].wait_event(start)
-            for m, n, k, adds, of_c, lane in row["products"]:
-                # As panels have them: whole multiples of 16 bytes, columns at multiples of 64.
-                m, ld_k = -(-m // step) * step, -(-k // (4 * step)) * 4 * step
-                ld_m = -(-m // (4 * step)) * 4 * step
-                with streams[lane % 2]:  # cupy's products go to the current stream
-                    cublas.gemmEx(
-                        handles[lane % 2], 0, 0, m, n, k, one.ctypes.data, data.data.ptr, code, ld_m,
-                        data.data.ptr + data.nbytes // 2, code, ld_k, (one if adds else 0 * one).ctypes.data,
-                        target.data.ptr + lane % 2 * (target.nbytes // 2), CODES[of_c][1], ld_m, compute, -1,
-                    )  # fmt: skip
-            joined.record(streams[1])
-            streams[0].wait_event(joined)
-            stop.record(streams[0])
-            return start, stop
-
+        data = memory[kind]
+        addresses = (data.data.ptr, data.data.ptr + data.nbytes // 2)
+        once = functools.partial(begin, streams, name, addresses, target, row["products"])
         once()[1].synchronize()
         time.sleep(0.3)
         row["cold_s"] = []

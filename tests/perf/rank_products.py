@@ -19,7 +19,7 @@ EXTENTS = [
     *((n, n, n) for n in (3000, 4096, 6000, 8192, 10240, 12288)),
     *((12000, 12000, 2048), (1000, 3000, 2000), (5120, 5120, 20480), (20480, 20480, 2560), (7168, 3584, 7168)),
 ]
-TYPES = ("f64", "f32", "f16")
+ITEM_BYTES = {"f64": 8, "f32": 4, "f16": 2}
 
 
 def choose(machine_name, out, library):
@@ -44,7 +44,7 @@ def choose(machine_name, out, library):
     found = []
     for extents in EXTENTS:
         for place in PLACES:
-            for name in TYPES:
+            for name in ITEM_BYTES:
                 problem = GemmProblem(*extents, DType[name])
                 best = search(problem, Placement.parse(place), machine.num_ranks, machine).best
                 rank, listed = products_of(best, machine)
@@ -102,54 +102,76 @@ def simulate_products(machine, name, rank, listed):
     return seconds
 
 
+def begin(streams, name, addresses, target, products, held_clocks=0):
+    """
+    Issue a rank's products on their lanes; return the events before the first and after the last.
+
+    Parameters
+    ----------
+    streams : products_at_once.Streams
+        Two lanes.
+    name : str
+        Type of A and B, which begin at `addresses`.
+    target : ndarray of cupy
+        Half of it is the C of each lane.
+    products : list
+        As of `products_of`.
+    held_clocks : int, optional
+        How long a kernel holds the streams before the first.
+    """
+    import cupy
+    import numpy as np
+    from cupy.cuda import cublas
+    from products_at_once import TYPES
+
+    kind, code, _, _, compute = TYPES[name]
+    factors = np.array([0.0, 1.0], "float64" if name == "f64" else "float32")
+    zero, one = factors.ctypes.data, factors[1:].ctypes.data
+    step = 16 // np.dtype(kind).itemsize
+    (first, second), handles = streams.streams, streams.handles
+    start, stop, joined = (cupy.cuda.Event() for _ in range(3))
+    with first:
+        if held_clocks:
+            streams.spin((1,), (1,), (np.int64(held_clocks),))
+        start.record(first)
+    second.wait_event(start)
+    for m, n, k, adds, of_c, lane in products:
+        # As panels have them: whole multiples of 16 bytes, columns at multiples of 64.
+        m, ld_k = -(-m // step) * step, -(-k // (4 * step)) * 4 * step
+        ld_m = -(-m // (4 * step)) * 4 * step
+        with streams.streams[lane % 2]:  # cupy's products go to the current stream
+            cublas.gemmEx(
+                handles[lane % 2], 0, 0, m, n, k, one, addresses[0], code, ld_m, addresses[1], code, ld_k,
+                one if adds else zero, target.data.ptr + lane % 2 * (target.nbytes // 2), TYPES[of_c][1], ld_m,
+                compute, -1,
+            )  # fmt: skip
+    joined.record(second)
+    first.wait_event(joined)
+    stop.record(first)
+    return start, stop
+
+
 def time_all(out, choices):
     """Time the products of several files in turns."""
     import cupy
     import numpy as np
-    from cupy.cuda import cublas
-    from products_at_once import SPIN
+    from products_at_once import TYPES, Streams
 
-    codes = {"f64": ("float64", 1, 70), "f32": ("float32", 0, 68), "f16": ("float16", 2, 68)}
     random = np.random.default_rng(1)
-    block = random.random(1 << 22) - 0.5
-    most = 3 << 30
-    memory = {"f64": cupy.resize(cupy.asarray(block), most // 8)}
-    memory["f32"], memory["f16"] = (
-        cupy.resize(cupy.asarray(block.astype(codes[name][0])), most // size) for name, size in (("f32", 4), ("f16", 2))
-    )
-    target = cupy.zeros(1 << 30, "float64")
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    handles = [cublas.create() for _ in range(2)]
-    spin = cupy.RawKernel(SPIN, "spin")
+    block = cupy.asarray(random.random(1 << 22) - 0.5)
+    memory = {name: cupy.resize(block.astype(TYPES[name][0]), (3 << 30) // size) for name, size in ITEM_BYTES.items()}
+    target, streams = cupy.zeros(1 << 30, "float64"), Streams()
     files = [json.loads(Path(name).read_text()) for name in choices]
     results = []
     for rows in zip(*files, strict=True):
         assert len({row["problem"] for row in rows}) == 1
         name = rows[0]["problem"].split()[0]
-        _, code, compute = codes[name]
-        one = np.ones(1, "float64" if name == "f64" else "float32")
-        step = {"f64": 2, "f32": 4, "f16": 8}[name]
+        addresses = (memory[name].data.ptr, memory[name].data.ptr)
         samples = [[] for _ in rows]
         for turn in range(11):
             for samples_of, row in zip(samples, rows, strict=True):
-                start, stop, joined = (cupy.cuda.Event() for _ in range(3))
-                with streams[0]:
-                    spin((1,), (1,), (np.int64(600_000 + 30_000 * len(row["products"])),))
-                    start.record(streams[0])
-                streams[1].wait_event(start)
-                for m, n, k, adds, of_c, lane in row["products"]:
-                    # As panels have them: whole multiples of 16 bytes, columns at multiples of 64.
-                    m, ld_k = -(-m // step) * step, -(-k // (4 * step)) * 4 * step
-                    ld_m = -(-m // (4 * step)) * 4 * step
-                    with streams[lane % 2]:
-                        cublas.gemmEx(
-                            handles[lane % 2], 0, 0, m, n, k, one.ctypes.data, memory[name].data.ptr, code, ld_m,
-                            memory[name].data.ptr, code, ld_k, (one if adds else 0 * one).ctypes.data,
-                            target.data.ptr + lane % 2 * (target.nbytes // 2), codes[of_c][1], ld_m, compute, -1,
-                        )  # fmt: skip
-                joined.record(streams[1])
-                streams[0].wait_event(joined)
-                stop.record(streams[0])
+                held = 600_000 + 30_000 * len(row["products"])
+                start, stop = begin(streams, name, addresses, target, row["products"], held)
                 stop.synchronize()
                 if turn > 1:
                     samples_of.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3)
@@ -168,7 +190,7 @@ def time_all(out, choices):
         print(f"{rows[0]['problem']}: {text}", flush=True)
     with open(out, "w") as file:
         json.dump(results, file)
-    for name in TYPES:
+    for name in ITEM_BYTES:
         mine = [one for one in results if one["problem"].startswith(name + " ")]
         ratios = [one["tflop_per_s"][-1] / one["tflop_per_s"][0] for one in mine]
         print(

@@ -68,17 +68,15 @@ class PlanCache:
         except TypeError:  # a flag that no plan has: what makes the key says so
             known = None
         if known is not None and (known[0] is options or _same(known[0], options)):
-            found = known[1]
-        else:
-            key = make_key()
-            kept = self._plans.get(key)
-            if kept is None:
-                return PlanEntry(key)
-            found = kept
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            self._calls[call] = options, found
-        return found
+            return known[1]
+        key = make_key()
+        kept = self._plans.get(key)
+        if kept is None:
+            return PlanEntry(key)
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        self._calls[call] = options, kept
+        return kept
 
     def use(self, kept: PlanEntry) -> None:
         """Note that all ranks use a plan that is kept, in one call. Local; the same on all ranks."""

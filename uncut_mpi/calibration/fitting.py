@@ -109,10 +109,9 @@ def fit_gemm_shape(
     uneven = np.array([is_uneven(m, n) for m, n, _ in shapes])
     operations = np.array([2.0 * m * n * k for m, n, k in shapes])
     fastest = float((operations / times).max())
-    found: tuple[float, float, GemmShape, float] | None = None
 
-    def try_one(plain: GemmShape, handicap: float) -> None:
-        nonlocal found
+    def fit(plain: GemmShape) -> tuple[float, GemmShape, float] | None:
+        """Return the norm of the errors, the shape and the rate for given blocks and depth; None if it is no fit."""
         work = np.array([plain.work(m, n, k, multiprocessors)[0] for m, n, k in shapes])
         hidden = 1.0 + depths / plain.c_half_depth if plain.c_half_depth else ones
         matrix = np.stack([ones, work, work / depths, 2.0 * depths, extra / hidden, work * uneven], axis=1)
@@ -124,29 +123,33 @@ def fit_gemm_shape(
         fitted[:known], norm = nonnegative_least_squares((matrix / scale)[:, :known], ones)
         overhead, inverse, fill, tail, moved, longer = (float(value) for value in fitted / scale)
         if inverse * _FASTER * fastest < 1.0:
-            return
-        if found is None or norm / handicap < found[0] * (1 - 1e-9):
-            shape = dataclasses.replace(
-                plain,
-                half_depth=fill / inverse,
-                overhead_s=overhead,
-                tail_elements=tail / inverse,
-                c_s_per_byte=moved,
-                uneven=longer / inverse,
-            )
-            found = (norm / handicap, norm, shape, 1e-12 / inverse)
+            return None
+        shape = dataclasses.replace(
+            plain,
+            half_depth=fill / inverse,
+            overhead_s=overhead,
+            tail_elements=tail / inverse,
+            c_s_per_byte=moved,
+            uneven=longer / inverse,
+        )
+        return norm, shape, 1e-12 / inverse
 
+    found, least = None, np.inf
     for plain in blocks:
-        try_one(plain, _WITH_WAVES if plain.waves and plain.block_rows > 1 else 1.0)
+        one = fit(plain)
+        badness = np.inf if one is None else one[0] / (_WITH_WAVES if plain.waves and plain.block_rows > 1 else 1.0)
+        if badness < least * (1 - 1e-9):
+            found, least = one, badness
     if found is None:
         errors = 1.0 - operations / fastest / times
         return GemmShape(), fastest * 1e-12, float(np.sqrt(np.mean(errors**2)))
-    _, norm, best, rate = found
-    if best.c_s_per_byte > 0:
-        found = (_WITH_HIDING * norm, norm, best, rate)
-        for depth in _C_HALF_DEPTHS:
-            try_one(GemmShape(best.block_rows, best.block_cols, waves=best.waves, c_half_depth=depth), 1.0)
-    return found[2], found[3], found[1] / len(times) ** 0.5
+    best, least = found[1], _WITH_HIDING * found[0]
+    for depth in _C_HALF_DEPTHS if best.c_s_per_byte > 0 else ():
+        one = fit(GemmShape(best.block_rows, best.block_cols, waves=best.waves, c_half_depth=depth))
+        if one is not None and one[0] < least:
+            found, least = one, one[0]
+    norm, shape, tflop_per_s = found
+    return shape, tflop_per_s, norm / len(times) ** 0.5
 
 
 def fit_idle_use(idle: Sequence[float], gained: Sequence[float]) -> float:

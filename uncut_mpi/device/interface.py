@@ -185,6 +185,7 @@ class Executable(abc.ABC):
         """
         Issue every operation in order and wait until all have finished.
 
+        First it sets this rank's words of the progress board to 0.
         Called between the opening and the closing barrier. Never raises for a failure of an
         operation: the report carries it, after every remaining flag has been written (poison).
 

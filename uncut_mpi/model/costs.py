@@ -47,8 +47,7 @@ class GemmShape(_NonNegative):
     columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
     fed by loads that need them there. Another product beside it can use `idle_use` of what it leaves idle. The tail,
     the extra bytes, what hides them, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured
-    products asked for
-    (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
+    products asked for (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
 
     Attributes
     ----------
@@ -151,7 +150,14 @@ class GemmShape(_NonNegative):
         return self.overhead_s + max(busy_s + self.moving_s(extra_bytes, k), 0.0)
 
     def moving_s(self, extra_bytes: float, k: int) -> float:
-        """Return what a product takes longer for extra bytes of C (s)."""
+        """
+        Return what a product of so many steps of k takes longer for extra bytes of C (s): the last term above.
+
+        Parameters
+        ----------
+        extra_bytes, k
+            As for `seconds`.
+        """
         hidden = 1.0 + k / self.c_half_depth if self.c_half_depth else 1.0
         return self.c_s_per_byte * extra_bytes / hidden
 
