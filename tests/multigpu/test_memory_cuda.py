@@ -156,27 +156,30 @@ def test_memory_that_one_rank_cannot_map_is_everybodys_error(comm, open_session,
     collective_assert(comm, not wrong, wrong)
 
 
-def pairs(comm) -> list[int]:
-    """Devices of ranks that are two on each."""
-    return [rank - rank % 2 for rank in range(comm.size)]
+def pairs(comm, cupy) -> list[int]:
+    """Devices of ranks that are two on each, or more where GPUs are few."""
+    return [(rank - rank % 2) % cupy.cuda.runtime.getDeviceCount() for rank in range(comm.size)]
 
 
 @pytest.mark.mpi(min_size=2)
-def test_two_ranks_on_one_gpu_need_permission(comm, open_session, cupy):
+def test_two_ranks_on_one_gpu_need_permission(comm, open_session, cupy, pytestconfig):
+    if pytestconfig.getoption("--share-gpus", default=False):
+        pytest.skip("--share-gpus gives the permission")
     parts = ["ranks 0 and 1", "GPU-", "allow_shared_gpu"]
-    expect(comm, um.TopologyError, parts, lambda: open_session(comm, devices=pairs(comm)))
+    expect(comm, um.TopologyError, parts, lambda: open_session(comm, devices=pairs(comm, cupy)))
 
 
 @pytest.mark.mpi(min_size=2)
 def test_two_ranks_on_one_gpu_multiply_rightly_when_allowed(comm, open_session, cupy):
-    with open_session(comm, devices=pairs(comm), allow_shared_gpu=True) as session:
+    with open_session(comm, devices=pairs(comm, cupy), allow_shared_gpu=True) as session:
         wrong = [
             product(session, Case(65, 43, 57, place=place)) for place in (("h", "h", "h"), ("0", "h", "1"), ("1",) * 3)
         ]
         shared, names = session.devices_shared, session._backend.identity().uuid
     collective_assert(comm, shared and not any(wrong), f"shared {shared}; {wrong}")
     uuids = allgather(comm, names)
-    collective_assert(comm, uuids == [uuids[number] for number in pairs(comm)], f"{uuids}")
+    devices = pairs(comm, cupy)
+    collective_assert(comm, uuids == [uuids[devices.index(number)] for number in devices], f"{uuids}")
 
 
 # -- cost ----------------------------------------------------------------------------------------

@@ -300,19 +300,24 @@ class TestTests:
                 "connections 32 blocking 1",
             )
             for rank in range(3)
-        ]
+        ] + [f"rank {rank} connections 32 blocking unset" for rank in range(4)]
         assert all(" tests/multigpu " in line for line in started)
+        assert ["--share-gpus" in line for line in started] == 9 * [False] + 4 * [True]
         lines = done.stdout.splitlines()
-        assert lines[-1] == "3 passed, 0 failed, 3 skipped"
-        assert "      3  too few ranks" in lines
+        assert lines[-1] == "4 passed, 0 failed, 4 skipped"
+        assert "      4  too few ranks" in lines
 
     def test_one_gpu_is_enough(self, tests_on):
         done, started = tests_on(1, "--stage", "multigpu")
-        assert (done.returncode, len(started)) == (0, 3), done.stdout + done.stderr
+        assert (done.returncode, len(started)) == (0, 3 + 4), done.stdout + done.stderr
+
+    def test_ranks_share_no_gpu_where_there_is_one_for_each(self, tests_on):
+        _, started = tests_on(4, "--stage", "multigpu")
+        assert len(started) == 12
 
     def test_a_mask_limits_the_ranks(self, tests_on):
         _, started = tests_on(4, "--stage", "multigpu", CUDA_VISIBLE_DEVICES="2,3")
-        assert len(started) == 6
+        assert len(started) == 6 + 4
 
     @pytest.mark.parametrize(("gpus", "mask"), [(0, None), (2, "")])
     def test_without_a_gpu_its_tests_are_one_skip_with_the_reason(self, tests_on, gpus, mask):
@@ -328,11 +333,11 @@ class TestTests:
     def test_a_mode_that_fails_is_named_and_the_others_still_run(self, tests_on):
         done, started = tests_on(2, "--stage", "multigpu", FAILS="unset")
         assert done.returncode == 1
-        assert len(started) == 4  # rank 0 of the first two modes, both ranks of the last
+        assert len(started) == 5  # rank 0 of two modes and of shared GPUs, both ranks of the mode that blocks
         assert "2 passed" not in done.stdout
         lines = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("multigpu")]
-        assert lines == ["multigpu-2", "multigpu-2-launch-blocking", "multigpu-2-one-connection"]
-        assert done.stdout.splitlines()[-1] == "1 passed, 2 failed, 1 skipped"
+        assert lines == ["multigpu-2", "multigpu-2-launch-blocking", "multigpu-2-one-connection", "multigpu-4-shared"]
+        assert done.stdout.splitlines()[-1] == "1 passed, 3 failed, 1 skipped"
 
 
 class TestSetup:
