@@ -2,9 +2,10 @@
 The last step of a calibration: what whole products say about sums of what was measured alone. Pure.
 
 Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small
-costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products and what each
-costs besides are those that traced calls show; the others are moved by coordinate descent, until the simulated times of
-measured products fit best. What moves is what to expect (rates, `Port.typical_gb_per_s`, latencies). What is possible
+costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products are those that
+traced calls show; the others are moved by coordinate descent, until the simulated times of measured products fit
+best. (What a short product takes longer in a traced call is no measure of what it costs besides: where it waits for
+copies its operands are in no cache, and then copies are the limit; ``docs/performance.md``, 2026-11-23.) What moves is what to expect (rates, `Port.typical_gb_per_s`, latencies). What is possible
 (best rates, capacities, bandwidths) stays, or grows where products show more (`uncut_mpi.calibration.peaks`).
 """
 
@@ -28,9 +29,6 @@ _PROGRESS: Final = 1e-4
 _LEAST_GAIN: Final = 1e-6
 _SQUARES_WEIGHT: Final = 2.0
 _TELLING_S: Final = 5e-5
-_SHORT_S: Final = (1.5e-5, 1.5e-4)
-_TRACING_S: Final = 2.5e-6
-"""What the two events around a traced product add to it (events on an H200 take 2 to 3 us)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -131,9 +129,6 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
     """
     dtypes = sorted({one.schedule.problem.dtype.name for one in observations if one.schedule.problem.has_product})
     seen: dict[str, float] = {f"rate {dtype}": one for dtype, one in rates_in_calls(machine, observations).items()}
-    overhead_s = overhead_in_calls(machine, observations, seen)
-    if overhead_s is not None:
-        seen["kernel overhead"] = overhead_s
     every = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes}}
     steps = {name: step for name, step in every.items() if name not in seen}
     found = {name: seen.get(name, start) for name, (start, *_) in every.items()}
@@ -173,28 +168,6 @@ def rates_in_calls(machine: Machine, observations: Sequence[Observation]) -> dic
         took[dtype] = took.get(dtype, 0.0) + float(measured[long].sum())
     _, _, least, most = _RATE
     return {dtype: min(max(said[dtype] / took[dtype], least), most) for dtype in took if took[dtype] > 0}
-
-
-def overhead_in_calls(
-    machine: Machine, observations: Sequence[Observation], rates: Mapping[str, float]
-) -> float | None:
-    """
-    Return what short traced products take inside calls besides what the machine says at `rates` (s), None without any.
-
-    Parameters
-    ----------
-    rates : mapping of str to float
-        ``rate TYPE``: factors of the machine's rates, as `rates_in_calls` finds them.
-    """
-    _, _, least, most = STEPS["kernel overhead"]
-    nothing = {name: value for name, (value, *_) in STEPS.items()}
-    slower = adjusted(machine, {**nothing, **rates})
-    more = []
-    for _, expected, measured in _products(slower, observations):
-        short = (expected >= _SHORT_S[0]) & (expected <= _SHORT_S[1])
-        more.append(measured[short] - expected[short] - _TRACING_S)
-    every = np.concatenate(more) if more else np.zeros(0)
-    return min(max(float(np.median(every)), least), most) if len(every) else None
 
 
 def _products(machine: Machine, observations: Sequence[Observation]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
