@@ -235,6 +235,8 @@ class SimulatedMachine:
     signal_s: float
     event_s: float
     event_latency: float
+    engine_latency: float
+    kernel_latency: float
     flag_latency: float
     wait_lane: float
     signal_lane: float

@@ -28,6 +28,8 @@ PROBES = {
     "hops on one rank": lambda: probes.hops(AREAS, [0], 100),
     "hops between ranks": lambda: probes.hops(AREAS, [0, 1], 100),
     "signalled": lambda: probes.signalled(AREAS, 100),
+    "sums in turns": lambda: probes.turns(AREAS, 16, 100, 1 << 15, copies=False),
+    "sums and copies in turns": lambda: probes.turns(AREAS, 16, 100, 1 << 15, copies=True),
     **{
         f"products {dtype.name}": lambda dtype=dtype: probes.products(3, Product((16, 8, 32)), dtype, 3, 1 << 15)
         for dtype in (DType.f64, DType.f32)

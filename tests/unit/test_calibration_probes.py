@@ -88,6 +88,16 @@ def test_hops_await_one_another():
         assert waits == 9
 
 
+@pytest.mark.parametrize(("copies", "waits", "lanes"), [(False, 6, 2), (True, 13, 2)])
+def test_sums_in_turns_await_one_another_or_the_copy_between_them(copies, waits, lanes):
+    schedule = probes.turns(AREAS, 16, 7, 1 << 20, copies=copies).schedule
+    operations = lower(schedule).rank_list(0).operations
+    assert int((operations["code"] == Code.WAIT_EVENT).sum()) == waits
+    assert len(schedule.lanes) == lanes
+    kinds = schedule.tasks["kind"]
+    assert (int((kinds == Kind.COMBINE).sum()), int((kinds == Kind.COPY).sum())) == (7, 7 if copies else 0)
+
+
 def test_every_signalled_copy_has_a_flag_and_a_wait():
     lowering = lower(probes.signalled(AREAS, 7).schedule)
     codes = [lowering.rank_list(rank).operations["code"] for rank in (0, 1)]

@@ -22,7 +22,7 @@ from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import HOST, Factor, Kind, LaneKind, Op, Role, Schedule
 from uncut_mpi.planning.simulate import Simulations, simulate, union_seconds
 
 
@@ -427,6 +427,29 @@ def test_a_device_that_copies_in_turn_tells_of_a_copy_when_its_lane_s_turn_comes
     # Latency is the engine's time too.
     slow = dataclasses.replace(in_turn, latency_s=np.full((5, 5), 5e-6))
     assert simulate(three_copies(serial_copies=True), slow).end_s * 1e6 == pytest.approx([15, 30, 45, 30])
+
+
+def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() -> None:
+    # Copy, copy, COMBINE, COMBINE, copy: each awaits the one before on a lane of its own.
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    c, sums = (
+        RegionRef(build.buffer(owner=0, rows=10, cols=10, dtype=DType.f64, role=Role.PANEL, offset=at), 0, 0, 10, 10)
+        for at in (0, 10**4)
+    )
+    copy, combine = [(c, Factor.ONE, Op.N)], [(sums, Factor.ONE, Op.N), (c, Factor.BETA, Op.N)]
+    lanes = [build.copy_lane(0, 0, 0), build.copy_lane(0, 0, HOST), build.compute_lane(0, 0), build.compute_lane(0, 1)]
+    last: list[int] = []
+    for lane, of in zip([*lanes, lanes[0]], (copy, copy, combine, combine, copy), strict=True):
+        kind = Kind.COMBINE if of is combine else Kind.COPY
+        last = [build.task(kind, lane, sums if kind == Kind.COPY else c, of, last)]
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    for costs, whole in (
+        ({"event_latency_s": 1e-3, "engine_latency_s": 1e-2, "kernel_latency_s": 1e-1}, 0.121),
+        ({"event_latency_s": 1e-3}, 0.004),
+        ({"event_latency_s": 1e-3, "kernel_latency_s": 0.0}, 0.003),
+    ):
+        machine = machine_of(1, costs=IssueCosts(**costs), combine_gb_per_s=np.array([1e9]))
+        assert seconds_of(schedule, machine) == pytest.approx(whole, abs=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])

@@ -34,6 +34,7 @@ Progress = Callable[[int, int, str], None]
 
 _SMALL_COPIES: Final = 64
 _CHAIN: Final = 100
+_EDGE: Final = 64
 _IDLE_S: Final = 0.5
 _WARM_S, _BUSY_S = 0.3, 1.0
 _MAX_COPIES: Final = 128
@@ -348,9 +349,10 @@ class _Run:
         costs["copy_s"] = copy_s
         gemms = self.bench.time(self._product(Product((64, 64, 64)), DType.f64, _CHAIN), what)
         costs["gemm_s"] = float(gemms.issue_s[0]) / _CHAIN
-        combines = self.bench.time(self._combines(64, 64, _CHAIN), what)
+        combines = self.bench.time(self._combines(_EDGE, _EDGE, _CHAIN), what)
         costs["combine_s"] = float(combines.issue_s[0]) / _CHAIN
         costs["combine_start_s"] = combines.together.median_s / _CHAIN
+        self._handing_over(what)
         # A hop is a copy, an event recorded and an event awaited.
         costs["event_s"] = 0.5 * max(0.0, float(chain.issue_s[0]) / _CHAIN - copy_s)
         if self.size > 1:
@@ -359,6 +361,18 @@ class _Run:
             costs["wait_s"] = max(0.0, float(signalled.issue_s[1]) / _CHAIN - copy_s)
             self._lane_costs(what)
             self._beside(what, costs["flag_latency_s"] + pushed)
+
+    def _handing_over(self, what: str) -> None:
+        """Time what a COMBINE and a copy take until they begin after what they await, beside a COMBINE and a copy."""
+        areas, costs = self.bench.areas, self.samples.costs
+        kernels, both = (
+            self.bench.time(probes.turns(areas, _EDGE, _CHAIN, self.bench.result_offset, copies=copies), what)
+            for copies in (False, True)
+        )
+        alone = costs["combine_start_s"]
+        costs["kernel_latency_s"] = max(0.0, kernels.together.median_s / _CHAIN - alone)
+        copy = float(self._latency[self.size, 0])
+        costs["engine_latency_s"] = 0.5 * max(0.0, both.together.median_s / _CHAIN - alone - copy)
 
     def _lane_costs(self, what: str) -> None:
         """Time what waiting for a flag that is there and writing one take of a lane."""

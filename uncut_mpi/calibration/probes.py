@@ -227,14 +227,23 @@ class ProbeBuild:
         lane = _PRODUCT_LANES[turn % product.lanes]
         self.build.task(Kind.GEMM, self.build.compute_lane(rank, lane), c, reads)
 
-    def combine(self, rank: int, rows: int, cols: int, dtype: DType, result_offset: int, lane: int = 0) -> None:
-        """Append ``C := C' + C`` on a device: C' at offset 0, C at `result_offset`."""
+    def combine(
+        self,
+        rank: int,
+        rows: int,
+        cols: int,
+        dtype: DType,
+        result_offset: int,
+        lane: int = 0,
+        awaits: Sequence[int] = (),
+    ) -> int:
+        """Append ``C := C' + C`` on a device, C' at offset 0, C at `result_offset`, and return its task."""
         new, c = (
             self.window(rank, 0, rows, cols, dtype.accumulator),
             self.window(rank, result_offset, rows, cols, dtype),
         )
         reads = [(c, *_READ), (new, *_READ)]
-        self.build.task(Kind.COMBINE, self.build.compute_lane(rank, lane), c, reads)
+        return self.build.task(Kind.COMBINE, self.build.compute_lane(rank, lane), c, reads, awaits)
 
     def probe(self) -> Probe:
         """Return what was built."""
@@ -306,6 +315,35 @@ def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
             lane = built.build.copy_lane(here, here, there)
         to = built.window(there, areas.destination((here, there), hop), rows, 1)
         last = [built.copy(lane, to, built.window(here, 0, rows, 1), last)]
+    return built.probe()
+
+
+def turns(areas: Areas, edge: int, count: int, result_offset: int, *, copies: bool) -> Probe:
+    """
+    Return small COMBINEs on rank 0's device of which each awaits the one before, on two lanes in turn.
+
+    Parameters
+    ----------
+    edge : int
+        Rows and columns.
+    count : int
+        COMBINEs.
+    result_offset : int
+        Where C is.
+    copies : bool
+        All on one lane, and between any two a small copy from the host that awaits the one and is awaited by the
+        other.
+    """
+    built = ProbeBuild(areas.num_ranks)
+    link, rows = (areas.num_ranks, 0), SMALL_BYTES // 8
+    last: list[int] = []
+    for turn in range(count):
+        if copies:
+            to = built.window(0, areas.destination(link, turn), rows, 1)
+            source = built.window(areas.num_ranks, areas.source(link, turn), rows, 1)
+            last = [built.copy(built.build.copy_lane(0, HOST, 0), to, source, last)]
+        lane = _PRODUCT_LANES[0 if copies else turn % 2]
+        last = [built.combine(0, edge, edge, DType.f64, result_offset, lane, last)]
     return built.probe()
 
 

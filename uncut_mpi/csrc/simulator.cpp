@@ -421,6 +421,15 @@ class Simulator {
         rates_.begin(id, bodies_[task].of);
     }
 
+    bool is_kernel(std::int32_t task) const {
+        return t_.tasks[task].kind == gemm_task || t_.tasks[task].kind == combine_task;
+    }
+
+    double local_latency(std::int32_t before, std::int32_t after) const {
+        const int kernels = is_kernel(before) + is_kernel(after);
+        return kernels == 0 ? m_.event_latency : kernels == 1 ? m_.engine_latency : m_.kernel_latency;
+    }
+
     void end(std::int32_t task, double now) {
         result_.end[task] = now;
         ++finished_;
@@ -429,7 +438,7 @@ class Simulator {
         const std::int32_t rank = t_.tasks[task].rank;
         for (std::int64_t at = first_after_[task]; at < first_after_[task + 1]; ++at) {
             const std::int32_t waiter = after_[at];
-            satisfy(waiter, now + (t_.tasks[waiter].rank == rank ? m_.event_latency : m_.flag_latency));
+            satisfy(waiter, now + (t_.tasks[waiter].rank == rank ? local_latency(task, waiter) : m_.flag_latency));
         }
     }
 

@@ -33,7 +33,7 @@ struct SimulatedMachine {
 
     double combine_start = 0;
     double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
-    double event_latency = 0, flag_latency = 0;
+    double event_latency = 0, engine_latency = 0, kernel_latency = 0, flag_latency = 0;
     double wait_lane = 0, signal_lane = 0;  // time of a lane for its waits for flags, and for each signal
     double call_s = 0;                      // before anything is issued
     int issuing_threads = 0;                // 0: one per rank

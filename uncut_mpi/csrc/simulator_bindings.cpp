@@ -136,6 +136,8 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("signal_s", &SimulatedMachine::signal_s)
         .def_rw("event_s", &SimulatedMachine::event_s)
         .def_rw("event_latency", &SimulatedMachine::event_latency)
+        .def_rw("engine_latency", &SimulatedMachine::engine_latency)
+        .def_rw("kernel_latency", &SimulatedMachine::kernel_latency)
         .def_rw("flag_latency", &SimulatedMachine::flag_latency)
         .def_rw("wait_lane", &SimulatedMachine::wait_lane)
         .def_rw("signal_lane", &SimulatedMachine::signal_lane)

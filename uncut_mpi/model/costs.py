@@ -230,7 +230,11 @@ class IssueCosts(_NonNegative):
     wait_s, signal_s, event_s : float
         Host time of one wait for a flag, one write of a flag, one event recorded or awaited.
     event_latency_s : float
-        From the end of a task to the start of one that awaits it on another lane of the same rank.
+        From the end of a copy to the start of a copy that awaits it on another lane of the same rank.
+    engine_latency_s : float
+        The same from a copy to a product or COMBINE, and from one of those to a copy; NaN: as `event_latency_s`.
+    kernel_latency_s : float
+        The same from a product or COMBINE to another one; NaN: as `event_latency_s`.
     flag_latency_s : float
         The same between ranks.
     wait_lane_s, signal_lane_s : float
@@ -247,7 +251,15 @@ class IssueCosts(_NonNegative):
     signal_s: float = 0.0
     event_s: float = 0.0
     event_latency_s: float = 0.0
+    engine_latency_s: float = math.nan
+    kernel_latency_s: float = math.nan
     flag_latency_s: float = 0.0
     wait_lane_s: float = 0.0
     signal_lane_s: float = 0.0
     call_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("engine_latency_s", "kernel_latency_s"):
+            if math.isnan(getattr(self, name)):
+                object.__setattr__(self, name, self.event_latency_s)
+        _NonNegative.__post_init__(self)

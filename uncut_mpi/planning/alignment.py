@@ -136,7 +136,7 @@ def choose_alignment(
         more += len(handed_on) if whole else len(last)
         passes.append((1.0, len(inner) % step))
     c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
-    cost_s += more * (shape.overhead_s + machine.costs.event_latency_s)
+    cost_s += more * (shape.overhead_s + machine.costs.engine_latency_s)
     for times, of_k in passes:
         cost_s += times * (per_k_s * shape.half_depth + shape.moving_s(c_bytes, of_k))
     if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or steps.multiplies_at_once))):

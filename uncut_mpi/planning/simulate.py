@@ -5,8 +5,9 @@ What is modelled (the inner loop is native):
 
 * **Order.** Lanes are first in, first out; a task starts when the task before it on its lane and all it
   awaits have ended and it has been issued. What a task awaits on another lane is seen `event_latency_s`
-  after its end, on another rank `flag_latency_s` after; flags that are set already and those that are written take
-  time of the lane itself (`wait_lane_s`, `signal_lane_s`).
+  after its end (`engine_latency_s` between copies and kernels, `kernel_latency_s` between kernels), on another rank
+  `flag_latency_s` after; flags that are set already and those that are written take time of the lane itself
+  (`wait_lane_s`, `signal_lane_s`).
 * **Issuing.** `call_s` after the start of a call, each rank's operations are issued in the global order by one
   thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
   Nothing holds it up.
@@ -297,6 +298,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.combine_start = costs.combine_start_s
     native.wait_s, native.signal_s, native.event_s = costs.wait_s, costs.signal_s, costs.event_s
     native.event_latency, native.flag_latency = costs.event_latency_s, costs.flag_latency_s
+    native.engine_latency, native.kernel_latency = costs.engine_latency_s, costs.kernel_latency_s
     native.wait_lane, native.signal_lane, native.call_s = costs.wait_lane_s, costs.signal_lane_s, costs.call_s
     native.prepare()
     return native
