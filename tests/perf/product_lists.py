@@ -113,6 +113,8 @@ def compare(timed, machines):
                     if row["problem"].split()[0] == name:
                         model = simulate_products(machine, name, 0, row["products"])
                         errors.setdefault(row["problem"], []).append(np.log(model / statistics.median(row[way])))
+                if not errors:
+                    continue
                 every = np.concatenate(list(errors.values()))
                 spread = np.sqrt(np.mean([np.var(of_one) for of_one in errors.values() if len(of_one) > 1]))
                 print(

@@ -248,12 +248,12 @@ def test_a_device_with_all_operands_gets_a_column_for_itself() -> None:
 
 def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> None:
     machine = load_machine("h200-4x")
-    best = find(cube(4096), "0,0,0", machine).best
+    best = find(cube(3072), "0,0,0", machine).best
     assert best.options.blocking.away > 0
-    at_owner = find(cube(4096), "0,0,0", machine, options=ScheduleOptions(blocking=Blocking(combine="owner"))).best
+    at_owner = find(cube(3072), "0,0,0", machine, options=ScheduleOptions(blocking=Blocking(combine="owner"))).best
     assert at_owner.options.blocking.away == 0  # what the caller fixes stays
     assert best.predicted_s < 0.96 * at_owner.predicted_s
-    given = find(cube(4096), "0,0,0", machine, options=ScheduleOptions(blocking=Blocking(away=1)))
+    given = find(cube(3072), "0,0,0", machine, options=ScheduleOptions(blocking=Blocking(away=1)))
     of_kblocks = [one.options.blocking for one in given.candidates if one.options.scheduler == "kblocks"]
     assert {(one.combine, one.away) for one in of_kblocks} == {("owner", 1)}
     # Also where a single column block leaves none at the owner, and for what one rank computes alone.

@@ -217,7 +217,6 @@ def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:
             flag_latency_s=machine.costs.flag_latency_s + parameters["flag latency"],
             event_latency_s=machine.costs.event_latency_s + parameters["event latency"],
             engine_latency_s=machine.costs.engine_latency_s + parameters["event latency"],
-            kernel_latency_s=machine.costs.kernel_latency_s + parameters["event latency"],
             call_s=machine.costs.call_s + parameters["call"],
         ),
     )

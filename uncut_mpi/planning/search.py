@@ -58,6 +58,9 @@ _OTHERS: Final = 3
 _WORTH_SHARES: Final = 1.5
 """A grid whose best, mostly of equal shares, takes so many times as long is not among these."""
 
+_CROSSED: Final = 3
+"""Blocks of how many orders are tried on other grids."""
+
 _WORTH_A_WAY: Final = 1.3
 """Another order of blocks, or place of sums, whose best takes so many times as long is not improved by itself."""
 
@@ -278,6 +281,7 @@ class _Explorer:
                 self._descend(other, asked, DIMENSIONS["kblocks"])
             self._explore_ways(best, asked, _place_of_sums)
             self._explore_ways(best, asked, _delivery)
+            self._explore_crosses(asked)
         if asked.scheduler == "uncut":
             own = [one for one in self._evaluation.tried if one.options.scheduler == "uncut"]
             self._improve(min(own, key=lambda one: one.value), asked, self._dimensions.fine)
@@ -312,6 +316,34 @@ class _Explorer:
             improved = self._descend(one, asked, REFINEMENTS)
             best = min(best, improved, key=lambda candidate: candidate.value)
         return best
+
+    def _explore_crosses(self, asked: ScheduleOptions) -> None:
+        """
+        Try the blocks of the best of each order on the best of each other grid, and improve what gains by them.
+
+        A descent on one grid may end with blocks of one order where those that another grid has found are better.
+        """
+        shapes, orders = self._best_by(shape_of), self._best_by(_order)
+        for one in shapes[: 1 + _OTHERS]:
+            if one.value > _WORTH_A_WAY * self._evaluation.least:
+                break
+            seen = len(self._evaluation.tried)
+            for other in orders[:_CROSSED]:
+                if shape_of(other) != shape_of(one):
+                    blocking = dataclasses.replace(other.options.blocking, splits=one.options.blocking.splits)
+                    self._evaluation.begin(dataclasses.replace(one.options, blocking=blocking))
+            self._evaluation.settle()
+            best = min(self._evaluation.tried[seen:], key=lambda found: found.value, default=one)
+            if best.value < one.value:
+                self._descend(best, asked, REFINEMENTS)
+
+    def _best_by(self, way: Callable[[Candidate], Hashable]) -> list[Candidate]:
+        """Return the best schedule of `kblocks` of each way to do something, best first."""
+        ways: dict[Hashable, Candidate] = {}
+        for one in self._evaluation.tried:
+            if one.options.scheduler == "kblocks" and (way(one) not in ways or one.value < ways[way(one)].value):
+                ways[way(one)] = one
+        return sorted(ways.values(), key=lambda other: other.value)
 
     def _explore_ways(self, best: Candidate, asked: ScheduleOptions, way: Callable[[Candidate], Hashable]) -> Candidate:
         """
