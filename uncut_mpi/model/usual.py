@@ -40,10 +40,10 @@ _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_
 # block_rows, block_cols, half_depth, overhead_s, tail_elements, c_s_per_byte, uneven, misaligned, idle_use; none has
 # waves. They go with the rate of one product of 4096³, as a first measurement takes it.
 _CUDA_FIGURES: Final = {
-    "f64": (64, 64, 39, 5e-6, 5.5e4, 2.2e-13, 0.02, 0.21, 0.7),
+    "f64": (64, 64, 39, 4e-6, 5.5e4, 2.2e-13, 0.02, 0.21, 0.7),
     "f32": (128, 64, 38, 1e-5, 2e4, 2.5e-13, 0.05, 0.02, 1.0),
-    "f16": (128, 64, 200, 8e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
-    "bf16": (128, 64, 200, 8e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
+    "f16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
+    "bf16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
     "tf32": (128, 128, 260, 7e-6, 5.5e5, 3e-13, 0.2, 1.9, 0.46),
 }
 _CUDA_SHAPES: Final = {dtype: GemmShape(*figures, waves=False) for dtype, figures in _CUDA_FIGURES.items()}
