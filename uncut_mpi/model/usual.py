@@ -30,7 +30,7 @@ _CUDA_COSTS: Final = IssueCosts(
     flag_latency_s=8.0e-6,
     wait_lane_s=3.5e-6,
     signal_lane_s=2.5e-6,
-    call_s=5.0e-5,
+    call_s=3.0e-5,
 )
 ISSUED_S: Final = {"cuda": 3.0e-6, "host": 0.0}
 """What issuing takes of the measured time of one copy on an idle stream, by backend."""

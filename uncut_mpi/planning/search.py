@@ -303,14 +303,8 @@ class _Explorer:
         Unequal shares, which come last, are worth most where few ranks take part, and a descent that has left a grid
         early does not come back to it.
         """
-        others: dict[tuple[int, ...], Candidate] = {}
-        for one in self._evaluation.tried:
-            if one.options.scheduler == "kblocks":
-                shape = shape_of(one)
-                if shape not in others or one.value < others[shape].value:
-                    others[shape] = one
-        others.pop(shape_of(best), None)
-        for one in sorted(others.values(), key=lambda other: other.value)[:_OTHERS]:
+        others = [one for one in self._best_by(shape_of) if shape_of(one) != shape_of(best)]
+        for one in others[:_OTHERS]:
             if one.value > _WORTH_SHARES * self._evaluation.least:
                 break
             improved = self._descend(one, asked, REFINEMENTS)
@@ -352,11 +346,7 @@ class _Explorer:
         Which blocks and shares are best depends on the order of blocks and on where C meets the products, and a descent
         that has chosen one seldom changes it.
         """
-        ways: dict[Hashable, Candidate] = {}
-        for one in self._evaluation.tried:
-            if one.options.scheduler == "kblocks" and (way(one) not in ways or one.value < ways[way(one)].value):
-                ways[way(one)] = one
-        for one in sorted(ways.values(), key=lambda other: other.value)[1:]:
+        for one in self._best_by(way)[1:]:
             if one.value <= _WORTH_A_WAY * self._evaluation.least:
                 best = min(best, self._descend(one, asked, REFINEMENTS), key=lambda found: found.value)
         return best
