@@ -158,7 +158,7 @@ def test_memory_that_one_rank_cannot_map_is_everybodys_error(comm, open_session,
 
 def pairs(comm, cupy) -> list[int]:
     """Devices of ranks that are two on each, or more where GPUs are few."""
-    return [(rank - rank % 2) % cupy.cuda.runtime.getDeviceCount() for rank in range(comm.size)]
+    return [rank // 2 % cupy.cuda.runtime.getDeviceCount() for rank in range(comm.size)]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -25,7 +25,7 @@ from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.simulate import simulate
 
 RESULTS = Path(__file__).parents[2] / "docs" / "performance" / "results"
-WANTED = {"options", "digest", "median_s", "place", "dtype"}
+WANTED = {"m", "n", "k", "options", "digest", "median_s", "place", "dtype"}
 
 
 def rows_of(node):

@@ -22,14 +22,14 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation
-from uncut_mpi.planning.candidates import products_flops, progress_of
+from uncut_mpi.planning.candidates import products_flops, progress_of, shape_of
 from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_energy_j, working_ranks
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import HOST, Kind, Space
-from uncut_mpi.planning.search import SearchResult, search
+from uncut_mpi.planning.search import SearchResult, _Explorer, search
 from uncut_mpi.planning.simulate import simulate
 
 
@@ -244,6 +244,15 @@ def test_a_device_with_all_operands_gets_a_column_for_itself() -> None:
     # Nothing of A or B enters it, and of A every byte leaves once.
     sent, sent_on_grids = (one.simulation.transferred_bytes()[0, 1:4].sum() for one in (best, on_grids))
     assert sent < 0.9 * sent_on_grids
+
+
+def test_blocks_that_are_best_on_one_grid_are_tried_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, problem = load_machine("h200-4x"), GemmProblem(4096, 4096, 32768, DType.tf32)
+    best = find(problem, "0,0,0", machine).best
+    monkeypatch.setattr(_Explorer, "_explore_crosses", lambda explorer, asked: None)
+    alone = find(problem, "0,0,0", machine).best
+    assert best.predicted_s < 0.98 * alone.predicted_s
+    assert shape_of(best) != shape_of(alone) or best.options.blocking.order != alone.options.blocking.order
 
 
 def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> None:

@@ -363,7 +363,11 @@ class _Run:
             self._beside(what, costs["flag_latency_s"] + pushed)
 
     def _handing_over(self, what: str) -> None:
-        """Time what a COMBINE and a copy take until they begin after what they await, beside a COMBINE and a copy."""
+        """
+        Time how soon a COMBINE begins after a COMBINE, and one of a COMBINE and a copy after the other.
+
+        A copy takes what one behind another was found to take, so that a chain of both is simulated as it was timed.
+        """
         areas, costs = self.bench.areas, self.samples.costs
         kernels, both = (
             self.bench.time(probes.turns(areas, _EDGE, _CHAIN, self.bench.result_offset, copies=copies), what)

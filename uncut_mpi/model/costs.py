@@ -232,9 +232,10 @@ class IssueCosts(_NonNegative):
     event_latency_s : float
         From the end of a copy to the start of a copy that awaits it on another lane of the same rank.
     engine_latency_s : float
-        The same from a copy to a product or COMBINE, and from one of those to a copy; NaN: as `event_latency_s`.
+        The same from a copy to a product or COMBINE, and from one of those to a copy. NaN takes the value that
+        `event_latency_s` has then and keeps it.
     kernel_latency_s : float
-        The same from a product or COMBINE to another one; NaN: as `event_latency_s`.
+        The same from a product or COMBINE to another one; NaN as above.
     flag_latency_s : float
         The same between ranks.
     wait_lane_s, signal_lane_s : float
