@@ -321,7 +321,7 @@ H200_LOCAL_ROWS = (
 # overhead of kernels what traced products that wait take longer; the later ones say how soon tasks begin after kernels.
 H200_SHAPES_BEFORE = ("calibration_1xh200_2026-11-23_19h_1.json", "calibration_1xh200_2026-11-23_19h_2.json")
 H200_SHAPES = ("calibration_1xh200_2026-11-23_22h_1.json", "calibration_1xh200_2026-11-23_22h_2.json")
-
+# Calibrations whose probes say how soon a task begins after one that it awaits: the first one after copies alone.
 H200_LATENCIES = ("calibration_4xh200_2026-11-22_11h.json", *H200_SHAPES)
 
 
@@ -359,12 +359,9 @@ def with_shapes(machine: Machine, calibrations: Sequence[Machine]) -> Machine:
     return dataclasses.replace(machine, gemm_shape=shapes, typical_gemm_tflop_per_s=rates)
 
 
-def calibration_of_one(name: str) -> Machine:
-    """Return a calibration of one H200, without what traced products added to the start of a kernel."""
-    text = (measured.RESULTS / name).read_text()
+def without_traced_overhead(text: str) -> Machine:
+    """Return a calibration without what traced products added to the start of a kernel."""
     one = Machine.from_json(text)
-    if name not in H200_SHAPES_BEFORE:
-        return one
     added = json.loads(text)["rehearsal"]["parameters"]["kernel overhead"]
     shapes = {
         dtype: dataclasses.replace(shape, overhead_s=shape.overhead_s - added)
@@ -375,7 +372,8 @@ def calibration_of_one(name: str) -> Machine:
 
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
-    of_one = [calibration_of_one(name) for name in (*H200_SHAPES_BEFORE, *H200_SHAPES)]
+    of_one = [without_traced_overhead((measured.RESULTS / name).read_text()) for name in H200_SHAPES_BEFORE]
+    of_one += [Machine.from_json((measured.RESULTS / name).read_text()) for name in H200_SHAPES]
     calibrated = with_shapes(calibrated, of_one)
     # What probes found: the rehearsal moved one number for all, as there was no other.
     sampled = {name: json.loads((measured.RESULTS / name).read_text())["samples"]["costs"] for name in H200_LATENCIES}

@@ -58,9 +58,6 @@ _OTHERS: Final = 3
 _WORTH_SHARES: Final = 1.5
 """A grid whose best, mostly of equal shares, takes so many times as long is not among these."""
 
-_CROSSED: Final = 3
-"""Blocks of how many orders are tried on other grids."""
-
 _WORTH_A_WAY: Final = 1.3
 """Another order of blocks, or place of sums, whose best takes so many times as long is not improved by itself."""
 
@@ -322,7 +319,7 @@ class _Explorer:
             if one.value > _WORTH_A_WAY * self._evaluation.least:
                 break
             seen = len(self._evaluation.tried)
-            for other in orders[:_CROSSED]:
+            for other in orders:
                 if shape_of(other) != shape_of(one):
                     blocking = dataclasses.replace(other.options.blocking, splits=one.options.blocking.splits)
                     self._evaluation.begin(dataclasses.replace(one.options, blocking=blocking))
