@@ -80,6 +80,13 @@ def test_a_machine_that_does_not_say_so_is_not_slower(machine):
         assert chosen(other, GemmProblem(8191, 8191, 8191, DType.f16), ALL) == Alignment()
 
 
+def test_tails_of_further_products_count(machine):
+    problem = GemmProblem(3001, 3001, 3001, DType.f16)
+    shapes = {name: dataclasses.replace(shape, tail_elements=1e8) for name, shape in machine.gemm_shape.items()}
+    assert chosen(machine, problem, ALL) != Alignment()
+    assert chosen(dataclasses.replace(machine, gemm_shape=shapes), problem, ALL) == Alignment()
+
+
 @pytest.mark.parametrize("dtype", [DType.f16, DType.tf32, DType.f64])
 @pytest.mark.parametrize("extent", [151, 1001, 2001, 4095, 8191])
 def test_what_is_chosen_is_no_slower_than_leaving_it(machine, dtype, extent):
