@@ -3,8 +3,9 @@ Products with everything on one device and odd extents, aligned in panels or as 
 
     python3 -m mpi4py tests/perf/aligned_products.py MACHINE.json OUT.json
 
-MACHINE.json is a calibration of one GPU like this. Both plans of `kblocks` are called in turns, 15 times each, with a
-pause of 4 ms before each call. Printed are medians, what the machine says of both, and which of them is chosen.
+MACHINE.json is a calibration of one GPU like this. Both plans of `kblocks` are called in turns: 15 times each with a
+pause of 4 ms before each call, and 15 times each without. Printed are medians of both, what the machine says, and which
+plan is chosen.
 """
 
 import contextlib
@@ -40,9 +41,9 @@ def plan_with(session, arrays, dtype, seen):
         alignment._SEEN = usual
 
 
-def timed(plan):
-    """Return the seconds of one call."""
-    time.sleep(PAUSE_S)
+def timed(plan, pause_s):
+    """Return the seconds of one call after a pause."""
+    time.sleep(pause_s)
     start = time.perf_counter()
     plan.execute(**SCALARS)
     return time.perf_counter() - start
@@ -60,14 +61,19 @@ def compare(sessions, machine, dtype, extent):
     row = None
     if aligned.schedule.digest() != as_is.schedule.digest():
         for plan in (aligned, as_is) * 4:
-            timed(plan)
-        times = list(zip(*((timed(aligned), timed(as_is)) for _ in range(CALLS)), strict=True))
+            timed(plan, 0.0)
+        paused, at_once = (
+            list(zip(*((timed(aligned, pause_s), timed(as_is, pause_s)) for _ in range(CALLS)), strict=True))
+            for pause_s in (PAUSE_S, 0.0)
+        )
         row = {
             "dtype": dtype,
             "extent": extent,
             "chosen": "aligned" if chosen == aligned.schedule.digest() else "as it is",
-            "aligned_s": times[0],
-            "as_it_is_s": times[1],
+            "aligned_s": paused[0],
+            "as_it_is_s": paused[1],
+            "aligned_at_once_s": at_once[0],
+            "as_it_is_at_once_s": at_once[1],
             "simulated_s": [simulate(plan.schedule, machine).seconds for plan in (aligned, as_is)],
         }
     return row
@@ -85,10 +91,13 @@ def main():
                 if row is None:
                     continue
                 rows.append(row)
-                aligned, as_is = (1e6 * statistics.median(row[name]) for name in ("aligned_s", "as_it_is_s"))
+                found = (1e6 * statistics.median(value) for name, value in row.items() if name.endswith("_s"))
+                paused, as_is_paused, at_once, as_is_at_once = list(found)[:4]
                 said = " / ".join(f"{1e6 * one:.0f}" for one in row["simulated_s"])
                 print(
-                    f"{dtype} {extent}: {aligned:.0f} / {as_is:.0f} us, simulated {said}: {row['chosen']}", flush=True
+                    f"{dtype} {extent}: {paused:.0f} / {as_is_paused:.0f} us, at once {at_once:.0f} / "
+                    f"{as_is_at_once:.0f}, simulated {said}: {row['chosen']}",
+                    flush=True,
                 )
         facts = {"device": sessions[0].device_names[0], "machine": machine.provenance, "rows": rows}
     Path(sys.argv[2]).write_text(json.dumps(facts))
