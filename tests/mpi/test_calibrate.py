@@ -42,6 +42,7 @@ def small(mpi_tmp_path, monkeypatch):
         area_bytes=64 << 10,
         target_s=1e-4,
         widths_bytes=(64, 4096),
+        device_widths_bytes=(512,),
         shapes=((16, 16, 16), (32, 32, 32), (32, 32, 64), (64, 64, 64)),
         combine=(32, 32),
         litmus_bytes=(4096,),
@@ -148,6 +149,10 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(few_ranks,
     expected = {"alone", "small", "host", "rows"} | ({"both ways"} if size > 1 else set())
     expected |= {"egress", "ingress"} if size > 2 else set()
     collective_assert(comm, kinds == expected, f"{kinds}")
+    rates, within, beyond = machine.row_rates, [64, 512, 4096], [64, 4096]
+    widths = {way: [width for width, _ in getattr(rates, way)] for way in ("local", "device", "host_in", "host_out")}
+    wanted = {"local": within, "device": within if size > 1 else [], "host_in": beyond, "host_out": beyond}
+    collective_assert(comm, widths == wanted, f"{widths}")
     counts = {one["time"]["count"] for one in content["samples"]["transfers"]}
     collective_assert(comm, counts == {3}, f"after the time limit: {counts} samples")
     # The pairs of links were left out, as the time limit asks, and that is said.

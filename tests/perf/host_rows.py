@@ -3,9 +3,9 @@ How fast rows go between the host and a GPU, by their width and by how far apart
 
     python tests/perf/host_rows.py OUT.json [--loaded]
 
-For widths of 1 to 64 KiB and distances of 8 to 225 KiB: GB/s to the GPU, from it, and of each way when both run at once,
-of copies of 32 MiB whose rows are packed on the GPU; the median of five. The buffer of 1 GiB is page-locked. With --loaded the GPU
-multiplies in f64 meanwhile.
+For widths of 1 to 64 KiB and distances of 16 to 225 KiB: GB/s to the GPU, from it, and of each way when both run at
+once, of copies of 32 MiB whose rows are packed on the GPU; medians of five. Host memory is page-locked. With --loaded
+the GPU multiplies in f64 meanwhile.
 """
 
 import json

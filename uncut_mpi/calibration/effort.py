@@ -21,6 +21,8 @@ class Effort:
         Time that transfers and lists of products shall take alone.
     widths_bytes : tuple of int
         Rows of strided copies, rising.
+    device_widths_bytes : tuple of int
+        Rows of more copies within and between devices.
     shapes, added, misaligned : tuple of (int, int, int)
         Products, such as are added to C, and such whose columns are not aligned.
     paired : tuple of (int, int, int)
@@ -36,6 +38,7 @@ class Effort:
     area_bytes: int
     target_s: float
     widths_bytes: tuple[int, ...]
+    device_widths_bytes: tuple[int, ...]
     shapes: tuple[tuple[int, int, int], ...]
     added: tuple[tuple[int, int, int], ...]
     misaligned: tuple[tuple[int, int, int], ...]
@@ -68,8 +71,11 @@ EFFORTS: Final = {
     "cuda": Effort(
         area_bytes=64 << 20,
         target_s=2e-3,
-        # A row above 8 KiB takes the time of one of 11 KiB: docs/performance.md, 2026-11-22.
-        widths_bytes=(512, 1024, 2048, 4096, 8192, 8704, 10240, 12288, 16384, 32768, 65536, 131072),
+        widths_bytes=(512, 1024, 2048, 4096, 8192, 12288, 16384, 32768, 65536, 131072),
+        # Between devices a row above 8 KiB takes the time of one of 11 KiB (docs/performance.md, 2026-11-22). From and
+        # to the host such rows are nearly as fast as contiguous ones alone one way, and as slow as those around them
+        # both ways at once or at another distance (2026-11-24): no rate that a schedule could count on.
+        device_widths_bytes=(8704, 10240),
         shapes=(
             *((edge, edge, edge) for edge in (512, 1024, 1536, 2048, 3072, 4096, 8192)),
             *((4096, 4096, k) for k in (128, 256, 512, 1024, 2048)),
@@ -101,6 +107,7 @@ EFFORTS: Final = {
         area_bytes=4 << 20,
         target_s=2e-3,
         widths_bytes=(64, 512, 4096, 32768),
+        device_widths_bytes=(),
         shapes=(
             *((edge, edge, edge) for edge in (64, 128, 256, 384)),
             *((256, 256, 32), (256, 256, 1024), (512, 64, 256)),

@@ -154,7 +154,7 @@ class _Run:
 
     def _count(self) -> int:
         links, together = len(self.links()), sum(1 for _ in self.together())
-        rows = len(self._row_links()) * (len(self.effort.widths_bytes) + 1)
+        rows = sum(1 + len(self._widths(link)) for link in self._row_links())
         return 2 * links + together + rows + len(DType) * len(self.effort.products) + 3 + self.size + len(self.pairs())
 
     def _step(self, what: str) -> str:
@@ -186,6 +186,10 @@ class _Run:
         """Return one link of each way that rows go."""
         return [(0, 0), *([(0, 1)] if self.size > 1 else []), (self.host, 0), (0, self.host)]
 
+    def _widths(self, link: Link) -> list[int]:
+        more = () if self.host in link else self.effort.device_widths_bytes
+        return sorted((*self.effort.widths_bytes, *more))
+
     def _rows(self) -> None:
         """
         Measure copies by the width of their rows, those from and to the host while the device multiplies.
@@ -196,7 +200,7 @@ class _Run:
         with agreement.collective(self.bench.group, "preparing random operands"):
             self.bench.fill(self.bench.result_offset, DType.f64)
         for link in self._row_links():
-            for width in (0, *self.effort.widths_bytes):
+            for width in (0, *self._widths(link)):
                 each = self.effort.area_bytes
                 if width:
                     each = each // probes.row_distance(width) * width
