@@ -95,7 +95,7 @@ def test_alpha_of_zero_is_a_plan_without_a_product():
         ("-n 5", "without -m"),
         ("A.npy B.npy", "unrecognized arguments"),
         ("--trace t.json", "unrecognized arguments"),
-        ("--devices 0,1", "unrecognized arguments"),  # GPUs of ranks, which only jobs have
+        ("--allow-shared-gpu", "unrecognized arguments"),  # GPUs of ranks, which only jobs have
         ("--metric joy", "'joy' does not exist: use one of time, pdp, edp, pdp-working"),
         ("--metric pdp --scheduler uncut", "--metric with --scheduler uncut"),
     ],
@@ -116,6 +116,23 @@ def test_a_machine_is_uniform_shipped_or_a_file_and_may_be_used_in_part(tmp_path
         find_machine(str(path), 4)
     with pytest.raises(ParamError, match="nowhere"):
         find_machine("nowhere", None)
+
+
+def test_ranks_may_have_some_of_a_machines_devices():
+    whole = find_machine("karolina-8xa100", None)
+    some = find_machine("karolina-8xa100", None, (0, 2, 4, 6))
+    assert some.num_ranks == 4
+    assert some.to_json() == whole.subset((0, 2, 4, 6)).to_json()
+    assert find_machine("karolina-8xa100", 2, (6, 1)).name == "karolina-8xa100[6,1]"
+    assert find_machine("uniform", None, (3, 9)).num_ranks == 2
+    for ranks, devices, said in (
+        (3, (0, 2), "--ranks 3 was given, and --devices 0,2, which are 2"),
+        (None, (0, 2, 0), "--devices 0,2,0 was given: name each device once"),
+        (None, (0, 8), "--devices 0,8 was given, machine karolina-8xa100 has the devices 0 to 7"),
+    ):
+        with pytest.raises(ParamError, match=said):
+            find_machine("karolina-8xa100", ranks, devices)
+    assert parse(["--machine", "karolina-8xa100", "--devices", "0,2,4,6", "-m", "4096"]).devices == (0, 2, 4, 6)
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -117,6 +117,14 @@ def test_strong_scaling_is_that_of_the_data(n: int) -> None:
         assert one / simulated(*rows[count][:5], rows[count].tile) == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize(("n", "speedup"), [(8192, 1.68), (16384, 1.91), (32768, 2.03)])
+def test_two_gpus_are_as_much_faster_than_one_as_published(n: int, speedup: float) -> None:
+    # The data has their speedups, not their tiles, so ours are taken; GPUs 0 and 2 share no PCIe switch.
+    one = next(row for row in published() if row.m == row.n == row.k == n and row.place == "h,h,h" and row.gpus == (0,))
+    two = simulated(n, n, n, "h,h,h", (0, 2), 0)
+    assert simulated(*one[:5], one.tile) / two == pytest.approx(speedup, rel=0.1)
+
+
 @pytest.mark.parametrize(("n", "off"), [(8192, 0.3), (12288, 0.2), (16384, 0.2)])
 def test_where_matrices_live_matters_as_measured_on_unequal_gpus(n: int, off: float) -> None:
     # PARALiA: all GPUs of Vulcan, of which four compute at half and two at 5/7 of the rate: ten placements, from

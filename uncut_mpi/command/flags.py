@@ -119,6 +119,12 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "devices",
     )
     group.add_argument("--ranks", type=whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
+    group.add_argument(
+        "--devices",
+        type=_list,
+        metavar="D0,D1,…",
+        help="device of the machine that each rank has, others take no part; default: rank i has device i",
+    )
     _add_compute_ranks(group)
     _add_schedule(parser)
     group = parser.add_argument_group("search and report")

@@ -53,6 +53,8 @@ class PlanArguments:
         ``"uniform"``, the name of a machine that ships with the package, or a file.
     ranks : int or None
         How many of the machine's ranks there are; None: all, 4 of the uniform one.
+    devices : tuple of int or None
+        Device of the machine that each rank has; None: rank i has device i.
     options : ScheduleOptions
         What is fixed about the schedule.
     budget_tasks : int or None
@@ -71,6 +73,7 @@ class PlanArguments:
     place: Placement
     machine: str
     ranks: int | None
+    devices: tuple[int, ...] | None
     options: ScheduleOptions
     budget_tasks: int | None
     issuing_threads: int
@@ -111,6 +114,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         place=given.place,
         machine=given.machine,
         ranks=given.ranks,
+        devices=given.devices,
         options=options_of(given),
         budget_tasks=given.budget_tasks,
         issuing_threads=given.issuing_threads,
@@ -131,7 +135,7 @@ def run(arguments: PlanArguments) -> None:
         If the machine, the problem or a file does not allow it.
     """
     _check_results(arguments)
-    machine = find_machine(arguments.machine, arguments.ranks)
+    machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     arguments.place.check_ranks(machine.num_ranks)
     # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
     budget = arguments.budget_tasks if arguments.options.scheduler == "auto" else 1
@@ -190,26 +194,41 @@ def _ablation(arguments: PlanArguments, machine: Machine) -> list[tuple[str, Sim
     return steps
 
 
-def find_machine(name: str, ranks: int | None) -> Machine:
+def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None = None) -> Machine:
     """
-    Return the machine to plan for, or as many of its ranks as are asked for.
+    Return the machine to plan for, or as many of its ranks as are asked for, or those with some of its devices.
 
     Raises
     ------
     ParamError
-        If there is none of that name, or it has too few ranks.
+        If there is none of that name, it has too few ranks, or the devices are not some of its own, one for each rank.
     """
-    if name == "uniform":
-        return Machine.uniform(ranks or _RANKS)
-    machine = load_machine(name)
-    if ranks is None or ranks == machine.num_ranks:
-        return machine
-    if ranks > machine.num_ranks:
+    listed = ",".join(map(str, devices or ()))
+    if devices is not None and ranks not in (None, len(devices)):
         raise ParamError(
-            f"--ranks {ranks} was given, machine {machine.name} has {machine.num_ranks}: ask for no more, "
-            "or name another machine"
+            f"--ranks {ranks} was given, and --devices {listed}, which are {len(devices)}: "
+            "name one device for each rank, or leave --ranks out"
         )
-    return machine.subset(range(ranks))
+    if devices is not None and len(set(devices)) < len(devices):
+        raise ParamError(f"--devices {listed} was given: name each device once")
+    if name == "uniform":
+        return Machine.uniform(len(devices) if devices else ranks or _RANKS)
+    machine = load_machine(name)
+    if devices is None:
+        if ranks is None or ranks == machine.num_ranks:
+            return machine
+        if ranks > machine.num_ranks:
+            raise ParamError(
+                f"--ranks {ranks} was given, machine {machine.name} has {machine.num_ranks}: ask for no more, "
+                "or name another machine"
+            )
+        devices = tuple(range(ranks))
+    if max(devices) >= machine.num_ranks:
+        raise ParamError(
+            f"--devices {listed} was given, machine {machine.name} has the devices 0 to {machine.num_ranks - 1}: "
+            "name some of those, or another machine"
+        )
+    return machine.subset(devices)
 
 
 def _check_written(given: argparse.Namespace) -> None:
