@@ -1,9 +1,11 @@
 """
 Two-dimensional copies between host and device: rate by the width of rows and by how far apart they lie.
 
-    mpiexec -n 2 python tests/perf/rows.py OUT.json
+    mpiexec -n 2 python tests/perf/rows.py OUT.json [--loaded]
 
-Every rank copies at once (and one alone), from and to the session's host memory, with streams as calls have them.
+To the device, from it and both ways at once, on rank 0 alone and on all ranks at once, from and to the session's host
+memory; GB/s of each way of the slowest rank, the median of five. "cold", for some: every copy touches rows that none
+has touched for long. With --loaded the devices multiply in f64 meanwhile.
 """
 
 import json
@@ -17,63 +19,88 @@ from mpi4py import MPI
 
 import uncut_mpi as um
 
-COPY = 8 << 20
-SPAN = 3 << 30
+KIB = 1024
+COPY, SPAN = 8 << 20, 3 << 30
+COPIES, TIMES = 4, 5
+WIDTHS_KIB = (1, 2, 3, 4, 5, 6, 7, 8, 8.5, 9, 10, 11, 12, 13, 14, 16, 20, 24, 32, 40, 64, 128)
+DISTANCES_KIB = (0, 16, 20, 24, 28, 32, 56, 60, 64, 64.5, 112, 128, 225, 256)  # 0: contiguous
+COLD_WIDTHS_KIB, COLD_DISTANCES_KIB = (1, 4, 16, 64), (0, 32, 64, 256)
+WAYS = {"in": (0,), "out": (1,), "both": (0, 1)}
 
 
-def main():
-    """Print GB/s per rank, and keep them."""
+class Rows:
+    """The memory and streams of one rank; each way has half of the rank's part of the host memory."""
+
+    def __init__(self, comm, session, loaded):
+        self.comm, self.loaded = comm, loaded
+        self.memory = session.empty_host((SPAN // 8, 1), np.float64, order="F")
+        self.memory.array[comm.rank :: comm.size] = 0.5
+        self.room = SPAN // comm.size // 2 // 4096 * 4096
+        self.host = [self.memory.address + (2 * comm.rank + way) * self.room for way in range(2)]
+        self.device = [cupy.zeros(COPY, cupy.uint8) for _ in range(2)]
+        self.streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+        self.events = [[cupy.cuda.Event() for _ in range(2)] for _ in range(2)]
+        self.factor = cupy.random.random((4096, 4096))
+        self.product = cupy.empty_like(self.factor)
+
+    def copy(self, way, place, width, distance, count):
+        """Issue one copy, 0 to the device and 1 from it."""
+        here, there = (self.device[way].data.ptr, width), (self.host[way] + place, distance)
+        to, source = (here, there) if way == 0 else (there, here)
+        cupy.cuda.runtime.memcpy2DAsync(*to, *source, width, count, 1 + way, self.streams[way].ptr)
+
+    def seconds(self, ways, places, width, distance, count):
+        """Return what the copies of each way take."""
+        if self.loaded:
+            with self.streams[2]:
+                cupy.matmul(self.factor, self.factor, out=self.product)
+        for way in ways:
+            self.events[way][0].record(self.streams[way])
+            for place in places:
+                self.copy(way, place, width, distance, count)
+            self.events[way][1].record(self.streams[way])
+        for stream in self.streams:
+            stream.synchronize()
+        return [cupy.cuda.get_elapsed_time(*self.events[way]) / 1e3 for way in ways]
+
+    def rate(self, ways, width, distance, everyone, cold):
+        """Return GB/s of each way of the slowest rank."""
+        count = min(COPY // width, self.room // distance)
+        span = -(-count * distance // 4096) * 4096
+        places = range(0, self.room - span + 1, span) if cold else [0] * COPIES
+        self.comm.Barrier()
+        rates = [float("inf")] * len(ways)
+        if everyone or not self.comm.rank:
+            times = [self.seconds(ways, places, width, distance, count) for _ in range(1 if cold else TIMES)]
+            rates = [len(places) * count * width / statistics.median(one) / 1e9 for one in zip(*times, strict=True)]
+        return [round(min(one), 1) for one in zip(*self.comm.allgather(rates), strict=True)]
+
+
+def main(out, loaded):
+    """Print GB/s, and keep them."""
     comm = MPI.COMM_WORLD
-    runtime = cupy.cuda.runtime
-    rows = []
+    found = []
     with um.Session(comm, backend="cuda", timeout_s=20) as session:
-        host = session.empty_host((SPAN // 8, 1), np.float64, order="F")
-        host.array[comm.rank :: comm.size] = 0.5
-        base = host.address
-        device = runtime.malloc(SPAN)
-        stream = cupy.cuda.Stream(non_blocking=True)
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-
-        def measure(width, pitch, inward, everyone, cold):
-            """Return GB/s of the slowest rank; cold: every copy touches rows that none has touched for long."""
-            room = SPAN // comm.size // 4096 * 4096
-            count = min(COPY // width, room // pitch)
-            span = -(-count * pitch // 4096) * 4096
-            places = range(0, room - span + 1, span) if cold else [0] * 4
-            times = []
-            comm.Barrier()
-            if everyone or not comm.rank:
-                for place in places:
-                    start = base + comm.rank * room + place
-                    begin.record(stream)
-                    if inward:
-                        runtime.memcpy2DAsync(device, width, start, pitch, width, count, 1, stream.ptr)
-                    else:
-                        runtime.memcpy2DAsync(start, pitch, device, width, width, count, 2, stream.ptr)
-                    end.record(stream)
-                    end.synchronize()
-                    times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-            comm.Barrier()
-            mine = width * count / statistics.median(times if cold else times[1:]) / 1e9 if times else 1e9
-            return min(comm.allgather(mine))
-
-        for inward, everyone in ((True, False), (False, False), (True, True), (False, True)):
-            for width in (1024 * kb for kb in (1, 2, 4, 8, 16, 32, 64, 128)):
-                row = {"inward": inward, "all": everyone, "width": width}
-                for pitch in (2 * width, 32768, 65536, 65536 + 512, 131072, 262144):
-                    if pitch > width:
-                        for cold in (False, True):
-                            name = f"{pitch}{' cold' if cold else ''}"
-                            row[name] = round(measure(width, pitch, inward, everyone, cold), 1)
-                row["contiguous cold"] = round(measure(width, width, inward, everyone, True), 1)
-                rows.append(row)
-                if comm.rank == 0:
-                    print(json.dumps(row), flush=True)
-        runtime.free(device)
+        rows = Rows(comm, session, loaded)
+        for everyone in (False, True) if comm.size > 1 else (False,):
+            for name, ways in WAYS.items():
+                for width in WIDTHS_KIB:
+                    line = {"way": name, "all": everyone, "width": int(width * KIB)}
+                    for distance in (one for one in DISTANCES_KIB if not 0 < one < width):
+                        apart = int((distance or width) * KIB)
+                        label = str(apart) if distance else "contiguous"
+                        line[label] = rows.rate(ways, line["width"], apart, everyone, False)
+                        if not loaded and width in COLD_WIDTHS_KIB and distance in COLD_DISTANCES_KIB:
+                            line[f"{label} cold"] = rows.rate(ways, line["width"], apart, everyone, True)
+                    found.append(line)
+                    if comm.rank == 0:
+                        print(json.dumps(line), flush=True)
     if comm.rank == 0:
-        with open(sys.argv[1], "w", encoding="utf-8") as file:
-            json.dump({"date": time.strftime("%Y-%m-%d"), "ranks": comm.size, "rows": rows}, file, indent=1)
+        device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        facts = {"date": time.strftime("%Y-%m-%d"), "device": device, "ranks": comm.size, "loaded": loaded}
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump({**facts, "rows": found}, file)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], "--loaded" in sys.argv)

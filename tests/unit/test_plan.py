@@ -124,14 +124,14 @@ def test_ranks_may_have_some_of_a_machines_devices():
     assert some.num_ranks == 4
     assert some.to_json() == whole.subset((0, 2, 4, 6)).to_json()
     assert find_machine("karolina-8xa100", 2, (6, 1)).name == "karolina-8xa100[6,1]"
-    assert find_machine("uniform", None, (3, 9)).num_ranks == 2
-    for ranks, devices, said in (
-        (3, (0, 2), "--ranks 3 was given, and --devices 0,2, which are 2"),
-        (None, (0, 2, 0), "--devices 0,2,0 was given: name each device once"),
-        (None, (0, 8), "--devices 0,8 was given, machine karolina-8xa100 has the devices 0 to 7"),
+    for name, ranks, devices, said in (
+        ("karolina-8xa100", 3, (0, 2), "--ranks 3 was given, and --devices 0,2, which are 2"),
+        ("karolina-8xa100", None, (0, 2, 0), "machine karolina-8xa100 were asked for: name some of 0 to 7, each once"),
+        ("karolina-8xa100", None, (0, 8), "machine karolina-8xa100 were asked for: name some of 0 to 7, each once"),
+        ("uniform", None, (0, 2), "--devices 0,2 was given, those of machine uniform are all alike: give --ranks"),
     ):
         with pytest.raises(ParamError, match=said):
-            find_machine("karolina-8xa100", ranks, devices)
+            find_machine(name, ranks, devices)
     assert parse(["--machine", "karolina-8xa100", "--devices", "0,2,4,6", "-m", "4096"]).devices == (0, 2, 4, 6)
 
 

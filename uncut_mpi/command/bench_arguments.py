@@ -9,7 +9,8 @@ from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
-from uncut_mpi.command.flags import add_machine, base_parser, dtype_of, one_of, positive, whole
+from uncut_mpi.command.flag_values import dtype_of, one_of, positive, whole
+from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.model.datasets import Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
-from uncut_mpi.command.flags import add_machine, base_parser, positive
+from uncut_mpi.command.flag_values import positive
+from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 
 DEFAULT_TIME_LIMIT_S: Final = 45.0

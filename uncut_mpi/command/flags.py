@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 import uncut_mpi
+from uncut_mpi.command.flag_values import (
+    dtype_of,
+    finite,
+    grid_of,
+    is_number,
+    numbers,
+    one_of,
+    picture,
+    placement_of,
+    positive,
+    whole,
+)
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.planning.metrics import METRICS
@@ -23,7 +33,6 @@ from uncut_mpi.planning.options import (
     ROUTINGS,
     SCHEDULERS,
 )
-from uncut_mpi.view.render import check_suffix
 
 BACKENDS: Final = ("auto", "cuda", "host")
 
@@ -121,7 +130,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
     group.add_argument("--ranks", type=whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
     group.add_argument(
         "--devices",
-        type=_list,
+        type=numbers,
         metavar="D0,D1,…",
         help="device of the machine that each rank has, others take no part; default: rank i has device i",
     )
@@ -150,7 +159,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--timeline",
-        type=_picture,
+        type=picture,
         metavar="FILE",
         help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
     )
@@ -205,13 +214,13 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
             metavar="N|T",
             help=f"op({name.upper()}); default %(default)s",
         )
-    group.add_argument("--alpha", type=_finite, metavar="X", help="factor of the product; default 1.2345, with files 1")
+    group.add_argument("--alpha", type=finite, metavar="X", help="factor of the product; default 1.2345, with files 1")
     group.add_argument(
-        "--beta", type=_finite, metavar="X", help="factor of C; default 1.1154, with files 1, or 0 without -c"
+        "--beta", type=finite, metavar="X", help="factor of C; default 1.1154, with files 1, or 0 without -c"
     )
     group.add_argument(
         "--place",
-        type=_placement,
+        type=placement_of,
         default=Placement.parse("h,h,h"),
         metavar="A,B,C",
         help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device; default "
@@ -230,7 +239,7 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--devices",
-        type=_list,
+        type=numbers,
         metavar="D0,D1,…",
         help="device of each rank; default: process i of the node takes device i",
     )
@@ -240,7 +249,7 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
 def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compute-ranks",
-        type=_list,
+        type=numbers,
         metavar="R0,R1,…",
         help="ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
         "what --place puts there, and forward. Default: the search decides, with --scheduler all",
@@ -271,7 +280,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     )
     common.add_argument(
         "--grid",
-        type=_grid,
+        type=grid_of,
         metavar="RxC",
         help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: up to 32 "
         "ranks a row",
@@ -439,7 +448,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--trace",
-        type=_picture,
+        type=picture,
         metavar="FILE",
         help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
         "default: nowhere",
@@ -451,91 +460,8 @@ def join_negative_values(argv: Sequence[str]) -> list[str]:
     """Return the words with scalars joined to their flags: argparse takes -1e-3 for an option, though not -0.001."""
     joined: list[str] = []
     for word in argv:
-        if joined and joined[-1] in ("--alpha", "--beta") and _is_number(word):
+        if joined and joined[-1] in ("--alpha", "--beta") and is_number(word):
             joined[-1] += f"={word}"
         else:
             joined.append(word)
     return joined
-
-
-# -- values of single options ----------------------------------------------------------------------
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """Return what reads a flag's value as a whole number of at least `least`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return value
-
-    return convert
-
-
-def _finite(text: str) -> float:
-    value = float(text) if _is_number(text) else math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
-
-
-def positive(text: str) -> float:
-    """Return the finite number above 0 that a flag's value is."""
-    value = _finite(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-def one_of(*names: str) -> Callable[[str], str]:
-    """Return what reads a flag's value as one of some names."""
-
-    def convert(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} does not exist: use one of {', '.join(names)}")
-        return text
-
-    return convert
-
-
-def dtype_of(text: str) -> DType:
-    """Return the element type that a flag's value names."""
-    return DType[one_of(*DType.__members__)(text)]
-
-
-def _placement(text: str) -> Placement:
-    try:
-        return Placement.parse(text)
-    except ParamError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _picture(text: str) -> str:
-    try:
-        check_suffix(text)
-    except ParamError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _list(text: str) -> tuple[int, ...]:
-    return tuple(whole(0)(part) for part in text.split(","))
-
-
-def _grid(text: str) -> tuple[int, int]:
-    rows, cross, cols = text.lower().partition("x")
-    if not cross:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a grid: write rows x columns, as 2x4")
-    return whole(1)(rows), whole(1)(cols)

@@ -209,26 +209,21 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
             f"--ranks {ranks} was given, and --devices {listed}, which are {len(devices)}: "
             "name one device for each rank, or leave --ranks out"
         )
-    if devices is not None and len(set(devices)) < len(devices):
-        raise ParamError(f"--devices {listed} was given: name each device once")
     if name == "uniform":
-        return Machine.uniform(len(devices) if devices else ranks or _RANKS)
+        if devices is not None:
+            raise ParamError(f"--devices {listed} was given, those of machine uniform are all alike: give --ranks")
+        return Machine.uniform(ranks or _RANKS)
     machine = load_machine(name)
-    if devices is None:
-        if ranks is None or ranks == machine.num_ranks:
-            return machine
-        if ranks > machine.num_ranks:
-            raise ParamError(
-                f"--ranks {ranks} was given, machine {machine.name} has {machine.num_ranks}: ask for no more, "
-                "or name another machine"
-            )
-        devices = tuple(range(ranks))
-    if max(devices) >= machine.num_ranks:
+    if devices is not None:
+        return machine.subset(devices)
+    if ranks is None or ranks == machine.num_ranks:
+        return machine
+    if ranks > machine.num_ranks:
         raise ParamError(
-            f"--devices {listed} was given, machine {machine.name} has the devices 0 to {machine.num_ranks - 1}: "
-            "name some of those, or another machine"
+            f"--ranks {ranks} was given, machine {machine.name} has {machine.num_ranks}: ask for no more, "
+            "or name another machine"
         )
-    return machine.subset(devices)
+    return machine.subset(range(ranks))
 
 
 def _check_written(given: argparse.Namespace) -> None:

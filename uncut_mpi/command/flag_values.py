@@ -1,0 +1,98 @@
+"""What the values of flags may be: from a word of the command line to a number, a type or a place, or why not."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.view.render import check_suffix
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, with or without a fraction, an exponent or a sign."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return what reads a flag's value as a whole number of at least `least`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return value
+
+    return convert
+
+
+def finite(text: str) -> float:
+    """Return the finite number that a flag's value is."""
+    value = float(text) if is_number(text) else math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def positive(text: str) -> float:
+    """Return the finite number above 0 that a flag's value is."""
+    value = finite(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return what reads a flag's value as one of some names."""
+
+    def convert(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} does not exist: use one of {', '.join(names)}")
+        return text
+
+    return convert
+
+
+def dtype_of(text: str) -> DType:
+    """Return the element type that a flag's value names."""
+    return DType[one_of(*DType.__members__)(text)]
+
+
+def placement_of(text: str) -> Placement:
+    """Return where A, B and C live, as a flag's value says it."""
+    try:
+        return Placement.parse(text)
+    except ParamError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def picture(text: str) -> str:
+    """Return the name of a file that a timeline can be drawn into."""
+    try:
+        check_suffix(text)
+    except ParamError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers, 0 or more each, that a flag's value lists between commas."""
+    return tuple(whole(0)(part) for part in text.split(","))
+
+
+def grid_of(text: str) -> tuple[int, int]:
+    """Return the rows and columns of a grid, as 2x4."""
+    rows, cross, cols = text.lower().partition("x")
+    if not cross:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a grid: write rows x columns, as 2x4")
+    return whole(1)(rows), whole(1)(cols)
