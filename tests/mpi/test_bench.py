@@ -217,9 +217,21 @@ def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_pa
 def test_a_scheduler_that_cannot_plan_a_problem_is_left_out_and_the_others_go_on(comm, mpi_tmp_path):
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "bands,cyclic:64") == 0)  # in host memory
-    rows = results(comm, path)
-    collective_assert(comm, rows[0]["median_s"] is None and "between devices only" in rows[0]["reason"], str(rows))
-    collective_assert(comm, rows[1]["passed"] is True and rows[1]["scheduler"] == "cyclic", str(rows))
+    rows = {row["method"]: row for row in results(comm, path)}
+    bands = rows["bands"]
+    collective_assert(comm, bands["median_s"] is None and "between devices only" in bands["reason"], str(rows))
+    cyclic = rows["cyclic:64"]
+    collective_assert(comm, cyclic["passed"] is True and cyclic["scheduler"] == "cyclic", str(rows))
+
+
+def test_bands_are_measured_with_a_transposed_and_the_others_without(comm, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_job, "cases_of", lambda *_: [Case(96, 64, 80, "0,0,0")])
+    path = mpi_tmp_path / "bench.jsonl"
+    collective_assert(comm, run(comm, path, "--methods", "auto,bands:16,uncut") == 0)
+    rows = {row["method"]: row for row in results(comm, path)}
+    stored = {method: row["trans_a"] for method, row in rows.items()}
+    collective_assert(comm, stored == {"auto": "N", "bands:16": "T", "uncut": "N"}, str(stored))
+    collective_assert(comm, all(row["passed"] is True for row in rows.values()), str(rows))
 
 
 def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
+from uncut_mpi.command.bench_measure import Work
 from uncut_mpi.command.bench_summary import (
     BEST,
     best_of,
     flops_per_joule,
+    largest_small,
     placement_of,
     shape_of,
     speedup,
@@ -17,7 +19,7 @@ from uncut_mpi.command.bench_summary import (
 )
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.datasets import uncut_irregular
+from uncut_mpi.model.datasets import Case, uncut_irregular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ScheduleOptions
@@ -79,6 +81,12 @@ def test_methods_are_schedules() -> None:
     assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
     assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == steps
+
+
+def test_bands_get_an_a_that_is_stored_transposed() -> None:
+    stored = {name: Work(Case(32, 48, 16, "h,h,h"), DType.f64, name, 2) for name in ("auto", "bands", "bands:16")}
+    assert [one.problem.trans_a for one in stored.values()] == ["N", "T", "T"]
+    assert [one.gemm_arguments(0).trans_a for one in stored.values()] == ["N", "T", "T"]
 
 
 def test_all_problems_of_a_dataset_are_those_of_the_paper() -> None:
@@ -186,13 +194,39 @@ def test_rates_are_sums_over_sums() -> None:
     assert flops_per_joule(ROWS, "auto", 4) == pytest.approx(2e-9 * (1000**3 + 1000**2 * 100) / 110)
 
 
+def test_half_of_the_problems_are_small() -> None:
+    assert largest_small([]) == 0
+    assert largest_small([row(10, 10, "h,h,h", "auto", 1.0)]) == 2000
+    rows = [row(10, k, "h,h,h", method, 1.0) for k in (5, 6, 7, 8, 9) for method in ("auto", "one")]
+    assert largest_small(rows) in (200 * 6, 200 * 7)
+    # Problems of as many operations stay together.
+    rows = [row(10, k, place, "auto", 1.0) for k, place in ((1, "h,h,h"), (9, "h,h,h"), (9, "0,0,0"), (9, "0,0,h"))]
+    assert largest_small(rows) == 200
+    rows = [row(10, k, place, "auto", 1.0) for k, place in ((9, "h,h,h"), (1, "h,h,h"), (1, "0,0,0"), (1, "0,0,h"))]
+    assert largest_small(rows) == 200
+
+
+def test_rates_stand_for_both_halves() -> None:
+    rows = [
+        row(1000, 1000, "h,h,h", "auto", 1.0, joules=100.0),
+        row(1000, 4000, "h,h,h", "auto", 2.0, joules=200.0),
+        row(1000, 1000, "h,h,h", "one", 4.0, compute=1),
+    ]
+    lines = summary_text(rows, ["auto", "one"]).splitlines()
+    assert "small: problems of up to 2 GFLOP" in lines[0]
+    assert lines[3].split() == ["auto", "4", "1", "1", "2", "0.002", "0.004", "0.003333", "0.02", "0.04", "0.03333"]
+    assert lines[4].split() == ["one", "1", "1", "-", "1", "0.0005", "-", "0.0005", "-", "-", "-"]
+
+
 def test_the_summary_says_everything_once() -> None:
     text = summary_text(ROWS, ["auto", "uncut", "one"])
     lines = text.splitlines()
     assert "auto against uncut, on 4 ranks: time of uncut / time of auto" in lines
     assert any(line.split() == ["all", "2", "1.400", "0.800", "2.000", "1"] for line in lines)
     assert any(line.startswith("data: one device") and "0.800" in line for line in lines)
-    assert any(line.startswith("size: small") and "2.000" in line for line in lines)
+    assert any(line.startswith("limit: transfers") and "2.000" in line for line in lines)
+    assert any(line.startswith("size: small") and "0.800" in line for line in lines)
+    assert any(line.startswith("size: large") and "2.000" in line for line in lines)
     assert "8 results, 1 of them wrong, 0 not verified, 1 left out" in lines
     assert "  wrong: f64 1000×1000×1000 at 0,h,2, auto on 2 ranks, error 1e-16 above 1e-13" in lines
     assert "  left out: f64 1000×1000×9000 at 0,1,2, uncut on 4 ranks: rank 0 needs more" in lines

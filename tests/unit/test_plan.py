@@ -162,8 +162,22 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     assert table.shape == (5, 5)
     assert table[4].sum() == facts["bytes"]["host_to_device"] >= facts["least_bytes"]["host_to_device"] > 0
     assert table[:, 4].sum() == facts["bytes"]["device_to_host"]
+    np.fill_diagonal(table, 0)
+    assert [one["into_bytes"] for one in facts["ports"]] == table[:, :4].sum(axis=0).tolist()
+    assert [one["out_of_bytes"] for one in facts["ports"]] == table[:4].sum(axis=1).tolist()
     out = capsys.readouterr().out
-    for label in ("machine", "problem", "search", "plan", "predicted", "bound", "runners-up", "bytes", "memory"):
+    for label in (
+        "machine",
+        "problem",
+        "search",
+        "plan",
+        "predicted",
+        "bound",
+        "runners-up",
+        "bytes",
+        "ports",
+        "memory",
+    ):
         assert re.search(rf"^{label} +\S", out, re.MULTILINE), label
     assert "A Bᵀ" in out
     assert f"limited by {limit.limited_by}: {limit.formula}" in out

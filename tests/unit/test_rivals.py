@@ -108,6 +108,23 @@ def test_their_schedules_compute_the_product(scheduler: str) -> None:
         assert oracle.is_wrong(random_schedule(rng, rng.randint(1, 6), scheduler, most=30)) == "", seed
 
 
+@pytest.mark.parametrize(("place", "usual"), [("0,h,0", 0), ("0,0,0", 1)])
+def test_cyclic_takes_ways_round_slow_links_as_asked(place: str, usual: int) -> None:
+    problem, machine = GemmProblem(4096, 4096, 4096, DType.f64), load_machine("vulcan-8xv100")
+    made = {
+        hops: plan(
+            problem,
+            Placement.parse(place),
+            8,
+            machine,
+            ScheduleOptions(scheduler="cyclic", devices=tuple(range(8)), tile=1024, max_hops=hops),
+        ).schedule.digest()
+        for hops in (None, 0, 1)
+    }
+    assert made[None] == made[usual]
+    assert made[0] != made[1]
+
+
 # -- cyclic: tiles dealt out ----------------------------------------------------------------------
 
 

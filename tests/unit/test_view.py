@@ -25,7 +25,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
-from uncut_mpi.view import Activity, Timeline, draw_transfers, render, to_perfetto, to_text, traffic
+from uncut_mpi.view import Activity, Timeline, draw_transfers, port_traffic, render, to_perfetto, to_text, traffic
 
 
 def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="NN", **options):
@@ -376,6 +376,35 @@ def test_products_that_share_pieces_of_a_panel_count_each_element_once(place, tr
         rows, cols = schedule.grid
         handed_on = 3000 * 2000 * (cols - 1) + 2000 * 2600 * (rows - 1)
         assert {one.link: one.least_bytes for one in traffic(schedule)}["device_to_device"] == 8 * handed_on
+
+
+@pytest.mark.parametrize("trans", ["NN", "TT"])
+@pytest.mark.parametrize(("order", "splits", "reads_c"), [("k", 1, True), ("columns", 1, True), ("k", 2, False)])
+def test_bytes_of_ports_are_never_below_the_least_which_follows_from_where_products_are_made(
+    trans, order, splits, reads_c
+):
+    m, n, k = 8 * 3000, 8 * 2600, 2000
+    for place in ("h,h,h", "0,0,0", "0,1,2", "h,0,h"):
+        schedule = make_blocks(place, trans, order, splits, reads_c)
+        found = port_traffic(schedule)
+        assert [one.rank for one in found] == [0, 1, 2, 3]
+        for one in found:
+            assert one.into_bytes >= one.least_into_bytes >= 0
+            assert one.out_of_bytes >= one.least_out_of_bytes >= 0
+        moved = schedule.bytes_by_link()
+        between = moved["device_to_device"]
+        assert sum(one.into_bytes for one in found) == moved["host_to_device"] + between
+        assert sum(one.out_of_bytes for one in found) == moved["device_to_host"] + between
+        rows, cols = schedule.grid  # a rank multiplies m / rows of A and n / cols of B, of k / splits
+        a, b, c = m * k // rows // splits, n * k // cols // splits, m * n // (8 * rows * cols)
+        least = [(one.least_into_bytes, one.least_out_of_bytes) for one in found]
+        if place == "h,h,h":
+            assert least == [(a + b, c)] * 4
+        elif place == "0,0,0":  # others multiply all of A and B, but for what rank 0 alone multiplies
+            kept_a = a if cols == 1 else 0
+            kept_b = b if rows == 1 else 0
+            computed = m * n // 8 - (c if splits == 1 else 0)
+            assert least == [(computed, (m + n) * k - kept_a - kept_b)] + [(a + b, c)] * 3
 
 
 def test_labels_of_k_blocks_name_all_parts():

@@ -41,7 +41,7 @@ methods:
   uncut     the scheduler of the Uncut-GEMMs paper with its heuristics
   kblocks   few large products per rank, without a search
   cyclic    PARALiA's scheduler: tiles dealt out to the devices that its model chooses
-  bands     Choi's scheduler, between devices only
+  bands     Choi's scheduler, between devices only, with A stored transposed as its authors keep it
   uncut:T, cyclic:T, bands:T   the same with tiles of T, for a sweep of tiles
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before

@@ -108,19 +108,19 @@ class _Bench:
         rows = [row for row in rows if _key(row) in done]
         todo = [one for one in self._work() if _work_key(one) not in done]
         bar = ProgressBar(sys.stderr, "measuring") if session.rank == 0 else None
-        product: tuple[Case, DType, Product] | None = None
+        product: tuple[Case, DType, str, Product] | None = None
         for number, one in enumerate(todo):
             if bar is not None:
                 extents = "×".join(map(str, one.case[:3]))
                 bar.show(number, len(todo), f"{one.dtype.name} {extents} at {one.case.placement}, {one.method}")
             try:
-                if product is None or product[:2] != (one.case, one.dtype):
+                if product is None or product[:3] != (one.case, one.dtype, one.trans_a):
                     if product is not None:
                         measurer.forget()
-                        release_product(session, product[2])
+                        release_product(session, product[3])
                         product = None
-                    product = (one.case, one.dtype, self._make(one))
-                facts = measurer.measure(one, product[2])
+                    product = (one.case, one.dtype, one.trans_a, self._make(one))
+                facts = measurer.measure(one, product[3])
             except (CapacityError, PlanError) as error:  # on every rank; the next one may be smaller or elsewhere
                 facts = {"median_s": None, "reason": str(error)}
             row = self._row(one, facts)
@@ -130,7 +130,7 @@ class _Bench:
                     self._append(row)
         if product is not None:
             measurer.forget()
-            release_product(session, product[2])
+            release_product(session, product[3])
         if bar is not None:
             bar.show(len(todo), len(todo), "done")
         with session.together("summing up"):
@@ -146,10 +146,14 @@ class _Bench:
         counts = self._arguments.compute or (self._session.size,)
         for dtype in self._arguments.dtypes:
             for case in self._cases:
-                for method in self._arguments.methods:
+                works = [
+                    Work(case, dtype, method, count)
+                    for method in self._arguments.methods
                     # One device is one, however many there are.
-                    for count in (1,) if method in SINGLE else counts:
-                        yield Work(case, dtype, method, count)
+                    for count in ((1,) if method in SINGLE else counts)
+                ]
+                # What A is stored for comes together, so that it is made once each.
+                yield from sorted(works, key=lambda one: one.trans_a)
 
     def _read(self) -> list[Row]:
         """
@@ -210,6 +214,7 @@ class _Bench:
         return {
             **dict(zip(_KEY, _work_key(one), strict=True)),
             **empty,
+            "trans_a": one.trans_a,
             "limited_by": "",
             "reason": "",
             **facts,

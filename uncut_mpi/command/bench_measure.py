@@ -60,15 +60,20 @@ class Work:
     compute: int
 
     @property
+    def trans_a(self) -> str:
+        """How A is stored: transposed for Choi's bands, whose sends are contiguous then, as their authors keep it."""
+        return "T" if self.method.partition(":")[0] == "bands" else "N"
+
+    @property
     def problem(self) -> GemmProblem:
         """The product, as planners see it."""
-        return GemmProblem(*self.case[:3], self.dtype)
+        return GemmProblem(*self.case[:3], self.dtype, self.trans_a)
 
     def gemm_arguments(self, seed: int) -> GemmArguments:
         """Return the gemm command's arguments for this product of random data."""
         m, n, k, place = self.case
         words = ["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--seed", str(seed)]
-        return parse([*words, "--dtype", self.dtype.name])
+        return parse([*words, "--dtype", self.dtype.name, "--trans-a", self.trans_a])
 
     def ranks(self, session: Session) -> list[int]:
         """Return the ranks that compute, those of most use first."""
@@ -140,7 +145,7 @@ class Measurer:
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()
-        with session.plan(product.a, product.b, product.c, reads_c=True, options=options) as plan:
+        with session.plan(product.a, product.b, product.c, reads_c=True, trans_a=one.trans_a, options=options) as plan:
             planned_s = time.perf_counter() - started
 
             def calls(count: int) -> list[float]:

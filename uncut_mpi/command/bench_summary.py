@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -67,15 +69,27 @@ def placement_of(row: Row) -> str:
     return "one device" if len(places) == 1 else "devices"
 
 
-def size_of(row: Row) -> str:
-    """Return ``"large"`` where the bound of all ranks is their compute, else ``"small"``: set by what has to move."""
-    return "large" if row["limited_by"] == "compute" else "small"
+def limit_of(row: Row) -> str:
+    """Return ``"compute"`` where that is the bound of all ranks, else ``"transfers"``."""
+    return "compute" if row["limited_by"] == "compute" else "transfers"
+
+
+def largest_small(rows: Iterable[Row]) -> float:
+    """
+    Return the operations up to which a problem is small: those of about half of the problems, by operations.
+
+    PARALiA's tables 4 and 5 split their problems so. Problems of as many operations are in the same half; where all
+    have as many, all are small.
+    """
+    flops = sorted(_flops(problem) for problem in {_problem(row) for row in rows})
+    half = len(flops) / 2
+    return min(flops, key=lambda most: abs(bisect.bisect_right(flops, most) - half), default=0.0)
 
 
 GROUPINGS: Mapping[str, Callable[[Row], str]] = {
     "shape": shape_of,
     "data": placement_of,
-    "size": size_of,
+    "limit": limit_of,
     "type": lambda row: str(row["dtype"]),
 }
 
@@ -109,11 +123,20 @@ def best_of(rows: Iterable[Row], methods: Sequence[str], compute: int) -> list[R
     return [{**row, "method": BEST, "compute": compute} for row in best.values()]
 
 
+def _flops(problem: _Problem) -> float:
+    m, n, k = problem[:3]
+    return 2.0 * float(m) * float(n) * float(k)
+
+
+def _half(row: Row, most: float) -> str:
+    return "small" if _flops(_problem(row)) <= most else "large"
+
+
 def total_rate(rows: Iterable[Row], method: str, compute: int) -> tuple[int, float]:
     """Return how many problems a method has done with so many ranks, and all operations over all times (TFLOP/s)."""
     done = [row for row in rows if _counts(row, method, compute)]
     seconds = sum(row["median_s"] for row in done)
-    flops = sum(2.0 * row["m"] * row["n"] * row["k"] for row in done)
+    flops = sum(_flops(_problem(row)) for row in done)
     return len(done), flops / seconds / 1e12 if seconds else 0.0
 
 
@@ -126,14 +149,26 @@ def flops_per_joule(rows: Iterable[Row], method: str, compute: int) -> float:
 
 def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
     """Return the summary as text: totals of every method, then speedups of the first over the others."""
-    lines = ["method      ranks  problems   TFLOP/s (all operations / all times)   GFLOP/s per W"]
+    most = largest_small(rows)
+    parts = {
+        **{half: [row for row in rows if _half(row, most) == half] for half in ("small", "large")},
+        "all": list(rows),
+    }
+    lines = [
+        f"All operations over all times and joules; small: problems of up to {most / 1e9:.4g} GFLOP, half of them.",
+        f"{'':17} problems{'':12} TFLOP/s{'':20} GFLOP/s per W",
+        "method      ranks" + 3 * "    small    large      all",
+    ]
     counts = sorted({row["compute"] for row in rows})
     for method in methods:
         for count in counts:
-            problems, rate = total_rate(rows, method, count)
-            if problems:
-                energy = flops_per_joule(rows, method, count)
-                lines.append(f"{method:10} {count:6} {problems:9} {rate:12.4g} {energy or '':>34.4}")
+            rates = [total_rate(part, method, count) for part in parts.values()]
+            if rates[-1][0]:
+                energies = [flops_per_joule(part, method, count) for part in parts.values()]
+                numbers = [*(done for done, _ in rates), *(rate for _, rate in rates), *energies]
+                lines.append(
+                    f"{method:10} {count:6}" + "".join(f" {one:8.4g}" if one else f" {'-':>8}" for one in numbers)
+                )
     first, *others = methods
     for other in others:
         lines += _comparison(rows, first, other)
@@ -160,7 +195,9 @@ def _comparison(rows: Sequence[Row], first: str, other: str) -> list[str]:
         done = [{_problem(row) for row in rows if _counts(row, name, _ranks(name, count))} for name in (first, other)]
         both = [row for row in rows if row["median_s"] is not None and _problem(row) in done[0] & done[1]]
         table = _speedup_line("all", speedup(both, first, other, count))
-        for name, key in GROUPINGS.items():
+        most = largest_small(both)
+        groupings: dict[str, Callable[[Row], str]] = {**GROUPINGS, "size": functools.partial(_half, most=most)}
+        for name, key in groupings.items():
             groups = sorted({key(row) for row in both})
             for group in groups if len(groups) > 1 else ():
                 chosen = [row for row in both if key(row) == group]

@@ -322,9 +322,9 @@ def _add_tiles(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-hops",
         type=whole(0),
-        default=1,
         metavar="H",
-        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default %(default)s",
+        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1, and 0 for cyclic with\n"
+        "a matrix in host memory",
     )
     group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
     group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")

@@ -22,7 +22,7 @@ from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
-from uncut_mpi.view.traffic import Traffic
+from uncut_mpi.view.traffic import PortTraffic, Traffic
 
 _LABEL_WIDTH: Final = 11
 _RUNNERS_UP: Final = 5
@@ -57,6 +57,8 @@ class PlanFacts:
         What no schedule on this machine can beat.
     traffic : sequence of Traffic
         What the best schedule moves per kind of link.
+    ports : sequence of PortTraffic
+        What it moves into and out of every rank's device.
     timeline : Timeline
         Of the simulation.
     paralia_s : float
@@ -75,6 +77,7 @@ class PlanFacts:
     simulation: Simulation
     bound: Bound
     traffic: Sequence[Traffic]
+    ports: Sequence[PortTraffic]
     timeline: Timeline
     paralia_s: float = 0.0
     ablation: Sequence[tuple[str, Simulation]] = ()
@@ -111,6 +114,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
         *_labelled("runners-up", _runners_up(facts)),
         *_labelled("bytes", [_traffic(one) for one in facts.traffic]),
+        *_labelled("ports", [_port(one) for one in facts.ports]),
         *_labelled("memory", _memory(facts)),
         *_labelled("ablation", _ablation(facts.ablation)),
         "",
@@ -123,7 +127,8 @@ def to_json(facts: PlanFacts) -> str:
     Return the facts as one JSON object, ending in a newline.
 
     Times are in seconds, energies in joules; `transfers` and `transferred_bytes` are per [source, destination] with
-    the host last; `candidates` are the schedules tried, the best first.
+    the host last; `ports` are the bytes into and out of every rank's device; `candidates` are the schedules tried, the
+    best first.
     """
     best, problem = facts.result.best, facts.problem
     value: dict[str, Any] = {name: getattr(problem, name) for name in ("m", "n", "k", "trans_a", "trans_b")}
@@ -146,6 +151,7 @@ def to_json(facts: PlanFacts) -> str:
         "idle_share": facts.simulation.idle_share.tolist(),
         "bytes": {one.link: one.nbytes for one in facts.traffic},
         "least_bytes": {one.link: one.least_bytes for one in facts.traffic},
+        "ports": [dataclasses.asdict(one) for one in facts.ports],
         "transfers": facts.simulation.transfers().tolist(),
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),
@@ -298,8 +304,19 @@ def _traffic(one: Traffic) -> str:
     moved = f"{one.link.replace('_', ' ')}: {bytes_text(one.nbytes)}"
     if one.nbytes < one.least_bytes:
         return f"{moved}; {bytes_text(one.least_bytes)} if every byte left the host once"
-    times = f", {one.nbytes / one.least_bytes:.2f}×" if one.least_bytes else ""
-    return f"{moved}, at least {bytes_text(one.least_bytes)}{times}"
+    return _against(moved, one.nbytes, one.least_bytes)
+
+
+def _port(one: PortTraffic) -> str:
+    ways = (("in", one.into_bytes, one.least_into_bytes), ("out", one.out_of_bytes, one.least_out_of_bytes))
+    return f"rank {one.rank}: " + "; ".join(
+        _against(f"{way} {bytes_text(moved)}", moved, least) for way, moved, least in ways
+    )
+
+
+def _against(text: str, nbytes: int, least_bytes: int) -> str:
+    times = f", {nbytes / least_bytes:.2f}×" if least_bytes else ""
+    return f"{text}, at least {bytes_text(least_bytes)}{times}"
 
 
 def _memory(facts: PlanFacts) -> list[str]:

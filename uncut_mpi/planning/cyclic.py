@@ -12,9 +12,9 @@ compared with in the same run, on the same executor.
   in runs.
 * A tile of A or B is fetched when a device first needs it, from the location with the fastest link that has or is
   getting it, over another device where that is faster (section 3.2), and is kept. With a matrix in host memory no
-  transfer takes another way: which one is faster is judged of links at rest, so that all would meet at the one device
-  that shares its host link with nobody (the authors name congestion as future work). k is innermost: the order
-  of sub-kernels is left open (section 3.6).
+  transfer takes another way unless `max_hops` is given: which one is faster is judged of links at rest, so that all
+  would meet at the one device that shares its host link with nobody (the authors name congestion as future work).
+  k is innermost: the order of sub-kernels is left open (section 3.6).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import MAX_TASKS, TileWorkers, schedule_tiles
+from uncut_mpi.planning.tiles import MAX_TASKS, USUAL_HOPS, TileWorkers, schedule_tiles
 
 MOST_SEARCHED: Final = 8
 """Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
@@ -74,7 +74,8 @@ def schedule(
     if not problem.has_product:
         raise PlanError("cyclic schedules products; C is only scaled here")
     on_host = any(location.space == "host" for location in (placement.a, placement.b, placement.c))
-    hops = 0 if on_host else options.max_hops
+    usual = 0 if on_host else USUAL_HOPS
+    hops = usual if options.max_hops is None else options.max_hops
     work = _workload(problem, placement, machine, options, hops)
     grid = ProcessGrid.choose(len(work.devices), options.grid)
     ratios = [ratio / sum(work.ratios[: grid.size]) for ratio in work.ratios[: grid.size]]

@@ -202,10 +202,10 @@ class ScheduleOptions:
     batch : bool
         Fetch a read-only tile once for all ranks that need it, in chunks passed from rank to rank
         (III-E). With routing ``"origin"`` along the ranks in order, else along the best chain found.
-    max_hops : int
+    max_hops : int or None
         Most ranks that a tile may be relayed over, 0 to 2, where a chain of links is faster than the
         link to its destination; routing ``"origin"`` never does. The relays keep the copies that
-        they pass on. PARALiA re-routes over one.
+        they pass on. None: 1, as PARALiA re-routes; 0 for `cyclic` with a matrix in host memory.
     wr_lazy : bool
         Fetch C at the end where A or B shares its location (III-F); of no effect elsewhere.
     order : str
@@ -251,7 +251,7 @@ class ScheduleOptions:
     overlap: bool = True
     routing: str = "eta"
     batch: bool = True
-    max_hops: int = 1
+    max_hops: int | None = None
     wr_lazy: bool = True
     order: str = "eta"
     distribution: str = "2d-cyclic"
@@ -363,7 +363,7 @@ class ScheduleOptions:
             raise ParamError(f"compute_lanes = {self.compute_lanes} is above 64")
         if self.grid is not None and min(self.grid) < 1:
             raise ParamError(f"grid {self.grid[0]}x{self.grid[1]} has an extent below 1")
-        if not 0 <= self.max_hops <= MAX_HOPS:
+        if self.max_hops is not None and not 0 <= self.max_hops <= MAX_HOPS:
             raise ParamError(f"max_hops = {self.max_hops} is not 0 to {MAX_HOPS}")
         if self.devices is not None:
             _check_devices(self.devices)

@@ -38,6 +38,9 @@ CHUNKS_PER_HOP: Final = 2
 MAX_TASKS: Final = 20_000_000
 """Most tasks of a schedule; beyond, its tables alone would take gigabytes on every rank."""
 
+USUAL_HOPS: Final = 1
+"""Most ranks that a tile is relayed over where nothing is asked for, as in PARALiA."""
+
 RELAY_GAIN: Final = 1.5
 """
 How many times as fast as a link a chain over relays has to be: it occupies two or three links instead of one.
@@ -334,7 +337,7 @@ def _set_relays(
 ) -> None:
     """Say how tiles may be relayed; needs the blocks and the tile."""
     if options.caching and options.routing != "origin":
-        given.max_hops = options.max_hops
+        given.max_hops = USUAL_HOPS if options.max_hops is None else options.max_hops
     rows, cols = (
         min(given.tile, max(stop - start for start, stop in itertools.pairwise(starts)))
         for starts in (given.row_starts, given.col_starts)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from uncut_mpi.model.placement import Location
-from uncut_mpi.planning.schedule import Kind, Matrix, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import HOST, Kind, Matrix, Schedule, expand_ranges
 from uncut_mpi.view.parts import find_parts
 
 
@@ -33,6 +33,32 @@ class Traffic:
     least_bytes: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PortTraffic:
+    """
+    Bytes into and out of one rank's device, over all of its links, the host's included.
+
+    Attributes
+    ----------
+    rank : int
+        The rank.
+    into_bytes, out_of_bytes : int
+        What the schedule copies.
+    least_into_bytes : int
+        What any schedule copies that computes each product where this one does: of A and B what the rank multiplies
+        and does not have; of C, where it lives here, what others compute.
+    least_out_of_bytes : int
+        Likewise: of A and B, where they live here, what others multiply; of C, where it lives elsewhere, what the
+        rank computes.
+    """
+
+    rank: int
+    into_bytes: int
+    least_into_bytes: int
+    out_of_bytes: int
+    least_out_of_bytes: int
+
+
 def traffic(schedule: Schedule) -> tuple[Traffic, Traffic, Traffic]:
     """Return what a schedule moves over each kind of link, and the least there is to move."""
     problem, placement = schedule.problem, schedule.placement
@@ -44,7 +70,7 @@ def traffic(schedule: Schedule) -> tuple[Traffic, Traffic, Traffic]:
     if placement.c.space == "host":
         least["device_to_host"] += c_bytes
     if problem.has_product:
-        used = _used_elements(schedule)
+        used = _elements(_used_rectangles(schedule), schedule.num_ranks)
         for matrix, place, elements in (
             (Matrix.A, placement.a, problem.m * problem.k),
             (Matrix.B, placement.b, problem.k * problem.n),
@@ -61,6 +87,32 @@ def traffic(schedule: Schedule) -> tuple[Traffic, Traffic, Traffic]:
     return first, second, third
 
 
+def port_traffic(schedule: Schedule) -> list[PortTraffic]:
+    """Return what a schedule moves into and out of every rank's device, and the least there is to move."""
+    problem, placement, num_ranks = schedule.problem, schedule.placement, schedule.num_ranks
+    copies = schedule.copies()
+    source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
+    crossing = source != destination
+    into, out_of = (
+        np.bincount(end[crossing & (end != HOST)], size[crossing & (end != HOST)], num_ranks).astype(np.int64)
+        for end in (destination, source)
+    )
+    least_into, least_out_of = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    if problem.has_product:
+        used = _used_rectangles(schedule)
+        elements = _elements(used, num_ranks)
+        for matrix, place in ((Matrix.A, placement.a), (Matrix.B, placement.b), (Matrix.C, placement.c)):
+            others = _others(place, num_ranks)
+            to_users, from_owner = (least_out_of, least_into) if matrix is Matrix.C else (least_into, least_out_of)
+            to_users[others] += elements[matrix][others]
+            if place.space == "device":
+                elsewhere = used[(used[:, 1] == matrix) & (used[:, 0] != place.rank), 2:]
+                from_owner[place.rank] += _covered(elsewhere)
+    item = problem.dtype.itemsize
+    columns = (into, least_into * item, out_of, least_out_of * item)
+    return [PortTraffic(rank, *map(int, row)) for rank, row in enumerate(zip(*columns, strict=True))]
+
+
 def _others(place: Location, num_ranks: int) -> np.ndarray:
     """Return which ranks do not have a matrix in their device."""
     ranks = np.arange(num_ranks)
@@ -68,8 +120,8 @@ def _others(place: Location, num_ranks: int) -> np.ndarray:
     return others
 
 
-def _used_elements(schedule: Schedule) -> dict[Matrix, np.ndarray]:
-    """Return how many different elements of each matrix the products of every rank work on."""
+def _used_rectangles(schedule: Schedule) -> np.ndarray:
+    """Return the parts that products work on as rows of rank, matrix, row, col, rows, cols; none twice."""
     parts = find_parts(schedule)
     tasks = schedule.tasks
     products = tasks[tasks["kind"] == Kind.GEMM]
@@ -78,10 +130,15 @@ def _used_elements(schedule: Schedule) -> dict[Matrix, np.ndarray]:
     rank = np.repeat(products["rank"], 3)
     region = schedule.regions[schedule.operands["region"][operand]]
     columns = (rank, parts.matrix[operand], parts.row[operand], parts.col[operand], region["rows"], region["cols"])
-    different = np.unique(np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0)
-    used = {matrix: np.zeros(schedule.num_ranks, np.int64) for matrix in Matrix}
+    different: np.ndarray = np.unique(np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0)
+    return different
+
+
+def _elements(rectangles: np.ndarray, num_ranks: int) -> dict[Matrix, np.ndarray]:
+    """Return how many different elements of each matrix the products of every rank work on."""
+    used = {matrix: np.zeros(num_ranks, np.int64) for matrix in Matrix}
     for matrix, elements in used.items():
-        of = different[different[:, 1] == matrix]
+        of = rectangles[rectangles[:, 1] == matrix]
         for of_rank in np.unique(of[:, 0]):
             elements[of_rank] = _covered(of[of[:, 0] == of_rank, 2:])
     return used
@@ -89,6 +146,8 @@ def _used_elements(schedule: Schedule) -> dict[Matrix, np.ndarray]:
 
 def _covered(rectangles: np.ndarray) -> int:
     """Return how many elements some rectangles (row, col, rows, cols) cover together; they may overlap."""
+    if not len(rectangles):
+        return 0
     row, col, rows, cols = rectangles.T
     row_edges, col_edges = np.unique([row, row + rows]), np.unique([col, col + cols])
     # How many rectangles lie over each cell of the grid of all edges, from their corners.
