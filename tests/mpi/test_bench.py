@@ -16,6 +16,7 @@ from uncut_mpi.bench import main
 from uncut_mpi.command.bench_arguments import TRIED
 from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, DeviceError, agreed
+from uncut_mpi.model.datasets import Case
 
 pytestmark = pytest.mark.mpi(min_size=1)
 SMALL = [
