@@ -2,18 +2,18 @@
 // a call, and of a program of 32 × (copy, flag, wait for the flag, product) on two streams, its end included.
 //
 //   nvcc -O2 -std=c++17 -o issuing tests/perf/issuing.cu -lcuda -lcublas && ./issuing
+//
+// With a file of operations (issuing.py writes it), what issuing those in a plain loop takes, and nothing else.
 #include <cublas_v2.h>
 
 #include <algorithm>
+#include <fstream>
 #include <functional>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "streams.cuh"
-
-static double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
 
 constexpr int repeats = 200, pieces = 32;
 
@@ -75,7 +75,99 @@ static void time_call(const char *name, const std::function<void()> &call) {
     std::printf("%-28s %7.2f us\n", name, 1e6 * median(times));
 }
 
-int main() {
+// -- a list of operations, issued in a plain loop -----------------------------------------------------------
+
+struct Operation {
+    char what;  // c: copy of bytes, d: two-dimensional copy, g: product, r: record, w: wait
+    int lane, event = 0;
+    long m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+    CUDA_MEMCPY2D shape{};
+};
+
+static std::vector<Operation> operations_of(const char *path, CUdeviceptr on_host) {
+    std::vector<Operation> operations;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        std::istringstream words(line);
+        Operation one{};
+        words >> one.what >> one.lane;
+        if (one.what == 'g') {
+            words >> one.m >> one.n >> one.k >> one.lda >> one.ldb >> one.ldc;
+        } else if (one.what == 'r' || one.what == 'w') {
+            words >> one.event;
+        } else {
+            char from, to;
+            long rows, cols, from_ld, to_ld;
+            words >> from >> to >> rows >> cols >> from_ld >> to_ld;
+            CUDA_MEMCPY2D &shape = one.shape;
+            shape.srcMemoryType = from == 'h' ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+            shape.dstMemoryType = to == 'h' ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+            shape.srcDevice = from == 'h' ? on_host : memory;
+            shape.dstDevice = to == 'h' ? on_host : memory + (64 << 20);
+            shape.srcHost = reinterpret_cast<const void *>(shape.srcDevice);
+            shape.dstHost = reinterpret_cast<void *>(shape.dstDevice);
+            shape.WidthInBytes = 8 * rows;
+            shape.Height = cols;
+            shape.srcPitch = 8 * from_ld;
+            shape.dstPitch = 8 * to_ld;
+        }
+        operations.push_back(one);
+    }
+    return operations;
+}
+
+static int replay(const char *path, CUdeviceptr workspace) {
+    void *host;
+    CHECK(cuMemHostAlloc(&host, 256 << 20, CU_MEMHOSTALLOC_PORTABLE));
+    const auto operations = operations_of(path, reinterpret_cast<CUdeviceptr>(host));
+    int lanes = 0, events = 0;
+    for (const Operation &one : operations) {
+        lanes = std::max(lanes, one.lane + 1);
+        events = std::max(events, one.event + 1);
+    }
+    std::vector<CUstream> streams(lanes);
+    std::vector<cublasHandle_t> handles(lanes);
+    std::vector<CUevent> made(events);
+    for (int l = 0; l < lanes; ++l) {
+        CHECK(cuStreamCreate(&streams[l], CU_STREAM_NON_BLOCKING));
+        CHECK(cublasCreate(&handles[l]));
+        CHECK(cublasSetStream(handles[l], streams[l]));
+        CHECK(cublasSetWorkspace(handles[l], reinterpret_cast<void *>(workspace), 32 << 20));
+    }
+    for (CUevent &event : made)
+        CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    const double alpha = 1.2345, beta = 1.1154;
+    const auto *a = reinterpret_cast<const double *>(memory);
+    auto *c = reinterpret_cast<double *>(memory + (128 << 20));
+    std::vector<double> times;
+    for (int r = 0; r < repeats; ++r) {
+        const auto start = Clock::now();
+        for (const Operation &one : operations) {
+            const CUstream stream = streams[one.lane];
+            const CUDA_MEMCPY2D &shape = one.shape;
+            switch (one.what) {
+                case 'c':
+                    CHECK(cuMemcpyAsync(shape.dstDevice, shape.srcDevice, shape.WidthInBytes * shape.Height, stream));
+                    break;
+                case 'd': CHECK(cuMemcpy2DAsync(&shape, stream)); break;
+                case 'g':
+                    CHECK(cublasDgemm_64(handles[one.lane], CUBLAS_OP_N, CUBLAS_OP_N, one.m, one.n, one.k, &alpha, a,
+                                         one.lda, a, one.ldb, &beta, c, one.ldc));
+                    break;
+                case 'r': CHECK(cuEventRecord(made[one.event], stream)); break;
+                default: CHECK(cuStreamWaitEvent(stream, made[one.event], 0)); break;
+            }
+        }
+        times.push_back(1e6 * seconds_since(start));
+        for (CUstream stream : streams)
+            CHECK(cuStreamSynchronize(stream));
+    }
+    std::sort(times.begin(), times.end());
+    std::printf("%.2f %.2f %.2f\n", times[repeats / 4], times[repeats / 2], times[3 * repeats / 4]);
+    return 0;
+}
+
+int main(int count, char **words_given) {
     CHECK(cuInit(0));
     CUdevice device;
     CUcontext context;
@@ -88,7 +180,7 @@ int main() {
     CHECK(cuEventCreate(&join_event, CU_EVENT_DISABLE_TIMING));
     CHECK(cuMemAlloc(&flags, 4096));
     CHECK(cuMemsetD32(flags, 0, 1024));
-    CHECK(cuMemAlloc(&memory, 256 << 20));
+    CHECK(cuMemAlloc(&memory, std::size_t{1} << 30));
     CHECK(cuMemsetD32(memory, 0x3f000000, 64 << 20));
     void *words;
     CHECK(cuMemHostAlloc(&words, 4096, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE));
@@ -98,6 +190,7 @@ int main() {
     CHECK(cublasCreate(&blas));
     CHECK(cublasSetStream(blas, products));
     CHECK(cublasSetWorkspace(blas, reinterpret_cast<void *>(workspace), 32 << 20));
+    if (count > 1) return replay(words_given[1], workspace);
 
     time_call("copy, two-dimensional", copy);
     time_call("copy, contiguous", [] { CHECK(cuMemcpyAsync(memory + (64 << 20), memory, 65536, copies)); });
