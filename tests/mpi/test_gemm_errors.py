@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert, expect
+from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, make_operands, mismatch, release
+from uncut_mpi.spmd.agreement import name_ranks
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -161,11 +162,48 @@ def test_calls_without_out_that_differ_are_shown_as_written(session, comm, opera
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    "settings", [{"max_plans": 3}, {"verify": True}, {"timeout_s": -1.0}, {"arrival_timeout_s": 0.0}]
+    "settings",
+    [{"max_plans": 3}, {"verify": True}, {"timeout_s": -1.0}, {"arrival_timeout_s": 0.0}, {"machine": "h200-4x"}],
 )
 def test_sessions_whose_settings_differ_or_are_wrong(comm, open_session, settings):
     mine = settings if comm.rank == 0 else {}
     expect(comm, um.ParamError, ["rank"], lambda: open_session(comm, **mine))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.host_backend
+@pytest.mark.parametrize("late", ["gemm", "barrier", "together"])
+def test_a_rank_that_comes_after_the_others_gave_up_is_told(comm, late):
+    session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
+    made = make_operands(session, Case(24, 20, 16))
+    session.gemm(made.a, made.b)
+
+    def call():
+        if late == "gemm":
+            session.gemm(made.a, made.b)
+        elif late == "barrier":
+            session.barrier()
+        else:
+            with session.together("what never ends"):
+                pass
+
+    found = ""
+    if comm.rank == 1:
+        allgather(comm, None)  # the others are no more in the call
+        try:
+            call()
+        except um.StallError as error:
+            found = str(error)
+    else:
+        try:
+            session.gemm(made.a, made.b)
+        except um.StallError as error:
+            found = str(error)
+        allgather(comm, None)
+    others = name_ranks([rank for rank in range(comm.size) if rank != 1])
+    told = f"{others} waited for this rank and gave up" if comm.rank == 1 else "for rank 1"
+    collective_assert(comm, told in found and session.broken, found)
+    session.close()
 
 
 @pytest.mark.mpi(min_size=2)

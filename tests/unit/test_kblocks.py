@@ -599,7 +599,6 @@ def test_k_blocks_that_are_fixed_keep_the_others_within_them() -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(0, 64), (64, 0), (0, 0)])
 def test_a_product_without_elements_has_no_tasks(m: int, n: int) -> None:
-    schedule, _ = kblocks.schedule(
-        GemmProblem(m, n, 64, DType.f64), Placement.parse("0,1,h"), 2, Machine.uniform(2), ScheduleOptions()
-    )
-    assert len(schedule.tasks) == 0
+    options = ScheduleOptions(scheduler="kblocks")
+    made = plan(GemmProblem(m, n, 64, DType.f64), Placement.parse("0,1,h"), 2, Machine.uniform(2), options)
+    assert len(made.schedule.tasks) == 0

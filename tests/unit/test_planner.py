@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.paralia import predict
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, describe, plan
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import search
 
 PROBLEM = GemmProblem(16384, 16384, 16384, DType.f64)
@@ -183,3 +188,37 @@ def test_a_plan_says_where_c_is_combined_if_there_is_anything_to_combine(
     text = describe(planned.schedule, planned.options)
     assert (", C combined at its owner" in text) == says
     assert ", one product lane, earliest delivery" in text
+
+
+def test_lists_and_arrays_stand_for_tuples() -> None:
+    given = ScheduleOptions(grid=[1, 2], devices=np.array([1, 0]), row_shares=[1.0], col_shares=np.array([0.25, 0.75]))
+    assert given == ScheduleOptions(grid=(1, 2), devices=(1, 0), row_shares=(1.0,), col_shares=(0.25, 0.75))
+    assert hash(given)
+    assert all(type(one) is int for one in given.devices or ())
+    areas = ScheduleOptions(areas=[[0.5], np.array([0.25, 0.25])])
+    assert areas == ScheduleOptions(areas=((0.5,), (0.25, 0.25)))
+    for wrong in ({"devices": 3}, {"grid": "2x2"}, {"areas": (0.5, 0.5)}):
+        with pytest.raises(ParamError, match="is no sequence: pass a tuple, or None"):
+            ScheduleOptions(**wrong)
+
+
+@pytest.mark.parametrize("scheduler", ["auto", "uncut", "kblocks", "cyclic", "bands"])
+@pytest.mark.parametrize("extents", [(0, 1000, 8192), (500, 0, 200), (500, 200, 0)])
+def test_an_empty_product_is_none_at_all(extents: tuple[int, int, int], scheduler: str) -> None:
+    problem = GemmProblem(*extents, DType.f64)
+    assert not problem.has_product
+    machine = load_machine("h200-4x")
+    placement = Placement.parse("0,1,2")
+    assert problem.m * problem.n > 0 or predict(problem, placement, machine, (0, 1)).seconds == 0  # C is moved, scaled
+    found = search(problem, placement, 4, machine, ScheduleOptions(scheduler=scheduler))
+    limit = bound(problem, placement, machine).seconds
+    assert limit <= found.best.predicted_s
+    assert not (found.best.schedule.tasks["kind"] == Kind.GEMM).any()
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 16])
+def test_a_number_of_chunks_that_is_given_stays_fixed(chunks: int) -> None:
+    options = ScheduleOptions(scheduler="uncut", chunks=chunks)
+    problem = GemmProblem(8192, 8192, 8192, DType.f64)
+    found = search(problem, Placement.parse("0,0,0"), 8, load_machine("vulcan-8xv100"), options)
+    assert {one.options.chunks for one in found.candidates} == {chunks}

@@ -398,13 +398,25 @@ def test_bytes_of_ports_are_never_below_the_least_which_follows_from_where_produ
         rows, cols = schedule.grid  # a rank multiplies m / rows of A and n / cols of B, of k / splits
         a, b, c = m * k // rows // splits, n * k // cols // splits, m * n // (8 * rows * cols)
         least = [(one.least_into_bytes, one.least_out_of_bytes) for one in found]
-        if place == "h,h,h":
-            assert least == [(a + b, c)] * 4
+        if place == "h,h,h":  # with k split, one of those who compute a part of C adds to it
+            read = [into - a - b for into, _ in least]
+            assert sum(read) == (m * n // 8 if reads_c else 0)
+            assert set(read) <= {0, c}
+            assert [out for _, out in least] == [c] * 4
         elif place == "0,0,0":  # others multiply all of A and B, but for what rank 0 alone multiplies
             kept_a = a if cols == 1 else 0
             kept_b = b if rows == 1 else 0
             computed = m * n // 8 - (c if splits == 1 else 0)
             assert least == [(computed, (m + n) * k - kept_a - kept_b)] + [(a + b, c)] * 3
+
+
+def test_ports_of_a_matrix_that_is_only_scaled_move_it_once_each_way():
+    problem = GemmProblem(2000, 2600, 3000, DType.f64, scales_only=True)
+    schedule = plan(problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), ScheduleOptions()).schedule
+    found = port_traffic(schedule)
+    assert sum(one.least_into_bytes for one in found) == 2000 * 2600 * 8
+    assert all(one.into_bytes == one.least_into_bytes for one in found)
+    assert all(one.out_of_bytes == one.least_out_of_bytes == one.into_bytes for one in found)
 
 
 def test_labels_of_k_blocks_name_all_parts():

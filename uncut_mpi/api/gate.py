@@ -152,6 +152,7 @@ class Gate:
             )
         except StallError:
             self.broken = True
+            self._exchange.leave()
             raise
         if error is None and self._exchange.unanimous():
             return ready

@@ -114,6 +114,10 @@ class Session:
         self._group = Group(comm)
         try:
             with agreement.collective(self._group, "opening a session"):
+                if machine is not None and not isinstance(machine, Machine):
+                    raise ParamError(
+                        f"machine = {machine!r} is no Machine: pass load_machine(name or file), or leave it out"
+                    )
                 if max_plans < 1:
                     raise ParamError(f"max_plans = {max_plans} is below 1")
                 if not (timeout_s > 0 and (arrival_timeout_s is None or arrival_timeout_s > 0)):

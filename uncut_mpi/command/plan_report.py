@@ -219,8 +219,9 @@ def _predicted(facts: PlanFacts) -> str:
     best = facts.result.best
     seconds = best.predicted_s
     parts = [time_text(seconds)]
-    if seconds > 0:
+    if seconds > 0 and facts.problem.has_product:
         parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
+    if seconds > 0:
         parts.append(f"bound / predicted {facts.bound.seconds / seconds:.1%}")
     return ", ".join(parts) + _energy(best, facts.result.metric)
 

@@ -197,8 +197,8 @@ class Facts:
 
     @property
     def tflop_per_s(self) -> float:
-        """Rate of the median call, 2mnk operations over its time (1e12 per second)."""
-        operations = 2.0 * self.about.m * self.about.n * self.about.k
+        """Rate of the median call, 2mnk operations over its time (1e12 per second); 0 where nothing is multiplied."""
+        operations = 2.0 * self.about.m * self.about.n * self.about.k if self.about.alpha != 0 else 0.0
         return operations / self.median_s / 1e12 if self.median_s > 0 else 0.0
 
     @property
@@ -388,9 +388,9 @@ def _against(expected_s: float, median_s: float, how: str) -> str:
 def _check(facts: Facts) -> list[str]:
     if facts.passed is None or facts.error is None or facts.tolerance is None:
         return [_line("check", "none")]
-    rms = "" if facts.rms_error is None else f", RMS {facts.rms_error:.3g}"
+    rms = "" if facts.rms_error is None else f"; RMS {facts.rms_error:.3g} of the RMS of C"
     return [
-        _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g}{rms}, relative to the largest value"),
+        _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g} of the largest value{rms}"),
         _line("", facts.check_detail),
     ]
 

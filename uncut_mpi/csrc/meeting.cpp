@@ -6,12 +6,14 @@
 // all have read it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 namespace nb = nanobind;
 
@@ -24,7 +26,9 @@ using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::de
 constexpr std::size_t line = 128;  // two cache lines: processors fetch them in pairs
 constexpr int looks_per_clock = 32;
 
-enum Outcome : int { waiting = 0, met_alike = 1, met = 2 };
+enum Outcome : int { waiting = 0, met_alike = 1, met = 2, met_nobody = 3 };
+// In a rank's word: it gave up waiting in that meeting, and takes part in no other.
+constexpr std::uint64_t left_mark = std::uint64_t{1} << 63;
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -53,6 +57,19 @@ class Meeting {
         return collect(everyone, spin_s);
     }
 
+    // Take part in no meeting any more, so that who comes late to the one that was begun learns of it.
+    void leave() {
+        if (pending_) word(place_of(rank_)).store(number_ | left_mark, std::memory_order_release);
+    }
+
+    // The ranks that left the last meeting.
+    std::vector<std::size_t> left() const {
+        std::vector<std::size_t> ranks;
+        for (std::size_t r = 0; r < size_; ++r)
+            if (word(place_of(r)).load(std::memory_order_acquire) == (number_ | left_mark)) ranks.push_back(r);
+        return ranks;
+    }
+
     // Wait for the others for at most so long; copy all records, in the order of ranks, when they are there.
     int collect(const Room &everyone, double spin_s) {
         if (everyone.size() != size_ * bytes_) throw std::invalid_argument("the records' memory has a wrong size");
@@ -62,11 +79,14 @@ class Meeting {
         }
         const std::uint8_t *own = place_of(rank_) + sizeof(std::uint64_t);
         int outcome = met_alike;
+        bool complete = true;
         for (std::size_t r = 0; r < size_; ++r) {
             const std::uint8_t *theirs = place_of(r) + sizeof(std::uint64_t);
+            complete = complete && word(place_of(r)).load(std::memory_order_acquire) == number_;
             if (std::memcmp(own, theirs, bytes_) != 0) outcome = met;
             std::memcpy(everyone.data() + r * bytes_, theirs, bytes_);
         }
+        if (!complete) return met_nobody;
         pending_ = false;
         return outcome;
     }
@@ -93,7 +113,7 @@ class Meeting {
             seen_of_ = number_;
             seen_ = 0;
         }
-        while (seen_ < size_ && word(place_of(seen_)).load(std::memory_order_acquire) == number_)
+        while (seen_ < size_ && (word(place_of(seen_)).load(std::memory_order_acquire) & ~left_mark) == number_)
             ++seen_;
         return seen_ == size_;
     }
@@ -129,7 +149,10 @@ void bind_meeting(nb::module_ &m) {
              "Begin the next meeting with this rank's record, then as `collect`.")
         .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")
         .def("collect", &Meeting::collect, nb::arg("everyone"), nb::arg("spin_s"),
-             "Return 0 if others are still missing after so long, 1 if all gave the same record, else 2.");
+             "Return 0 if others are still missing after so long, 1 if all gave the same record, 3 if a rank left the "
+             "meeting, else 2.")
+        .def("leave", &Meeting::leave, "Give up the meeting that was begun, and all others.")
+        .def_prop_ro("left", &Meeting::left, "The ranks that left the last meeting.");
 }
 
 }  // namespace uncut

@@ -401,7 +401,10 @@ class Machine:
         except ParamError:
             raise
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ParamError(f"not a machine file: {type(error).__name__}: {error}") from None
+            raise ParamError(
+                f"not a machine file: {type(error).__name__}: {error}; name one that python -m uncut_mpi.calibrate has "
+                "written, or a machine that ships with the package"
+            ) from None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -116,8 +116,8 @@ class GemmProblem:
 
     @property
     def has_product(self) -> bool:
-        """Whether A and B are read at all (k and alpha both other than 0)."""
-        return self.k > 0 and not self.scales_only
+        """Whether A and B are read at all (no extent is 0, nor alpha)."""
+        return self.flops > 0 and not self.scales_only
 
     @property
     def flops(self) -> int:

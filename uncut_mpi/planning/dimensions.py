@@ -159,14 +159,14 @@ class Dimensions:
                 yield {"tile": asked.tile, "row_shares": None, "col_shares": None, **changes, "grid": grid}
 
     def rough(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Every rank fetches for itself, or batched fetches in two chunks at most."""
+        """Every rank fetches for itself, or batched fetches in two chunks or as many as are asked for."""
         if asked.batch and asked.caching:
-            yield from ({"batch": False}, {"batch": True, "chunks": min(2, asked.most_chunks)})
+            yield from ({"batch": False}, {"batch": True, "chunks": asked.chunks or 2})
 
     def fine(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Batched fetches in more chunks."""
-        if best.options.batch and best.options.caching:
-            yield from ({"chunks": chunks} for chunks in (asked.most_chunks, 4) if chunks <= asked.most_chunks)
+        """Batched fetches in more chunks, unless a number is asked for."""
+        if best.options.batch and best.options.caching and asked.chunks is None:
+            yield from ({"chunks": chunks} for chunks in (asked.most_chunks, 4))
 
     def orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Which sub-problem comes next."""

@@ -324,6 +324,8 @@ class ScheduleOptions:
         return tuple(name for name in self.given if name not in _TAKES[scheduler])
 
     def __post_init__(self) -> None:
+        for name in ("grid", "devices", "row_shares", "col_shares", "areas"):
+            object.__setattr__(self, name, _as_tuples(name, getattr(self, name)))
         if self.scheduler not in SCHEDULERS:
             raise ParamError(f"scheduler {self.scheduler!r} does not exist: use one of {', '.join(SCHEDULERS)}")
         if self.routing not in ROUTINGS:
@@ -403,6 +405,23 @@ def changed(options: _Options, /, **changes: Any) -> _Options:
     for name, value in changes.items():
         setters[name](made, value)
     return made
+
+
+def _as_tuples(name: str, value: Any) -> Any:
+    """Return a list or an array as the tuple that it stands for, which can be compared and hashed."""
+    if value is None:
+        return None
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ParamError(f"{name} = {value!r} is no sequence: pass a tuple, or None")
+    nested = name == "areas"
+    return tuple(_as_tuples(f"a column of {name}", one) if nested else _number(one) for one in value)
+
+
+def _number(value: Any) -> Any:
+    """Return a number of NumPy's as one of Python's, anything else as it is."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _are_shares(values: Sequence[float]) -> bool:

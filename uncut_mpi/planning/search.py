@@ -128,8 +128,8 @@ def search(
     problem, placement, num_ranks, machine
         As for `uncut_mpi.planning.planner.plan`.
     options : ScheduleOptions, optional
-        What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks; chunks and
-        batching are tried up to what it allows. Its `metric` is what is minimised.
+        What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks, chunks;
+        batching is tried where it allows it. Its `metric` is what is minimised.
     budget_tasks : int, optional
         Tasks of all that is tried, at most; the first candidate is tried whatever it takes. By default
         `uncut_mpi.planning.evaluation.default_budget`; then what each scheduler's own rules give may have as many

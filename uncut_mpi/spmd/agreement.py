@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import PeerFailedError, RankMismatchError, UncutError, agreed, from_wire, to_wire
+from uncut_mpi.errors import PeerFailedError, RankMismatchError, StallError, UncutError, agreed, from_wire, to_wire
 from uncut_mpi.spmd.group import Group, Missing, Progress
 
 DIGEST_BYTES = 16
@@ -35,7 +35,7 @@ What ranks tell each other when a call opens and closes, 64 bytes: digest of the
 call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are the same on all ranks.
 """
 
-_WAITING, _ALIKE = 0, 1  # what a meeting comes to
+_WAITING, _ALIKE, _LEFT = 0, 1, 3  # what a meeting comes to
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
 _COMMON_BYTES = 56  # digest, call and epoch
@@ -263,7 +263,8 @@ class CallExchange:
         Raises
         ------
         StallError
-            If a rank does not take part within `timeout_s`; names those that `missing` tells.
+            If a rank does not take part within `timeout_s`; names those that `missing` tells. If others have given up
+            this exchange before this rank came; names them.
         """
         self._group.check_usable()
         meeting = self._meeting
@@ -272,7 +273,16 @@ class CallExchange:
         self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
         if self._outcome == _WAITING:
             self._watch(what, timeout_s, missing, progress)
+        if self._outcome == _LEFT:
+            raise StallError(
+                f"{what}: {name_ranks(meeting.left)} waited for this rank and gave up, so the session has ended here "
+                "too: begin every call on all ranks in time, or raise arrival_timeout_s"
+            )
         return self.everyone
+
+    def leave(self) -> None:
+        """Take part in no exchange any more: ranks that come to the one begun last are told. Local."""
+        self._meeting.leave()
 
     def _watch(self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None) -> None:
         group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from uncut_mpi.model.placement import Location
-from uncut_mpi.planning.schedule import HOST, Kind, Matrix, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import HOST, Kind, Matrix, Role, Schedule, Space, expand_ranges
 from uncut_mpi.view.parts import find_parts
 
 
@@ -46,10 +46,11 @@ class PortTraffic:
         What the schedule copies.
     least_into_bytes : int
         What any schedule copies that computes each product where this one does: of A and B what the rank multiplies
-        and does not have; of C, where it lives here, what others compute.
+        and does not have; of C, where it lives here, what others compute, and where it lives in host memory, what this
+        schedule adds to here.
     least_out_of_bytes : int
         Likewise: of A and B, where they live here, what others multiply; of C, where it lives elsewhere, what the
-        rank computes.
+        rank computes or, without a product, scales.
     """
 
     rank: int
@@ -97,7 +98,9 @@ def port_traffic(schedule: Schedule) -> list[PortTraffic]:
         np.bincount(end[crossing & (end != HOST)], size[crossing & (end != HOST)], num_ranks).astype(np.int64)
         for end in (destination, source)
     )
-    least_into, least_out_of = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    least_into, least_out_of = _c_elements(schedule, "in"), np.zeros(num_ranks, np.int64)
+    if not problem.has_product:
+        least_out_of = _c_elements(schedule, "out")
     if problem.has_product:
         used = _used_rectangles(schedule)
         elements = _elements(used, num_ranks)
@@ -111,6 +114,23 @@ def port_traffic(schedule: Schedule) -> list[PortTraffic]:
     item = problem.dtype.itemsize
     columns = (into, least_into * item, out_of, least_out_of * item)
     return [PortTraffic(rank, *map(int, row)) for rank, row in enumerate(zip(*columns, strict=True))]
+
+
+def _c_elements(schedule: Schedule, way: str) -> np.ndarray:
+    """Return how many different elements of C every rank gets from host memory, or gives to it."""
+    copies = schedule.tasks[schedule.tasks["kind"] == Kind.COPY]
+    # A copy's operands are its destination and its source.
+    ends = [schedule.regions[schedule.operands["region"][copies["first_operand"] + end]] for end in (0, 1)]
+    there = ends[1 if way == "in" else 0]
+    of = schedule.buffers[there["buffer"]]
+    users = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & (of["space"] == Space.HOST)
+    found = np.zeros(schedule.num_ranks, np.int64)
+    for rank in np.unique(copies["rank"][users]):
+        mine = there[users & (copies["rank"] == rank)]
+        found[rank] = _covered(
+            np.stack([mine[name].astype(np.int64) for name in ("row", "col", "rows", "cols")], axis=1)
+        )
+    return found
 
 
 def _others(place: Location, num_ranks: int) -> np.ndarray:
