@@ -215,6 +215,8 @@ def test_rates_stand_for_both_halves() -> None:
     lines = summary_text(rows, ["auto", "one"]).splitlines()
     assert "small: problems of up to 2 GFLOP" in lines[0]
     assert lines[3].split() == ["auto", "4", "1", "1", "2", "0.002", "0.004", "0.003333", "0.02", "0.04", "0.03333"]
+    alike = summary_text([row(10, 10, "h,h,h", "auto", 1.0)], ["auto"]).splitlines()
+    assert alike[0] == "All operations over all times and joules."
     assert lines[4].split() == ["one", "1", "1", "-", "1", "0.0005", "-", "0.0005", "-", "-", "-"]
 
 

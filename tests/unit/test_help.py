@@ -85,3 +85,14 @@ def test_metrics_are_those_of_the_registry(command):
     text = " ".join(PARSERS[command].format_help().split())
     assert f"--metric {'|'.join(METRICS)}" in text
     assert all(metric.about in text for metric in METRICS.values())
+
+
+def test_the_plan_commands_help_speaks_of_no_files_of_matrices(capsys):
+    told = {}
+    for make in (make_parser, make_plan_parser):
+        make().print_help()
+        told[make] = " ".join(capsys.readouterr().out.split())
+    for phrase in ("or the files' own", "with files 1", "without -c"):
+        assert phrase in told[make_parser]
+        assert phrase not in told[make_plan_parser]
+    assert all("h and a number = host memory of that rank alone" in one for one in told.values())

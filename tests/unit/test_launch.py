@@ -204,6 +204,12 @@ def node(tmp_path):
 
 
 class TestNode:
+    def test_its_help_says_how_it_is_used(self, node):
+        for flag in ("-h", "--help"):
+            done = node(flag)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "launch/node [-n RANKS] [--dry-run] -- python" in done.stdout
+
     def test_starts_one_rank_per_gpu_and_prints_the_map(self, node):
         done = node("--", "sh", "-c", "echo program $MPI_LOCALRANKID $CUDA_DEVICE_MAX_CONNECTIONS $0", "x")
         assert done.returncode == 0, done.stderr

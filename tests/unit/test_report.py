@@ -80,7 +80,7 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error samples_s digest splits how tried metric bound_formula command_line date "
+    "rms_error samples_s digest splits how tried metric machine trace bound_formula command_line date "
     "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
 )
 
@@ -163,6 +163,8 @@ def test_the_json_has_exactly_the_documented_keys():
     assert list(value) == KEYS.split()
     assert value["tflop_per_s"] == pytest.approx(12.0)
     assert value["grid"] == "3x1"
+    assert (value["machine"], value["trace"]) == (ABOUT.machine, None)
+    assert json.loads(to_json(dataclasses.replace(FACTS, trace="as was")))["trace"] == "as was"
     assert value["bytes"]["host_to_device"] == 48_000_000
     assert (value["passed"], value["device"], value["version"]) == (True, "2 × Model X, 1 × Model Y", "1.2.3")
     assert (value["median_s"], value["predicted_s"], value["bound_s"]) == (0.001, 0.0005, 0.0004)

@@ -154,8 +154,9 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
         **{half: [row for row in rows if _half(row, most) == half] for half in ("small", "large")},
         "all": list(rows),
     }
+    halves = f"; small: problems of up to {most / 1e9:.4g} GFLOP, half of them" if parts["large"] else ""
     lines = [
-        f"All operations over all times and joules; small: problems of up to {most / 1e9:.4g} GFLOP, half of them.",
+        f"All operations over all times and joules{halves}.",
         f"{'':17} problems{'':12} TFLOP/s{'':20} GFLOP/s per W",
         "method      ranks" + 3 * "    small    large      all",
     ]

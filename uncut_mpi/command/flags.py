@@ -100,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     problem = parser.add_argument_group("problem")
     _add_files(problem)
-    _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend")
+    _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend", files=True)
     machine = parser.add_argument_group("ranks and devices")
     add_machine(machine)
     _add_compute_ranks(machine)
@@ -118,7 +118,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
     )
     # What only the gemm command has, and checks of shared flags ask for.
     parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=0)
-    _add_problem(parser.add_argument_group("problem"), "default 8192")
+    _add_problem(parser.add_argument_group("problem"), "default 8192", files=False)
     group = parser.add_argument_group("machine")
     group.add_argument(
         "--machine",
@@ -196,7 +196,10 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
+def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool) -> None:
+    own, with_files, without_c = (
+        (", or the files' own", ", with files 1", ", or 0 without -c") if files else ("", "", "")
+    )
     for name, text in (
         ("m", f"rows of op(A) and C; {default_m}"),
         ("n", "columns of op(B) and C; default M"),
@@ -204,7 +207,7 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
     ):
         group.add_argument(f"-{name}", type=whole(0), metavar=name.upper(), help=text)
     group.add_argument(
-        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help="element type; default f64, or the files' own"
+        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help=f"element type; default f64{own}"
     )
     for name in ("a", "b"):
         group.add_argument(
@@ -214,17 +217,15 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str) -> None:
             metavar="N|T",
             help=f"op({name.upper()}); default %(default)s",
         )
-    group.add_argument("--alpha", type=finite, metavar="X", help="factor of the product; default 1.2345, with files 1")
-    group.add_argument(
-        "--beta", type=finite, metavar="X", help="factor of C; default 1.1154, with files 1, or 0 without -c"
-    )
+    group.add_argument("--alpha", type=finite, metavar="X", help=f"factor of the product; default 1.2345{with_files}")
+    group.add_argument("--beta", type=finite, metavar="X", help=f"factor of C; default 1.1154{with_files}{without_c}")
     group.add_argument(
         "--place",
         type=placement_of,
         default=Placement.parse("h,h,h"),
         metavar="A,B,C",
-        help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device; default "
-        "%(default)s",
+        help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device, h and a "
+        "number = host memory of that rank alone; default %(default)s",
     )
 
 

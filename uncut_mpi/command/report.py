@@ -431,7 +431,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
-    value["metric"] = about.metric
+    value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
     value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi

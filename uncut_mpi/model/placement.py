@@ -48,7 +48,10 @@ class Location:
         """
         match = re.fullmatch(r"(h?)(\d*)", text.strip())
         if match is None or not match.group(0):
-            raise ParamError(f"placement {text!r} is not a location: write h for host memory or a rank number")
+            raise ParamError(
+                f"placement {text!r} is not a location: write h for host memory, a rank's number for its device, "
+                "or both, as h2, for host memory of that rank alone"
+            )
         host, rank = match.groups()
         if host:
             return cls.host(int(rank) if rank else None)
