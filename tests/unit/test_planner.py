@@ -222,3 +222,18 @@ def test_a_number_of_chunks_that_is_given_stays_fixed(chunks: int) -> None:
     problem = GemmProblem(8192, 8192, 8192, DType.f64)
     found = search(problem, Placement.parse("0,0,0"), 8, load_machine("vulcan-8xv100"), options)
     assert {one.options.chunks for one in found.candidates} == {chunks}
+
+
+@pytest.mark.parametrize(
+    ("k", "splits", "told"),
+    [
+        (512, 1, "one k-block of 512"),
+        (700, 2, "one k-block of 350"),
+        (1000, 1, "k-blocks of 512 to 1000"),
+        (4000, 1, "k-blocks of 512 to 2048"),
+    ],
+)
+def test_a_description_names_no_k_block_longer_than_k(k: int, splits: int, told: str) -> None:
+    options = ScheduleOptions(scheduler="kblocks", grid=(1, 1), blocking=Blocking(splits=splits, first=512, block=2048))
+    made = plan(GemmProblem(64, 64, k, DType.f64), Placement.parse("h,h,h"), splits, Machine.uniform(splits), options)
+    assert f", {told}, " in describe(made.schedule, made.options)

@@ -223,7 +223,10 @@ def _predicted(facts: PlanFacts) -> str:
         parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
     if seconds > 0:
         parts.append(f"bound / predicted {facts.bound.seconds / seconds:.1%}")
-    return ", ".join(parts) + _energy(best, facts.result.metric)
+    # Energies count a device that does nothing as its power at rest; machines that others measured lack it.
+    unknown = best.energy_j > 0 and not facts.machine.idle_watts.any()
+    at_rest = " without power at rest, which is not known here" if unknown else ""
+    return ", ".join(parts) + _energy(best, facts.result.metric) + at_rest
 
 
 def _energy(candidate: Candidate, metric: str) -> str:

@@ -126,8 +126,12 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     lanes = ", one product lane" if blocking.lanes == 1 else ""
     if blocking.delivery == "earliest" and "device" in (schedule.placement.a.space, schedule.placement.b.space):
         lanes += ", earliest delivery"
-    blocks = f"k-blocks of {blocking.first} to {blocking.block}{growth}, {columns}, order {blocking.order}"
-    return f"{grid}, {blocks}{lanes}{where}"
+    depth = -(-schedule.problem.k // schedule.splits)
+    first, block = min(blocking.first, depth), min(blocking.block, depth)
+    blocks = f"k-blocks of {first} to {block}{growth}" if first < block else f"k-blocks of {first}"
+    if first == depth:
+        blocks = f"one k-block of {depth}"
+    return f"{grid}, {blocks}, {columns}, order {blocking.order}{lanes}{where}"
 
 
 def grid_text(schedule: Schedule) -> str:
