@@ -49,7 +49,7 @@ class Location:
         match = re.fullmatch(r"(h?)(\d*)", text.strip())
         if match is None or not match.group(0):
             raise ParamError(
-                f"placement {text!r} is not a location: write h for host memory, a rank's number for its device, "
+                f"placement {text!r} is not a location: write h for host memory, a rank number for its device, "
                 "or both, as h2, for host memory of that rank alone"
             )
         host, rank = match.groups()
