@@ -206,6 +206,36 @@ def test_a_rank_that_comes_after_the_others_gave_up_is_told(comm, late):
     session.close()
 
 
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.host_backend
+def test_a_rank_whose_wait_was_interrupted_is_told_that_others_gave_up(comm, monkeypatch):
+    session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
+    made = make_operands(session, Case(24, 20, 16))
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    found = ""
+    if comm.rank == 2:
+        allgather(comm, None)  # nobody waits any more
+    try:
+        with monkeypatch.context() as patch:
+            if comm.rank == 1:
+                patch.setattr(session._group, "watch", interrupt)
+            session.gemm(made.a, made.b, made.c)
+    except (um.StallError, KeyboardInterrupt) as error:
+        found = type(error).__name__
+    if comm.rank != 2:
+        allgather(comm, None)
+    collective_assert(comm, found == ("KeyboardInterrupt" if comm.rank == 1 else "StallError"), found)
+    if comm.rank == 1:
+        with pytest.raises(um.StallError, match="waited for this rank and gave up"):
+            session.barrier()
+    allgather(comm, None)
+    session._gate.broken = True  # no rank may close collectively
+    session.close()
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.host_backend
 def test_a_rank_that_does_not_begin_a_call_is_named(comm):

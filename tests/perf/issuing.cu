@@ -162,8 +162,7 @@ static int replay(const char *path, CUdeviceptr workspace) {
         for (CUstream stream : streams)
             CHECK(cuStreamSynchronize(stream));
     }
-    std::sort(times.begin(), times.end());
-    std::printf("%.2f %.2f %.2f\n", times[repeats / 4], times[repeats / 2], times[3 * repeats / 4]);
+    std::printf("%.2f\n", median(times));
     return 0;
 }
 

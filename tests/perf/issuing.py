@@ -77,7 +77,7 @@ def main():
                     calls = [plan.execute(alpha=1.2345, beta=0.5).issue_s for _ in range(CALLS)]
                     ours.append(1e6 * statistics.median(calls))
                     said = subprocess.run([binary, listed.name], capture_output=True, text=True, check=True).stdout
-                    bare.append(float(said.split()[1]))
+                    bare.append(float(said))
             rows.append({"name": name, "operations": len(lines), "counts": counts, "ours_us": ours, "bare_us": bare})
             times = statistics.median(ours) / statistics.median(bare)
             print(

@@ -191,6 +191,7 @@ def test_a_plan_says_where_c_is_combined_if_there_is_anything_to_combine(
 
 
 def test_lists_and_arrays_stand_for_tuples() -> None:
+    assert ScheduleOptions(devices=range(2)).devices == (0, 1)
     given = ScheduleOptions(grid=[1, 2], devices=np.array([1, 0]), row_shares=[1.0], col_shares=np.array([0.25, 0.75]))
     assert given == ScheduleOptions(grid=(1, 2), devices=(1, 0), row_shares=(1.0,), col_shares=(0.25, 0.75))
     assert hash(given)
@@ -209,7 +210,8 @@ def test_an_empty_product_is_none_at_all(extents: tuple[int, int, int], schedule
     assert not problem.has_product
     machine = load_machine("h200-4x")
     placement = Placement.parse("0,1,2")
-    assert problem.m * problem.n > 0 or predict(problem, placement, machine, (0, 1)).seconds == 0  # C is moved, scaled
+    if not problem.m * problem.n:  # else C is moved and scaled
+        assert predict(problem, placement, machine, (0, 1)).seconds == 0
     found = search(problem, placement, 4, machine, ScheduleOptions(scheduler=scheduler))
     limit = bound(problem, placement, machine).seconds
     assert limit <= found.best.predicted_s

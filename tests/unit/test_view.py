@@ -25,7 +25,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
-from uncut_mpi.view import Activity, Timeline, draw_transfers, port_traffic, render, to_perfetto, to_text, traffic
+from uncut_mpi.view import Activity, Timeline, draw_transfers, render, to_perfetto, to_text, traffic
 
 
 def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="NN", **options):
@@ -344,10 +344,10 @@ def test_a_name_that_says_no_kind_of_picture_is_refused():
 @pytest.mark.parametrize("place", ["h,h,h", "0,h,3", "0,0,0", "h,h,1"])
 def test_bytes_are_never_below_the_least_and_reach_it_where_everything_is_cached(place):
     schedule = make(place)
-    for one in traffic(schedule):
+    for one in traffic(schedule).links:
         assert one.nbytes >= one.least_bytes >= 0
         assert one.nbytes == schedule.bytes_by_link()[one.link]
-    into_devices = {one.link: one for one in traffic(schedule)}["host_to_device"]
+    into_devices = {one.link: one for one in traffic(schedule).links}["host_to_device"]
     assert into_devices.nbytes == into_devices.least_bytes
 
 
@@ -355,7 +355,7 @@ def test_the_least_bytes_between_devices_are_the_blocks_that_ranks_multiply_and_
     # 2 x 2 ranks, A in rank 0's device: three ranks take half of A each; B from the host once, then three times half
     # of what is left; C in the host.
     schedule = make("0,h,h", m=2560, n=2560, k=2560)
-    least = {one.link: one.least_bytes for one in traffic(schedule)}
+    least = {one.link: one.least_bytes for one in traffic(schedule).links}
     whole = 2560 * 2560 * 8
     assert least == {
         "host_to_device": 2 * whole,
@@ -370,12 +370,12 @@ def test_the_least_bytes_between_devices_are_the_blocks_that_ranks_multiply_and_
 def test_products_that_share_pieces_of_a_panel_count_each_element_once(place, trans, order, splits, reads_c):
     # Every product of kblocks reads part of a panel that other products read too, from wherever in it.
     schedule = make_blocks(place, trans, order, splits, reads_c)
-    for one in traffic(schedule):
+    for one in traffic(schedule).links:
         assert one.nbytes >= one.least_bytes >= 0
     if place == "h,h,h":  # every element comes from the host to one rank, and from there to the rest of its row, column
         rows, cols = schedule.grid
         handed_on = 3000 * 2000 * (cols - 1) + 2000 * 2600 * (rows - 1)
-        assert {one.link: one.least_bytes for one in traffic(schedule)}["device_to_device"] == 8 * handed_on
+        assert {one.link: one.least_bytes for one in traffic(schedule).links}["device_to_device"] == 8 * handed_on
 
 
 @pytest.mark.parametrize("trans", ["NN", "TT"])
@@ -386,7 +386,7 @@ def test_bytes_of_ports_are_never_below_the_least_which_follows_from_where_produ
     m, n, k = 8 * 3000, 8 * 2600, 2000
     for place in ("h,h,h", "0,0,0", "0,1,2", "h,0,h"):
         schedule = make_blocks(place, trans, order, splits, reads_c)
-        found = port_traffic(schedule)
+        found = traffic(schedule).ports
         assert [one.rank for one in found] == [0, 1, 2, 3]
         for one in found:
             assert one.into_bytes >= one.least_into_bytes >= 0
@@ -413,7 +413,7 @@ def test_bytes_of_ports_are_never_below_the_least_which_follows_from_where_produ
 def test_ports_of_a_matrix_that_is_only_scaled_move_it_once_each_way():
     problem = GemmProblem(2000, 2600, 3000, DType.f64, scales_only=True)
     schedule = plan(problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), ScheduleOptions()).schedule
-    found = port_traffic(schedule)
+    found = traffic(schedule).ports
     assert sum(one.least_into_bytes for one in found) == 2000 * 2600 * 8
     assert all(one.into_bytes == one.least_into_bytes for one in found)
     assert all(one.out_of_bytes == one.least_out_of_bytes == one.into_bytes for one in found)
@@ -438,5 +438,5 @@ def make_blocks(place, trans, order, splits, reads_c):
 
 
 def test_a_schedule_without_cache_moves_more_than_the_least():
-    moved = {one.link: one for one in traffic(make(caching=False))}["host_to_device"]
+    moved = {one.link: one for one in traffic(make(caching=False)).links}["host_to_device"]
     assert moved.nbytes > moved.least_bytes

@@ -22,7 +22,7 @@ from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
-from uncut_mpi.view.traffic import PortTraffic, Traffic
+from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
 
 _LABEL_WIDTH: Final = 11
 _RUNNERS_UP: Final = 5
@@ -55,10 +55,8 @@ class PlanFacts:
         Of the best.
     bound : Bound
         What no schedule on this machine can beat.
-    traffic : sequence of Traffic
-        What the best schedule moves per kind of link.
-    ports : sequence of PortTraffic
-        What it moves into and out of every rank's device.
+    traffic : Movement
+        What the best schedule moves per kind of link, and into and out of every rank's device.
     timeline : Timeline
         Of the simulation.
     paralia_s : float
@@ -76,8 +74,7 @@ class PlanFacts:
     search_s: float
     simulation: Simulation
     bound: Bound
-    traffic: Sequence[Traffic]
-    ports: Sequence[PortTraffic]
+    traffic: Movement
     timeline: Timeline
     paralia_s: float = 0.0
     ablation: Sequence[tuple[str, Simulation]] = ()
@@ -113,8 +110,8 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
         _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
         *_labelled("runners-up", _runners_up(facts)),
-        *_labelled("bytes", [_traffic(one) for one in facts.traffic]),
-        *_labelled("ports", [_port(one) for one in facts.ports]),
+        *_labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
+        *_labelled("ports", [_port(one) for one in facts.traffic.ports]),
         *_labelled("memory", _memory(facts)),
         *_labelled("ablation", _ablation(facts.ablation)),
         "",
@@ -149,9 +146,9 @@ def to_json(facts: PlanFacts) -> str:
         "bound_terms": dict(facts.bound.terms),
         "digest": best.schedule.digest(),
         "idle_share": facts.simulation.idle_share.tolist(),
-        "bytes": {one.link: one.nbytes for one in facts.traffic},
-        "least_bytes": {one.link: one.least_bytes for one in facts.traffic},
-        "ports": [dataclasses.asdict(one) for one in facts.ports],
+        "bytes": {one.link: one.nbytes for one in facts.traffic.links},
+        "least_bytes": {one.link: one.least_bytes for one in facts.traffic.links},
+        "ports": [dataclasses.asdict(one) for one in facts.traffic.ports],
         "transfers": facts.simulation.transfers().tolist(),
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),

@@ -30,7 +30,7 @@ from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.heatmap import draw_transfers
 from uncut_mpi.view.render import check_drawable, render
 from uncut_mpi.view.timeline import Timeline
-from uncut_mpi.view.traffic import port_traffic, traffic
+from uncut_mpi.view.traffic import traffic
 
 _EDGE: Final = 8192
 _RANKS: Final = 4
@@ -164,7 +164,6 @@ def run(arguments: PlanArguments) -> None:
         simulation=simulation,
         bound=bound(arguments.problem, arguments.place, machine),
         traffic=traffic(schedule),
-        ports=port_traffic(schedule),
         timeline=timeline,
         paralia_s=_paralia_s(arguments, machine, result.best.options),
         ablation=_ablation(arguments, machine) if arguments.ablation else (),

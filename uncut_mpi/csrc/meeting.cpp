@@ -26,7 +26,7 @@ using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::de
 constexpr std::size_t line = 128;  // two cache lines: processors fetch them in pairs
 constexpr int looks_per_clock = 32;
 
-enum Outcome : int { waiting = 0, met_alike = 1, met = 2, met_nobody = 3 };
+enum Outcome : int { waiting = 0, met_alike = 1, met = 2, abandoned = 3 };
 // In a rank's word: it gave up waiting in that meeting, and takes part in no other.
 constexpr std::uint64_t left_mark = std::uint64_t{1} << 63;
 
@@ -86,7 +86,7 @@ class Meeting {
             if (std::memcmp(own, theirs, bytes_) != 0) outcome = met;
             std::memcpy(everyone.data() + r * bytes_, theirs, bytes_);
         }
-        if (!complete) return met_nobody;
+        if (!complete) return abandoned;
         pending_ = false;
         return outcome;
     }

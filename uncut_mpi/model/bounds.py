@@ -107,7 +107,7 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
     placement.check_ranks(machine.num_ranks)
     reads, writes = _pieces(problem, placement)
     terms = []
-    if problem.has_product and problem.flops > 0:
+    if problem.has_product:
         terms.append(_compute_term(problem, machine))
         if machine.num_ranks > 1:
             terms.extend(_owner_terms(problem, reads, writes, machine))

@@ -73,7 +73,7 @@ class GemmProblem:
     reads_c : bool
         Whether beta may be other than 0. False: C is never read, so NaN in it does not matter.
     scales_only : bool
-        True when alpha is 0: A and B are never read. Implied by k = 0 (see `has_product`).
+        True when alpha is 0: A and B are never read. Implied by an extent of 0 (see `has_product`).
     swapped : bool
         True when A here is the caller's B and B the caller's A (C-order result, see module).
     """

@@ -325,7 +325,10 @@ class ScheduleOptions:
 
     def __post_init__(self) -> None:
         for name in ("grid", "devices", "row_shares", "col_shares", "areas"):
-            object.__setattr__(self, name, _as_tuples(name, getattr(self, name)))
+            value = _as_tuples(getattr(self, name))
+            if value is not None:
+                _check_sequence(name, value)
+            object.__setattr__(self, name, value)
         if self.scheduler not in SCHEDULERS:
             raise ParamError(f"scheduler {self.scheduler!r} does not exist: use one of {', '.join(SCHEDULERS)}")
         if self.routing not in ROUTINGS:
@@ -380,6 +383,8 @@ class ScheduleOptions:
             self._check_areas(self.areas)
 
     def _check_areas(self, areas: tuple[tuple[float, ...], ...]) -> None:
+        for column in areas:
+            _check_sequence("a column of areas", column)
         if not (areas and all(areas) and _are_shares([one for column in areas for one in column])):
             raise ParamError(
                 f"areas = {areas} are not all positive numbers, {_MOST_SHARES:g} at most in all: name one for each "
@@ -407,21 +412,18 @@ def changed(options: _Options, /, **changes: Any) -> _Options:
     return made
 
 
-def _as_tuples(name: str, value: Any) -> Any:
-    """Return a list or an array as the tuple that it stands for, which can be compared and hashed."""
-    if value is None:
-        return None
+def _as_tuples(value: Any) -> Any:
+    """Return sequences and arrays, and those within, as tuples of Python's numbers, which compare and hash."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_as_tuples(one) for one in value)
+    return value
+
+
+def _check_sequence(name: str, value: Any) -> None:
+    if not isinstance(value, tuple):
         raise ParamError(f"{name} = {value!r} is no sequence: pass a tuple, or None")
-    nested = name == "areas"
-    return tuple(_as_tuples(f"a column of {name}", one) if nested else _number(one) for one in value)
-
-
-def _number(value: Any) -> Any:
-    """Return a number of NumPy's as one of Python's, anything else as it is."""
-    return value.item() if hasattr(value, "item") else value
 
 
 def _are_shares(values: Sequence[float]) -> bool:

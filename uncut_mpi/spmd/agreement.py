@@ -35,7 +35,7 @@ What ranks tell each other when a call opens and closes, 64 bytes: digest of the
 call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are the same on all ranks.
 """
 
-_WAITING, _ALIKE, _LEFT = 0, 1, 3  # what a meeting comes to
+_WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
 _COMMON_BYTES = 56  # digest, call and epoch
@@ -270,15 +270,19 @@ class CallExchange:
         meeting = self._meeting
         if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
             self._watch(what, timeout_s, missing, progress)
+            self._refuse_abandoned(what)
         self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
         if self._outcome == _WAITING:
             self._watch(what, timeout_s, missing, progress)
-        if self._outcome == _LEFT:
-            raise StallError(
-                f"{what}: {name_ranks(meeting.left)} waited for this rank and gave up, so the session has ended here "
-                "too: begin every call on all ranks in time, or raise arrival_timeout_s"
-            )
+        self._refuse_abandoned(what)
         return self.everyone
+
+    def _refuse_abandoned(self, what: str) -> None:
+        if self._outcome == _ABANDONED:
+            raise StallError(
+                f"{what}: {name_ranks(self._meeting.left)} waited for this rank and gave up, so the session has ended "
+                "here too: begin every call on all ranks in time, or raise arrival_timeout_s"
+            )
 
     def leave(self) -> None:
         """Take part in no exchange any more: ranks that come to the one begun last are told. Local."""

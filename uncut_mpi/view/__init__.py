@@ -7,14 +7,15 @@ from uncut_mpi.view.perfetto import to_perfetto
 from uncut_mpi.view.render import SUFFIXES, check_drawable, check_suffix, render
 from uncut_mpi.view.text import to_text
 from uncut_mpi.view.timeline import Activity, Lane, Timeline
-from uncut_mpi.view.traffic import PortTraffic, Traffic, port_traffic, traffic
+from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic, traffic
 
 __all__ = [
     "Activity",
     "Lane",
+    "Movement",
+    "PortTraffic",
     "SUFFIXES",
     "Timeline",
-    "PortTraffic",
     "Traffic",
     "check_drawable",
     "check_suffix",
@@ -22,6 +23,5 @@ __all__ = [
     "render",
     "to_perfetto",
     "to_text",
-    "port_traffic",
     "traffic",
 ]

@@ -60,8 +60,32 @@ class PortTraffic:
     least_out_of_bytes: int
 
 
-def traffic(schedule: Schedule) -> tuple[Traffic, Traffic, Traffic]:
-    """Return what a schedule moves over each kind of link, and the least there is to move."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Movement:
+    """
+    What a schedule moves, against the least.
+
+    Attributes
+    ----------
+    links : tuple of Traffic
+        From host to devices, from devices to host, between devices.
+    ports : tuple of PortTraffic
+        One per rank.
+    """
+
+    links: tuple[Traffic, ...]
+    ports: tuple[PortTraffic, ...]
+
+
+def traffic(schedule: Schedule) -> Movement:
+    """Return what a schedule moves over each kind of link and each rank's ports, and the least there is to move."""
+    problem = schedule.problem
+    used = _used_rectangles(schedule) if problem.has_product else np.zeros((0, 6), np.int64)
+    elements = _elements(used, schedule.num_ranks)
+    return Movement(_links(schedule, elements), _ports(schedule, used, elements))
+
+
+def _links(schedule: Schedule, elements: dict[Matrix, np.ndarray]) -> tuple[Traffic, ...]:
     problem, placement = schedule.problem, schedule.placement
     item = problem.dtype.itemsize
     c_bytes = problem.m * problem.n * item
@@ -71,26 +95,23 @@ def traffic(schedule: Schedule) -> tuple[Traffic, Traffic, Traffic]:
     if placement.c.space == "host":
         least["device_to_host"] += c_bytes
     if problem.has_product:
-        used = _elements(_used_rectangles(schedule), schedule.num_ranks)
-        for matrix, place, elements in (
+        for matrix, place, size in (
             (Matrix.A, placement.a, problem.m * problem.k),
             (Matrix.B, placement.b, problem.k * problem.n),
         ):
-            foreign = int(used[matrix][_others(place, schedule.num_ranks)].sum())
+            foreign = int(elements[matrix][_others(place, schedule.num_ranks)].sum())
             if place.space == "host":
-                least["host_to_device"] += elements * item
-                foreign = max(0, foreign - elements)
+                least["host_to_device"] += size * item
+                foreign = max(0, foreign - size)
             least["device_to_device"] += foreign * item
         if placement.c.space == "device":
-            least["device_to_device"] += int(used[Matrix.C][_others(placement.c, schedule.num_ranks)].sum()) * item
+            least["device_to_device"] += int(elements[Matrix.C][_others(placement.c, schedule.num_ranks)].sum()) * item
     moved = schedule.bytes_by_link()
-    first, second, third = (Traffic(link, moved[link], least[link]) for link in least)
-    return first, second, third
+    return tuple(Traffic(link, moved[link], least[link]) for link in least)
 
 
-def port_traffic(schedule: Schedule) -> list[PortTraffic]:
-    """Return what a schedule moves into and out of every rank's device, and the least there is to move."""
-    problem, placement, num_ranks = schedule.problem, schedule.placement, schedule.num_ranks
+def _ports(schedule: Schedule, used: np.ndarray, elements: dict[Matrix, np.ndarray]) -> tuple[PortTraffic, ...]:
+    placement, num_ranks = schedule.placement, schedule.num_ranks
     copies = schedule.copies()
     source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
     crossing = source != destination
@@ -98,38 +119,33 @@ def port_traffic(schedule: Schedule) -> list[PortTraffic]:
         np.bincount(end[crossing & (end != HOST)], size[crossing & (end != HOST)], num_ranks).astype(np.int64)
         for end in (destination, source)
     )
-    least_into, least_out_of = _c_elements(schedule, "in"), np.zeros(num_ranks, np.int64)
-    if not problem.has_product:
-        least_out_of = _c_elements(schedule, "out")
-    if problem.has_product:
-        used = _used_rectangles(schedule)
-        elements = _elements(used, num_ranks)
-        for matrix, place in ((Matrix.A, placement.a), (Matrix.B, placement.b), (Matrix.C, placement.c)):
-            others = _others(place, num_ranks)
-            to_users, from_owner = (least_out_of, least_into) if matrix is Matrix.C else (least_into, least_out_of)
-            to_users[others] += elements[matrix][others]
-            if place.space == "device":
-                elsewhere = used[(used[:, 1] == matrix) & (used[:, 0] != place.rank), 2:]
-                from_owner[place.rank] += _covered(elsewhere)
-    item = problem.dtype.itemsize
+    least_into, least_out_of = _host_c_elements(schedule, source=True), np.zeros(num_ranks, np.int64)
+    if not schedule.problem.has_product:
+        least_out_of = _host_c_elements(schedule, source=False)
+    for matrix, place in ((Matrix.A, placement.a), (Matrix.B, placement.b), (Matrix.C, placement.c)):
+        others = _others(place, num_ranks)
+        to_users, from_owner = (least_out_of, least_into) if matrix is Matrix.C else (least_into, least_out_of)
+        to_users[others] += elements[matrix][others]
+        if place.space == "device":
+            elsewhere = used[(used[:, 1] == matrix) & (used[:, 0] != place.rank), 2:]
+            from_owner[place.rank] += _covered(elsewhere)
+    item = schedule.problem.dtype.itemsize
     columns = (into, least_into * item, out_of, least_out_of * item)
-    return [PortTraffic(rank, *map(int, row)) for rank, row in enumerate(zip(*columns, strict=True))]
+    return tuple(PortTraffic(rank, *map(int, row)) for rank, row in enumerate(zip(*columns, strict=True)))
 
 
-def _c_elements(schedule: Schedule, way: str) -> np.ndarray:
-    """Return how many different elements of C every rank gets from host memory, or gives to it."""
+def _host_c_elements(schedule: Schedule, *, source: bool) -> np.ndarray:
+    """Return how many different elements of a C in host memory every rank gets from there, or gives to it."""
     copies = schedule.tasks[schedule.tasks["kind"] == Kind.COPY]
     # A copy's operands are its destination and its source.
-    ends = [schedule.regions[schedule.operands["region"][copies["first_operand"] + end]] for end in (0, 1)]
-    there = ends[1 if way == "in" else 0]
+    there = schedule.regions[schedule.operands["region"][copies["first_operand"] + int(source)]]
     of = schedule.buffers[there["buffer"]]
-    users = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & (of["space"] == Space.HOST)
+    is_c = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & (of["space"] == Space.HOST)
+    columns = [there[name].astype(np.int64) for name in ("row", "col", "rows", "cols")]
+    rectangles = np.stack([copies["rank"].astype(np.int64), *columns], axis=1)[is_c]
     found = np.zeros(schedule.num_ranks, np.int64)
-    for rank in np.unique(copies["rank"][users]):
-        mine = there[users & (copies["rank"] == rank)]
-        found[rank] = _covered(
-            np.stack([mine[name].astype(np.int64) for name in ("row", "col", "rows", "cols")], axis=1)
-        )
+    for rank in np.unique(rectangles[:, 0]):
+        found[rank] = _covered(rectangles[rectangles[:, 0] == rank, 1:])
     return found
 
 
