@@ -72,6 +72,37 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
     collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
 
 
+def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tmp_path, monkeypatch):
+    measure, measured = bench_measure.Measurer.measure, []
+    ask, asked = BaselineProcess.ask, []
+
+    def noted(self, one, product):
+        measured.append((one.case, one.method))
+        return measure(self, one, product)
+
+    def listening(self, message, *patience):
+        answer = ask(self, message, *patience)
+        if message["do"] == "begin":
+            asked.append((message["settings"], answer["setting"]))
+        return answer
+
+    monkeypatch.setattr(bench_measure.Measurer, "measure", noted)
+    monkeypatch.setattr(BaselineProcess, "ask", listening)
+    path = mpi_tmp_path / "bench.jsonl"
+    words = ["--sample", "2", "--methods", "auto,numpy", "--rounds", "3", "--repeat", "8", "--time-cap", "600"]
+    collective_assert(comm, run(comm, path, *words) == 0)
+    rows = results(comm, path)
+    good = [len(row["samples_s"]) for row in rows] == [9] * 4 and all(row["passed"] for row in rows)
+    collective_assert(comm, good, str(rows))
+    cases = list(dict.fromkeys(case for case, _ in measured))
+    wanted = [(case, method) for case in cases for _ in range(3) for method in ("auto", "numpy")]
+    collective_assert(comm, measured == wanted and len(cases) == 2, str(measured))
+    if comm.rank == 0:
+        first, second, third = asked[:3]
+        good = first[0] is None and second[0] == third[0] == [first[1]] and asked[3][0] is None
+        assert good, asked
+
+
 def test_schedules_are_tried_before_they_are_timed(comm, mpi_tmp_path):
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "tuned,auto") == 0)

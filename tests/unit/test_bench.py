@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 
 from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
-from uncut_mpi.command.bench_measure import Work
+from uncut_mpi.command.bench_measure import Work, combined
 from uncut_mpi.command.bench_summary import (
     BEST,
     best_of,
+    case_of,
     flops_per_joule,
     largest_small,
-    placement_of,
-    shape_of,
     speedup,
     summary_text,
     total_rate,
 )
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.datasets import Case, uncut_irregular
+from uncut_mpi.model.datasets import Case, paralia, uncut_irregular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import ScheduleOptions
@@ -35,13 +34,16 @@ def test_the_defaults_are_the_papers_method() -> None:
 
 def test_every_flag_reaches_its_field() -> None:
     words = (
-        "--dataset paralia --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 --methods kblocks,one --compute 1,2 "
-        "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --time-cap 0.5 --no-check "
+        "--dataset paralia --only square,devices --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 "
+        "--methods kblocks,one --compute 1,2 "
+        "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --rounds 2 --time-cap 0.5 --no-check "
         "--tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
-        dataset="paralia", sample=7, scale=0.5, dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
-        compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, time_cap_s=0.5,
+        dataset="paralia", only=("square", "devices"), sample=7, scale=0.5,
+        dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
+        compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, rounds=2,
+        time_cap_s=0.5,
         tune_products=True, check=False, output="o.jsonl", plot="p.png",
     )  # fmt: skip
 
@@ -58,6 +60,10 @@ def test_every_flag_reaches_its_field() -> None:
         ("--dtypes f64,f8", "'f8' does not exist"),
         ("--scale 0", "is not above 0"),
         ("--sample 0", "at least 1"),
+        ("--rounds 0", "at least 1"),
+        ("--only square,cubes", "'cubes' does not exist: use one of square, fat-thin, thin-fat, host, one-device"),
+        ("--only host,host", "names something twice"),
+        ("--only devices", "--only devices: the dataset uncut-regular has no such problem; ask for"),
         ("--plot rates.pdf", "does not end in .png"),
     ],
 )
@@ -89,8 +95,51 @@ def test_bands_get_an_a_that_is_stored_transposed() -> None:
     assert [one.gemm_arguments(0).trans_a for one in stored.values()] == ["N", "T", "T"]
 
 
+WORK = Work(Case(1000, 500, 100, "h,h,h"), DType.f64, "auto", 2)
+
+
+def facts(samples_s: list[float], **other: object) -> dict:
+    found = {"samples_s": samples_s, "joules": 2.0, "passed": True, "error": 1e-16, "tolerance": 1e-14, "how": "a"}
+    return {**found, **other}
+
+
+def test_rounds_are_one_result_of_all_their_samples() -> None:
+    found = combined(WORK, [facts([1.0, 5.0]), facts([2.0], joules=4.0, how="b"), facts([], joules=None)])
+    assert (found["median_s"], found["min_s"], found["max_s"], found["samples_s"]) == (2.0, 1.0, 5.0, [1.0, 5.0, 2.0])
+    assert (found["joules"], found["how"]) == (3.0, "a")
+    assert found["tflop_per_s"] == pytest.approx(5e-5, rel=1e-12)  # 2 x 1000 x 500 x 100 / 2 s
+
+
+def test_the_worst_verdict_of_all_rounds_counts() -> None:
+    worse = facts([1.0], error=3e-15)
+    assert combined(WORK, [facts([1.0]), worse, facts([1.0])])["error"] == 3e-15
+    wrong = facts([1.0], passed=False, error=2e-14, tolerance=1e-14)
+    found = combined(WORK, [facts([1.0]), wrong, facts([1.0], error=1e-14, tolerance=1.0)])
+    assert (found["passed"], found["error"], found["tolerance"]) == (False, 2e-14, 1e-14)
+    unchecked = facts([1.0], passed=None, error=None, tolerance=None)
+    assert combined(WORK, [unchecked, unchecked])["passed"] is None
+
+
+def test_a_round_that_failed_stands_for_all() -> None:
+    assert combined(WORK, [facts([1.0]), {"reason": "no memory"}]) == {"median_s": None, "reason": "no memory"}
+
+
 def test_all_problems_of_a_dataset_are_those_of_the_paper() -> None:
     assert cases_of(parse_bench(["--dataset", "uncut-irregular"]), 8, 1.0) == uncut_irregular()
+
+
+def test_a_subset_is_named_by_shapes_and_places() -> None:
+    def chosen(only: str, *words: str) -> list[Case]:
+        return cases_of(parse_bench(["--dataset", "paralia", "--only", only, *words]), 8, 1.0)
+
+    thin = [case for case in paralia() if case.k > max(case.m, case.n)]
+    assert chosen("thin-fat") == thin
+    assert len(thin) == 210
+    on_one = chosen("one-device,host")
+    assert len(on_one) == 126
+    assert {case.placement for case in on_one} == {"h,h,h", "0,0,0"}
+    assert chosen("thin-fat,host") == [case for case in thin if case.placement == "h,h,h"]
+    assert chosen("thin-fat,host", "--sample", "3") == chosen("thin-fat,host")[::7]
 
 
 def test_problems_are_sampled_evenly_scaled_and_put_on_ranks_that_there_are() -> None:
@@ -126,8 +175,8 @@ ROWS = [
 
 
 def test_problems_are_told_apart_by_shape_and_place() -> None:
-    assert [shape_of(ROWS[at]) for at in (0, 3, 5)] == ["square", "fat-thin", "thin-fat"]
-    assert [placement_of(ROWS[at]) for at in (0, 3, 5, 7)] == ["host", "one device", "devices", "mixed"]
+    assert [case_of(ROWS[at]).shape for at in (0, 3, 5)] == ["square", "fat-thin", "thin-fat"]
+    assert [case_of(ROWS[at]).data for at in (0, 3, 5, 7)] == ["host", "one-device", "devices", "mixed"]
 
 
 def test_speedups_are_those_of_problems_that_both_have_done() -> None:
@@ -225,7 +274,7 @@ def test_the_summary_says_everything_once() -> None:
     lines = text.splitlines()
     assert "auto against uncut, on 4 ranks: time of uncut / time of auto" in lines
     assert any(line.split() == ["all", "2", "1.400", "0.800", "2.000", "1"] for line in lines)
-    assert any(line.startswith("data: one device") and "0.800" in line for line in lines)
+    assert any(line.startswith("data: one-device") and "0.800" in line for line in lines)
     assert any(line.startswith("limit: transfers") and "2.000" in line for line in lines)
     assert any(line.startswith("size: small") and "0.800" in line for line in lines)
     assert any(line.startswith("size: large") and "2.000" in line for line in lines)

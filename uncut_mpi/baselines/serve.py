@@ -48,9 +48,9 @@ def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) ->
     """
     Answer one line after the other until there are no more.
 
-    ``begin`` takes a task on and finds its best setting, ``time`` times calls with it, ``end`` computes once from
-    the first C and stores the result. What the library cannot do is answered with ``error`` and ends the task;
-    any other failure ends the loop too (``ends``).
+    ``begin`` takes a task on and finds its best setting, among ``settings`` if there are any, ``time`` times calls
+    with it, ``end`` computes once from the first C and stores the result. What the library cannot do is answered with
+    ``error`` and ends the task; any other failure ends the loop too (``ends``).
     """
     server: _Server | None = None
     for line in asked:
@@ -86,7 +86,7 @@ class _Server:
             self.drop()
             task = Task.from_json(message["task"])
             self._product = self._library.open(task, Matrices.open(task))
-            return {"library": self._library.version, **self._tune(self._product)}
+            return {"library": self._library.version, **self._tune(self._product, message.get("settings"))}
         product = self._product
         if product is None:
             raise Unsupported("no task was begun")
@@ -103,13 +103,13 @@ class _Server:
         if product is not None:
             product.close()
 
-    def _tune(self, product: Product) -> dict[str, Any]:
-        """Call every setting a few times and keep the one with the least median."""
+    def _tune(self, product: Product, settings: list[str] | None) -> dict[str, Any]:
+        """Call every setting, or those asked for, a few times and keep the one with the least median."""
         medians: dict[str, float] = {}
         failed: dict[str, str] = {}
         unsupported = True
         first_s = 0.0
-        for setting in product.settings:
+        for setting in settings or product.settings:
             try:
                 product.reset()
                 began = self._timed(product, setting)  # compiles, allocates

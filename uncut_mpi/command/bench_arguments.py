@@ -11,7 +11,8 @@ from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.flag_values import dtype_of, one_of, positive, whole
 from uncut_mpi.command.flags import add_machine, base_parser
-from uncut_mpi.model.datasets import Case, paralia, uncut_irregular, uncut_regular
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
@@ -30,10 +31,11 @@ TRIED: Final = 8
 _EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
 calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3; before them
-come the calls in which tuned tries schedules. One sample is the slowest rank between two barriers. No method keeps
-tiles from one call to the next, so there is no cache to flush. Data are random with every bit of the mantissa in use,
-alpha is 1.2345, beta 1.1154; results are verified. Problems for which memory is too small are named and left out, and
-tried again by the next run, as are wrong results.
+come the calls in which tuned tries schedules. With --rounds N that happens N times, all methods in each, with an N-th
+of the timed calls and of the cap; settings and schedules stay those of the first round. One sample is the slowest
+rank between two barriers. No method keeps tiles from one call to the next, so there is no cache to flush. Data are
+random with every bit of the mantissa in use, alpha is 1.2345, beta 1.1154; results are verified. Problems for which
+memory is too small are named and left out, and tried again by the next run, as are wrong results.
 
 methods:
   auto      the schedule that a search by simulation chooses (what the library does by default)
@@ -74,8 +76,11 @@ class BenchArguments:
         Let ranks share a GPU.
     dataset : str
         One of `DATASETS`.
+    only : tuple of str
+        Of `SHAPES` and `DATA`: the problems of a shape named and with data where one named says; all where none of
+        a kind is named.
     sample : int or None
-        How many of its problems, spread evenly; None: all.
+        How many of these problems, spread evenly; None: all.
     scale : float or None
         Factor of every extent; None: 1 with GPUs, 1/32 without.
     dtypes : tuple of DType
@@ -85,9 +90,11 @@ class BenchArguments:
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
-        Calls before, and timed calls at most.
+        Calls before (in every round), and timed calls at most (in all rounds).
+    rounds : int
+        Into how many rounds, with all methods in each, the timed calls are divided.
     time_cap_s : float
-        After so long no more timed calls are begun.
+        Time for a method's timed calls, in all rounds.
     tune_products : bool
         As `Session` takes it.
     check : bool
@@ -104,6 +111,7 @@ class BenchArguments:
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool
     dataset: str
+    only: tuple[str, ...]
     sample: int | None
     scale: float | None
     dtypes: tuple[DType, ...]
@@ -111,6 +119,7 @@ class BenchArguments:
     compute: tuple[int, ...] | None
     warmup: int
     repeat: int
+    rounds: int
     time_cap_s: float
     tune_products: bool
     check: bool
@@ -134,11 +143,17 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
     """
     given = make_bench_parser().parse_args(list(argv))
     check_devices(given)
+    if not _subset(given.dataset, given.only):
+        raise ParamError(
+            f"--only {','.join(given.only)}: the dataset {given.dataset} has no such problem; "
+            "ask for other shapes, other places or another --dataset"
+        )
     return BenchArguments(
         backend=given.backend,
         devices=given.devices,
         allow_shared_gpu=given.allow_shared_gpu,
         dataset=given.dataset,
+        only=given.only,
         sample=given.sample,
         scale=given.scale,
         dtypes=given.dtypes,
@@ -146,6 +161,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         compute=given.compute,
         warmup=given.warmup,
         repeat=given.repeat,
+        rounds=given.rounds,
         time_cap_s=given.time_cap,
         tune_products=given.tune_products,
         check=given.check,
@@ -169,7 +185,15 @@ def make_bench_parser() -> argparse.ArgumentParser:
         help="whose problems; default %(default)s",
     )
     problems.add_argument(
-        "--sample", type=whole(1), metavar="N", help="so many of its problems, spread evenly; default all"
+        "--only",
+        type=_kinds,
+        default=(),
+        metavar="NAME0,NAME1,…",
+        help=f"the problems of these shapes ({', '.join(SHAPES)}) with data at these places ({', '.join(DATA)}); "
+        "default all",
+    )
+    problems.add_argument(
+        "--sample", type=whole(1), metavar="N", help="so many of these problems, spread evenly; default all"
     )
     problems.add_argument(
         "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
@@ -196,6 +220,14 @@ def make_bench_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--repeat", type=whole(1), default=100, metavar="N", help="timed calls at most; default %(default)s"
+    )
+    run.add_argument(
+        "--rounds",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="divide them into rounds, each with all methods in turn, so that a clock that sinks meets them all alike; "
+        "default %(default)s",
     )
     run.add_argument(
         "--time-cap",
@@ -227,7 +259,7 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     Extents are multiples of 16 and at least 16; ranks count modulo `num_ranks`. Problems that are the same then
     come once.
     """
-    cases = DATASETS[arguments.dataset]()
+    cases = _subset(arguments.dataset, arguments.only)
     if arguments.sample is not None and arguments.sample < len(cases):
         cases = [cases[number * len(cases) // arguments.sample] for number in range(arguments.sample)]
     found = []
@@ -273,6 +305,18 @@ def _methods(text: str) -> tuple[str, ...]:
             whole(1)(tile)
         else:
             one_of(*METHODS)(word)
+    return tuple(_words(text))
+
+
+def _subset(dataset: str, only: Sequence[str]) -> list[Case]:
+    shapes = set(only).intersection(SHAPES) or SHAPES
+    data = set(only).intersection(DATA) or DATA
+    return [case for case in DATASETS[dataset]() if case.shape in shapes and case.data in data]
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    for word in _words(text):
+        one_of(*SHAPES, *DATA)(word)
     return tuple(_words(text))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import sys
@@ -14,13 +15,11 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.command.artifacts import check_path, write_file
 from uncut_mpi.command.bench_arguments import BenchArguments, cases_of
 from uncut_mpi.command.bench_baselines import BASELINES
-from uncut_mpi.command.bench_measure import Facts, Measurer, Work
+from uncut_mpi.command.bench_measure import Facts, Measurer, Work, combined
 from uncut_mpi.command.bench_summary import SINGLE, SUMMED, Row, summary_text
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
-from uncut_mpi.model.datasets import Case
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.view.rates import draw_rates
 from uncut_mpi.view.render import check_drawable
 
@@ -28,7 +27,7 @@ _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
 _SAME: Final = (
     *("version", "backend", "ranks", "machine", "alpha", "beta"),
-    *("seed", "warmup", "repeat", "time_cap_s", "tune_products", "check"),
+    *("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "check"),
 )
 _BEGINNING: Final = b'{"m": '
 
@@ -84,6 +83,7 @@ class _Bench:
             "seed": arguments.seed,
             "warmup": arguments.warmup,
             "repeat": arguments.repeat,
+            "rounds": arguments.rounds,
             "time_cap_s": arguments.time_cap_s,
             "tune_products": arguments.tune_products,
             "check": arguments.check,
@@ -108,37 +108,45 @@ class _Bench:
         rows = [row for row in rows if _key(row) in done]
         todo = [one for one in self._work() if _work_key(one) not in done]
         bar = ProgressBar(sys.stderr, "measuring") if session.rank == 0 else None
-        product: tuple[Case, DType, str, Product] | None = None
-        for number, one in enumerate(todo):
-            if bar is not None:
-                extents = "×".join(map(str, one.case[:3]))
-                bar.show(number, len(todo), f"{one.dtype.name} {extents} at {one.case.placement}, {one.method}")
-            try:
-                if product is None or product[:3] != (one.case, one.dtype, one.trans_a):
-                    if product is not None:
-                        measurer.forget()
-                        release_product(session, product[3])
-                        product = None
-                    product = (one.case, one.dtype, one.trans_a, self._make(one))
-                facts = measurer.measure(one, product[3])
-            except (CapacityError, PlanError) as error:  # on every rank; the next one may be smaller or elsewhere
-                facts = {"median_s": None, "reason": str(error)}
-            row = self._row(one, facts)
+        for row in self._measured(measurer, todo, bar):
             rows.append(row)
             with session.together("writing a result"):
                 if session.rank == 0:
                     self._append(row)
-        if product is not None:
-            measurer.forget()
-            release_product(session, product[3])
         if bar is not None:
-            bar.show(len(todo), len(todo), "done")
+            bar.show(arguments.rounds * len(todo), arguments.rounds * len(todo), "done")
         with session.together("summing up"):
             if session.rank == 0:
                 sys.stdout.write(summary_text(rows, arguments.methods))
                 if arguments.plot is not None:
                     write_file("--plot", arguments.plot, draw_rates(rows, arguments.methods))
         return all(row["passed"] is not False for row in rows)
+
+    def _measured(self, measurer: Measurer, todo: Sequence[Work], bar: ProgressBar | None) -> Iterator[Row]:
+        """Measure what is to do, all methods of a problem in so many rounds, and yield its rows."""
+        rounds, number = self._arguments.rounds, 0
+        for _, grouped in itertools.groupby(todo, key=lambda one: (one.case, one.dtype, one.trans_a)):
+            works = list(grouped)
+            product: Product | None = None
+            found: dict[Work, list[Facts]] = {one: [] for one in works}
+            for turn, one in itertools.product(range(rounds), works):
+                if bar is not None:
+                    what = f"{one.dtype.name} {'×'.join(map(str, one.case[:3]))} at {one.case.placement}, {one.method}"
+                    bar.show(number, rounds * len(todo), what)
+                number += 1
+                if not found[one] or "reason" not in found[one][-1]:
+                    try:
+                        product = product or self._make(one)
+                        facts = measurer.measure(one, product)
+                    except (CapacityError, PlanError) as error:
+                        # On every rank; the next one may be smaller or elsewhere.
+                        facts = {"reason": str(error)}
+                    found[one].append(facts)
+                if turn == rounds - 1:
+                    yield self._row(one, combined(one, found[one]))
+            if product is not None:
+                measurer.forget()
+                release_product(self._session, product)
 
     # -- what to do, and what is done --------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +32,7 @@ from uncut_mpi.planning.ranks import ranks_by_use
 _FEWEST: Final = 3
 _MUCH: Final = 16
 """Matrices of more than this part of a device's memory are a reason to end processes that give none back."""
+_VERDICT: Final = ("passed", "error", "tolerance")
 
 Facts = dict[str, Any]
 """What a measurement found, as it stands in the file."""
@@ -95,10 +96,11 @@ class Measurer:
         self._device_of = [self._devices.index(uuid) if cuda else r for r, uuid in enumerate(session.device_uuids)]
         self._processes: dict[str, BaselineProcess] = {}  # on rank 0
         self._shared: tuple[Product, SharedTask] | None = None  # on rank 0
+        self._settings: dict[Work, list[str]] = {}  # on rank 0, what other libraries found best in an earlier round
 
     def measure(self, one: Work, product: Product) -> Facts:
         """
-        Return what a method takes.
+        Return what a method takes, by the calls of one round; why not under ``"reason"``, if a library cannot do it.
 
         Raises
         ------
@@ -107,14 +109,10 @@ class Measurer:
         """
         if one.method in BASELINES:
             try:
-                facts = self._baseline(one, product)
+                return self._baseline(one, product)
             except BaselineError as error:
-                facts = {"median_s": None, "reason": str(error)}
-        else:
-            facts = self._own(one, product)
-        if facts["median_s"] is not None:
-            facts["tflop_per_s"] = 2e-12 * product.m * product.n * product.k / facts["median_s"]
-        return facts
+                return {"reason": str(error)}
+        return self._own(one, product)
 
     def forget(self) -> None:
         """Give back what was made for the product measured last."""
@@ -162,7 +160,7 @@ class Measurer:
             limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
             summary = plan.summary
         return {
-            **_summed(facts),
+            **facts,
             "first_call_s": first_s,
             "plan_s": summary.plan_s,
             "predicted_s": summary.predicted_s,
@@ -203,7 +201,7 @@ class Measurer:
                 session.release(result)
         limit = bound(one.problem, Placement.parse(one.case.placement), session.machine)
         return {
-            **_summed(facts),
+            **facts,
             "first_call_s": begun["first_s"],
             "plan_s": None,
             "predicted_s": None,
@@ -238,7 +236,9 @@ class Measurer:
         )
         compute = tuple(dict.fromkeys(self._device_of[rank] for rank in one.ranks(self._session)))
         task = shared.task(arguments.alpha, arguments.beta, (a, b, c_place), compute)
-        return process.ask({"do": "begin", "task": task.to_json()})
+        begun = process.ask({"do": "begin", "task": task.to_json(), "settings": self._settings.get(one)})
+        self._settings[one] = [begun["setting"]]
+        return begun
 
     def _told(self, one: Work, message: Facts, patience_s: float = ANSWER_S) -> Facts:
         return self._on_root(lambda: self._processes[one.method].ask(message, patience_s))
@@ -263,16 +263,18 @@ class Measurer:
 
     def _samples(self, calls: Callable[[int], list[float]], call_s: float, *, kept_back: int) -> Facts:
         """
-        Return timed calls after warm-up calls, and the energy of one; `calls` has the same times on every rank.
+        Return a round's timed calls after warm-up calls, and the energy of one.
 
-        `kept_back` of the calls are left to the caller, who prepares them.
+        `calls` has the same times on every rank; `kept_back` of the calls are left to the caller, who prepares them.
         """
         session, asked = self._session, self._asked
         # Numbers of calls follow from times that all ranks know, so they are the same on every rank.
-        warmup = min(asked.warmup, int(0.5 * asked.time_cap_s / call_s))
+        cap_s = asked.time_cap_s / asked.rounds
+        warmup = min(asked.warmup, int(0.5 * cap_s / call_s))
         warm = calls(warmup)
         expected_s = statistics.median(warm) if warm else call_s
-        count = min(asked.repeat, max(_FEWEST, int(asked.time_cap_s / expected_s)))
+        most, fewest = -(-asked.repeat // asked.rounds), -(-_FEWEST // asked.rounds)
+        count = min(most, max(fewest, int(cap_s / expected_s)))
         before = session.energy_j()
         timed = count - kept_back
         samples = calls(timed)
@@ -282,10 +284,39 @@ class Measurer:
         return {"samples_s": [round(sample, 8) for sample in samples], "joules": joules}
 
 
-def _summed(facts: Facts) -> Facts:
-    samples = facts["samples_s"]
-    return {"median_s": statistics.median(samples), "min_s": min(samples), "max_s": max(samples), **facts}
+def combined(one: Work, rounds: Sequence[Facts]) -> Facts:
+    """
+    Return what several rounds of the same measurement found: all their samples, and the worst of their verdicts.
+
+    A round that failed stands for all; what is found once, as the first call, is the first round's.
+    """
+    failed = [facts for facts in rounds if "samples_s" not in facts]
+    if failed:
+        return {"median_s": None, **failed[0]}
+    samples = [sample for facts in rounds for sample in facts["samples_s"]]
+    median_s = statistics.median(samples)
+    verdicts = [facts for facts in rounds if facts["passed"] is not None]
+    m, n, k, _ = one.case
+    return {
+        "median_s": median_s,
+        "min_s": min(samples),
+        "max_s": max(samples),
+        "tflop_per_s": 2e-12 * m * n * k / median_s,
+        **rounds[0],
+        "samples_s": samples,
+        "joules": _mean([facts["joules"] for facts in rounds if facts["joules"] is not None]),
+        # The verdict that would fail comes before those that would not.
+        **({name: min(verdicts, key=_leeway)[name] for name in _VERDICT} if verdicts else {}),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _leeway(facts: Facts) -> tuple[bool, float]:
+    return facts["passed"], -facts["error"]
 
 
 def _verdict(verdict: Any) -> Facts:
-    return {name: None if verdict is None else getattr(verdict, name) for name in ("passed", "error", "tolerance")}
+    return {name: None if verdict is None else getattr(verdict, name) for name in _VERDICT}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.bench_baselines import BASELINES
+from uncut_mpi.model.datasets import Case
 
 Row = Mapping[str, Any]
 """One result as it stands in the file."""
@@ -51,22 +52,9 @@ class Speedup:
     slower: int
 
 
-def shape_of(row: Row) -> str:
-    """Return ``"square"``, ``"fat-thin"`` (k is below the larger of m and n) or ``"thin-fat"``."""
-    edge, depth = max(row["m"], row["n"]), row["k"]
-    if row["m"] == row["n"] == depth:
-        return "square"
-    return "fat-thin" if depth < edge else "thin-fat"
-
-
-def placement_of(row: Row) -> str:
-    """Return ``"host"``, ``"one device"``, ``"devices"`` or ``"mixed"``."""
-    places = set(row["place"].split(","))
-    if places == {"h"}:
-        return "host"
-    if "h" in places:
-        return "mixed"
-    return "one device" if len(places) == 1 else "devices"
+def case_of(row: Row) -> Case:
+    """Return a row's problem."""
+    return Case(row["m"], row["n"], row["k"], row["place"])
 
 
 def limit_of(row: Row) -> str:
@@ -87,8 +75,8 @@ def largest_small(rows: Iterable[Row]) -> float:
 
 
 GROUPINGS: Mapping[str, Callable[[Row], str]] = {
-    "shape": shape_of,
-    "data": placement_of,
+    "shape": lambda row: case_of(row).shape,
+    "data": lambda row: case_of(row).data,
     "limit": limit_of,
     "type": lambda row: str(row["dtype"]),
 }

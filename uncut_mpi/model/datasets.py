@@ -24,6 +24,11 @@ PARALIA_PLACEMENTS: Final = (
 )
 
 
+SHAPES: Final = ("square", "fat-thin", "thin-fat")
+DATA: Final = ("host", "one-device", "devices", "mixed")
+"""All in host memory, all on one device, on several devices, or in both kinds of memory."""
+
+
 class Case(NamedTuple):
     """
     One problem: C of m×n, k, and where A, B and C live.
@@ -40,6 +45,24 @@ class Case(NamedTuple):
     n: int
     k: int
     placement: str
+
+    @property
+    def shape(self) -> str:
+        """One of `SHAPES`: ``"square"``, ``"fat-thin"`` (k is below the larger of m and n) or ``"thin-fat"``."""
+        edge = max(self.m, self.n)
+        if self.m == self.n == self.k:
+            return SHAPES[0]
+        return SHAPES[1] if self.k < edge else SHAPES[2]
+
+    @property
+    def data(self) -> str:
+        """Where the matrices are, one of `DATA`."""
+        places = set(self.placement.split(","))
+        if places == {"h"}:
+            return DATA[0]
+        if "h" in places:
+            return DATA[3]
+        return DATA[1] if len(places) == 1 else DATA[2]
 
 
 def uncut_regular() -> list[Case]:
