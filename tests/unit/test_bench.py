@@ -110,6 +110,11 @@ def test_rounds_are_one_result_of_all_their_samples() -> None:
     assert found["tflop_per_s"] == pytest.approx(5e-5, rel=1e-12)  # 2 x 1000 x 500 x 100 / 2 s
 
 
+def test_energy_that_was_too_little_to_be_counted_is_unknown() -> None:
+    assert combined(WORK, [facts([1.0], joules=0.0), facts([1.0], joules=0.0)])["joules"] is None
+    assert combined(WORK, [facts([1.0], joules=0.0), facts([1.0], joules=3.0)])["joules"] == 1.5
+
+
 def test_the_worst_verdict_of_all_rounds_counts() -> None:
     worse = facts([1.0], error=3e-15)
     assert combined(WORK, [facts([1.0]), worse, facts([1.0])])["error"] == 3e-15

@@ -304,7 +304,8 @@ def combined(one: Work, rounds: Sequence[Facts]) -> Facts:
         "tflop_per_s": 2e-12 * m * n * k / median_s,
         **rounds[0],
         "samples_s": samples,
-        "joules": _mean([facts["joules"] for facts in rounds if facts["joules"] is not None]),
+        # A counter that has not moved says nothing: it counts in steps of some 0.1 s.
+        "joules": _mean([facts["joules"] for facts in rounds if facts["joules"] is not None]) or None,
         # The verdict that would fail comes before those that would not.
         **({name: min(verdicts, key=_leeway)[name] for name in _VERDICT} if verdicts else {}),
     }
