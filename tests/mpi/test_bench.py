@@ -97,10 +97,36 @@ def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tm
     cases = list(dict.fromkeys(case for case, _ in measured))
     wanted = [(case, method) for case in cases for _ in range(3) for method in ("auto", "numpy")]
     collective_assert(comm, measured == wanted and len(cases) == 2, str(measured))
-    if comm.rank == 0:
-        first, second, third = asked[:3]
-        good = first[0] is None and second[0] == third[0] == [first[1]] and asked[3][0] is None
-        assert good, asked
+    chosen = [setting for _, setting in asked]
+    # One library on two problems, three rounds each; its process is asked by rank 0 alone.
+    wanted = [None, chosen[:1], chosen[:1], None, chosen[3:4], chosen[3:4]] if comm.rank == 0 else []
+    collective_assert(comm, [settings for settings, _ in asked] == wanted, str(asked))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_energy_is_that_of_calls_for_as_long_as_its_counter_needs(comm, mpi_tmp_path, monkeypatch, known):
+    call, called = bench_measure.timed_call, []
+
+    def counted(session, plan, arguments):
+        call(session, plan, arguments)
+        called.append(len(called))
+        return 0.01
+
+    def energy_j(self):
+        # One rank that cannot read it is enough for nobody to wait.
+        return 3.0 * len(called) if known or self.rank < self.size - 1 else None
+
+    monkeypatch.setattr(bench_measure, "timed_call", counted)
+    monkeypatch.setattr(bench_measure.Session, "energy_j", energy_j)
+    path = mpi_tmp_path / "bench.jsonl"
+    words = ["--methods", "auto", "--sample", "1", "--repeat", "5"]
+    collective_assert(comm, run(comm, path, *words) == 0)
+    (row,) = results(comm, path)
+    # Two calls to begin with, one for warm-up and five timed ones: 0.04 s of them before the last, of 0.5 s.
+    collective_assert(comm, len(called) == 2 + 1 + 5 + (46 if known else 0), str(len(called)))
+    wanted = 3.0 * comm.size if known else None
+    good = row["joules"] == wanted and row["samples_s"] == [0.01] * 5
+    collective_assert(comm, good, f"{row['joules']} {row['samples_s']}")
 
 
 def test_schedules_are_tried_before_they_are_timed(comm, mpi_tmp_path):

@@ -104,15 +104,11 @@ def facts(samples_s: list[float], **other: object) -> dict:
 
 
 def test_rounds_are_one_result_of_all_their_samples() -> None:
-    found = combined(WORK, [facts([1.0, 5.0]), facts([2.0], joules=4.0, how="b"), facts([], joules=None)])
+    found = combined(WORK, [facts([1.0, 5.0]), facts([2.0], joules=4.0, how="b"), facts([], joules=3.0)])
     assert (found["median_s"], found["min_s"], found["max_s"], found["samples_s"]) == (2.0, 1.0, 5.0, [1.0, 5.0, 2.0])
     assert (found["joules"], found["how"]) == (3.0, "a")
+    assert combined(WORK, [facts([1.0], joules=None), facts([1.0], joules=None)])["joules"] is None
     assert found["tflop_per_s"] == pytest.approx(5e-5, rel=1e-12)  # 2 x 1000 x 500 x 100 / 2 s
-
-
-def test_energy_that_was_too_little_to_be_counted_is_unknown() -> None:
-    assert combined(WORK, [facts([1.0], joules=0.0), facts([1.0], joules=0.0)])["joules"] is None
-    assert combined(WORK, [facts([1.0], joules=0.0), facts([1.0], joules=3.0)])["joules"] == 1.5
 
 
 def test_the_worst_verdict_of_all_rounds_counts() -> None:

@@ -32,10 +32,11 @@ _EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
 calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3; before them
 come the calls in which tuned tries schedules. With --rounds N that happens N times, all methods in each, with an N-th
-of the timed calls and of the cap; settings and schedules stay those of the first round. One sample is the slowest
-rank between two barriers. No method keeps tiles from one call to the next, so there is no cache to flush. Data are
-random with every bit of the mantissa in use, alpha is 1.2345, beta 1.1154; results are verified. Problems for which
-memory is too small are named and left out, and tried again by the next run, as are wrong results.
+of the timed calls, rounded up, and of the cap; settings and schedules stay those of the first round. One sample is
+the slowest rank between two barriers. Calls go on for half a second in all where GPUs tell their energy, whose
+counter is slow. No method keeps tiles from one call to the next, so there is no cache to flush. Data are random with
+every bit of the mantissa in use, alpha is 1.2345, beta 1.1154; results are verified. Problems for which memory is too
+small are named and left out, and tried again by the next run, as are wrong results.
 
 methods:
   auto      the schedule that a search by simulation chooses (what the library does by default)
@@ -90,7 +91,7 @@ class BenchArguments:
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
-        Calls before (in every round), and timed calls at most (in all rounds).
+        Calls before, in every round, and timed calls at most, in all rounds: divided by them and rounded up.
     rounds : int
         Into how many rounds, with all methods in each, the timed calls are divided.
     time_cap_s : float

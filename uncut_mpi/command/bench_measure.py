@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,12 @@ from uncut_mpi.planning.ranks import ranks_by_use
 _FEWEST: Final = 3
 _MUCH: Final = 16
 """Matrices of more than this part of a device's memory are a reason to end processes that give none back."""
+_COUNTED_S: Final = 0.5
+"""
+Calls go on for so long before their energy is read: NVML's counter moves every 0.1 s or so on an H100 and an H200.
+
+Of shorter calls it told 0 to 1500 W (docs/performance.md, 2026-11-24, 16 h).
+"""
 _VERDICT: Final = ("passed", "error", "tolerance")
 
 Facts = dict[str, Any]
@@ -263,7 +270,7 @@ class Measurer:
 
     def _samples(self, calls: Callable[[int], list[float]], call_s: float, *, kept_back: int) -> Facts:
         """
-        Return a round's timed calls after warm-up calls, and the energy of one.
+        Return a round's timed calls after warm-up calls, and the energy of one, for which more calls may follow.
 
         `calls` has the same times on every rank; `kept_back` of the calls are left to the caller, who prepares them.
         """
@@ -275,12 +282,15 @@ class Measurer:
         expected_s = statistics.median(warm) if warm else call_s
         most, fewest = -(-asked.repeat // asked.rounds), -(-_FEWEST // asked.rounds)
         count = min(most, max(fewest, int(cap_s / expected_s)))
-        before = session.energy_j()
         timed = count - kept_back
+        before = session.gather(session.energy_j())
         samples = calls(timed)
-        after = session.energy_j()
-        used = [new - old for old, new in session.gather((before, after)) if old is not None and new is not None]
-        joules = sum(used) / timed if len(used) == session.size and timed else None
+        joules = None
+        if None not in before:
+            more = max(0, math.ceil((_COUNTED_S - sum(samples)) / expected_s))
+            calls(more)
+            used = [new - old for old, new in zip(before, session.gather(session.energy_j()), strict=True)]
+            joules = sum(used) / (timed + more)
         return {"samples_s": [round(sample, 8) for sample in samples], "joules": joules}
 
 
@@ -304,15 +314,10 @@ def combined(one: Work, rounds: Sequence[Facts]) -> Facts:
         "tflop_per_s": 2e-12 * m * n * k / median_s,
         **rounds[0],
         "samples_s": samples,
-        # A counter that has not moved says nothing: it counts in steps of some 0.1 s.
-        "joules": _mean([facts["joules"] for facts in rounds if facts["joules"] is not None]) or None,
+        "joules": None if rounds[0]["joules"] is None else statistics.fmean(facts["joules"] for facts in rounds),
         # The verdict that would fail comes before those that would not.
         **({name: min(verdicts, key=_leeway)[name] for name in _VERDICT} if verdicts else {}),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def _leeway(facts: Facts) -> tuple[bool, float]:
