@@ -37,7 +37,7 @@ _COUNTED_S: Final = 0.5
 """
 Calls go on for so long before their energy is read: NVML's counter moves every 0.1 s or so on an H100 and an H200.
 
-Of shorter calls it told 0 to 1500 W (docs/performance.md, 2026-11-24, 16 h).
+Of shorter calls it told 0 to 1500 W (docs/performance.md, 2026-11-24, energy of short calls).
 """
 _VERDICT: Final = ("passed", "error", "tolerance")
 
