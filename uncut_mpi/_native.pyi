@@ -155,6 +155,9 @@ class KBlocksInput:
         """Return what the buffers of each rank take (bytes); `schedule_kblocks` comes after it."""
 
     def add_steps(self, how: KBlocking, /) -> int: ...
+    @property
+    def steps_digest(self) -> int:
+        """The same for the same steps, and for others in one of 2**64 cases."""
 
 class KBlocksRun:
     """

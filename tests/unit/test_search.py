@@ -248,6 +248,7 @@ def test_a_device_with_all_operands_gets_a_column_for_itself() -> None:
 
 def test_blocks_that_are_best_on_one_grid_are_tried_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, problem = load_machine("h200-4x"), GemmProblem(4096, 4096, 32768, DType.tf32)
+    monkeypatch.setattr("uncut_mpi.planning.search._LITTLE", 0.0)  # what else is tried may find it too
     best = find(problem, "0,0,0", machine).best
     monkeypatch.setattr(_Explorer, "_explore_crosses", lambda explorer, asked: None)
     alone = find(problem, "0,0,0", machine).best
@@ -310,6 +311,48 @@ def test_a_scheduler_that_begins_badly_gets_what_is_left() -> None:
     assert free.best.options.scheduler == "kblocks"
     first_tries = [one.predicted_s for one in free.candidates if one.options.scheduler == "kblocks"]
     assert max(first_tries) > 1.25 * min(one.predicted_s for one in free.candidates)
+
+
+def test_a_c_in_host_memory_is_handed_on_in_as_many_blocks_as_help() -> None:
+    machine, thin = load_machine("h200-4x").subset([0]), GemmProblem(14336, 14336, 896, DType.f32)
+    found = find(thin, "0,0,h", machine)
+    of_eight = find(thin, "0,0,h", machine, options=ScheduleOptions(blocking=Blocking(columns=8)))
+    assert found.best.options.blocking.columns > 8
+    assert found.best.predicted_s < 0.95 * of_eight.best.predicted_s
+    for problem, place in ((thin, "0,0,h"), (GemmProblem(14336, 1500, 896, DType.f32), "0,0,h"), (thin, "h,h,0")):
+        tried = {
+            one.options.blocking.columns
+            for one in find(problem, place, machine).candidates
+            if one.options.scheduler == "kblocks"
+        }
+        assert max(tried) == (64 if place == "0,0,h" and problem.n > 1500 else 8)
+
+
+def test_a_search_that_ends_early_goes_on_from_other_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, problem = load_machine("h200-4x").subset([0]), GemmProblem(24576, 24576, 24576, DType.f16)
+    found = find(problem, "h,0,h", machine)
+    monkeypatch.setattr("uncut_mpi.planning.search._LITTLE", 0.0)
+    before = find(problem, "h,0,h", machine)
+    assert before.tasks_simulated < 0.5 * evaluation.DEFAULT_BUDGET_TASKS
+    assert found.best.predicted_s < 0.95 * before.best.predicted_s
+    assert found.tasks_simulated <= evaluation.DEFAULT_BUDGET_TASKS
+
+
+def test_options_that_make_the_same_schedule_are_simulated_once() -> None:
+    machine = load_machine("h200-4x").subset([0])
+    found = find(GemmProblem(3000, 3000, 1280, DType.f64), "h,h,0", machine)
+    # k-blocks of at most 2048 and of at most 1280 are the same here; row blocks and blocks at multiples may be, and one
+    # block alone on any lane.
+    tried = [
+        one.schedule.digest()
+        for one in found.candidates
+        if one.options.scheduler == "kblocks"
+        and one.options.blocking.order == "columns"
+        and one.options.blocking.columns > 1
+        and one.options.blocking.multiple == 1
+    ]
+    assert len(tried) > 20
+    assert len(tried) == len(set(tried))
 
 
 def test_nothing_is_planned_for_long_that_the_budget_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,12 +113,30 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                  lay_out_kblocks(self);
                  return self.rank_bytes;
              })
-        .def("add_steps", [](KInput &self, const KBlocking &how) {
-            const int split = static_cast<int>(self.moves.size());
-            self.rank_bytes.clear();
-            for (KMove &move : self.moves.emplace_back(make_steps(how)))
-                move.split = split;
-            return self.moves.back().size();
+        .def("add_steps",
+             [](KInput &self, const KBlocking &how) {
+                 const int split = static_cast<int>(self.moves.size());
+                 self.rank_bytes.clear();
+                 for (KMove &move : self.moves.emplace_back(make_steps(how)))
+                     move.split = split;
+                 return self.moves.back().size();
+             })
+        .def_prop_ro("steps_digest", [](const KInput &self) {
+            std::uint64_t digest = 0;
+            const auto add = [&digest](std::int64_t value) {  // FNV-1a, a word at a time, with its low bits stirred
+                digest = (digest ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
+                digest ^= digest >> 29;
+            };
+            for (const std::vector<KMove> &moves : self.moves) {
+                add(static_cast<std::int64_t>(moves.size()));
+                for (const KMove &move : moves) {
+                    add(move.first_k);
+                    add(move.last_k);
+                    add(((((std::int64_t{move.first} << 16) + move.last) << 16) + move.top) << 8 | move.step);
+                    add(2 * move.bottom + move.early);
+                }
+            }
+            return digest;
         });
     nb::class_<KRun>(m, "KBlocksRun", "A schedule of few large products and its simulated run.")
         .def("__init__",

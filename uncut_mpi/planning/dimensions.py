@@ -46,7 +46,13 @@ Ranks in a row or column of the grids of tiles that are tried: a fetch looks at 
 square grid alone is.
 """
 
-_COLUMN_BLOCKS: Final = (1, 2, 3, 4, 8)
+_BLOCKS: Final = (1, 2, 3, 4, 8)
+"""Numbers of column blocks and of row blocks."""
+
+_MOST_BLOCKS: Final = 64
+_LEAST_EDGE: Final = 128
+"""More than a few blocks have at least so many columns: products of 64 take a third longer than expected."""
+
 _MULTIPLES: Final = (1, 64, 256)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _GROWTHS: Final = (2, 3, 4)
@@ -58,8 +64,11 @@ _MOST_ARRANGEMENTS: Final = 24
 _FAR_BEHIND: Final = 1.1
 """A grid whose best takes so many times as long is not tried with other blocks."""
 
+_SPLIT_BEHIND: Final = 1.5
+"""Parts of k that are expected to take so many times as long as no parts are not tried."""
+
 DIMENSIONS: Final = {
-    "uncut": ("when_c", "orders", "process_grids", "tiles", "ranks", "rough", "shares"),
+    "uncut": ("when_c", "orders", "process_grids", "tiles", "shares", "ranks", "rough", "shares"),
     "kblocks": (
         "places_of_sums",
         "block_orders",
@@ -223,7 +232,26 @@ class Dimensions:
     def splits(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """All grids of those ranks, k split over some of them too."""
         ranks = best.options.devices or tuple(range(self._num_ranks))
-        yield from self._on_grids(asked, best, grids(len(ranks)))
+        yield from self._on_grids(asked, best, [grid for grid in grids(len(ranks)) if self._may_split(ranks, grid[2])])
+
+    def _may_split(self, ranks: tuple[int, ...], splits: int) -> bool:
+        """
+        Whether so many parts of k seem not far behind, by how much longer as many as there are ranks take than one.
+
+        What is sent and added up for them grows with the parts but one.
+        """
+        most = len(ranks)
+        if splits == 1 or most == 1:
+            return True
+        least: dict[int, float] = {}
+        for one in self._tried.tried:
+            of_all = one.options.scheduler == "kblocks" and len(one.options.devices or range(self._num_ranks)) == most
+            if of_all and one.splits in (1, most):
+                least[one.splits] = min(least.get(one.splits, np.inf), one.value)
+        if len(least) < 2:
+            return True
+        longer = (least[most] / least[1] - 1) * (splits - 1) / (most - 1)
+        return 1 + longer <= _SPLIT_BEHIND
 
     def _on_grids(
         self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
@@ -260,16 +288,39 @@ class Dimensions:
                 yield _blocked(best, **changes)
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """In how many column blocks C is handed on, and as many row blocks where there are any."""
-        if not asked.blocking.columns:
-            corner = best.options.blocking.order == "corner" and not asked.blocking.rows
-            for count in _COLUMN_BLOCKS:
-                yield _blocked(best, columns=count, **({"rows": count} if corner else {}))
+        """
+        In how many column blocks C is handed on, and as many row blocks where there are any.
+
+        A C in host memory crosses the link both ways, each block's way in before its way out: the more blocks, the
+        longer both go on at once (``docs/performance.md``, 2026-11-24). So twice as many are tried for as long as that
+        is better.
+        """
+        if asked.blocking.columns:
+            return
+        blocking = best.options.blocking
+        corner = blocking.order == "corner" and not asked.blocking.rows
+
+        def blocked(count: int) -> dict[str, Any]:
+            return _blocked(best, columns=count, **({"rows": count} if corner else {}))
+
+        yield from (blocked(count) for count in _BLOCKS)
+        if self._placement.c.space != "host":
+            return
+        edge = min(self._problem.n // best.grid[1], self._problem.m // best.grid[0] if corner else self._problem.n)
+        least, count = best.value, 2 * _BLOCKS[-1]
+        while count <= min(_MOST_BLOCKS, edge // _LEAST_EDGE):
+            if count > 2 * blocking.columns:
+                found = self._tried.found(changed(best.options, **blocked(count // 2)))
+                if found is None or found.value >= least:
+                    return
+                least = found.value
+            yield blocked(count)
+            count *= 2
 
     def row_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many row blocks there are for so many column blocks."""
         if not asked.blocking.rows and best.options.blocking.order == "corner":
-            yield from (_blocked(best, rows=count) for count in _COLUMN_BLOCKS)
+            yield from (_blocked(best, rows=count) for count in _BLOCKS)
 
     def block_multiples(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Of how many elements row and column blocks begin at multiples."""
@@ -335,7 +386,7 @@ class Dimensions:
 
     def places_of_sums(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products."""
-        if self._placement.c.space == "device" and not asked.blocking.combine and not asked.blocking.away:
+        if self._sums_travel(best) and not asked.blocking.combine and not asked.blocking.away:
             yield from (_blocked(best, combine=combine, away=0) for combine in COMBINES)
             blocking = best.options.blocking
             if count_blocks(blocking.columns) > HALVINGS + 1 and forms_sums(self._problem, blocking.splits):
@@ -344,12 +395,17 @@ class Dimensions:
     def sums_away(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many of the last column blocks are combined where they are computed, the others at C's owner."""
         blocking = best.options.blocking
-        combines = self._placement.c.space == "device" and forms_sums(self._problem, blocking.splits)
+        combines = self._sums_travel(best) and forms_sums(self._problem, blocking.splits)
         if combines and not asked.blocking.combine and not asked.blocking.away:
             most = count_blocks(blocking.columns) - 1
             for count in sorted({1, HALVINGS + 1, most}):  # the last part, all parts of the halved block, all but one
                 if count <= most:
                     yield _blocked(best, combine="owner", away=count)
+
+    def _sums_travel(self, best: Candidate) -> bool:
+        """Whether another rank than the owner of a C on a device computes."""
+        owner = self._placement.c.rank if self._placement.c.space == "device" else None
+        return owner is not None and (best.options.devices or tuple(range(self._num_ranks))) != (owner,)
 
     def fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How many ranks compute, k not split, also in one row or column."""

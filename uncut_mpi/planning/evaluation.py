@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 import numpy as np
@@ -84,6 +84,8 @@ class Evaluation:
         self._simulations = Simulations(machine, issuing_threads=issuing_threads)
         self._metric_name, self._metric = "time", metric_of("time", machine)
         self._seen: set[ScheduleOptions] = set()
+        self._alike: dict[Hashable, Candidate | None] = {}
+        self._copies: set[ScheduleOptions] = set()
         self._known: dict[ScheduleOptions, Candidate] = {}
         self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
         self._by_name: dict[ScheduleOptions, Candidate] = {}
@@ -116,13 +118,18 @@ class Evaluation:
         before = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
         by_name = {one.options: one for one in before}
         self._known = {asked: by_name[named] for asked, named in self._asked.items()} | by_name
-        self._seen, self._by_name, self.least, self.tried = set(), {}, np.inf, []
+        self._seen, self._alike, self._by_name = set(), {}, {}
+        self.least, self.tried = np.inf, []
 
     @property
     def all_tried(self) -> list[Candidate]:
-        """What was tried for the last metric, then what else was tried for the one before, each with its value."""
+        """
+        What was tried for the last metric, then what else was tried for the one before, each with its value.
+
+        Of options that make the same schedule those that were tried first.
+        """
         found = {one.options: one for one in (*self.tried, *self._known.values())}
-        return list(found.values())
+        return [one for options, one in found.items() if options not in self._copies]
 
     def found(self, options: ScheduleOptions) -> Candidate | None:
         """Return the candidate of some options, None if there is none."""
@@ -213,6 +220,11 @@ class Evaluation:
         prepared = self._of_kblocks.prepare(options, most_tasks=room)
         if self._is_known(options, prepared.options):
             return
+        alike = prepared.alike
+        if alike in self._alike:  # the same by other rules: it costs nothing
+            self._begun.append(lambda: self._named(options, prepared.options, self._alike[alike]))
+            return
+        self._alike[alike] = None
         wait = self._run_in_core(prepared, room)
         self._expected += self._last_tasks
 
@@ -230,7 +242,9 @@ class Evaluation:
                 return None
             simulated = _Once(functools.partial(_simulation_of, made, run, self._machine))
             progress = functools.partial(progress_of_run, run)
-            return self._candidate(options, made.options, made, run.seconds, simulated, progress)
+            found = self._candidate(options, made.options, made, run.seconds, simulated, progress)
+            self._alike[alike] = found
+            return found
 
         self._begun.append(settled)
 
@@ -261,6 +275,15 @@ class Evaluation:
             self._begun.append(lambda: self._known[named])
             return True
         return False
+
+    def _named(self, options: ScheduleOptions, named: ScheduleOptions, found: Candidate | None) -> Candidate | None:
+        """Return a candidate by the options that make the same schedule."""
+        if found is None:  # there was no room for it
+            return None
+        if named is not options:
+            self._asked[options] = named
+        self._copies.add(named)
+        return dataclasses.replace(found, options=named)
 
     def _spend(self, tasks: int, room: int) -> bool:
         """Spend some of the budget, or none if there is no room for so many tasks."""

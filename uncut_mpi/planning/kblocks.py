@@ -38,7 +38,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -340,6 +340,14 @@ class Prepared:
         grid = self.grid if self._on_grid else None
         known = how is options.blocking and grid == options.grid
         self.options = options if known else changed(options, grid=grid, blocking=how)
+
+    @property
+    def alike(self) -> Hashable:
+        """What schedules have in common that are the same: k-blocks may have the same ends by other rules."""
+        options, how = self.options, self._how
+        cut = options.grid, options.devices, options.row_shares, options.col_shares, options.areas
+        blocks = how.splits, how.first, how.columns, how.rows, how.multiple
+        return *cut, *blocks, how.lanes, how.delivery, how.combine, how.away, self._given.steps_digest
 
     def schedule(self) -> Schedule:
         """Return the schedule, once; raise CapacityError if a rank has too little device memory for its panels."""
