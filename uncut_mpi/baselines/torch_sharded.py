@@ -59,10 +59,15 @@ class _TorchProduct(Product):
         self._registered: list[int] = []
         a_place, b_place, c_place = (None if number is None else devices[number] for number in task.place)
         try:
-            host = [self._host(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
-            self._first_t, self._out_t = host[2:]
-            self._a_t = host[0] if a_place is None else host[0].to(a_place)
-            self._b_t = host[1] if b_place is None else host[1].to(b_place)
+            # Page-locked is what calls reach there. (To lock what is copied once as well made later calls fail, with
+            # "resource already mapped", where it was no less than C.)
+            self._first_t, self._out_t = self._host(matrices.c), self._host(matrices.out, lock=c_place is None)
+            a_t, b_t = (
+                self._host(matrix, lock=place is None)
+                for matrix, place in ((matrices.a, a_place), (matrices.b, b_place))
+            )
+            self._a_t = a_t if a_place is None else a_t.to(a_place)
+            self._b_t = b_t if b_place is None else b_t.to(b_place)
             self._c_t = self._out_t if c_place is None else torch.empty_like(self._first_t, device=c_place)
         except BaseException:
             self._release()
@@ -126,12 +131,12 @@ class _TorchProduct(Product):
         for device in self._used:
             self._torch.cuda.synchronize(device)
 
-    def _host(self, matrix: np.ndarray) -> Any:
-        """Return a matrix's transpose as a tensor of the same memory, page-locked where there are GPUs."""
+    def _host(self, matrix: np.ndarray, *, lock: bool = False) -> Any:
+        """Return a matrix's transpose as a tensor of the same memory, page-locked if asked for and there are GPUs."""
         rows_t = matrix.T
         half = self._task.dtype is DType.bf16  # which torch does not take from NumPy
         tensor = self._torch.from_numpy(rows_t.view(np.int16) if half else rows_t)
-        if self._used and rows_t.nbytes:
+        if lock and self._used and rows_t.nbytes:
             status = self._torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), rows_t.nbytes, 0)
             if int(status) != 0:
                 raise RuntimeError(f"cudaHostRegister of {rows_t.nbytes} bytes failed with status {int(status)}")
