@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -105,6 +106,22 @@ def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
             finished[band, part] += 1
     for counts in (a, b, done, c, finished):
         assert (counts == 1).all()
+
+
+def test_the_last_half_of_k_arrives_by_column_blocks_where_they_are_multiplied_so() -> None:
+    how = cut_by(first=1024, block=1024, columns=2, order="k-columns")
+    made = [move for move in moves(4096, how, whole=False) if move.step in (Step.FETCH_B, Step.MULTIPLY)]
+    whole = [(1024, 0, 4), (1024, 0, 4)]
+    by_columns = [(2048, at, at + 1) for at in range(4)]
+    for step in (Step.FETCH_B, Step.MULTIPLY):
+        assert [
+            (one.k_stop - one.k_start, one.first, one.last) for one in made if one.step == step
+        ] == whole + by_columns
+    shared = dataclasses.replace(how, splits=2)
+    assert [one.k_start for one in moves(4096, shared, whole=False) if one.step == Step.MULTIPLY][3:] == [3072] * 4
+    # One k-block: nothing is multiplied before all of it is there, as in the order "k".
+    at_once = {order: dataclasses.replace(how, first=4096, block=4096, order=order) for order in ("k", "k-columns")}
+    assert moves(4096, at_once["k"], whole=False) == moves(4096, at_once["k-columns"], whole=False)
 
 
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:

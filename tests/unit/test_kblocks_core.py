@@ -194,7 +194,7 @@ NONE = [
     *(("growth", value) for value in (1, 0, -1)),
     *((name, 0) for name in ("columns", "rows", "tail_parts")),
     *((name, -1) for name in ("halvings", "lookahead", "order")),
-    ("order", 3),
+    ("order", 4),
 ]
 
 

@@ -105,7 +105,7 @@ inline bool meet(const KMove &one, const KMove &other) {
     return one.first < other.last && other.first < one.last && one.top < other.bottom && other.top < one.bottom;
 }
 
-enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2 };
+enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2, by_k_and_columns = 3 };
 
 // How a rank's part of a product is cut and in which order it is taken: `moves` of planning/blocking.py.
 struct KBlocking {
@@ -115,7 +115,7 @@ struct KBlocking {
     int halvings = 0;
     int order = by_k;
     bool whole = false;
-    int tail_parts = 4;  // the last part of k that the order by k takes column block by column block
+    int tail_parts = 4;  // the last part of k that the orders by k take column block by column block
     int lookahead = 0;   // products for which fetches are issued before a product is
 };
 

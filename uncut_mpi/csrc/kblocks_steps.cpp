@@ -40,7 +40,7 @@ class Maker {
           ramp_(k_blocks(how.extent, how.first, how.most, how.growth)) {}
 
     std::vector<KMove> run() {
-        if (how_.order == by_k)
+        if (how_.order == by_k || how_.order == by_k_and_columns)
             make_by_k();
         else if (how_.order == by_columns)
             make_by_columns();
@@ -62,6 +62,10 @@ class Maker {
     KMove of_block(int step, int at, bool early) const {
         return {.step = step, .last_k = how_.extent, .first = at, .last = at + 1, .early = early};
     }
+    void fetch_a_and_b(const kblocks::Extent &k) {
+        for (const int step : {fetch_a, fetch_b})
+            fetches_.push_back({.step = step, .first_k = k.first, .last_k = k.last, .last = columns_});
+    }
     void work(const KMove &move) { work_.push_back({fetches_.size(), move}); }
 
     void make_by_k() {
@@ -70,25 +74,34 @@ class Maker {
         while (columns_ > 1 && tail > 0 && (extent - ramp_[tail - 1].first) * how_.tail_parts <= extent)
             --tail;
         if (columns_ > 1 && tail == ramp_.size()) --tail;
-        for (const kblocks::Extent &k : ramp_)
-            for (const int step : {fetch_a, fetch_b})
-                fetches_.push_back({.step = step, .first_k = k.first, .last_k = k.last, .last = columns_});
         if (ramp_.size() == 1) tail = 0;
         const bool early = tail == 0;  // no product begins before all of A and B is there
-        for (int at = 0; at < columns_; ++at)
-            fetches_.push_back(of_block(fetch_c, at, early));
-        for (std::size_t at = 0; at < tail; ++at)
-            work_.push_back(
-                {2 * at + 2,
-                 {.step = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_}});
+        for (std::size_t at = 0; at < tail; ++at) {
+            fetch_a_and_b(ramp_[at]);
+            work({.step = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_});
+        }
+        const std::int64_t first = tail < ramp_.size() ? ramp_[tail].first : extent;
+        const bool by_columns = how_.order == by_k_and_columns && !early;
+        if (first < extent && by_columns) {
+            fetches_.push_back({.step = fetch_a, .first_k = first, .last_k = extent});
+            for (int at = 0; at < columns_; ++at)
+                fetches_.push_back(fetch_b_of(first, extent, at));
+        }
+        for (std::size_t at = tail; at < ramp_.size() && !by_columns; ++at)
+            fetch_a_and_b(ramp_[at]);
+        const std::size_t there = fetches_.size(),
+                          in_columns = by_columns ? there - static_cast<std::size_t>(columns_) : 0;
         for (int at = 0; at < columns_; ++at) {
-            const std::size_t with_c = 2 * ramp_.size() + static_cast<std::size_t>(at) + 1;
-            if (tail < ramp_.size()) {
+            fetches_.push_back(of_block(fetch_c, at, early));
+            if (first < extent) {
                 KMove last = of_block(multiply, at, early);
-                last.first_k = ramp_[tail].first;
-                work_.push_back({early ? with_c : 2 * ramp_.size(), last});
+                last.first_k = first;
+                work_.push_back({early        ? fetches_.size()
+                                 : by_columns ? in_columns + static_cast<std::size_t>(at) + 1
+                                              : there,
+                                 last});
             }
-            work_.push_back({with_c, of_block(finish, at, early)});
+            work(of_block(finish, at, early));
         }
     }
 
@@ -201,7 +214,7 @@ int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvin
 
 std::vector<KMove> make_steps(const KBlocking &how) {
     if (how.extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 ||
-        how.lookahead < 0 || how.order < by_k || how.order > from_corner)
+        how.lookahead < 0 || how.order < by_k || how.order > by_k_and_columns)
         throw std::invalid_argument("there is something to multiply, in blocks and an order that there are");
     return Maker(how).run();
 }

@@ -3,12 +3,15 @@ The order in which `kblocks` fetches and multiplies: k-blocks, blocks of C, and 
 
 A rank's part of a product, C += op(A) op(B) with k elements to sum and a block of C, is cut
 into k-blocks that grow from a small first one (compute starts early, and runs at full rate later) and
-into column blocks (C leaves block by block). Three orders:
+into column blocks (C leaves block by block). Four orders:
 
 ``"k"``
     Each k-block updates all columns. The k-blocks within the last quarter of k are done column block by column
     block, so that results leave while others are computed; the last of them is halved a few times, so that little
     is left to send at the end, and the others are large, as products run best.
+``"k-columns"``
+    The same with the last half of k (a quarter where ranks share k), and B's part of that arrives column block by
+    column block too, so that products do not wait for all of it.
 ``"columns"``
     The first column block is done k-block by k-block, as A arrives; then each other block at once,
     as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the
@@ -35,6 +38,12 @@ from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking
 
 TAIL_PARTS: Final = 4
 """The last 1/TAIL_PARTS of k is done column block by column block in the order ``"k"``."""
+
+COLUMN_TAIL_PARTS: Final = 2
+"""
+The same in the order ``"k-columns"``, unless ranks share k: then sums of all of C follow, and a quarter is better
+(``docs/performance.md``, 2026-11-24, 21 h).
+"""
 
 HALVINGS: Final = 2
 """How often the last of several column blocks is halved."""
@@ -155,12 +164,12 @@ def blocking_of(extent: int, how: Blocking, *, whole: bool) -> _native.KBlocking
     how : Blocking
         With everything set.
     whole : bool
-        Whether the other orders than ``"k"`` fetch all k of B's columns at once.
+        Whether the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
     """
+    counts = how.columns, how.rows, HALVINGS
     order = BLOCK_ORDERS.index(how.order)
-    return _native.KBlocking(
-        extent, how.first, how.block, how.growth, how.columns, how.rows, HALVINGS, order, whole, TAIL_PARTS, LOOKAHEAD
-    )
+    tail_parts = COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS
+    return _native.KBlocking(extent, how.first, how.block, how.growth, *counts, order, whole, tail_parts, LOOKAHEAD)
 
 
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids

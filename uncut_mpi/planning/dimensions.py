@@ -53,6 +53,7 @@ _MOST_BLOCKS: Final = 64
 _LEAST_EDGE: Final = 128
 """More than a few blocks have at least so many columns: products of 64 take a third longer than expected."""
 
+_K_COLUMNS: Final = "k-columns"
 _MULTIPLES: Final = (1, 64, 256)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _GROWTHS: Final = (2, 3, 4)
@@ -83,6 +84,7 @@ DIMENSIONS: Final = {
         "columns_of_ranks",
         "first_blocks",
         "growths",
+        "tails",
         "arrangements",
         "fewer_ranks",
         "shares",
@@ -104,6 +106,7 @@ REFINEMENTS: Final = (
     "largest_blocks",
     "first_blocks",
     "growths",
+    "tails",
     "columns_of_ranks",
     "deliveries",
     "shares",
@@ -279,6 +282,8 @@ class Dimensions:
         given, columns = asked.blocking, best.options.blocking.columns
         if not given.order and given.rows <= 1:
             for order in BLOCK_ORDERS:
+                if order == _K_COLUMNS:
+                    continue  # `tails`
                 changes: dict[str, Any] = {"order": order, "rows": 1}
                 if order == "corner":
                     changes["rows"] = given.rows or columns
@@ -286,6 +291,11 @@ class Dimensions:
                         # Sums of parts of k are what a half type takes this order to avoid.
                         changes["first"] = changes["block"] = self._inner(best)
                 yield _blocked(best, **changes)
+
+    def tails(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Whether the last quarter of k arrives column block by column block, too, where it is multiplied so."""
+        if not asked.blocking.order and best.options.blocking.order in ("k", _K_COLUMNS):
+            yield from (_blocked(best, order=order) for order in ("k", _K_COLUMNS))
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """

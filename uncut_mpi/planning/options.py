@@ -15,7 +15,7 @@ ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
 SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "auto")
 DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
-BLOCK_ORDERS = ("k", "columns", "corner")
+BLOCK_ORDERS = ("k", "columns", "corner", "k-columns")
 DELIVERIES = ("balanced", "earliest")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
@@ -74,10 +74,11 @@ class Blocking:
     rows : int
         Row blocks of the order ``"corner"``, cut as the column blocks are; 1 in the others.
     order : str
-        ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"columns"``: one column
-        block after the other. ``"corner"``: a first block, then with each column block or row block that arrives all
-        that it makes with those before it, over all of k at once. A C on another device than its products is added to
-        by these where it is combined there (`combine`, `away`), else summed apart.
+        ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"k-columns"``: the last
+        half of k so, a quarter where ranks share k, and B's part of it arrives by column blocks too. ``"columns"``: one
+        column block after the other. ``"corner"``: a first block, then with each column block or row block that arrives
+        all that it makes with those before it, over all of k at once. A C on another device than its products is added
+        to by these where it is combined there (`combine`, `away`), else summed apart.
     lanes : int
         How many products a rank may have begun, 1 or 2: of two blocks of C, one begins as the other runs out of work
         for all multiprocessors.
@@ -134,7 +135,7 @@ class Blocking:
             value = getattr(self, name)
             if value and value not in known:
                 raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")
-        if self.rows > 1 and self.order in ("k", "columns"):
+        if self.rows > 1 and self.order not in ("", "corner"):
             raise ParamError(
                 f"{self.rows} row blocks (rows, --row-blocks) are for the order 'corner' (--block-order), not for "
                 f"{self.order!r}: leave one of the two out"

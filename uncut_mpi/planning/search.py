@@ -15,6 +15,7 @@ and one that surely has more tasks than are left is not made (`uncut_mpi.plannin
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -44,6 +45,9 @@ what they are behind.
 
 _FIRST_PART: Final = 0.7
 """What a scheduler may have of the budget, if those after it promise no more; else it may have the rest of this."""
+
+_TIME_PART: Final = 0.75
+"""What a search by another metric has of the budget for the least time, with which it begins."""
 
 _FOR_MULTIPLES: Final = 40
 """
@@ -78,7 +82,7 @@ class _Dimension(Protocol):
 
 
 def _order(one: Candidate) -> Hashable:
-    return one.options.blocking.order
+    return one.options.blocking.order.removesuffix("-columns")  # of the two by k a descent tries both
 
 
 def _delivery(one: Candidate) -> Hashable:
@@ -90,11 +94,11 @@ def _place_of_sums(one: Candidate) -> Hashable:
 
 
 def _columns(one: Candidate) -> Hashable:
-    return one.options.blocking.order, one.options.blocking.columns, _place_of_sums(one)
+    return _order(one), one.options.blocking.columns, _place_of_sums(one)
 
 
 def _first_block(one: Candidate) -> Hashable:
-    return one.options.blocking.order, one.options.blocking.first
+    return _order(one), one.options.blocking.first
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -167,17 +171,17 @@ def search(
     metric_of(asked.metric, machine)  # before any work
     made_with = dataclasses.replace(asked, tune=0, metric="time")
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
-    first_part = budget if asked.metric == "time" else -(-budget // 2)
+    first_part = budget if asked.metric == "time" else math.ceil(_TIME_PART * budget)
     with Evaluation(
         problem, placement, num_ranks, machine, limit=first_part, issuing_threads=issuing_threads
     ) as evaluation:
         dimensions = Dimensions(problem, placement, num_ranks, machine, evaluation)
-        explorer = _Explorer(problem, num_ranks, evaluation, dimensions, tries_rules=budget_tasks is None)
+        explorer = _Explorer(problem, num_ranks, evaluation, dimensions, budget, tries_rules=budget_tasks is None)
         explorer.explore(made_with)
         if asked.metric != "time":
             # Two descents end in different places, and what is fast takes little energy more often than not.
             evaluation.turn_to(asked.metric, budget)
-            explorer = _Explorer(problem, num_ranks, evaluation, dimensions, tries_rules=budget_tasks is None)
+            explorer = _Explorer(problem, num_ranks, evaluation, dimensions, budget, tries_rules=budget_tasks is None)
             explorer.explore(made_with)
     return SearchResult(
         # Stable: equals of one scheduler stay in the order of trying.
@@ -197,6 +201,7 @@ class _Explorer:
         num_ranks: int,
         evaluation: Evaluation,
         dimensions: Dimensions,
+        budget: int,
         *,
         tries_rules: bool,
     ) -> None:
@@ -204,6 +209,7 @@ class _Explorer:
         self._evaluation, self._dimensions = evaluation, dimensions
         self._tries_rules = tries_rules
         self._budget = evaluation.limit
+        self._little = _LITTLE * min(budget, default_budget(num_ranks))
         self._improved: set[tuple[Candidate, str]] = set()
         self._refused: UncutError | None = None
 
@@ -264,7 +270,7 @@ class _Explorer:
     def _spend_the_rest(self, asked: ScheduleOptions) -> None:
         """Go on with `kblocks` where little of the budget was spent, and try other multiples of what is best of all."""
         evaluation = self._evaluation
-        if evaluation.spent < _LITTLE * min(self._budget, default_budget(self._num_ranks)):
+        if evaluation.spent < self._little:
             for way in (_columns, _first_block):
                 self._explore_ways(evaluation.tried[0], asked, way)
         evaluation.allow(self._budget)
