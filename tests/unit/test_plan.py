@@ -342,7 +342,7 @@ def test_runners_up_are_other_schedules_in_the_order_of_what_was_minimised(capsy
 
 
 def test_areas_and_all_devices_are_said_in_few_words(capsys, tmp_path):
-    words = ["-m", "3584", "--place", "0,0,0", "--machine", "h200-4x", "--json", str(tmp_path / "plan.json")]
+    words = ["-m", "3072", "--place", "0,0,0", "--machine", "h200-4x", "--json", str(tmp_path / "plan.json")]
     assert main([*words, "--combine", "owner"]) == 0
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("plan"))

@@ -43,7 +43,7 @@ Nor does a scheduler of another paper where it takes so many times as long: with
 what they are behind.
 """
 
-_FIRST_PART: Final = 0.7
+_FIRST_PART: Final = 0.8
 """What a scheduler may have of the budget, if those after it promise no more; else it may have the rest of this."""
 
 _TIME_PART: Final = 0.75
