@@ -30,6 +30,7 @@ import numpy as np
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
 from uncut_mpi.numa import interleaved
 
+_OF_NODE = "MemAvailable of the node"
 _SHM = "/dev/shm"
 _MEMFD, _FILE = 1, 2
 # magic, kind, creator's pid, creator's descriptor, node, PID namespace, device and inode of the
@@ -296,9 +297,10 @@ def _check_room(nbytes: int, purpose: str, kind: int) -> None:
     available, limit = available_bytes()
     usable = available - min(_MARGIN_BYTES, available // 16)
     if nbytes > usable:
+        more = "free some of it" if limit == _OF_NODE else "raise the limit (docker run --memory=SIZE)"
         raise CapacityError(
-            f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; {max(0, usable)} bytes are "
-            f"available ({limit}): use smaller matrices or fewer ranks, or raise the limit (docker run --memory=SIZE)"
+            f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; {max(0, usable)} bytes "
+            f"({max(0, usable) / 2**30:.2f} GiB) are available ({limit}): use smaller matrices, or {more}"
         )
     if kind == _FILE:
         file_system = os.statvfs(_SHM)
@@ -413,7 +415,7 @@ def _meminfo_limit() -> Iterator[tuple[int, str]]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024, "MemAvailable of the node"
+                yield int(line.split()[1]) * 1024, _OF_NODE
 
 
 def _cgroup_limits(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> Iterator[tuple[int, str]]:

@@ -146,7 +146,7 @@ def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, 
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("flag", [["--devices", "0,1"], ["--allow-shared-gpu"]])
+@pytest.mark.parametrize("flag", [["--devices", "0,1"], ["--allow-shared-gpu"], ["--tune-products"]])
 def test_gpus_are_not_chosen_for_the_host_backend(flag):
     with pytest.raises(ParamError, match=flag[0]):
         parse(["--backend", "host", *flag])

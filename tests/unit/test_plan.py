@@ -354,6 +354,11 @@ def test_areas_and_all_devices_are_said_in_few_words(capsys, tmp_path):
     assert json.loads((tmp_path / "plan.json").read_text())["options"]["areas"] is not None
 
 
+def test_what_is_minimised_has_its_unit(capsys):
+    assert main(["-m", "2000", "--place", "0,0,0", "--machine", "h200-4x", "--metric", "edp"]) == 0
+    assert re.search(r"^predicted .* J, edp [\d.e-]+ J s$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_an_ablation_beside_k_blocks_is_of_the_papers_scheduler(capsys):
     assert main(["-m", "3000", "--k-block", "1024", "--ablation"]) == 0
     out = capsys.readouterr().out

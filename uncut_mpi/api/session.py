@@ -47,7 +47,7 @@ class Session:
         All of them on one node.
     backend : str or callable, default "auto"
         ``"cuda"`` (one GPU per rank; never falls back), ``"host"`` (numpy), or ``"auto"``: cuda if
-        every rank can have a GPU of its own, else host; `backend_reason` says why. A callable
+        every rank can have a GPU of its own or `devices` are named, else host; `backend_reason` says why. A callable
         ``(local rank, ranks) -> Backend`` gives one of the caller's own.
     devices : sequence of int, optional
         Device ordinal of each rank of `comm`. By default a process takes the only GPU that it sees or, of

@@ -73,8 +73,8 @@ def start_backend(
     RankMismatchError
         If ranks ask for different backends or devices.
     TopologyError
-        If ``"cuda"`` was asked for and some rank cannot have a GPU of its own, if two ranks would
-        share one without `allow_shared_gpu`, or if the ranks are on several nodes.
+        If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own,
+        if two ranks would share one without `allow_shared_gpu`, or if the ranks are on several nodes.
     """
     named = None if devices is None else list(devices)
     asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "
@@ -98,8 +98,9 @@ def start_backend(
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
-    if obstacle and backend == "cuda":
-        raise agreed(TopologyError(f"backend cuda was asked for, but {obstacle}"))
+    if obstacle and (backend == "cuda" or (backend == "auto" and named is not None)):
+        asked_for = "backend cuda was asked for" if backend == "cuda" else f"devices {named} were named"
+        raise agreed(TopologyError(f"{asked_for}, but {obstacle}"))
     if obstacle:
         reason = why if backend == "host" else f"host backend, since {obstacle}"
         return _open(group, lambda: make_host(group.local_rank, group.size), reason)

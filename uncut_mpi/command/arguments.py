@@ -195,8 +195,14 @@ def parse(argv: Sequence[str]) -> GemmArguments:
 
 def check_devices(given: argparse.Namespace) -> None:
     """Refuse flags of GPUs with the host backend."""
-    if given.backend == "host" and (given.devices is not None or given.allow_shared_gpu):
-        flag = "--devices" if given.devices is not None else "--allow-shared-gpu"
+    if given.backend != "host":
+        return
+    asked = {
+        "--devices": given.devices is not None,
+        "--allow-shared-gpu": given.allow_shared_gpu,
+        "--tune-products": getattr(given, "tune_products", False),
+    }
+    for flag in (flag for flag, is_there in asked.items() if is_there):
         raise ParamError(f"{flag} was given with --backend host, which has no GPUs: leave one of them out")
 
 

@@ -148,8 +148,9 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--budget-tasks",
         type=whole(1),
         metavar="N",
-        help="tasks of all schedules that are tried, at most; default "
-        f"{DEFAULT_BUDGET_TASKS}, which takes 20 to 130 ms on 4 to 8 ranks, and {BUDGET_TASKS_PER_RANK} a rank on more",
+        help="the search ends when the schedules that it has simulated have so many tasks (copies, products, sums) in "
+        f"all; default {DEFAULT_BUDGET_TASKS}, which takes 20 to 130 ms on up to 8 ranks, and {BUDGET_TASKS_PER_RANK} "
+        "a rank on more",
     )
     group.add_argument(
         "--ablation",

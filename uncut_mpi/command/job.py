@@ -268,7 +268,8 @@ def _about(
         nodes=1,
         backend=session.backend_name,
         backend_reason=session.backend_reason
-        + ("; ranks share a GPU, which is slow" if session.devices_shared else ""),
+        + ("; ranks share a GPU, which is slow" if session.devices_shared else "")
+        + ("; --tune-products is for GPUs alone" if arguments.tune_products and session.backend_name != "cuda" else ""),
         machine=session.machine.name,
         m=product.m,
         n=product.n,

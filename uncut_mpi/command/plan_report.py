@@ -16,6 +16,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
+from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import areas_text, describe
 from uncut_mpi.planning.search import SearchResult
@@ -229,7 +230,7 @@ def _predicted(facts: PlanFacts) -> str:
 def _energy(candidate: Candidate, metric: str) -> str:
     """Return the energy of all devices, where it is known, and what was minimised, where it is something else."""
     energy = f", {candidate.energy_j:.4g} J" if candidate.energy_j > 0 else ""
-    return energy if metric in ("time", "pdp") else f"{energy}, {metric} {candidate.value:.4g}"
+    return energy if metric in ("time", "pdp") else f"{energy}, {metric} {candidate.value:.4g} {METRICS[metric].unit}"
 
 
 def _paralia(seconds: float) -> list[str]:

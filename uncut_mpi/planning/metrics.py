@@ -25,12 +25,15 @@ class Metric(NamedTuple):
         What it is, in the words of the help.
     value : callable
         From a simulated run to a number; less is better.
+    unit : str
+        Of that number.
     needs_watts : bool
         Whether the power of every device has to be known.
     """
 
     about: str
     value: Callable[[Simulation], float]
+    unit: str
     needs_watts: bool = True
 
 
@@ -79,10 +82,10 @@ def working_energy_j(simulation: Simulation) -> float:
 
 
 METRICS: Final[Mapping[str, Metric]] = {
-    "time": Metric("the time of a call", lambda run: run.seconds, needs_watts=False),
-    "pdp": Metric("the energy of all devices meanwhile, idle ones too", energy_j),
-    "edp": Metric("that energy times the time", lambda run: energy_j(run) * run.seconds),
-    "pdp-working": Metric("the energy of the devices that take part alone", working_energy_j),
+    "time": Metric("the time of a call", lambda run: run.seconds, "s", needs_watts=False),
+    "pdp": Metric("the energy of all devices meanwhile, idle ones too", energy_j, "J"),
+    "edp": Metric("that energy times the time", lambda run: energy_j(run) * run.seconds, "J s"),
+    "pdp-working": Metric("the energy of the devices that take part alone", working_energy_j, "J"),
 }
 """By name: PERF, PDP (power-delay product, the energy) and EDP (energy-delay product), and one of ours."""
 
