@@ -338,6 +338,15 @@ def test_a_search_that_ends_early_goes_on_from_other_places(monkeypatch: pytest.
     assert found.tasks_simulated <= evaluation.DEFAULT_BUDGET_TASKS
 
 
+def test_bands_are_for_several_devices_and_tried_once() -> None:
+    machine = load_machine("h200-4x")
+    for ranks, most in ((1, 0), (4, 3)):  # and half and twice its tile
+        found = find(cube(4096), "0,0,0", machine.subset(range(ranks)))
+        bands = [one for one in found.candidates if one.options.scheduler == "bands"]
+        assert len(bands) <= most
+        assert len({one.tile for one in bands}) == len(bands) >= min(1, most)
+
+
 def test_options_that_make_the_same_schedule_are_simulated_once() -> None:
     machine = load_machine("h200-4x").subset([0])
     found = find(GemmProblem(3000, 3000, 1280, DType.f64), "h,h,0", machine)

@@ -216,14 +216,15 @@ class _Explorer:
     def explore(self, asked: ScheduleOptions) -> None:
         """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
-        if len(schedulers) > 1 and not self._dimensions.on_devices:
-            schedulers = tuple(one for one in schedulers if one != "bands")
+        if len(schedulers) > 1 and (self._num_ranks == 1 or not self._dimensions.on_devices):
+            schedulers = tuple(one for one in schedulers if one != "bands")  # which sends between devices
         self._explore_some([dataclasses.replace(asked, scheduler=one) for one in schedulers])
         if self._tries_rules and self._evaluation.tried:
             for one in schedulers:  # most have been among what was tried
                 rules = dataclasses.replace(asked, scheduler=one)
-                if one == "cyclic" and asked.devices is None and asked.grid is None:
-                    # PARALiA's choice of devices compares all sets of them: seconds on 8 ranks that differ.
+                if one in ("cyclic", "bands") and asked.devices is None and asked.grid is None:
+                    # PARALiA's choice of devices compares all sets of them: seconds on 8 ranks that differ. Bands of
+                    # all ranks have been among what was tried.
                     rules = dataclasses.replace(rules, devices=tuple(range(self._num_ranks)))
                 self._evaluation.begin(rules, always=True)
             self._evaluation.settle()
