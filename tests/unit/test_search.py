@@ -347,9 +347,10 @@ def test_bands_are_for_several_devices_and_tried_once() -> None:
         assert len({one.tile for one in bands}) == len(bands) >= min(1, most)
 
 
-def test_options_that_make_the_same_schedule_are_simulated_once() -> None:
+@pytest.mark.parametrize(("metric", "place"), [("time", "h,h,0"), ("edp", "h,h,h")])
+def test_options_that_make_the_same_schedule_are_simulated_once(metric: str, place: str) -> None:
     machine = load_machine("h200-4x").subset([0])
-    found = find(GemmProblem(3000, 3000, 1280, DType.f64), "h,h,0", machine)
+    found = find(GemmProblem(3000, 3000, 1280, DType.f64), place, machine, options=ScheduleOptions(metric=metric))
     # k-blocks of at most 2048 and of at most 1280 are the same here; row blocks and blocks at multiples may be, and one
     # block alone on any lane.
     tried = [
@@ -362,6 +363,26 @@ def test_options_that_make_the_same_schedule_are_simulated_once() -> None:
     ]
     assert len(tried) > 20
     assert len(tried) == len(set(tried))
+
+
+def test_what_had_no_room_may_have_it_by_another_name() -> None:
+    machine, problem = load_machine("h200-4x").subset([0]), GemmProblem(3000, 3000, 1280, DType.f64)
+    place = Placement.parse("h,h,h")
+    names = [
+        ScheduleOptions(
+            scheduler="kblocks", grid=(1, 1), blocking=Blocking(first=256, block=block, columns=4, order="k")
+        )
+        for block in (1280, 2048)
+    ]
+    tasks = len(plan(problem, place, 1, machine, names[0]).schedule.tasks)
+    with evaluation.Evaluation(problem, place, 1, machine, limit=tasks - 1) as tried:
+        tried.begin(names[0])
+        assert not tried.settle()
+        assert tried.discarded == 1
+        tried.allow(2 * tasks)
+        tried.begin(names[1])
+        assert [one.options.blocking.block for one in tried.settle()] == [2048]
+        assert tried.spent == tasks
 
 
 def test_nothing_is_planned_for_long_that_the_budget_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,7 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         type=one_of(*BLOCK_ORDERS),
         metavar="|".join(BLOCK_ORDERS),
         help="k: k-blocks over all columns; columns: one column block after the other; corner: row blocks and column "
-        "blocks as they arrive; k-columns: as k, the last half of k by column blocks as they arrive; default k, for a "
+        "blocks as they arrive; k-columns: as k, the last k-blocks by column blocks as these arrive; default k, for a "
         "C in host memory columns, with --row-blocks corner",
     )
     group.add_argument(

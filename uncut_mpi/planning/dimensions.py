@@ -51,7 +51,7 @@ _BLOCKS: Final = (1, 2, 3, 4, 8)
 
 _MOST_BLOCKS: Final = 64
 _LEAST_EDGE: Final = 128
-"""More than a few blocks have at least so many columns: products of 64 take a third longer than expected."""
+"""More than a few equal blocks have at least so many columns: products of 64 take a third longer than expected."""
 
 _K_COLUMNS: Final = "k-columns"
 _MULTIPLES: Final = (1, 64, 256)
@@ -293,7 +293,7 @@ class Dimensions:
                 yield _blocked(best, **changes)
 
     def tails(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Whether the last quarter of k arrives column block by column block, too, where it is multiplied so."""
+        """Whether the end of k arrives by column blocks, too: half of it, a quarter where ranks share k."""
         if not asked.blocking.order and best.options.blocking.order in ("k", _K_COLUMNS):
             yield from (_blocked(best, order=order) for order in ("k", _K_COLUMNS))
 

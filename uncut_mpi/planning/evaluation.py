@@ -118,7 +118,8 @@ class Evaluation:
         before = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
         by_name = {one.options: one for one in before}
         self._known = {asked: by_name[named] for asked, named in self._asked.items()} | by_name
-        self._seen, self._alike, self._by_name = set(), {}, {}
+        self._alike = {key: by_name[one.options] for key, one in self._alike.items() if one is not None}
+        self._seen, self._by_name = set(), {}
         self.least, self.tried = np.inf, []
 
     @property
@@ -222,7 +223,7 @@ class Evaluation:
             return
         alike = prepared.alike
         if alike in self._alike:  # the same by other rules: it costs nothing
-            self._begun.append(lambda: self._named(options, prepared.options, self._alike[alike]))
+            self._begun.append(lambda: self._named(options, prepared.options, self._alike.get(alike)))
             return
         self._alike[alike] = None
         wait = self._run_in_core(prepared, room)
@@ -239,6 +240,7 @@ class Evaluation:
                 return None
             self._last_tasks = run.num_tasks
             if not self._spend(run.num_tasks, room_left):
+                del self._alike[alike]  # there may be more room later
                 return None
             simulated = _Once(functools.partial(_simulation_of, made, run, self._machine))
             progress = functools.partial(progress_of_run, run)
@@ -279,6 +281,7 @@ class Evaluation:
     def _named(self, options: ScheduleOptions, named: ScheduleOptions, found: Candidate | None) -> Candidate | None:
         """Return a candidate by the options that make the same schedule."""
         if found is None:  # there was no room for it
+            self._discard(too_large=False)
             return None
         if named is not options:
             self._asked[options] = named

@@ -216,7 +216,8 @@ class _Explorer:
     def explore(self, asked: ScheduleOptions) -> None:
         """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
-        if len(schedulers) > 1 and (self._num_ranks == 1 or not self._dimensions.on_devices):
+        alone = len(asked.devices or range(self._num_ranks)) == 1
+        if len(schedulers) > 1 and (alone or not self._dimensions.on_devices):
             schedulers = tuple(one for one in schedulers if one != "bands")  # which sends between devices
         self._explore_some([dataclasses.replace(asked, scheduler=one) for one in schedulers])
         if self._tries_rules and self._evaluation.tried:
@@ -278,10 +279,11 @@ class _Explorer:
         winner = min(evaluation.tried, key=lambda one: one.value)
         if winner.options.scheduler == "kblocks":
             for one in self._best_by(_columns)[: 1 + _OTHERS]:
-                seen = len(evaluation.tried)
-                if one.value <= _NEARLY * winner.value:
-                    self._improve(one, asked, self._dimensions.block_multiples)
-                if len(evaluation.tried) == seen:  # too far behind, or there is no room
+                if one.value > _NEARLY * winner.value:
+                    break
+                seen, blocking = len(evaluation.tried), one.options.blocking
+                self._improve(one, asked, self._dimensions.block_multiples)
+                if len(evaluation.tried) == seen and max(blocking.columns, blocking.rows) > 1:  # there is no room
                     break
             winner = min(evaluation.tried, key=lambda one: one.value)
         if self._dimensions.is_alone(winner):
