@@ -99,8 +99,14 @@ def start_backend(
     seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
     if obstacle and (backend == "cuda" or (backend == "auto" and named is not None)):
-        asked_for = "backend cuda was asked for" if backend == "cuda" else f"devices {named} were named"
-        raise agreed(TopologyError(f"{asked_for}, but {obstacle}"))
+        if backend == "cuda":
+            raise agreed(TopologyError(f"backend cuda was asked for, but {obstacle}"))
+        raise agreed(
+            TopologyError(
+                f"devices {named} were named, but {obstacle}; or leave devices (--devices) out, and backend auto "
+                "takes the host where there are no GPUs"
+            )
+        )
     if obstacle:
         reason = why if backend == "host" else f"host backend, since {obstacle}"
         return _open(group, lambda: make_host(group.local_rank, group.size), reason)

@@ -59,8 +59,8 @@ class _TorchProduct(Product):
         self._registered: list[int] = []
         a_place, b_place, c_place = (None if number is None else devices[number] for number in task.place)
         try:
-            # Page-locked is what calls reach there. (To lock what is copied once as well made later calls fail, with
-            # "resource already mapped", where it was no less than C.)
+            # Page-locked is what calls reach there. (To lock A and B that are copied once as well made later calls
+            # fail, with "resource already mapped", where they were large and no smaller than C.)
             self._first_t, self._out_t = self._host(matrices.c), self._host(matrices.out, lock=c_place is None)
             a_t, b_t = (
                 self._host(matrix, lock=place is None)

@@ -200,9 +200,10 @@ def check_devices(given: argparse.Namespace) -> None:
     asked = {
         "--devices": given.devices is not None,
         "--allow-shared-gpu": given.allow_shared_gpu,
-        "--tune-products": getattr(given, "tune_products", False),
+        "--tune-products": getattr(given, "tune_products", False),  # which not every command has
     }
-    for flag in (flag for flag, is_there in asked.items() if is_there):
+    flag = next((flag for flag, is_there in asked.items() if is_there), None)
+    if flag is not None:
         raise ParamError(f"{flag} was given with --backend host, which has no GPUs: leave one of them out")
 
 

@@ -149,8 +149,8 @@ def make_plan_parser() -> argparse.ArgumentParser:
         type=whole(1),
         metavar="N",
         help="the search ends when the schedules that it has simulated have so many tasks (copies, products, sums) in "
-        f"all; default {DEFAULT_BUDGET_TASKS}, which takes 20 to 130 ms on up to 8 ranks, and {BUDGET_TASKS_PER_RANK} "
-        "a rank on more",
+        f"all; default {DEFAULT_BUDGET_TASKS}, which takes mostly 20 to 130 ms on up to 8 ranks, and "
+        f"{BUDGET_TASKS_PER_RANK} a rank on more",
     )
     group.add_argument(
         "--ablation",

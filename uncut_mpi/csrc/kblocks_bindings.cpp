@@ -121,23 +121,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                      move.split = split;
                  return self.moves.back().size();
              })
-        .def_prop_ro("steps_digest", [](const KInput &self) {
-            std::uint64_t digest = 0;
-            const auto add = [&digest](std::int64_t value) {  // FNV-1a, a word at a time, with its low bits stirred
-                digest = (digest ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
-                digest ^= digest >> 29;
-            };
-            for (const std::vector<KMove> &moves : self.moves) {
-                add(static_cast<std::int64_t>(moves.size()));
-                for (const KMove &move : moves) {
-                    add(move.first_k);
-                    add(move.last_k);
-                    add(((((std::int64_t{move.first} << 16) + move.last) << 16) + move.top) << 8 | move.step);
-                    add(2 * move.bottom + move.early);
-                }
-            }
-            return digest;
-        });
+        .def_prop_ro("steps_digest", [](const KInput &self) { return digest_of_steps(self.moves); });
     nb::class_<KRun>(m, "KBlocksRun", "A schedule of few large products and its simulated run.")
         .def("__init__",
              [](KRun *self, const KInput &input, std::vector<std::int64_t> room, std::int64_t most_tasks) {

@@ -169,6 +169,9 @@ int count_blocks(int blocks, int halvings);
 
 std::vector<KMove> make_steps(const KBlocking &how);
 
+// The same for the same steps of all parts of k.
+std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts);
+
 // Says which steps are about blocks of C that can be formed directly.
 void mark_direct(KInput &input);
 

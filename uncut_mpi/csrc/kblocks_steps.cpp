@@ -80,26 +80,22 @@ class Maker {
             fetch_a_and_b(ramp_[at]);
             work({.step = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_});
         }
-        const std::int64_t first = tail < ramp_.size() ? ramp_[tail].first : extent;
-        const bool by_columns = how_.order == by_k_and_columns && !early;
-        if (first < extent && by_columns) {
-            fetches_.push_back({.step = fetch_a, .first_k = first, .last_k = extent});
-            for (int at = 0; at < columns_; ++at)
-                fetches_.push_back(fetch_b_of(first, extent, at));
-        }
-        for (std::size_t at = tail; at < ramp_.size() && !by_columns; ++at)
+        const std::int64_t first = tail < ramp_.size() ? ramp_[tail].first : extent;  // of what goes by column blocks
+        const bool arrives = how_.order == by_k_and_columns && !early && first < extent;
+        if (arrives) fetches_.push_back({.step = fetch_a, .first_k = first, .last_k = extent});
+        const std::size_t before_b = fetches_.size();
+        for (int at = 0; at < columns_ && arrives; ++at)
+            fetches_.push_back(fetch_b_of(first, extent, at));
+        for (std::size_t at = tail; at < ramp_.size() && !arrives; ++at)
             fetch_a_and_b(ramp_[at]);
-        const std::size_t there = fetches_.size(),
-                          in_columns = by_columns ? there - static_cast<std::size_t>(columns_) : 0;
+        const std::size_t all = fetches_.size();
         for (int at = 0; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, early));
             if (first < extent) {
                 KMove last = of_block(multiply, at, early);
                 last.first_k = first;
-                work_.push_back({early        ? fetches_.size()
-                                 : by_columns ? in_columns + static_cast<std::size_t>(at) + 1
-                                              : there,
-                                 last});
+                const std::size_t its_b = arrives ? before_b + static_cast<std::size_t>(at) + 1 : all;
+                work_.push_back({early ? fetches_.size() : its_b, last});
             }
             work(of_block(finish, at, early));
         }
@@ -217,6 +213,23 @@ std::vector<KMove> make_steps(const KBlocking &how) {
         how.lookahead < 0 || how.order < by_k || how.order > by_k_and_columns)
         throw std::invalid_argument("there is something to multiply, in blocks and an order that there are");
     return Maker(how).run();
+}
+
+std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts) {
+    std::uint64_t digest = 0;
+    const auto add = [&digest](std::int64_t value) {  // FNV-1a, a word at a time, with its low bits stirred
+        digest = (digest ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
+        digest ^= digest >> 29;
+    };
+    for (const std::vector<KMove> &moves : parts) {
+        add(static_cast<std::int64_t>(moves.size()));
+        for (const KMove &move : moves)
+            for (const std::int64_t value :
+                 {std::int64_t{move.step}, move.first_k, move.last_k, std::int64_t{move.first}, std::int64_t{move.last},
+                  std::int64_t{move.top}, std::int64_t{move.bottom}, std::int64_t{move.early}})
+                add(value);
+    }
+    return digest;
 }
 
 void mark_direct(KInput &input) {

@@ -29,6 +29,7 @@ from uncut_mpi.planning.options import (
     DELIVERIES,
     DISTRIBUTIONS,
     MOST_PRODUCT_LANES,
+    ORDERS_BY_K,
     ScheduleOptions,
     changed,
 )
@@ -53,7 +54,6 @@ _MOST_BLOCKS: Final = 64
 _LEAST_EDGE: Final = 128
 """More than a few equal blocks have at least so many columns: products of 64 take a third longer than expected."""
 
-_K_COLUMNS: Final = "k-columns"
 _MULTIPLES: Final = (1, 64, 256)
 _K_BLOCKS: Final = (1024, 2048, 4096)
 _GROWTHS: Final = (2, 3, 4)
@@ -282,7 +282,7 @@ class Dimensions:
         given, columns = asked.blocking, best.options.blocking.columns
         if not given.order and given.rows <= 1:
             for order in BLOCK_ORDERS:
-                if order == _K_COLUMNS:
+                if order in ORDERS_BY_K[1:]:
                     continue  # `tails`
                 changes: dict[str, Any] = {"order": order, "rows": 1}
                 if order == "corner":
@@ -294,8 +294,8 @@ class Dimensions:
 
     def tails(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Whether the end of k arrives by column blocks, too: half of it, a quarter where ranks share k."""
-        if not asked.blocking.order and best.options.blocking.order in ("k", _K_COLUMNS):
-            yield from (_blocked(best, order=order) for order in ("k", _K_COLUMNS))
+        if not asked.blocking.order and best.options.blocking.order in ORDERS_BY_K:
+            yield from (_blocked(best, order=order) for order in ORDERS_BY_K)
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """

@@ -32,7 +32,7 @@ from uncut_mpi.planning.simulate import Simulation, Simulations
 from uncut_mpi.planning.tiles import MAX_TASKS
 
 DEFAULT_BUDGET_TASKS: Final = 80_000
-"""Simulated tasks of a search on up to 8 ranks, where it takes 20 to 130 ms."""
+"""Simulated tasks of a search on up to 8 ranks, where it takes mostly 20 to 130 ms."""
 
 BUDGET_TASKS_PER_RANK: Final = 5_000
 """The same on more ranks, for each of them."""

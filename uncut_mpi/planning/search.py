@@ -27,7 +27,7 @@ from uncut_mpi.planning.candidates import Candidate, shape_of
 from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
-from uncut_mpi.planning.options import SCHEDULERS, ScheduleOptions, changed
+from uncut_mpi.planning.options import ORDERS_BY_K, SCHEDULERS, ScheduleOptions, changed
 
 _ROUNDS: Final = 3
 _OURS: Final = ("uncut", "kblocks")
@@ -82,7 +82,8 @@ class _Dimension(Protocol):
 
 
 def _order(one: Candidate) -> Hashable:
-    return one.options.blocking.order.removesuffix("-columns")  # of the two by k a descent tries both
+    order = one.options.blocking.order
+    return ORDERS_BY_K if order in ORDERS_BY_K else order  # of those by k a descent tries both
 
 
 def _delivery(one: Candidate) -> Hashable:
