@@ -12,15 +12,25 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, ORDERS_BY_K, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Schedule
 
 
 def random_schedule(
-    rng: random.Random, num_ranks: int, most: int = 60, multiples: Sequence[int] = (0, 1, 2, 8, 16), *, least: int = 0
+    rng: random.Random,
+    num_ranks: int,
+    most: int = 60,
+    multiples: Sequence[int] = (0, 1, 2, 8, 16),
+    *,
+    least: int = 0,
+    tails: Sequence[int] = (0,),
 ) -> tuple[Schedule, ScheduleOptions]:
-    """Return the schedule of a random problem, placement and choice of every option; multiples change nothing else."""
+    """
+    Return the schedule of a random problem, placement and choice of every option.
+
+    Other multiples and tails change nothing else.
+    """
 
     def location() -> Location:
         rank = rng.choice((0, num_ranks - 1, rng.randrange(num_ranks)))
@@ -81,6 +91,8 @@ def random_schedule(
     if rng.random() < 0.4:
         machine = slow_where_misaligned(machine)
     blocking = dataclasses.replace(options.blocking, multiple=rng.choice(multiples))
+    if blocking.order in ORDERS_BY_K:
+        blocking = dataclasses.replace(blocking, tail=rng.choice(tails))
     options = dataclasses.replace(options, blocking=blocking)
     return plan(problem, placement, num_ranks, machine, options).schedule, options
 

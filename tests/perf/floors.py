@@ -8,7 +8,8 @@ A problem is TYPE, SIZE (N or MxNxK) and places. The floor is the longest of thr
 an equal share at once, cuBLAS called directly), the busiest GPU port (each rank of a 2x2 grid needs its panels of A and
 B once, C travels once as a result; all ranks share k where k is 8 times m and n) at the rate of one pair alone, and the
 host (every element of A, B and C once, C twice) at the better of the rates in and in both directions of all GPUs at
-once. Compute is measured before and after the product, since rates sag with heat. Every result is verified. When
+once. Compute is measured before and after the product, with as many calls to warm up and as many that count as the
+product has, since rates sag with heat. Every result is verified. When
 SECONDS have passed no more problems begin; what is missing is named. After ``--`` come other schedules as in sweep.py,
 run beside the default one.
 """
@@ -41,6 +42,8 @@ from uncut_mpi.planning.grid import ProcessGrid
 
 CUDA_TYPES = {"f64": 1, "f32": 0, "tf32": 0, "f16": 2, "bf16": 14}
 COMPUTE_TYPES = {"f64": 70, "f32": 68, "tf32": 77, "f16": 68, "bf16": 68}
+WARMUP, REPEAT = 5, 15
+CALLS = ("--warmup", str(WARMUP), "--repeat", str(REPEAT))
 PORT_BYTES = 512 << 20
 HOST_BYTES = 192 << 20
 
@@ -74,7 +77,7 @@ class Floor:
             samples.append(time.perf_counter() - start)
         return [max(of_ranks) for of_ranks in zip(*self.comm.allgather(samples), strict=True)]
 
-    def compute(self, m, n, k, dtype, values, repeats=7):
+    def compute(self, m, n, k, dtype, values):
         """Return seconds of one product of every rank at once."""
         itemsize = DType[dtype].itemsize
         block = values[dtype].view(np.uint8)
@@ -99,7 +102,7 @@ class Floor:
                 )  # fmt: skip
 
         cupy.cuda.Device().synchronize()
-        return self.slowest(work, repeats + 3)[3:]
+        return self.slowest(work, WARMUP + REPEAT)[WARMUP:]
 
     def port(self):
         """Return bytes per second that GPU 0 sends to the last one alone."""
@@ -202,7 +205,7 @@ def main():
                 continue
             extents = [int(part) for part in size.split("x")]
             m, n, k = extents * 3 if len(extents) == 1 else extents
-            arguments = parse(["-m", str(m), "-n", str(n), "-k", str(k), "--warmup", "5", "--repeat", "15"])
+            arguments = parse(["-m", str(m), "-n", str(n), "-k", str(k), *CALLS])
             host = make_product(
                 session, arguments, (m, n, k), DType[dtype], sources(arguments, m, n, k, DType[dtype]), "F"
             )
@@ -230,7 +233,7 @@ def sources(arguments, m, n, k, dtype):
 def measured(session, floor, values, host, dtype, place, variants):
     """Return the facts of one problem at one place: floor before and after, and every schedule's times."""
     m, n, k = host.m, host.n, host.k
-    arguments = parse(["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--warmup", "5", "--repeat", "15"])
+    arguments = parse(["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, *CALLS])
     placed = []
     for matrix, location in ((host.a, arguments.place.a), (host.b, arguments.place.b), (host.c, arguments.place.c)):
         if location.space == "device":

@@ -1,14 +1,14 @@
 """
-Writes the problems with which a node of 4 GPUs tests the model, as `model_data.py` reads them.
+Writes the problems with which a node of 4 GPUs, or of 2, tests the model, as `model_data.py` reads them.
 
     python tests/perf/model_cases.py problems >problems.json
-    python tests/perf/model_cases.py candidates >candidates.json
-    python tests/perf/model_cases.py energy >energy.json
+    python tests/perf/model_cases.py candidates [2] >candidates.json
+    python tests/perf/model_cases.py energy [2] >energy.json
 
 *problems*: what the search chooses for squares, fat and thin products, four placements, three types. *candidates*: ten
-products with 30 or 31 schedules each (schedulers, grids, tiles, orders, subsets of the GPUs), the search's choice among
-them; the fastest of them and that choice are measured again, in turns. *energy*: two products on 1 to 4 GPUs, by time
-and by energy.
+products with 25 to 31 schedules each (schedulers, grids, tiles, orders, subsets of the GPUs), the search's choice among
+them; the fastest of them and that choice are measured again, in turns. *energy*: two products on one GPU and more, by
+time and by energy.
 """
 
 import json
@@ -45,33 +45,38 @@ def problems():
     ]
 
 
-def schedules(size, place):
+def schedules(size, place, ranks):
     """Return the schedules of a product of one size."""
     edge = size if isinstance(size, int) else min(size)
     tiles = sorted({max(SMALLEST_TILE, edge // part) for part in (2, 4, 8)})
-    grids = ("2x2", "1x4", "4x1")
+    square = "2x2" if ranks == 4 else None
+    grids = tuple(one for one in (square, f"1x{ranks}", f"{ranks}x1") if one)
+    orders = ("k", "columns", "corner") if square else ("k", "k-columns", "columns", "corner")
     texts = [f"scheduler=uncut grid={grid} tile={tile}" for grid in grids for tile in tiles]
     texts += [
         f"scheduler=kblocks grid={grid} k.order={order} k.first={first}"
         for grid in grids
-        for order in ("k", "columns", "corner")
+        for order in orders
         for first in (256, 1024)
     ]
-    texts += [f"scheduler=uncut devices=0,1 grid={grid} tile={tiles[-1]}" for grid in ("1x2", "2x1")]
-    texts += ["scheduler=kblocks devices=0,1", "scheduler=kblocks devices=0,1,2", "scheduler=kblocks devices=0"]
+    if square:
+        texts += [f"scheduler=uncut devices=0,1 grid={grid} tile={tiles[-1]}" for grid in ("1x2", "2x1")]
+        texts += ["scheduler=kblocks devices=0,1", "scheduler=kblocks devices=0,1,2"]
+    texts += ["scheduler=kblocks devices=0"]
     texts += ["scheduler=kblocks", "scheduler=uncut", "scheduler=cyclic"]
     if "h" not in place:
         texts.append("scheduler=bands")
     return [*texts, "scheduler=auto"]
 
 
-def candidates():
+def candidates(ranks):
     """Return ten problems with their schedules."""
+    apart = "0,1,2" if ranks > 2 else "0,1,0"
     chosen = [
         (2048, "f64", "0,0,0"),
         (4096, "f64", "0,0,0"),
         (4096, "f64", "h,h,h"),
-        (4096, "f64", "0,1,2"),
+        (4096, "f64", apart),
         (4096, "f64", "h,h,0"),
         (4096, "f32", "0,0,0"),
         (4096, "f16", "h,h,h"),
@@ -79,12 +84,12 @@ def candidates():
         (8192, "f64", "h,h,h"),
         (8192, "f16", "0,0,0"),
     ]
-    return [case(size, dtype, place, schedules(size, place), again=4) for size, dtype, place in chosen]
+    return [case(size, dtype, place, schedules(size, place, ranks), again=4) for size, dtype, place in chosen]
 
 
-def energy():
-    """Return products on 1 to 4 GPUs."""
-    texts = [f"scheduler=kblocks devices={','.join(map(str, range(count)))}" for count in (1, 2, 3, 4)]
+def energy(ranks):
+    """Return products on 1 GPU and more."""
+    texts = [f"scheduler=kblocks devices={','.join(map(str, range(count)))}" for count in range(1, ranks + 1)]
     return [
         case(
             size, "f64", "0,0,0", [*texts, "metric=time", "metric=pdp", "metric=edp", "metric=pdp-working"], energy=True
@@ -94,5 +99,6 @@ def energy():
 
 
 if __name__ == "__main__":
-    lists = {"problems": problems, "candidates": candidates, "energy": energy}
-    json.dump(lists[sys.argv[1]](), sys.stdout, indent=1)
+    ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 4
+    lists = {"problems": lambda _: problems(), "candidates": candidates, "energy": energy}
+    json.dump(lists[sys.argv[1]](ranks), sys.stdout, indent=1)

@@ -10,8 +10,18 @@ import pytest
 
 from tests.helpers.blocking import cut_by, k_blocks
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
-from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking
+from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, Blocking, ScheduleOptions
+
+HOST_PROBLEM = GemmProblem(512, 512, 4096, DType.f64)
+
+
+def options(**blocking) -> ScheduleOptions:
+    return ScheduleOptions(scheduler="kblocks", blocking=Blocking(**blocking))
 
 
 def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
@@ -122,6 +132,29 @@ def test_the_last_half_of_k_arrives_by_column_blocks_where_they_are_multiplied_s
     # One k-block: nothing is multiplied before all of it is there, as in the order "k".
     at_once = {order: dataclasses.replace(how, first=4096, block=4096, order=order) for order in ("k", "k-columns")}
     assert moves(4096, at_once["k"], whole=False) == moves(4096, at_once["k-columns"], whole=False)
+
+
+@pytest.mark.parametrize("order", ORDERS_BY_K)
+def test_as_much_of_the_end_of_k_goes_by_column_blocks_as_asked(order: str) -> None:
+    for tail, first in ((1, 0), (2, 2048), (4, 3072), (8, 3584), (4096, 3584)):  # one k-block at least
+        how = cut_by(first=512, block=512, columns=2, order=order, tail=tail)
+        products = [one for one in moves(4096, how, whole=False) if one.step == Step.MULTIPLY]
+        assert {one.k_start for one in products if one.last - one.first == 1} == {first}
+        assert [one.k_start for one in products if one.last - one.first > 1] == list(range(0, first, 512))
+
+
+def test_an_end_of_k_by_column_blocks_is_for_the_orders_by_k() -> None:
+    assert kblocks.choose(HOST_PROBLEM, Placement.parse("h,h,h"), 4, options(tail=8)).order == "k"
+    assert kblocks.choose(HOST_PROBLEM, Placement.parse("h,h,h"), 4, options()).order == "columns"
+    for order in ("columns", "corner"):
+        with pytest.raises(ParamError, match=f"last 1/8 of k .* not for the order '{order}': leave one of the two out"):
+            Blocking(tail=8, order=order)
+    with pytest.raises(ParamError, match=r"last 1/8 of k .* not for 3 row blocks"):
+        Blocking(tail=8, rows=3)
+    with pytest.raises(ParamError, match=r"tail = 5000 .--k-tail. is above 4096"):
+        Blocking(tail=5000)
+    with pytest.raises(ParamError, match="tail = -1 is below 0"):
+        Blocking(tail=-1)
 
 
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:

@@ -25,7 +25,7 @@ from uncut_mpi.planning import evaluation
 from uncut_mpi.planning.candidates import products_flops, progress_of, shape_of
 from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_energy_j, working_ranks
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.options import ORDERS_BY_K, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import HOST, Kind, Space
@@ -139,6 +139,21 @@ def test_blocks_of_the_choice_are_tried_at_other_multiples() -> None:
     asked = ScheduleOptions(scheduler="auto", blocking=Blocking(multiple=128))
     for one in find(problem, "0,1,2", machine, options=asked).candidates:
         assert one.options.scheduler != "kblocks" or one.options.blocking.multiple == 128
+
+
+def test_a_long_k_from_the_host_has_long_blocks_and_a_short_end_by_column_blocks() -> None:
+    machine = load_machine("h200-4x")
+    problem = GemmProblem(4096, 4096, 65536, DType.f32)
+    result = find(problem, "h,h,h", machine)
+    blocking = result.best.options.blocking
+    assert (result.best.options.scheduler, blocking.order, blocking.block) == ("kblocks", "k-columns", 8192)
+    assert blocking.tail >= 8
+    usual = [one for one in result.candidates if not one.options.blocking.tail and one.options.blocking.block < 8192]
+    assert usual[0].value > 1.02 * result.best.value
+    asked = ScheduleOptions(scheduler="auto", blocking=Blocking(tail=2))
+    for one in find(problem, "h,h,h", machine, options=asked).candidates:
+        assert one.options.blocking.tail == 2
+        assert one.options.blocking.order in ORDERS_BY_K
 
 
 def test_what_is_given_stays_fixed() -> None:

@@ -361,6 +361,14 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         help="a k-block ends G times as far as the one before it; default 2",
     )
     group.add_argument(
+        "--k-tail",
+        type=whole(1),
+        default=0,
+        metavar="N",
+        help="in the block orders k and k-columns the last 1/N of k goes by column blocks; default 4, of k-columns 2 "
+        "unless ranks share k",
+    )
+    group.add_argument(
         "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
     )
     group.add_argument(

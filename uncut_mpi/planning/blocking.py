@@ -6,9 +6,9 @@ into k-blocks that grow from a small first one (compute starts early, and runs a
 into column blocks (C leaves block by block). Four orders:
 
 ``"k"``
-    Each k-block updates all columns. The k-blocks within the last quarter of k are done column block by column
-    block, so that results leave while others are computed; the last of them is halved a few times, so that little
-    is left to send at the end, and the others are large, as products run best.
+    Each k-block updates all columns. The k-blocks within the last quarter of k (`Blocking.tail`) are done column block
+    by column block, so that results leave while others are computed; the last of them is halved a few times, so that
+    little is left to send at the end, and the others are large, as products run best.
 ``"k-columns"``
     The same with the last half of k (a quarter where ranks share k), and B's part of that arrives column block by
     column block too, so that products do not wait for all of it.
@@ -37,7 +37,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking
 
 TAIL_PARTS: Final = 4
-"""The last 1/TAIL_PARTS of k is done column block by column block in the order ``"k"``."""
+"""The last 1/TAIL_PARTS of k is done column block by column block in the order ``"k"``, if `Blocking.tail` is 0."""
 
 COLUMN_TAIL_PARTS: Final = 2
 """
@@ -168,7 +168,7 @@ def blocking_of(extent: int, how: Blocking, *, whole: bool) -> _native.KBlocking
     """
     counts = how.columns, how.rows, HALVINGS
     order = BLOCK_ORDERS.index(how.order)
-    tail_parts = COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS
+    tail_parts = how.tail or (COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS)
     return _native.KBlocking(extent, how.first, how.block, how.growth, *counts, order, whole, tail_parts, LOOKAHEAD)
 
 

@@ -56,6 +56,13 @@ _LEAST_EDGE: Final = 128
 
 _MULTIPLES: Final = (1, 64, 256)
 _K_BLOCKS: Final = (1024, 2048, 4096)
+_LONG_FIRST_BLOCK: Final = 2048
+_LONG_K_BLOCK: Final = 8192
+_LONG_TAIL: Final = 8
+_TAILS: Final = (4, _LONG_TAIL, 16)
+_LONG: Final = 4
+"""k is long if it is so many times the larger of m and n: from the host longer blocks and shorter ends are tried."""
+
 _GROWTHS: Final = (2, 3, 4)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
 _FIRST_BLOCK_OF_HALVES: Final = 2048
@@ -280,11 +287,11 @@ class Dimensions:
     def block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Column blocks one after the other, k-blocks over all of them, or row and column blocks as they arrive."""
         given, columns = asked.blocking, best.options.blocking.columns
-        if not given.order and given.rows <= 1:
+        if not given.order and given.rows <= 1 and not given.tail:
             for order in BLOCK_ORDERS:
                 if order in ORDERS_BY_K[1:]:
                     continue  # `tails`
-                changes: dict[str, Any] = {"order": order, "rows": 1}
+                changes: dict[str, Any] = {"order": order, "rows": 1, "tail": 0}
                 if order == "corner":
                     changes["rows"] = given.rows or columns
                     if self._problem.dtype.is_half and not given.first and not given.block:
@@ -293,9 +300,19 @@ class Dimensions:
                 yield _blocked(best, **changes)
 
     def tails(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Whether the end of k arrives by column blocks, too: half of it, a quarter where ranks share k."""
-        if not asked.blocking.order and best.options.blocking.order in ORDERS_BY_K:
-            yield from (_blocked(best, order=order) for order in ORDERS_BY_K)
+        """
+        Whether the end of k arrives by column blocks, too, and how much of it does so.
+
+        Where A comes from the host products have nothing to do until all of its part of the end is there: with a long
+        k less than the usual part of it is better.
+        """
+        given, now = asked.blocking, best.options.blocking.order
+        if now not in ORDERS_BY_K:
+            return
+        orders = (given.order,) if given.order else ORDERS_BY_K
+        yield from (_blocked(best, order=order, tail=given.tail) for order in orders)
+        if not given.tail and self._long_from_host:
+            yield from (_blocked(best, order=orders[-1], tail=tail) for tail in _TAILS)
 
     def column_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
@@ -355,7 +372,7 @@ class Dimensions:
         inner = self._inner(best)
         if not asked.blocking.block:
             first = best.options.blocking.first
-            for block in (*_K_BLOCKS, inner):
+            for block in (*_K_BLOCKS, *((_LONG_K_BLOCK,) if self._long_from_host else ()), inner):
                 if block <= inner and (first <= block or not asked.blocking.first):
                     yield _blocked(best, block=block, first=min(first, block))
 
@@ -374,10 +391,38 @@ class Dimensions:
                 # All of k at once: stored so, shorter blocks are rows far apart; a half C is written without a COMBINE.
                 yield _blocked(best, first=inner, block=inner)
 
+    def long_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """
+        Long k-blocks that grow fast, the end of k by column blocks, k split as it is and not: a long k from the host.
+
+        Such blocks are far from the usual ones, and a descent that begins with those does not come to these.
+        """
+        given, now = asked.blocking, best.options.blocking
+        if not self._long_from_host or given.rows > 1 or given.order not in ("", ORDERS_BY_K[-1]):
+            return
+        block = given.block or max(_LONG_K_BLOCK, given.first)
+        long = {
+            "order": ORDERS_BY_K[-1],
+            "rows": 1,
+            "first": given.first or min(_LONG_FIRST_BLOCK, block),
+            "block": block,
+            "growth": given.growth or _GROWTHS[-1],
+            "tail": given.tail or _LONG_TAIL,
+        }
+        for splits in sorted({given.splits} if given.splits else {1, now.splits}):
+            yield _blocked(best, **long, splits=splits)
+
     def growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How fast k-blocks grow."""
         if not asked.blocking.growth and best.options.blocking.first < self._inner(best):
             yield from (_blocked(best, growth=growth) for growth in _GROWTHS)
+
+    @functools.cached_property
+    def _long_from_host(self) -> bool:
+        """Whether k is long, and some of A and B is in host memory, where short k-blocks of B are short rows."""
+        problem, placement = self._problem, self._placement
+        on_host = "host" in (placement.a.space, placement.b.space)
+        return on_host and problem.k >= _LONG * max(problem.m, problem.n)
 
     def _inner(self, best: Candidate) -> int:
         """Return how many elements of k a rank sums."""

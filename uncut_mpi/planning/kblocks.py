@@ -122,9 +122,9 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
 
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
-    float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other in the order ``"k"``. In the
-    order ``"corner"`` there are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two
-    products may have begun.
+    float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other, or where `Blocking.tail` is
+    given, in the order ``"k"``. In the order ``"corner"`` there are as many row blocks as column blocks. Blocks
+    begin at multiples of 16 bytes. Two products may have begun.
     """
     asked = options.blocking
     if asked.is_complete:
@@ -137,7 +137,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
     block = asked.block or max(asked.first, largest)
-    order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host else "k")
+    order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host and not asked.tail else "k")
     columns = asked.columns or 4
     return Blocking(
         splits=splits,
@@ -152,6 +152,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         delivery=asked.delivery or "balanced",
         combine=asked.combine or "owner",
         away=asked.away,
+        tail=asked.tail,
     )
 
 

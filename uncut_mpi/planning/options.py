@@ -39,8 +39,8 @@ _TAKES = {
     "kblocks": {
         *_BLOCKS,
         "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows", "multiple")),
-        *(f"blocking.{name}" for name in ("order", "lanes", "delivery", "combine", "away")),
+        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows")),
+        *(f"blocking.{name}" for name in ("tail", "multiple", "order", "lanes", "delivery", "combine", "away")),
     },
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
@@ -51,6 +51,7 @@ _MOST_SHARES = 1e300
 MAX_HOPS = 2
 MOST_PRODUCT_LANES = 2
 MOST_MULTIPLE = 4096
+MOST_TAIL = 4096
 MOST_CHUNKS = 8
 MOST_TRIED = 16
 
@@ -75,11 +76,11 @@ class Blocking:
     rows : int
         Row blocks of the order ``"corner"``, cut as the column blocks are; 1 in the others.
     order : str
-        ``"k"``: k-blocks over all columns, those of the last quarter of k by column blocks. ``"k-columns"``: the last
-        half of k so, a quarter where ranks share k, and B's part of it arrives by column blocks too. ``"columns"``: one
-        column block after the other. ``"corner"``: a first block, then with each column block or row block that arrives
-        all that it makes with those before it, over all of k at once. A C on another device than its products is added
-        to by these where it is combined there (`combine`, `away`), else summed apart.
+        ``"k"``: k-blocks over all columns, those of the end of k by column blocks (`tail`). ``"k-columns"``: the same,
+        and B's part of the end arrives by column blocks too. ``"columns"``: one column block after the other.
+        ``"corner"``: a first block, then with each column block or row block that arrives all that it makes with those
+        before it, over all of k at once. A C on another device than its products is added to by these where it is
+        combined there (`combine`, `away`), else summed apart.
     lanes : int
         How many products a rank may have begun, 1 or 2: of two blocks of C, one begins as the other runs out of work
         for all multiprocessors.
@@ -100,6 +101,9 @@ class Blocking:
         where equal blocks have four times as many; else of half of it, and so on. 1: of 16 bytes alone. A search
         tries 1, 64 and 256 for what it has chosen. Products of whole multiples of what a
         library's kernels compute at a time are faster, equal blocks are handed on more evenly.
+    tail : int
+        In the orders by k the last 1/`tail` of k goes by column blocks. 0 in the others, and where it is left to the
+        order: a quarter, in ``"k-columns"`` a half unless ranks share k.
     """
 
     splits: int = 0
@@ -114,9 +118,10 @@ class Blocking:
     combine: str = ""
     away: int = 0
     multiple: int = 0
+    tail: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("splits", "first", "block", "growth", "columns", "rows", "away"):
+        for name in ("splits", "first", "block", "growth", "columns", "rows", "away", "tail"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
         if self.multiple and (not 1 <= self.multiple <= MOST_MULTIPLE or self.multiple & (self.multiple - 1)):
@@ -136,6 +141,14 @@ class Blocking:
             value = getattr(self, name)
             if value and value not in known:
                 raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")
+        if self.tail > MOST_TAIL:
+            raise ParamError(f"tail = {self.tail} (--k-tail) is above {MOST_TAIL}")
+        if self.tail and (self.rows > 1 or self.order not in ("", *ORDERS_BY_K)):
+            other = f"the order {self.order!r}" if self.order not in ("", *ORDERS_BY_K) else f"{self.rows} row blocks"
+            raise ParamError(
+                f"the last 1/{self.tail} of k by column blocks (tail, --k-tail) is for the orders "
+                f"{' and '.join(ORDERS_BY_K)} (--block-order), not for {other}: leave one of the two out"
+            )
         if self.rows > 1 and self.order not in ("", "corner"):
             raise ParamError(
                 f"{self.rows} row blocks (rows, --row-blocks) are for the order 'corner' (--block-order), not for "
@@ -149,7 +162,7 @@ class Blocking:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left open."""
+        """Whether nothing is left open but what follows from the rest."""
         numbers = self.splits and self.first and self.block and self.growth and self.columns and self.rows
         return bool(numbers and self.multiple and self.lanes and self.order and self.delivery and self.combine)
 

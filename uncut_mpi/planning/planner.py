@@ -10,7 +10,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
@@ -122,6 +122,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     if blocking.multiple > 1 and (blocking.columns > 1 or blocking.rows > 1):
         columns += f" at multiples of up to {blocking.multiple}"
+    if blocking.tail and blocking.order in ORDERS_BY_K and blocking.columns > 1:
+        columns += f" in the last 1/{blocking.tail} of k"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     lanes = ", one product lane" if blocking.lanes == 1 else ""
     if blocking.delivery == "earliest" and "device" in (schedule.placement.a.space, schedule.placement.b.space):

@@ -299,7 +299,7 @@ class _Explorer:
             return best
         if asked.scheduler == "kblocks":
             varied = self._dimensions
-            for dimension in (varied.places_of_sums, varied.corners, varied.block_orders):
+            for dimension in (varied.places_of_sums, varied.corners, varied.block_orders, varied.long_blocks):
                 best = self._improve(best, asked, dimension)
             # A descent that began with a rank alone would not find what many ranks do well.
             self._improve(best, asked, varied.alone)
