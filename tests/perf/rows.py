@@ -1,11 +1,12 @@
 """
 Two-dimensional copies between host and device: rate by the width of rows and by how far apart they lie.
 
-    mpiexec -n 2 python tests/perf/rows.py OUT.json [--loaded]
+    mpiexec -n 2 python tests/perf/rows.py OUT.json [--loaded] [--lines]
 
 To the device, from it and both ways at once, on rank 0 alone and on all ranks at once, from and to the session's host
 memory; GB/s of each way of the slowest rank, the median of five. "cold", for some: every copy touches rows that none
-has touched for long. With --loaded the devices multiply in f64 meanwhile.
+has touched for long. With --loaded the devices multiply in f64 meanwhile. With --lines, instead, rows 256 KiB apart by
+where in a line of 64 KiB of host memory they begin.
 """
 
 import json
@@ -25,6 +26,7 @@ COPIES, TIMES = 4, 5
 WIDTHS_KIB = (1, 2, 3, 4, 5, 6, 7, 8, 8.5, 9, 10, 11, 12, 13, 14, 16, 20, 24, 32, 40, 64, 128)
 DISTANCES_KIB = (0, 16, 20, 24, 28, 32, 56, 60, 64, 64.5, 112, 128, 225, 256)  # 0: contiguous
 COLD_WIDTHS_KIB, COLD_DISTANCES_KIB = (1, 4, 16, 64), (0, 32, 64, 256)
+LINE_WIDTHS_KIB, LINE_DISTANCE_KIB, PLACES_KIB = (8, 16, 24, 32, 48, 64), 256, range(0, 64, 8)
 WAYS = {"in": (0,), "out": (1,), "both": (0, 1)}
 
 
@@ -35,7 +37,7 @@ class Rows:
         self.comm, self.loaded = comm, loaded
         self.memory = session.empty_host((SPAN // 8, 1), np.float64, order="F")
         self.memory.array[comm.rank :: comm.size] = 0.5
-        self.room = SPAN // comm.size // 2 // 4096 * 4096
+        self.room = SPAN // comm.size // 2 // 65536 * 65536
         self.host = [self.memory.address + (2 * comm.rank + way) * self.room for way in range(2)]
         self.device = [cupy.zeros(COPY, cupy.uint8) for _ in range(2)]
         self.streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
@@ -63,11 +65,11 @@ class Rows:
             stream.synchronize()
         return [cupy.cuda.get_elapsed_time(*self.events[way]) / 1e3 for way in ways]
 
-    def rate(self, ways, width, distance, everyone, cold):
-        """Return GB/s of each way of the slowest rank."""
-        count = min(COPY // width, self.room // distance)
+    def rate(self, ways, width, distance, everyone, cold=False, first=0):
+        """Return GB/s of each way of the slowest rank; rows begin `first` bytes into the host memory."""
+        count = min(COPY // width, (self.room - first) // distance)
         span = -(-count * distance // 4096) * 4096
-        places = range(0, self.room - span + 1, span) if cold else [0] * COPIES
+        places = range(0, self.room - span + 1, span) if cold else [first] * COPIES
         self.comm.Barrier()
         rates = [float("inf")] * len(ways)
         if everyone or not self.comm.rank:
@@ -76,22 +78,38 @@ class Rows:
         return [round(min(one), 1) for one in zip(*self.comm.allgather(rates), strict=True)]
 
 
-def main(out, loaded):
+def by_place(rows, comm):
+    """Return rates of rows by where in a line they begin, all ranks at once."""
+    found = []
+    for name, ways in WAYS.items():
+        for width in LINE_WIDTHS_KIB:
+            line = {"way": name, "width": width * KIB, "distance": LINE_DISTANCE_KIB * KIB}
+            for place in PLACES_KIB:
+                line[str(place * KIB)] = rows.rate(ways, width * KIB, LINE_DISTANCE_KIB * KIB, True, first=place * KIB)
+            found.append(line)
+            if comm.rank == 0:
+                print(json.dumps(line), flush=True)
+    return found
+
+
+def main(out, loaded, lines):
     """Print GB/s, and keep them."""
     comm = MPI.COMM_WORLD
     found = []
     with um.Session(comm, backend="cuda", timeout_s=20) as session:
         rows = Rows(comm, session, loaded)
-        for everyone in (False, True) if comm.size > 1 else (False,):
+        if lines:
+            found = by_place(rows, comm)
+        for everyone in () if lines else (False, True) if comm.size > 1 else (False,):
             for name, ways in WAYS.items():
                 for width in WIDTHS_KIB:
                     line = {"way": name, "all": everyone, "width": int(width * KIB)}
                     for distance in (one for one in DISTANCES_KIB if not 0 < one < width):
                         apart = int((distance or width) * KIB)
                         label = str(apart) if distance else "contiguous"
-                        line[label] = rows.rate(ways, line["width"], apart, everyone, False)
+                        line[label] = rows.rate(ways, line["width"], apart, everyone)
                         if not loaded and width in COLD_WIDTHS_KIB and distance in COLD_DISTANCES_KIB:
-                            line[f"{label} cold"] = rows.rate(ways, line["width"], apart, everyone, True)
+                            line[f"{label} cold"] = rows.rate(ways, line["width"], apart, everyone, cold=True)
                     found.append(line)
                     if comm.rank == 0:
                         print(json.dumps(line), flush=True)
@@ -103,4 +121,4 @@ def main(out, loaded):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "--loaded" in sys.argv)
+    main(sys.argv[1], "--loaded" in sys.argv, "--lines" in sys.argv)

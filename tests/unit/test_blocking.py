@@ -157,6 +157,16 @@ def test_an_end_of_k_by_column_blocks_is_for_the_orders_by_k() -> None:
         Blocking(tail=-1)
 
 
+def test_long_k_blocks_that_are_rows_in_host_memory_end_at_multiples_of_their_length() -> None:
+    # 32 KiB in f64: from 16 KiB behind a line of 64 KiB on every other one would lie in two lines.
+    how = cut_by(first=2048, block=4096, growth=4, columns=1, order="k")
+    ends = {
+        whole: [one.k_stop for one in moves(16384, how, whole=whole) if one.step == Step.FETCH_B]
+        for whole in (False, True)
+    }
+    assert ends == {False: [2048, 6144, 10240, 14336, 16384], True: [2048, 4096, 8192, 12288, 16384]}
+
+
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:
     made = moves(4096, cut_by(first=512, block=2048, columns=2, order="corner"), whole=False)
     products = [(move.k_stop - move.k_start, move.first, move.last) for move in made if move.step == Step.MULTIPLY]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import pathlib
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from uncut_mpi import segments
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
-from uncut_mpi.segments import Segment
+from uncut_mpi.segments import ALIGNMENT, Segment
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 both_kinds = pytest.mark.parametrize("use_file", [False, True], ids=["anonymous", "file"])
@@ -85,6 +86,43 @@ def test_new_memory_is_zero_and_page_aligned(use_file):
     assert not segment.array().any()
     assert segment.array().__array_interface__["data"] == (segment.address, False)
     segment.close()
+
+
+@both_kinds
+def test_memory_begins_at_the_same_place_of_a_line_in_every_process(use_file):
+    kept = [Segment.create(nbytes, "a test", use_file=use_file) for nbytes in (1, 3 * PAGE, ALIGNMENT, ALIGNMENT + 7)]
+    for segment in kept:
+        assert segment.address % ALIGNMENT == 0
+        done = in_peer(segment.handle, "s = Segment.open(h); print(s.address % (2 << 20), s.array().sum())")
+        assert done.stdout == "0 0\n", done.stderr
+        segment.close()
+
+
+def test_without_room_to_choose_a_place_memory_begins_at_a_page(monkeypatch):
+    mapped = mmap.mmap
+
+    def refuse(descriptor, *others):
+        if descriptor == -1:
+            raise OSError(errno.ENOMEM, "no room")
+        return mapped(descriptor, *others)
+
+    monkeypatch.setattr(segments.mmap, "mmap", refuse)
+    segment = Segment.create(2 * PAGE, "a test")
+    segment.array()[:] = 3
+    done = in_peer(segment.handle, "s = Segment.open(h); print(s.array().sum())")
+    assert done.stdout == f"{2 * PAGE * 3}\n"
+    assert segment.address % PAGE == 0
+    segment.close()
+
+
+def test_all_of_the_address_space_is_given_back():
+    def mapped_kib():
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * PAGE >> 10
+
+    before = mapped_kib()
+    for _ in range(20):
+        Segment.create(ALIGNMENT, "a test").close()
+    assert mapped_kib() < before + 10 * ALIGNMENT // 1024
 
 
 @both_kinds

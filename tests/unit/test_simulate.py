@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,37 @@ def test_rows_that_lie_close_together_cost_less(rows: int, share: float) -> None
     copies = schedule.copies()
     lasting = (times.end_s - times.start_s)[copies[:, 0]]
     assert lasting[copies[:, 2] == -1] == pytest.approx(64 * 64 * 8 / share / 10e9)
+
+
+def host_reads(schedule: Schedule, machine: Machine) -> dict[tuple[int, int], float]:
+    """Return what fetches from the host get of their link's bandwidth, by the first row and the rows that they read."""
+    times, found = simulate(schedule, machine), {}
+    for at, source, _, moved in schedule.copies().tolist():
+        if source == -1:
+            read = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"][at] + 1]]
+            share = moved / (times.end_s - times.start_s)[at] / 10e9
+            found[int(read["row"]), int(read["rows"])] = share
+    return found
+
+
+def test_a_row_that_lies_in_two_lines_of_host_memory_takes_as_long_as_two() -> None:
+    # Columns are 128 KiB apart; tiles have 6144 rows, 48 KiB: the second one's begin 16 KiB before a line of 64 KiB.
+    table = RowRates(host_in=((16384, 0.5), (65536, 1.0)))
+    found = host_reads(make(16384, 64, 64, "h,h,h", 1, tile=6144), machine_of(1, row_rates=table))
+    at_32, at_48 = 0.75, 0.5 + 0.5 * math.log(3) / math.log(4)
+    assert found[0, 6144] == pytest.approx(at_48)
+    assert found[6144, 6144] == pytest.approx(48 / (16 / 0.5 + 32 / at_32))
+    assert found[12288, 4096] == pytest.approx(at_32)
+
+
+def test_rows_that_begin_anywhere_in_lines_cost_what_they_do_on_average() -> None:
+    # Rows of 16 KiB: of eight places where they may begin one has half of the row in another line.
+    table = RowRates(host_in=((16384, 0.5), (65536, 1.0)))
+    problem = GemmProblem(8192, 64, 64, DType.f64, lda=10000, ldc=10000)
+    options = ScheduleOptions(scheduler="uncut", tile=2048)
+    schedule = plan(problem, Placement.parse("h,h,h"), 1, machine_of(1), options).schedule
+    found = host_reads(schedule, machine_of(1, row_rates=table))
+    assert found[2048, 2048] == pytest.approx(8 / (7 * 2 + 4))
 
 
 def test_peers_share_the_owners_port() -> None:

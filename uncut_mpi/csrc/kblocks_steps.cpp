@@ -10,16 +10,20 @@ namespace {
 // Blocks of k: each ends `growth` times as far as the one before it, and has `most` elements at most. With 2 the first
 // comes twice, then each is twice as long as the one before it; with more, fewer and larger products read and write C
 // less often, for which a product has to take longer than the next block takes to arrive. A last block shorter than
-// half of the one before it is joined to that.
-std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth) {
+// half of the one before it is joined to that. With `at_multiples` the largest ones end at multiples of their length.
+std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth,
+                                      bool at_multiples) {
     if (extent < 0 || first < 1 || most < 1 || growth < 2)
         throw std::invalid_argument("blocks have at least one element, and grow");
     most = std::max<std::int64_t>(1, std::min(most, extent));
     growth = std::min(growth, extent + 2);  // beyond, the next block has all that is left
     std::vector<std::int64_t> stops{0};
     for (std::int64_t size = std::min(first, most); stops.back() < extent;
-         size = std::min(most, (growth - 1) * stops.back()))
-        stops.push_back(std::min(extent, stops.back() + size));
+         size = std::min(most, (growth - 1) * stops.back())) {
+        std::int64_t stop = stops.back() + size;
+        if (at_multiples && size == most) stop = stop / most * most;
+        stops.push_back(std::min(extent, stop));
+    }
     const std::size_t count = stops.size();
     if (count > 2 && 2 * (stops[count - 1] - stops[count - 2]) < stops[count - 2] - stops[count - 3])
         stops.erase(stops.end() - 2);
@@ -37,7 +41,7 @@ class Maker {
         : how_(how),
           columns_(count_blocks(how.columns, how.halvings)),
           rows_(count_blocks(how.rows, how.halvings)),
-          ramp_(k_blocks(how.extent, how.first, how.most, how.growth)) {}
+          ramp_(k_blocks(how.extent, how.first, how.most, how.growth, how.whole)) {}
 
     std::vector<KMove> run() {
         if (how_.order == by_k || how_.order == by_k_and_columns)
@@ -114,7 +118,7 @@ class Maker {
             fetches_.push_back(of_block(fetch_c, at, true));
             const bool at_once = how_.whole || at < how_.columns;
             for (const kblocks::Extent &k : at_once ? std::vector<kblocks::Extent>{{0, how_.extent}}
-                                                    : k_blocks(how_.extent, how_.most, how_.most, 2)) {
+                                                    : k_blocks(how_.extent, how_.most, how_.most, 2, how_.whole)) {
                 fetches_.push_back(fetch_b_of(k.first, k.last, at));
                 KMove product = of_block(multiply, at, true);
                 product.first_k = k.first, product.last_k = k.last;

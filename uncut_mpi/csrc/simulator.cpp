@@ -83,13 +83,38 @@ double row_share(const std::vector<std::pair<double, double>> &table, double wid
     return table.back().second;
 }
 
-// The tables are of rows far apart, 64 KiB in host memory. There rows twice their width apart cost nothing, and between
-// the two what they cost grows with the distance (docs/performance.md, 2026-11-21).
-double spaced_row_share(const std::vector<std::pair<double, double>> &table, double width, double distance) {
-    constexpr double far = 65536;
-    const double near = 2 * width, share = row_share(table, width);
-    if (distance >= far || near >= far) return share;
-    return 1 - (1 - share) * std::max(0.0, (distance - near) / (far - near));
+// How much of host memory a device learns the pages of at once: what lies in several such lines is several rows.
+constexpr std::int64_t page_line = 65536;
+
+// What a row that begins so many bytes behind the start of a line takes, as a multiple of what its bytes take alone.
+double row_cost(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t offset) {
+    const std::int64_t head = std::min(width, (page_line - offset) % page_line);
+    const std::int64_t whole = (width - head) / page_line * page_line;
+    double cost = 0;
+    for (const std::int64_t part : {head, whole, width - head - whole})
+        if (part > 0) cost += static_cast<double>(part) / row_share(table, static_cast<double>(part));
+    return cost / static_cast<double>(width);
+}
+
+// The tables are of rows far apart, which begin at a line each. Rows twice their width apart cost nothing, and between
+// the two what they cost grows with the distance. Where rows far apart do not all begin at the same place of a line,
+// the mean over all places counts (docs/performance.md, 2026-11-21 and 2026-11-25).
+double host_row_share(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t distance,
+                      std::int64_t offset) {
+    if (table.empty()) return 1;
+    const std::int64_t near = 2 * width;
+    if (distance < page_line) {
+        const double share = row_share(table, static_cast<double>(width));
+        if (near >= page_line) return share;
+        const auto beyond = static_cast<double>(distance - near), most = static_cast<double>(page_line - near);
+        return 1 - (1 - share) * std::max(0.0, beyond / most);
+    }
+    if (distance % page_line == 0) return 1 / row_cost(table, width, offset % page_line);
+    constexpr std::int64_t places = 8;
+    double cost = 0;
+    for (std::int64_t at = 0; at < places; ++at)
+        cost += row_cost(table, width, at * page_line / places);
+    return places / cost;
 }
 
 class Simulator {
@@ -177,17 +202,16 @@ class Simulator {
         int from_at = location(source), to_at = location(target);
         double limit = infinity;
         const auto *rows = from_at == to_at && !m_.row_local.empty() ? &m_.row_local : &m_.row_device;
-        const double width = static_cast<double>(to.rows * item);
-        double distance = infinity;
+        const RegionRecord *there = nullptr;  // in host memory
         if (from_at == host_ && to_at != host_) {
             rows = &m_.row_in;
-            distance = static_cast<double>(source.ld * item);
+            there = &from;
             // Private host memory is behind its rank's link, and goes on from there.
             if (task.rank != to_at) limit = m_.bandwidth[link_of(task.rank, to_at)];
             to_at = task.rank;
         } else if (to_at == host_ && from_at != host_) {
             rows = &m_.row_out;
-            distance = static_cast<double>(target.ld * item);
+            there = &to;
             if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
             from_at = task.rank;
         }
@@ -196,7 +220,12 @@ class Simulator {
         const std::size_t link = link_of(from_at, to_at);
         limit = std::min(limit, m_.bandwidth[link]);
         const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
-        if (!contiguous && to.rows > 0) limit *= spaced_row_share(*rows, width, distance);
+        if (!contiguous && to.rows > 0 && there != nullptr) {
+            const std::int64_t ld = t_.buffers[there->buffer].ld;
+            limit *= host_row_share(*rows, to.rows * item, ld * item, (there->row + there->col * ld) * item);
+        } else if (!contiguous && to.rows > 0) {
+            limit *= row_share(*rows, static_cast<double>(to.rows * item));
+        }
         body.latency = m_.latency[link];
         body.of = rates_.class_of(link, limit);
         rates_.share_link(link, task.lane);

@@ -179,7 +179,9 @@ class RowRates:
     Between the widths of a table the share is linear in the logarithm of the width; below the first one it falls
     with the width, as rows per second stay the same; beyond the last one it stays. An empty table means that
     rows cost nothing. In host memory far apart is 64 KiB: rows below 32 KiB that lie twice their width apart cost
-    nothing, and between the two what is lost grows with the distance (``docs/performance.md``, 2026-11-21 and 22).
+    nothing, and between the two what is lost grows with the distance. A device learns the pages of 64 KiB of host
+    memory at once, so that a row that lies in two such lines costs as much as the two rows that it is cut into; the
+    tables are of rows that do not (``docs/performance.md``, 2026-11-21, 22 and 25).
 
     Attributes
     ----------
