@@ -166,7 +166,7 @@ class KBlocksRun:
     Its input is checked and not laid out; buffers have so many bytes of each rank, and more tasks are not simulated.
     """
 
-    def __init__(self, input: KBlocksInput, room: Sequence[int], most_tasks: int, /) -> None: ...
+    def __init__(self, input: KBlocksInput, room: Sequence[int], most_tasks: int, keeps: bool = False) -> None: ...
     @property
     def fits(self) -> bool:
         """Whether buffers have the room; there is nothing else if not."""
@@ -177,11 +177,14 @@ class KBlocksRun:
     def seconds(self) -> float:
         """End of the last task."""
 
+    def keep(self, machine: SimulatedMachine, /) -> None:
+        """Make its tables and times again if they were not kept."""
+
     def tables(self) -> tuple[np.ndarray, ...]:
-        """Return what `schedule_kblocks` returns."""
+        """Return what `schedule_kblocks` returns; ValueError if it is not kept."""
 
     def times(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (start, end) of every task in seconds."""
+        """Return (start, end) of every task in seconds; ValueError if they are not kept."""
 
     def progress(self) -> tuple[list[float], list[int]]:
         """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
@@ -278,10 +281,13 @@ class Simulations:
         """Return a ticket for `wait`; IndexError after `close`."""
 
     def begin_kblocks(self, run: KBlocksRun, /) -> int:
-        """Return the same for a schedule that is to be made first, and has its times then: `wait` returns none."""
+        """Return the same, for `wait_for_run`, for a schedule that is to be made first."""
 
     def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
         """Return what `simulate` returns, once for each ticket; IndexError else."""
+
+    def wait_for_run(self, ticket: int, /) -> None:
+        """Return when a run is made, once for each ticket; IndexError else."""
 
     def close(self) -> None:
         """End the thread; what was not waited for is dropped."""

@@ -253,7 +253,7 @@ def test_a_run_is_the_schedule_and_its_simulation() -> None:
     count = len(schedule.tasks)
     wanted = simulate(schedule, machine)
     with Simulations(machine) as simulations:
-        runs = [made.run(most) for most in (count, count - 1, 10**6)]
+        runs = [made.run(most, keeps=most < 10**6) for most in (count, count - 1, 10**6)]
         waits = [simulations.begin_kblocks(run, DType.f64) for run in runs]
         with pytest.raises(ValueError, match="a run is begun once"):
             simulations.begin_kblocks(runs[0], DType.f64)
@@ -261,6 +261,9 @@ def test_a_run_is_the_schedule_and_its_simulation() -> None:
             wait()
         with pytest.raises(ParamError, match="wait for it once"):
             waits[0]()
+    with pytest.raises(ValueError, match="kept by who asked for it"):
+        runs[2].times()
+    simulations.keep(runs[2])  # made again
     for run in (runs[0], runs[2]):
         assert (run.fits, run.num_tasks, run.seconds) == (True, count, wanted.seconds)
         assert made.schedule_of(run).digest() == schedule.digest()
@@ -279,7 +282,7 @@ def test_a_run_without_room_is_only_said_to_be_so() -> None:
     machine = dataclasses.replace(machine, memory_bytes=np.full(4, 3 * 10**8))
     small = kblocks.Planner(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("0,0,0"), 4, machine)
     with Simulations(machine) as simulations:
-        run = small.prepare(made.options).run(10**6)
+        run = small.prepare(made.options).run(10**6, keeps=True)
         simulations.begin_kblocks(run, DType.f64)()
         assert (run.fits, run.num_tasks, run.seconds) == (True, len(made.schedule().tasks), run.times()[1].max())
         machine = dataclasses.replace(machine, memory_bytes=np.full(4, 10**7))

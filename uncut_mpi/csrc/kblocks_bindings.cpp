@@ -30,7 +30,7 @@ nb::tuple schedule_tables(const KInput &input) {
     KTables tables;
     {
         nb::gil_scoped_release unlocked;
-        tables = schedule_kblocks(input);
+        schedule_kblocks(input, tables);
     }
     return as_arrays(std::move(tables), input);
 }
@@ -123,25 +123,34 @@ void bind_kblocks_scheduler(nb::module_ &m) {
              })
         .def_prop_ro("steps_digest", [](const KInput &self) { return digest_of_steps(self.moves); });
     nb::class_<KRun>(m, "KBlocksRun", "A schedule of few large products and its simulated run.")
-        .def("__init__",
-             [](KRun *self, const KInput &input, std::vector<std::int64_t> room, std::int64_t most_tasks) {
-                 check_kblocks(input);
-                 require(input.buffers.size() == 3, "a run is made of input that is not laid out");
-                 new (self) KRun{input, std::move(room), most_tasks};
-             })
+        .def(
+            "__init__",
+            [](KRun *self, const KInput &input, std::vector<std::int64_t> room, std::int64_t most_tasks, bool keeps) {
+                check_kblocks(input);
+                require(input.buffers.size() == 3, "a run is made of input that is not laid out");
+                new (self) KRun{input, std::move(room), most_tasks, keeps};
+            },
+            nb::arg("input"), nb::arg("room"), nb::arg("most_tasks"), nb::arg("keeps") = false)
         .def_ro("fits", &KRun::fits)
-        .def_prop_ro("num_tasks", [](const KRun &self) { return self.tables.tasks.size(); })
+        .def_ro("num_tasks", &KRun::num_tasks)
         .def_ro("seconds", &KRun::seconds)
-        .def("tables", [](const KRun &self) { return as_arrays(KTables(self.tables), self.input); })
+        .def("keep",
+             [](KRun &self, const SimulatedMachine &machine) {
+                 nb::gil_scoped_release unlocked;
+                 self.keep(machine);
+             })
+        .def("tables",
+             [](const KRun &self) {
+                 require(self.keeps, "tables are kept by who asked for it");
+                 return as_arrays(KTables(self.tables), self.input);
+             })
         .def("times",
              [](const KRun &self) {
+                 require(self.keeps, "times are kept by who asked for it");
                  return nb::make_tuple(as_array<double>(std::vector(self.times.start)),
                                        as_array<double>(std::vector(self.times.end)));
              })
-        .def("progress", [](const KRun &self) {
-            const KRun::Progress found = self.progress();
-            return std::make_tuple(found.end, found.elements);
-        });
+        .def("progress", [](const KRun &self) { return std::make_tuple(self.progress.end, self.progress.elements); });
     m.def(
         "kblocks_steps",
         [](const KBlocking &how) {

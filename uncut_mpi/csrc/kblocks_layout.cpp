@@ -247,6 +247,12 @@ void check_kblocks(const KInput &input) {
     }
 }
 
+void clear_layout(KInput &input) {
+    input.blocks = {};
+    input.buffers.resize(3);
+    input.rank_bytes = {};
+}
+
 void lay_out_kblocks(KInput &input) {
     mark_direct(input);
     kblocks::Layout(input).run();

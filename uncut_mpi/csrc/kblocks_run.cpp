@@ -2,23 +2,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace uncut {
+namespace {
 
-void KRun::make(const SimulatedMachine &machine) {
-    lay_out_kblocks(input);
-    fits = std::equal(input.rank_bytes.begin(), input.rank_bytes.end(), room.begin(), room.end(), std::less_equal{});
-    if (!fits) return;
-    tables = schedule_kblocks(input);
-    if (static_cast<std::int64_t>(tables.tasks.size()) > most_tasks) return;
-    times = simulate(view(), machine);
-    if (!times.end.empty()) seconds = std::max(0.0, *std::max_element(times.end.begin(), times.end.end()));
-}
-
-KRun::Progress KRun::progress() const {
-    const auto ranks = static_cast<std::size_t>(input.num_ranks);
-    Progress found{std::vector<double>(ranks, 0), std::vector<std::int64_t>(ranks, 0)};
-    const auto region = [this](const OperandRecord &operand) -> const RegionRecord & {
+KRun::Progress progress_of(const KTables &tables, const Simulated &times, int num_ranks) {
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    KRun::Progress found{std::vector<double>(ranks, 0), std::vector<std::int64_t>(ranks, 0)};
+    const auto region = [&tables](const OperandRecord &operand) -> const RegionRecord & {
         return tables.regions[static_cast<std::size_t>(operand.region)];
     };
     for (std::size_t i = 0; i < times.end.size(); ++i) {
@@ -32,6 +24,38 @@ KRun::Progress KRun::progress() const {
         found.elements[rank] += c.rows * c.cols * depth;
     }
     return found;
+}
+
+}  // namespace
+
+void KRun::make(Workplace &at) {
+    lay_out_kblocks(input);
+    fits = std::equal(input.rank_bytes.begin(), input.rank_bytes.end(), room.begin(), room.end(), std::less_equal{});
+    at.tables.clear();
+    at.times.clear();
+    if (fits) {
+        schedule_kblocks(input, at.tables);
+        num_tasks = static_cast<std::int64_t>(at.tables.tasks.size());
+    }
+    if (fits && num_tasks <= most_tasks) {
+        const KTables &made = at.tables;
+        at.simulator.run({made.tasks, made.operands, made.regions, made.awaits, input.buffers, made.lanes}, at.times);
+        for (const double end : at.times.end)
+            seconds = std::max(seconds, end);
+        progress = progress_of(made, at.times, input.num_ranks);
+    }
+    if (keeps) {
+        tables = std::exchange(at.tables, {});
+        times = std::exchange(at.times, {});
+    } else {
+        clear_layout(input);
+    }
+}
+
+void KRun::keep(const SimulatedMachine &machine) {
+    if (std::exchange(keeps, true)) return;
+    Workplace place(machine);
+    make(place);
 }
 
 }  // namespace uncut

@@ -5,33 +5,38 @@
 #include <vector>
 
 #include "kblocks_scheduler.hpp"
-#include "simulator.hpp"
+#include "simulations.hpp"
 
 namespace uncut {
 
 struct KRun {
-    // Checked, and not laid out.
-    KInput input;
-    std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
-    std::int64_t most_tasks = 0;     // a schedule of more is not simulated
-
-    bool begun = false;
-    bool fits = false;  // whether buffers have the room; there is nothing else if not
-    KTables tables{};
-    Simulated times{};   // empty if there are too many tasks
-    double seconds = 0;  // end of the last task
-
-    SimulatedTables view() const {
-        return {tables.tasks, tables.operands, tables.regions, tables.awaits, input.buffers, tables.lanes};
-    }
-    void make(const SimulatedMachine &machine);
-
     // Of each rank the end of its last product, 0 without any, and how many numbers all of them multiply.
     struct Progress {
         std::vector<double> end;
         std::vector<std::int64_t> elements;
     };
-    Progress progress() const;
+
+    // Checked, and not laid out but while tables are kept.
+    KInput input;
+    std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
+    std::int64_t most_tasks = 0;     // a schedule of more is not simulated
+    // Whether tables and times are kept. A search has hundreds of runs and looks at few of them, which it has made
+    // again: memory that is written once takes longer than to use the same again.
+    bool keeps = false;
+
+    bool begun = false;
+    bool fits = false;  // whether buffers have the room; there is nothing else if not
+    std::int64_t num_tasks = 0;
+    // Nothing if there are too many tasks.
+    double seconds = 0;  // end of the last task
+    Progress progress{};
+    // If they are kept.
+    KTables tables{};
+    Simulated times{};
+
+    void make(Workplace &at);
+    // Has tables and times kept.
+    void keep(const SimulatedMachine &machine);
 };
 
 }  // namespace uncut

@@ -6,8 +6,9 @@
 namespace uncut {
 namespace kblocks {
 
-Scheduler::Scheduler(const KInput &in)
+Scheduler::Scheduler(const KInput &in, KTables &out)
     : in_(in),
+      out_(out),
       blocks_of_row_(blocks_in(true)),
       blocks_of_col_(blocks_in(false)),
       lanes_(static_cast<std::size_t>(in.num_ranks)) {
@@ -38,7 +39,7 @@ Scheduler::Scheduler(const KInput &in)
     }
 }
 
-KTables Scheduler::run() {
+void Scheduler::run() {
     for (std::size_t at = 0; at < moves_.size(); ++at) {
         const KMove &move = moves_[at];
         if (!is_fetch(move)) {
@@ -55,7 +56,6 @@ KTables Scheduler::run() {
             fetch_groups(move, std::nullopt);
         }
     }
-    return std::move(out_);
 }
 
 void Scheduler::begin_residents() {
@@ -254,6 +254,9 @@ Summand Scheduler::combine(std::size_t block, std::size_t a, const KMove &move, 
 
 }  // namespace kblocks
 
-KTables schedule_kblocks(const KInput &input) { return kblocks::Scheduler(input).run(); }
+void schedule_kblocks(const KInput &input, KTables &tables) {
+    tables.clear();
+    kblocks::Scheduler(input, tables).run();
+}
 
 }  // namespace uncut

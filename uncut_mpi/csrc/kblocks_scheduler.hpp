@@ -162,6 +162,13 @@ struct KTables {
     std::vector<RegionRecord> regions;
     std::vector<std::int32_t> awaits;
     std::vector<LaneRecord> lanes;
+    void clear() {
+        tasks.clear();
+        operands.clear();
+        regions.clear();
+        awaits.clear();
+        lanes.clear();
+    }
 };
 
 // How many blocks of rows or columns there are of so many equal ones.
@@ -194,6 +201,10 @@ void check_kblocks(const KInput &input);
 // Says who has what of each block, and where: workers, adders and buffers.
 void lay_out_kblocks(KInput &input);
 
-KTables schedule_kblocks(const KInput &input);
+// Into tables of which the memory is used.
+void schedule_kblocks(const KInput &input, KTables &tables);
+
+// Undoes `lay_out_kblocks`.
+void clear_layout(KInput &input);
 
 }  // namespace uncut

@@ -129,9 +129,9 @@ inline bool meet(const Piece &piece, const KMove &product, Extent rows) {
 // order, products and C.
 class Scheduler {
   public:
-    explicit Scheduler(const KInput &in);
+    Scheduler(const KInput &in, KTables &out);
 
-    KTables run();
+    void run();
 
   private:
     // What waits for nothing begins before most fetches are issued, which takes a while. All others wait for the first
@@ -389,7 +389,7 @@ class Scheduler {
                     std::vector<Summand> &summands, const Region &target);
 
     const KInput &in_;
-    KTables out_;
+    KTables &out_;
     std::vector<KMove> moves_;
     RegionIndex regions_;
     std::vector<std::vector<std::size_t>> blocks_of_row_, blocks_of_col_;

@@ -31,20 +31,51 @@ SharedRates::SharedRates(const SimulatedMachine &machine)
     if (m_.ports_of.size() != links_.size()) throw std::invalid_argument("the machine is not prepared");
     for (std::size_t p = 0; p < ports_.size(); ++p)
         ports_[p].capacity = m_.port_capacity[p];
+    num_ports_ = ports_.size();
+    for (std::size_t link = 0; link < links_.size(); ++link) {
+        links_[link].first_use = static_cast<std::uint32_t>(uses_.size());
+        links_[link].num_uses = static_cast<std::uint32_t>(m_.ports_of[link].size());
+        for (const auto &[port, weight] : m_.ports_of[link])
+            uses_.push_back({static_cast<std::uint32_t>(port), weight});
+        uses_.push_back({0, 0});
+    }
+}
+
+void SharedRates::clear() {
+    for (std::size_t c = 0; c < classes_.size(); ++c) {
+        members_[c].flows.clear();
+        members_[c].next_of_link = no_class;
+    }
+    for (std::size_t p = 0; p < num_ports_; ++p) {
+        ports_[p].demand = 0;
+        ports_[p].was_full = ports_[p].gathered = false;
+        ports_[p].present.clear();
+    }
+    for (std::size_t link = 0; link < links_.size(); ++link) {
+        Link &of = links_[link];
+        of.num_uses = static_cast<std::uint32_t>(m_.ports_of[link].size());
+        of.lane = none_yet, of.own_port = -1, of.first_class = no_class;
+    }
+    classes_.clear();
+    num_ports_ = m_.port_capacity.size();
+    changed_.clear();
+    reached_.clear();
+    place_of_.clear();
 }
 
 std::int32_t SharedRates::class_of(std::size_t link, double limit) {
     std::int32_t last = no_class;
-    for (std::int32_t c = links_[link].first_class; c != no_class; c = classes_[c].next_of_link) {
+    for (std::int32_t c = links_[link].first_class; c != no_class; c = members_[c].next_of_link) {
         if (classes_[c].limit == limit) return c;
         last = c;
     }
     const auto number = static_cast<std::int32_t>(classes_.size());
     Class &made = classes_.emplace_back();
     made.limit = limit;
-    made.ports = m_.ports_of[link];
-    if (links_[link].own_port >= 0) made.ports.emplace_back(links_[link].own_port, 1.0);
-    (last == no_class ? links_[link].first_class : classes_[last].next_of_link) = number;
+    made.first_use = links_[link].first_use;
+    made.num_uses = links_[link].num_uses;
+    if (members_.size() < classes_.size()) members_.emplace_back();
+    (last == no_class ? links_[link].first_class : members_[last].next_of_link) = number;
     return number;
 }
 
@@ -52,32 +83,34 @@ void SharedRates::share_link(std::size_t link, std::int32_t lane) {
     Link &of = links_[link];
     if (of.lane == none_yet) of.lane = lane;
     if (of.lane == lane || of.own_port >= 0) return;
-    of.own_port = static_cast<std::int32_t>(ports_.size());
-    ports_.emplace_back().capacity = m_.bandwidth[link];
-    for (std::int32_t c = of.first_class; c != no_class; c = classes_[c].next_of_link)
-        classes_[c].ports.emplace_back(of.own_port, 1.0);
+    of.own_port = static_cast<std::int32_t>(num_ports_);
+    if (ports_.size() == num_ports_) ports_.emplace_back();
+    ports_[num_ports_++].capacity = m_.bandwidth[link];
+    uses_[of.first_use + of.num_uses++] = {static_cast<std::uint32_t>(of.own_port), 1.0};
+    for (std::int32_t c = of.first_class; c != no_class; c = members_[c].next_of_link)
+        classes_[c].num_uses = of.num_uses;
 }
 
 // Notes that a flow of a class begins or ends.
-void SharedRates::count(std::size_t of, std::int32_t flow, bool begins) {
+void SharedRates::count(std::uint32_t of, std::int32_t flow, bool begins) {
     Class &c = classes_[of];
     if (!c.changed) {
         c.changed = true;
         changed_.push_back(of);
     }
+    std::vector<std::int32_t> &flows = members_[of].flows;
     if (begins) {
-        c.flows.push_back(flow);
+        flows.push_back(flow);
     } else {
-        std::erase(c.flows, flow);
+        std::erase(flows, flow);
     }
-    c.running = static_cast<double>(c.flows.size());
-    for (const auto &[number, weight] : c.ports) {
+    c.running = static_cast<double>(flows.size());
+    for (const auto &[number, weight] : ports_of(c)) {
         Port &port = ports_[number];
         port.was_full = port.was_full || is_overloaded(port);
         port.demand += (begins ? weight : -weight) * c.limit;
-        if (begins && c.flows.size() == 1) port.present.emplace_back(of, weight);
-        if (!begins && c.flows.empty())
-            std::erase_if(port.present, [of](const auto &entry) { return entry.first == of; });
+        if (begins && flows.size() == 1) port.present.push_back({of, weight});
+        if (!begins && flows.empty()) std::erase_if(port.present, [of](const Use &entry) { return entry.at == of; });
         if (port.present.empty()) port.demand = 0;  // what rounding has left
     }
 }
@@ -86,9 +119,9 @@ void SharedRates::count(std::size_t of, std::int32_t flow, bool begins) {
 // treated unfairly by that is given new rates too, until nobody is: max-min fair rates are unique.
 const std::vector<SharedRates::Change> &SharedRates::update() {
     news_.clear();
-    for (const std::size_t c : changed_) {
+    for (const std::uint32_t c : changed_) {
         gather(c);
-        for (const auto &[number, weight] : classes_[c].ports) {
+        for (const auto &[number, weight] : ports_of(classes_[c])) {
             const Port &port = ports_[number];
             if (!port.was_full && !is_overloaded(port)) continue;
             for (const auto &[other, w] : port.present)
@@ -98,19 +131,19 @@ const std::vector<SharedRates::Change> &SharedRates::update() {
     do {
         solve();
     } while (widen());
-    for (const std::size_t number : reached_) {
+    for (const std::uint32_t number : reached_) {
         Class &c = classes_[number];
         if (c.new_rate != c.rate || c.changed)
-            for (const std::int32_t id : c.flows)
+            for (const std::int32_t id : members_[number].flows)
                 news_.push_back({id, c.new_rate});
         c.rate = c.new_rate;
-        c.load = c.new_load;
+        c.load = c.running * c.new_rate;
         c.held_by = c.new_held_by;
         c.gathered = false;
     }
-    for (const std::size_t c : changed_) {
+    for (const std::uint32_t c : changed_) {
         classes_[c].changed = classes_[c].gathered = false;
-        for (const auto &[number, weight] : classes_[c].ports)
+        for (const auto &[number, weight] : ports_of(classes_[c]))
             ports_[number].was_full = false;
     }
     changed_.clear();
@@ -118,8 +151,8 @@ const std::vector<SharedRates::Change> &SharedRates::update() {
     return news_;
 }
 
-void SharedRates::gather(std::size_t of) {
-    if (classes_[of].gathered || classes_[of].flows.empty()) return;
+void SharedRates::gather(std::uint32_t of) {
+    if (classes_[of].gathered || classes_[of].running == 0) return;
     classes_[of].gathered = true;
     reached_.push_back(of);
 }
@@ -129,13 +162,12 @@ void SharedRates::gather(std::size_t of) {
 void SharedRates::solve() {
     growing_.clear();
     reached_ports_.clear();
-    for (const std::size_t number : reached_) {
+    for (const std::uint32_t number : reached_) {
         Class &c = classes_[number];
         c.grows = false;
         c.new_rate = c.limit;
-        c.new_load = c.running * c.limit;
         c.new_held_by = by_limit;
-        for (const auto &[p, weight] : c.ports) {
+        for (const auto &[p, weight] : ports_of(c)) {
             Port &port = ports_[p];
             if (!is_overloaded(port)) continue;
             if (!port.gathered) {
@@ -151,22 +183,23 @@ void SharedRates::solve() {
         if (c.grows) growing_.push_back(number);
     }
     open_.clear();
-    for (const std::size_t number : reached_ports_) {
+    for (const std::uint32_t number : reached_ports_) {
         Port &port = ports_[number];
         port.gathered = false;
-        port.room = port.capacity;
-        port.highest_new = port.highest = 0;
-        port.lowest_held_new = port.lowest_held = infinity;
+        double room = port.capacity, highest = 0, lowest_held = infinity;
         if (static_cast<std::size_t>(port.growing) < port.present.size()) {
             for (const auto &[c, weight] : port.present) {
+                // Reached ones count as nothing: no branch here could be foreseen.
                 const Class &other = classes_[c];
-                if (other.gathered) continue;
-                port.room -= weight * other.load;
-                port.highest = std::max(port.highest, other.rate);
-                if (other.held_by == static_cast<std::int32_t>(number))
-                    port.lowest_held = std::min(port.lowest_held, other.rate);
+                const bool held = !other.gathered && other.held_by == static_cast<std::int32_t>(number);
+                room -= weight * (other.gathered ? 0 : other.load);
+                highest = std::max(highest, other.gathered ? 0 : other.rate);
+                lowest_held = std::min(lowest_held, held ? other.rate : infinity);
             }
         }
+        port.room = room, port.highest = highest, port.lowest_held = lowest_held;
+        port.highest_new = 0;
+        port.lowest_held_new = infinity;
         if (port.growing > 0) open_.push_back(number);
     }
     sort_growing();
@@ -176,7 +209,7 @@ void SharedRates::solve() {
             ++next;
         if (next == growing_.size()) return;
         double least = classes_[growing_[next]].limit;
-        for (const std::size_t number : open_) {
+        for (const std::uint32_t number : open_) {
             Port &port = ports_[number];
             port.full_at = port.room / port.use;
             least = std::min(least, port.full_at);
@@ -184,23 +217,23 @@ void SharedRates::solve() {
         rate = std::max(rate, least);  // rounding may leave a port less than it has given
         for (std::size_t at = next; at < growing_.size() && classes_[growing_[at]].limit <= rate * near; ++at)
             freeze(classes_[growing_[at]], classes_[growing_[at]].limit, by_limit);
-        for (const std::size_t number : open_)
+        for (const std::uint32_t number : open_)
             if (ports_[number].full_at <= rate * near)
                 for (const auto &[c, weight] : ports_[number].present)
                     freeze(classes_[c], rate, static_cast<std::int32_t>(number));
-        std::erase_if(open_, [&](std::size_t number) { return ports_[number].growing == 0; });
+        std::erase_if(open_, [&](std::uint32_t number) { return ports_[number].growing == 0; });
     }
 }
 
 void SharedRates::rank_classes() {
     at_place_.resize(classes_.size());
-    std::iota(at_place_.begin(), at_place_.end(), std::size_t{0});
-    std::sort(at_place_.begin(), at_place_.end(), [this](std::size_t one, std::size_t other) {
+    std::iota(at_place_.begin(), at_place_.end(), std::uint32_t{0});
+    std::sort(at_place_.begin(), at_place_.end(), [this](std::uint32_t one, std::uint32_t other) {
         const double limit = classes_[one].limit, others = classes_[other].limit;
         return limit < others || (limit == others && one < other);
     });
     place_of_.resize(classes_.size());
-    for (std::size_t place = 0; place < at_place_.size(); ++place)
+    for (std::uint32_t place = 0; place < at_place_.size(); ++place)
         place_of_[at_place_[place]] = place;
     bits_.assign(classes_.size() / 64 + 1, 0);
 }
@@ -210,7 +243,7 @@ void SharedRates::sort_growing() {
     if (growing_.size() < 2) return;
     if (place_of_.size() != classes_.size()) rank_classes();
     std::size_t first = bits_.size(), last = 0;
-    for (const std::size_t c : growing_) {
+    for (const std::uint32_t c : growing_) {
         const std::size_t place = place_of_[c], word = place / 64;
         bits_[word] |= std::uint64_t{1} << place % 64;
         first = std::min(first, word);
@@ -229,11 +262,11 @@ void SharedRates::freeze(Class &c, double rate, std::int32_t by) {
     c.grows = false;
     c.new_rate = rate;
     c.new_held_by = by;
-    c.new_load = c.running * rate;
-    for (const auto &[number, weight] : c.ports) {
+    const double load = c.running * rate;
+    for (const auto &[number, weight] : ports_of(c)) {
         Port &port = ports_[number];
         if (!is_overloaded(port)) continue;
-        port.room -= weight * c.new_load;
+        port.room -= weight * load;
         port.use -= weight * c.running;
         port.highest_new = std::max(port.highest_new, rate);
         --port.growing;
@@ -246,16 +279,16 @@ void SharedRates::freeze(Class &c, double rate, std::int32_t by) {
 // Reaches for those whom the new rates of others treat unfairly; false if there is nobody.
 bool SharedRates::widen() {
     unfair_.clear();
-    for (const std::size_t number : reached_ports_)
+    for (const std::uint32_t number : reached_ports_)
         find_unfair(number);
-    for (const std::size_t c : unfair_)
+    for (const std::uint32_t c : unfair_)
         gather(c);
     return !unfair_.empty();
 }
 
 // Those beside the reached ones at a port may keep their rates if what the port holds back, while it is full, has as
 // much as anybody there, and nobody has more than a reached one that the port holds back.
-void SharedRates::find_unfair(std::size_t number) {
+void SharedRates::find_unfair(std::uint32_t number) {
     const Port &port = ports_[number];
     const bool full = port.room <= port.capacity * rounding;
     // Of those that the port holds back none may have less, of all beside them none may have more.

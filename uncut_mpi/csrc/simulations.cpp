@@ -96,6 +96,7 @@ void Simulations::close() {
         jobs_.clear();
         thread.swap(thread_);
         done_.wait(lock, [this] { return running_ == 0; });
+        workplaces_.clear();
     }
     to_do_.notify_one();
     if (thread.joinable()) thread.join();
@@ -119,13 +120,20 @@ void Simulations::work() {
 void Simulations::run(Job &job, std::unique_lock<std::mutex> &lock) {
     job.state = Job::running;
     ++running_;
+    std::unique_ptr<Workplace> at;
+    if (!workplaces_.empty()) {
+        at = std::move(workplaces_.back());
+        workplaces_.pop_back();
+    }
     lock.unlock();
     try {
-        job.result = job.make(machine_);
+        if (!at) at = std::make_unique<Workplace>(machine_);
+        job.result = job.make(*at);
     } catch (...) {
         job.error = std::current_exception();
     }
     lock.lock();
+    if (at) workplaces_.push_back(std::move(at));
     job.state = Job::ended;
     --running_;
     ++ended_;

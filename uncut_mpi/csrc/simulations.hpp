@@ -11,14 +11,24 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
+#include "kblocks_scheduler.hpp"
 #include "simulator.hpp"
 
 namespace uncut {
 
+// What one simulation after the other is made with.
+struct Workplace {
+    explicit Workplace(const SimulatedMachine &machine) : simulator(machine) {}
+    Simulator simulator;
+    KTables tables{};   // of a schedule that is made there and not kept,
+    Simulated times{};  // and of its run
+};
+
 class Simulations {
   public:
-    using Make = std::function<Simulated(const SimulatedMachine &)>;
+    using Make = std::function<Simulated(Workplace &)>;
 
     explicit Simulations(const SimulatedMachine &machine) : machine_(machine) {}
     ~Simulations() { close(); }
@@ -57,6 +67,7 @@ class Simulations {
     std::mutex mutex_;
     std::condition_variable to_do_, done_;
     std::deque<std::shared_ptr<Job>> jobs_;
+    std::vector<std::unique_ptr<Workplace>> workplaces_;  // where nobody is: one for the thread, one for who waits
     int running_ = 0;
     bool closed_ = false;
     std::atomic<std::uint64_t> begun_{0}, ended_{0};  // how many, for who looks without the lock

@@ -51,28 +51,29 @@ class HeldSimulations {
 
     std::int64_t begin(const nb::object &tables) {
         const SimulatedTables view = nb::cast<const HeldTables &>(tables).view();
-        return begin(tables, [view](const SimulatedMachine &machine) { return simulate(view, machine); });
+        return begin(tables, [view](Workplace &at) {
+            Simulated result;
+            at.simulator.run(view, result);
+            return result;
+        });
     }
 
     std::int64_t begin_kblocks(const nb::object &run) {
         KRun &made = nb::cast<KRun &>(run);
         require(!made.begun, "a run is begun once");
         made.begun = true;
-        return begin(run, [&made](const SimulatedMachine &machine) {
-            made.make(machine);
+        return begin(run, [&made](Workplace &at) {
+            made.make(at);
             return Simulated{};
         });
     }
 
     nb::tuple wait(std::int64_t ticket) {
-        const auto held = held_.extract(ticket);  // until this returns
-        Simulated result;
-        {
-            nb::gil_scoped_release unlocked;
-            result = simulations_.wait(ticket);
-        }
+        Simulated result = wait_for(ticket);
         return nb::make_tuple(as_array<double>(std::move(result.start)), as_array<double>(std::move(result.end)));
     }
+
+    void wait_for_run(std::int64_t ticket) { wait_for(ticket); }
 
     void close() {
         nb::gil_scoped_release unlocked;
@@ -89,6 +90,12 @@ class HeldSimulations {
             throw;
         }
         return next_++;
+    }
+
+    Simulated wait_for(std::int64_t ticket) {
+        const auto held = held_.extract(ticket);  // until this returns
+        nb::gil_scoped_release unlocked;
+        return simulations_.wait(ticket);
     }
 
     std::int64_t next_ = 0;
@@ -151,6 +158,7 @@ void bind_simulator(nb::module_ &m) {
         .def("begin", nb::overload_cast<const nb::object &>(&HeldSimulations::begin))
         .def("begin_kblocks", &HeldSimulations::begin_kblocks)
         .def("wait", &HeldSimulations::wait)
+        .def("wait_for_run", &HeldSimulations::wait_for_run)
         .def("close", &HeldSimulations::close);
     m.def("simulate", &simulate_tables, "Return (start, end) of every task in seconds.");
 }

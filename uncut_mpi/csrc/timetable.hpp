@@ -12,6 +12,10 @@ class Timetable {
   public:
     bool empty() const { return heap_.empty(); }
     double first_time() const { return heap_.front().time; }
+    void clear() {
+        heap_.clear();
+        place_.clear();
+    }
 
     std::size_t take_first() {
         const std::size_t domain = heap_.front().domain;

@@ -242,7 +242,7 @@ class Evaluation:
             if not self._spend(run.num_tasks, room_left):
                 del self._alike[alike]  # there may be more room later
                 return None
-            simulated = _Once(functools.partial(_simulation_of, made, run, self._machine))
+            simulated = _Once(functools.partial(_simulation_of, made, run, self._machine, self._simulations))
             progress = functools.partial(progress_of_run, run)
             found = self._candidate(options, made.options, made, run.seconds, simulated, progress)
             self._alike[alike] = found
@@ -252,7 +252,7 @@ class Evaluation:
 
     def _run_in_core(self, prepared: kblocks.Prepared, room: int) -> Callable[[], _native.KBlocksRun]:
         """Begin to make a schedule and to simulate it, and return what waits for it."""
-        run = prepared.run(room)
+        run = prepared.run(room, keeps=self._metric_name != "time")
         wait = self._simulations.begin_kblocks(run, self._problem.dtype)
 
         def ended() -> _native.KBlocksRun:
@@ -336,5 +336,8 @@ class _Once:
         return self._made
 
 
-def _simulation_of(prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine) -> Simulation:
+def _simulation_of(
+    prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, simulations: Simulations
+) -> Simulation:
+    simulations.keep(run)
     return Simulation(prepared.schedule_of(run), machine, *run.times())

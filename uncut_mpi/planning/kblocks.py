@@ -357,12 +357,21 @@ class Prepared:
         check_capacity(self._given.lay_out(), *whose)
         return self._schedule(_native.schedule_kblocks(self._given))
 
-    def run(self, most_tasks: int) -> _native.KBlocksRun:
-        """Return what the core makes the schedule and its simulation of, if it has no more than so many tasks."""
-        return _native.KBlocksRun(self._given, self._planner.room, most_tasks)
+    def run(self, most_tasks: int, *, keeps: bool = False) -> _native.KBlocksRun:
+        """
+        Return what the core makes the schedule and its simulation of, if it has no more than so many tasks.
+
+        Parameters
+        ----------
+        most_tasks : int
+            The limit.
+        keeps : bool, optional
+            Whether tasks and times are kept; who looks at few runs has them made again.
+        """
+        return _native.KBlocksRun(self._given, self._planner.room, most_tasks, keeps)
 
     def schedule_of(self, run: _native.KBlocksRun) -> Schedule:
-        """Return the schedule of such a run, when it is made."""
+        """Return the schedule of such a run, when it is made and kept."""
         return self._schedule(run.tables())
 
     def _schedule(self, tables: tuple[np.ndarray, ...]) -> Schedule:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -151,7 +152,8 @@ class Simulations:
 
     def __init__(self, machine: Machine, *, issuing_threads: int = 0) -> None:
         self._machine = machine
-        self._native = _native.Simulations(_native_machine(machine, issuing_threads))
+        self._native_machine = _native_machine(machine, issuing_threads)
+        self._native = _native.Simulations(self._native_machine)
 
     def __enter__(self) -> Simulations:
         return self
@@ -175,9 +177,9 @@ class Simulations:
             raise ParamError(_OVER) from None
         return functools.partial(self._wait, schedule, ticket)
 
-    def begin_kblocks(self, run: _native.KBlocksRun, dtype: DType) -> Callable[[], object]:
+    def begin_kblocks(self, run: _native.KBlocksRun, dtype: DType) -> Callable[[], None]:
         """
-        Begin to make a schedule of `kblocks` and to simulate it, and return what waits for its end: the run has both.
+        Begin to make a schedule of `kblocks` and to simulate it, and return what waits for its end, once.
 
         Parameters
         ----------
@@ -196,20 +198,25 @@ class Simulations:
             ticket = self._native.begin_kblocks(run)
         except IndexError:
             raise ParamError(_OVER) from None
-        return functools.partial(self._wait_for, ticket)
+        return functools.partial(self._waited, self._native.wait_for_run, ticket)
+
+    def keep(self, run: _native.KBlocksRun) -> None:
+        """Have the tables and times of a run at hand, when that has ended; after the end of the context, too."""
+        run.keep(self._native_machine)
 
     def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
-        return Simulation(schedule, self._machine, *self._wait_for(ticket))
+        return Simulation(schedule, self._machine, *self._waited(self._native.wait, ticket))
 
-    def _wait_for(self, ticket: int) -> tuple[np.ndarray, np.ndarray]:
+    def _waited(self, wait: Callable[[int], _Waited], ticket: int) -> _Waited:
         try:
-            return self._native.wait(ticket)
+            return wait(ticket)
         except IndexError:
             raise ParamError(_OVER) from None
         except ValueError as error:
             raise _cannot(self._machine, error) from None
 
 
+_Waited = TypeVar("_Waited")
 _OVER = "this simulation is over: wait for it once, before its Simulations end"
 
 

@@ -1,0 +1,202 @@
+// What each task is to the simulator: bytes on a link, or seconds of a device.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "simulator_state.hpp"
+
+namespace uncut {
+namespace {
+
+constexpr std::uint8_t in_host = 1;
+constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
+constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
+constexpr std::int64_t even_extent = 256;     // GemmShape.uneven of model/costs.py
+constexpr std::int64_t alignment_bytes = 16;  // GemmShape.misaligned
+
+// What a copy of rows so many bytes wide gets of the bandwidth: RowRates of model/costs.py.
+double row_share(const std::vector<std::pair<double, double>> &table, double width) {
+    if (table.empty()) return 1;
+    if (width <= table.front().first) return table.front().second * width / table.front().first;
+    for (std::size_t i = 1; i < table.size(); ++i) {
+        const auto &[below, low] = table[i - 1];
+        const auto &[above, high] = table[i];
+        if (width <= above) return low + (high - low) * std::log(width / below) / std::log(above / below);
+    }
+    return table.back().second;
+}
+
+// How much of host memory a device learns the pages of at once: what lies in several such lines is several rows.
+constexpr std::int64_t page_line = 65536;
+
+// What a row that begins so many bytes behind the start of a line takes, as a multiple of what its bytes take alone.
+double row_cost(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t offset) {
+    const std::int64_t head = std::min(width, (page_line - offset) % page_line);
+    const std::int64_t whole = (width - head) / page_line * page_line;
+    double cost = 0;
+    for (const std::int64_t part : {head, whole, width - head - whole})
+        if (part > 0) cost += static_cast<double>(part) / row_share(table, static_cast<double>(part));
+    return cost / static_cast<double>(width);
+}
+
+// The tables are of rows far apart, which begin at a line each. Rows twice their width apart cost nothing, and between
+// the two what they cost grows with the distance. Where rows far apart do not all begin at the same place of a line,
+// the mean over all places counts (docs/performance.md, 2026-11-21 and 2026-11-25).
+double host_row_share(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t distance,
+                      std::int64_t offset) {
+    if (table.empty()) return 1;
+    const std::int64_t near = 2 * width;
+    if (distance < page_line) {
+        const double share = row_share(table, static_cast<double>(width));
+        if (near >= page_line) return share;
+        const auto beyond = static_cast<double>(distance - near), most = static_cast<double>(page_line - near);
+        return 1 - (1 - share) * std::max(0.0, beyond / most);
+    }
+    if (distance % page_line == 0) return 1 / row_cost(table, width, offset % page_line);
+    constexpr std::int64_t places = 8;
+    double cost = 0;
+    for (std::int64_t at = 0; at < places; ++at)
+        cost += row_cost(table, width, at * page_line / places);
+    return places / cost;
+}
+
+}  // namespace
+
+int Simulator::State::location(const BufferRecord &buffer) const {
+    return buffer.space == in_host ? host_ : buffer.owner;
+}
+
+void Simulator::State::make_bodies() {
+    for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
+        const TaskRecord &task = t_.tasks[i];
+        if (task.rank < 0 || task.rank >= m_.num_ranks)
+            throw std::invalid_argument("task " + std::to_string(i) + " is on a rank that the machine lacks");
+        Task &of = tasks_[i];
+        of.rank = task.rank;
+        of.is_kernel = task.kind == gemm_task || task.kind == combine_task;
+        if (task.kind == copy_task) of.body = copy_body(task);
+        if (task.kind == gemm_task) of.body = gemm_body(task);
+        if (task.kind == combine_task) of.body = combine_body(task);
+    }
+}
+
+Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
+    const RegionRecord &to = t_.regions[operand(task, 0).region], &from = t_.regions[operand(task, 1).region];
+    const BufferRecord &target = t_.buffers[to.buffer], &source = t_.buffers[from.buffer];
+    const std::int64_t item = element_bytes[target.dtype];
+    Body body;
+    body.amount = static_cast<double>(to.rows * to.cols * item);
+    int from_at = location(source), to_at = location(target);
+    double limit = infinity;
+    const auto *rows = from_at == to_at && !m_.row_local.empty() ? &m_.row_local : &m_.row_device;
+    const RegionRecord *there = nullptr;  // in host memory
+    if (from_at == host_ && to_at != host_) {
+        rows = &m_.row_in;
+        there = &from;
+        // Private host memory is behind its rank's link, and goes on from there.
+        if (task.rank != to_at) limit = m_.bandwidth[link_of(task.rank, to_at)];
+        to_at = task.rank;
+    } else if (to_at == host_ && from_at != host_) {
+        rows = &m_.row_out;
+        there = &to;
+        if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
+        from_at = task.rank;
+    }
+    if (m_.serial_copies && from_at != to_at)
+        body.engine = task.rank * ways + (from_at == host_ ? 1 : to_at == host_ ? 2 : 0);
+    const std::size_t link = link_of(from_at, to_at);
+    limit = std::min(limit, m_.bandwidth[link]);
+    const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
+    if (!contiguous && to.rows > 0 && there != nullptr) {
+        const std::int64_t ld = t_.buffers[there->buffer].ld;
+        limit *= host_row_share(*rows, to.rows * item, ld * item, (there->row + there->col * ld) * item);
+    } else if (!contiguous && to.rows > 0) {
+        limit *= row_share(*rows, static_cast<double>(to.rows * item));
+    }
+    body.latency = m_.latency[link];
+    body.of = rates_.class_of(link, limit);
+    rates_.share_link(link, task.lane);
+    return body;
+}
+
+// Whether all columns of a region begin at multiples of 16 bytes, if its buffer does.
+bool Simulator::State::is_aligned(const RegionRecord &region) const {
+    const BufferRecord &buffer = t_.buffers[region.buffer];
+    const std::int64_t item = element_bytes[buffer.dtype];
+    const bool begins = (region.row + region.col * buffer.ld) * item % alignment_bytes == 0;
+    return begins && (region.cols <= 1 || buffer.ld * item % alignment_bytes == 0);
+}
+
+// Rows of a panel's padding behind a region: lower.py gives them to the executor.
+std::int64_t Simulator::State::room(const RegionRecord &region) const {
+    const BufferRecord &buffer = t_.buffers[region.buffer];
+    const bool at_end = buffer.role != user_role && region.row + region.rows == buffer.rows;
+    return at_end ? buffer.ld - buffer.rows : 0;
+}
+
+// Whether columns of A, B and C begin at multiples of 16 bytes and have whole multiples of them.
+bool Simulator::State::is_aligned(const TaskRecord &task) const {
+    const RegionRecord &c = t_.regions[operand(task, 0).region], &a = t_.regions[operand(task, 1).region],
+                       &b = t_.regions[operand(task, 2).region];
+    if (!is_aligned(a) || !is_aligned(b) || !is_aligned(c)) return false;
+    const std::int64_t step = alignment_bytes / element_bytes[t_.buffers[a.buffer].dtype];
+    const bool turned = operand(task, 1).op != 0;
+    const std::int64_t missing = (step - c.rows % step) % step;
+    if (missing > 0 && (turned || missing > room(a) || missing > room(c))) return false;
+    return b.rows % step == 0 && (!turned || a.rows % step == 0);
+}
+
+Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const {
+    const OperandRecord &a = operand(task, 1);
+    const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
+    const int dtype = t_.buffers[left.buffer].dtype;
+    const double rate = m_.gemm_rate[static_cast<std::size_t>(dtype) * m_.num_ranks + task.rank];
+    if (!(rate > 0)) throw std::invalid_argument("the machine has no GEMM rate for a product's type");
+    const std::int64_t k = a.op != 0 ? left.rows : left.cols;
+    Body body;
+    if (c.rows == 0 || c.cols == 0 || k == 0) return body;
+    const auto odd = [](std::int64_t extent) { return extent > even_extent && extent % even_extent != 0; };
+    double factor = odd(c.rows) || odd(c.cols) ? 1 + m_.gemm_uneven[dtype] : 1;
+    if (!is_aligned(task)) factor *= 1 + m_.gemm_misaligned[dtype];
+    const double depth = factor * static_cast<double>(k) + m_.half_depth[dtype];
+    const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
+    const double wanted = static_cast<double>(c.rows) * static_cast<double>(c.cols);
+    double elements = wanted;
+    if (rows > 1 || cols > 1) {
+        const double blocks =
+            std::ceil(static_cast<double>(c.rows) / rows) * std::ceil(static_cast<double>(c.cols) / cols);
+        const auto width = static_cast<double>(m_.multiprocessors[task.rank]);
+        const double slots = m_.gemm_waves[dtype] ? std::ceil(blocks / width) * width : blocks;
+        elements = slots * rows * cols;
+        body.demand = blocks / slots;
+    }
+    const double tail = m_.gemm_tail[dtype];
+    const double idle = 1 - body.demand * elements / (elements + tail);
+    body.demand = 1 - m_.gemm_idle_use[dtype] * idle;  // what another kernel cannot have
+    const double operations = 2.0 * (elements * depth + tail * static_cast<double>(k));
+    // C is written once in any case, which is part of `half_depth`.
+    const std::int64_t item = element_bytes[t_.buffers[c.buffer].dtype];
+    const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - accumulator_bytes[dtype];
+    const double half = m_.c_half_depth[dtype], hidden = half > 0 ? 1 + static_cast<double>(k) / half : 1;
+    const double moving_s = m_.c_s_per_byte[dtype] * wanted * static_cast<double>(moved) / hidden;
+    body.amount = m_.gemm_overhead[dtype] + std::max(operations / rate + moving_s, 0.0);
+    return body;
+}
+
+Simulator::State::Body Simulator::State::combine_body(const TaskRecord &task) const {
+    double bytes = 0;
+    for (std::size_t o = 0; o < task.num_operands; ++o) {
+        const RegionRecord &region = t_.regions[operand(task, o).region];
+        bytes += static_cast<double>(region.rows * region.cols * element_bytes[t_.buffers[region.buffer].dtype]);
+    }
+    Body body;
+    const int dtype = t_.buffers[t_.regions[operand(task, 0).region].buffer].dtype;
+    const bool half = element_bytes[dtype] < accumulator_bytes[dtype];
+    body.amount = bytes / (half ? m_.half_combine_rate : m_.combine_rate)[task.rank];
+    if (bytes > 0) body.amount += m_.combine_start;
+    return body;
+}
+
+}  // namespace uncut

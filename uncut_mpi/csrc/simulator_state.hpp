@@ -1,0 +1,159 @@
+// What a simulation works with, kept from one to the next; simulator_bodies.cpp says what each task is, simulator.cpp
+// runs them.
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "shared_rates.hpp"
+#include "simulator.hpp"
+#include "timetable.hpp"
+
+namespace uncut {
+
+class Simulator::State {
+  public:
+    explicit State(const SimulatedMachine &machine)
+        : m_(machine),
+          rates_(machine),
+          locations_(machine.num_ranks + 1),
+          host_(machine.num_ranks),
+          devices_(static_cast<std::size_t>(machine.num_ranks)),
+          engines_(static_cast<std::size_t>(machine.num_ranks * ways)) {}
+
+    void run(const SimulatedTables &tables, Simulated &result);
+
+  private:
+    static constexpr double infinity = std::numeric_limits<double>::infinity();
+    static constexpr std::int32_t ways = 3;
+
+    // A copy that moves bytes. Its rate was set at `since`.
+    struct Flow {
+        std::int32_t task = -1;
+        std::int32_t of = 0;  // class of shared rates
+        double left = 0, since = 0, rate = 0;
+    };
+
+    // A device's kernels, first come, first served: a later one gets what the earlier ones leave free.
+    struct Device {
+        struct Kernel {
+            std::int32_t task;
+            double left;    // seconds alone
+            double demand;  // part of the device that it can keep busy
+            double rate;
+            double finish;
+        };
+        std::vector<Kernel> kernels;
+        double now = 0;
+        bool changed = false;
+    };
+
+    // What moves a device's copies one way: to other devices, from the host or to it. It serves the lanes in turn, and
+    // what follows a copy on its lane, the news of its end included, has to wait for the lane's next turn.
+    struct Engine {
+        struct Turn {
+            std::int32_t task;
+            bool over;  // its copy has been made
+        };
+        std::vector<Turn> waiting;  // those from `next` on
+        std::size_t next = 0;
+        bool busy = false;
+    };
+
+    struct Body {
+        double amount = 0;   // copy: bytes; kernel: seconds alone
+        double latency = 0;  // before a copy moves its first byte
+        double demand = 1;
+        std::int32_t of = -1;      // copy: class of shared rates
+        std::int32_t engine = -1;  // copy: that serves it, if copies are served one after another
+    };
+
+    // All about one task: who needs some of it needs most of it soon.
+    struct Task {
+        Body body;
+        double ready = 0;               // when all that it waited for so far is seen
+        double before = 0, behind = 0;  // time of the lane for its waits and signals
+        std::int32_t pending = 1;       // what it waits for; for being issued first
+        std::int32_t next_on_lane = -1;
+        std::int32_t first_after = 0;  // in after_, whose waiters end where the next task's begin
+        std::int32_t rank = 0;
+        bool is_kernel = false;
+    };
+
+    // What it takes to issue a task.
+    struct Issue {
+        double own = 0, extra = 0;  // for itself, and for records and signals that its waiters ask of it
+        std::uint64_t told = 0;     // whom it tells of its end: bit 0 its own rank, others by rank (modulo 63)
+    };
+
+    struct Event {
+        double time;
+        std::int32_t task;
+        bool moves = false;  // a copy whose latency has passed
+        bool operator>(const Event &other) const { return time != other.time ? time > other.time : task > other.task; }
+    };
+
+    void clear();
+
+    // -- what each task is: simulator_bodies.cpp ---------------------------------------------
+
+    void make_bodies();
+    Body copy_body(const TaskRecord &task);
+    Body gemm_body(const TaskRecord &task) const;
+    Body combine_body(const TaskRecord &task) const;
+    bool is_aligned(const RegionRecord &region) const;
+    bool is_aligned(const TaskRecord &task) const;
+    std::int64_t room(const RegionRecord &region) const;
+
+    std::size_t link_of(int source, int destination) const {
+        return static_cast<std::size_t>(source) * locations_ + destination;
+    }
+    int location(const BufferRecord &buffer) const;
+    const OperandRecord &operand(const TaskRecord &task, std::size_t which) const {
+        return t_.operands[task.first_operand + which];
+    }
+
+    // -- who waits for whom, and the run -----------------------------------------------------
+
+    void link_tasks();
+    void issue();
+    void satisfy(std::int32_t task, double time);
+    void start_at(const Event &event);
+    void touch(std::size_t device);
+    void begin(std::int32_t task, double now);
+    void send(std::int32_t task, double now);
+    void move(std::int32_t task, double now);
+    double local_latency(const Task &before, const Task &after) const;
+    void end(std::int32_t task, double now);
+    static void advance(Device &device, double now);
+    void finish_flow(std::int32_t id, double now);
+    void serve(Engine &engine, double now);
+    void finish_kernels(std::size_t number, double now);
+    void settle(Device &device, std::size_t number);
+    void set_rate(std::int32_t id, double rate, double now);
+
+    SimulatedTables t_;
+    const SimulatedMachine &m_;
+    SharedRates rates_;
+    const int locations_, host_;
+
+    std::vector<Flow> flows_;
+    std::vector<std::int32_t> free_flows_;
+    std::vector<Device> devices_;
+    std::vector<Engine> engines_;
+
+    std::vector<Task> tasks_;  // and one more behind the last
+    std::vector<std::int32_t> after_, last_on_lane_;
+    std::vector<Issue> issues_;
+    std::vector<std::int32_t> reach_;
+    std::vector<double> clock_;
+
+    std::vector<Event> starts_;  // a heap, the first one on top
+    Timetable due_;              // of devices, then of flows
+    std::vector<std::size_t> touched_;
+    std::vector<std::int32_t> done_;
+    std::size_t finished_ = 0;
+    double *start_ = nullptr, *end_ = nullptr;  // of the result
+};
+
+}  // namespace uncut
