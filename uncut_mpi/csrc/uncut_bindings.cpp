@@ -10,11 +10,18 @@
 #include <tuple>
 
 #include "table_bytes.hpp"
-#include "uncut_scheduler.hpp"
+#include "uncut_tables.hpp"
 
 namespace nb = nanobind;
 
 namespace uncut {
+
+nb::tuple as_arrays(Tables &&tables) {
+    return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
+                          as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
+                          as_bytes(std::move(tables.lanes)), tables.caches, tables.end);
+}
+
 namespace {
 
 nb::tuple schedule_tables(const Input &input) {
@@ -23,9 +30,7 @@ nb::tuple schedule_tables(const Input &input) {
         nb::gil_scoped_release unlocked;
         tables = schedule_uncut(input);
     }
-    return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
-                          as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                          as_bytes(std::move(tables.lanes)), tables.caches, tables.end);
+    return as_arrays(std::move(tables));
 }
 
 using Matrix = std::vector<std::vector<Time>>;

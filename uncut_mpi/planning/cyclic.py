@@ -32,7 +32,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import MAX_TASKS, USUAL_HOPS, TileWorkers, schedule_tiles
+from uncut_mpi.planning.tiles import MAX_TASKS, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
 
 MOST_SEARCHED: Final = 8
 """Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
@@ -69,6 +69,21 @@ def schedule(
     CapacityError
         If a rank has too little device memory for its panels.
     """
+    prepared = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
+    made, _ = prepared.schedule()
+    return made, prepared.options
+
+
+def prepare(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
+) -> PreparedTiles:
+    """Return what `schedule` makes a schedule of, so that it can be made elsewhere; it raises the same errors."""
     placement.check_ranks(num_ranks)
     machine.check_ranks(num_ranks)
     if not problem.has_product:
@@ -94,10 +109,8 @@ def schedule(
         max_hops=hops,
         compute_lanes=options.compute_lanes,
     )
-    made, _ = schedule_tiles(
-        problem, placement, machine, engine, workers, scheduler="cyclic", grid=grid, most_tasks=most_tasks
-    )
-    return made, dataclasses.replace(options, grid=made.grid, tile=tile, devices=devices)
+    chosen = dataclasses.replace(options, scheduler="cyclic", grid=(grid.rows, grid.cols), tile=tile, devices=devices)
+    return prepare_tiles(problem, placement, machine, engine, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
 
 
 def _workload(

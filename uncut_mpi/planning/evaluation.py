@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import CapacityError, PlanError
+from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -26,16 +26,19 @@ from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.candidates import Candidate, Progress, progress_of, progress_of_run
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.schedulers import Made, make_schedule
+from uncut_mpi.planning.schedule import Schedule, TileTables
+from uncut_mpi.planning.schedulers import Made, make_schedule, make_tiles, prepare_tiles
 from uncut_mpi.planning.simulate import Simulation, Simulations
-from uncut_mpi.planning.tiles import MAX_TASKS
+from uncut_mpi.planning.tiles import MAX_TASKS, PreparedTiles
 
 DEFAULT_BUDGET_TASKS: Final = 80_000
 """Simulated tasks of a search on up to 8 ranks, where it takes mostly 20 to 130 ms."""
 
 BUDGET_TASKS_PER_RANK: Final = 5_000
 """The same on more ranks, for each of them."""
+
+_OF_TILES: Final = ("uncut", "cyclic")
+"""Schedulers whose schedules the core makes of tiles."""
 
 _MOST_TOO_LARGE: Final = 8
 """After so many schedules in a row for which the budget has no room there are hardly any that it has room for."""
@@ -90,6 +93,7 @@ class Evaluation:
         self._asked: dict[ScheduleOptions, ScheduleOptions] = {}
         self._by_name: dict[ScheduleOptions, Candidate] = {}
         self._bounds: dict[tuple[int, ...], float] = {}
+        self._later: dict[ScheduleOptions, _Ahead | None] = {}
         self._begun: list[Callable[[], Candidate | None]] = []
         self._settled: list[Candidate] = []
         self._expected = self._last_tasks = 0
@@ -164,6 +168,16 @@ class Evaluation:
         always : bool, optional
             Whether it may have as many tasks as the whole of a default budget, whatever was spent.
         """
+        if options.scheduler in _OF_TILES and not must and not always:
+            if options not in self._seen and options not in self._later:
+                self._later[options] = self._make_ahead(options)
+        else:
+            self._begin_later_ones()
+            self._begin(options, must=must, always=always)
+
+    def _begin(
+        self, options: ScheduleOptions, *, must: bool = False, always: bool = False, ahead: _Ahead | None = None
+    ) -> None:
         before = len(self._seen)
         self._seen.add(options)
         if len(self._seen) == before:
@@ -186,7 +200,7 @@ class Evaluation:
             if options.scheduler == "kblocks" and not must:
                 self._begin_in_core(options, room, least_room)
             else:
-                self._begin_here(options, room)
+                self._begin_here(options, room, ahead)
         except (PlanError, CapacityError) as error:
             if must:
                 raise
@@ -204,13 +218,40 @@ class Evaluation:
 
     def _charge(self) -> None:
         """Wait for what was begun, and spend what it took; who waits for the whole batch judges by it later."""
+        self._begin_later_ones()
         begun, self._begun, self._expected = self._begun, [], 0
         self._settled += (candidate for candidate in (one() for one in begun) if candidate is not None)
 
     # -- making and simulating ---------------------------------------------------------------
 
-    def _begin_here(self, options: ScheduleOptions, room: int) -> None:
-        made = make_schedule(*self._about, options, most_tasks=room)
+    def _make_ahead(self, options: ScheduleOptions) -> _Ahead | None:
+        """
+        Begin to make a schedule of tiles in the core, beside the others of a batch.
+
+        Whether it is taken is decided when all before it are made, as if it was made then.
+        """
+        room = self.limit - self.spent
+        hopeless = self._metric_name == "time" and self.bound_s(options) >= self.least
+        if room <= 0 or self._too_large >= _MOST_TOO_LARGE or hopeless or options in self._known:
+            return None
+        try:
+            prepared = prepare_tiles(*self._about, options, most_tasks=room)
+        except UncutError:
+            return None  # if it comes to that, it is raised there
+        return None if prepared is None else _Ahead(prepared, self._simulations.begin_tiles(prepared.given))
+
+    def _begin_later_ones(self) -> None:
+        later, self._later = self._later, {}
+        for options, ahead in later.items():
+            self._begin(options, ahead=ahead)
+
+    def _begin_here(self, options: ScheduleOptions, room: int, ahead: _Ahead | None) -> None:
+        if ahead is None:
+            made = make_schedule(*self._about, options, most_tasks=room)
+        else:
+            made = make_tiles(ahead.prepared, ahead.wait)
+            if len(made.schedule.tasks) > room:  # there was more when it was begun
+                raise PlanError("there are more tasks than a search has room for")
         if self._is_known(options, made.options) or not self._spend(len(made.schedule.tasks), room):
             return
         run = _Once(self._simulations.begin(made.schedule))
@@ -318,6 +359,13 @@ class Evaluation:
             self._asked[options] = named
         value = seconds if self._metric_name == "time" else self._metric.value(run())
         return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
+
+
+class _Ahead(NamedTuple):
+    """A schedule of tiles that the core makes."""
+
+    prepared: PreparedTiles
+    wait: Callable[[], TileTables]
 
 
 class _Once:

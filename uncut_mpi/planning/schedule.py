@@ -421,6 +421,10 @@ class Schedule:
         }
 
 
+TileTables = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]
+"""What the core makes of tiles: tasks, operands, regions, awaits and lanes, caches, and the end (ps)."""
+
+
 def native_tables(
     tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, lanes: np.ndarray
 ) -> dict[str, np.ndarray]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import bands, cyclic, kblocks, uncut
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Schedule, TileTables
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.tiles import MAX_TASKS
+from uncut_mpi.planning.tiles import MAX_TASKS, PreparedTiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,30 @@ class Made:
         return simulate(self.schedule, machine).seconds if self.predicted_s is None else self.predicted_s
 
 
+def prepare_tiles(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
+) -> PreparedTiles | None:
+    """Return what `make_schedule` makes a schedule of tiles of, with its errors; None where it makes another one."""
+    about = (problem, placement, num_ranks, machine)
+    if options.scheduler == "uncut" or not problem.has_product:
+        return uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
+    if options.scheduler == "cyclic":
+        return cyclic.prepare(*about, options, most_tasks=most_tasks)
+    return None
+
+
+def make_tiles(prepared: PreparedTiles, make: Callable[[], TileTables] | None = None) -> Made:
+    """Return the schedule of tiles, once, by what returns what the core has made of them elsewhere."""
+    schedule, seconds = prepared.schedule(make)
+    return Made(schedule, prepared.options, seconds if prepared.options.scheduler == "uncut" else None)
+
+
 def make_schedule(
     problem: GemmProblem,
     placement: Placement,
@@ -54,12 +79,9 @@ def make_schedule(
     `bands`, which makes few tasks, give up (PlanError) what has more than `most_tasks`.
     """
     about = (problem, placement, num_ranks, machine)
-    if options.scheduler == "uncut" or not problem.has_product:
-        result = uncut.schedule(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)
-        chosen = changed(options, scheduler="uncut", tile=result.schedule.tile, grid=result.schedule.grid)
-        return Made(result.schedule, chosen, result.predicted_s)
-    if options.scheduler == "cyclic":
-        return Made(*cyclic.schedule(*about, options, most_tasks=most_tasks))
+    prepared = prepare_tiles(*about, options, most_tasks=most_tasks)
+    if prepared is not None:
+        return make_tiles(prepared)
     if options.scheduler == "kblocks":
         return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
     return Made(*bands.schedule(*about, options))

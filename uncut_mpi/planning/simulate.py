@@ -37,7 +37,7 @@ from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import HOST, Kind, Schedule, rows_by_rank
+from uncut_mpi.planning.schedule import HOST, Kind, Schedule, TileTables, rows_by_rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -199,6 +199,23 @@ class Simulations:
         except IndexError:
             raise ParamError(_OVER) from None
         return functools.partial(self._waited, self._native.wait_for_run, ticket)
+
+    def begin_tiles(self, given: _native.UncutInput) -> Callable[[], TileTables]:
+        """
+        Begin to make a schedule of tiles, without its simulation, and return what waits for its tables, once.
+
+        Raises
+        ------
+        ParamError
+            After the end of the context.
+        ValueError
+            At the end, as `schedule_uncut`.
+        """
+        try:
+            ticket = self._native.begin_uncut(given)
+        except IndexError:
+            raise ParamError(_OVER) from None
+        return functools.partial(self._native.wait_for_tables, ticket)
 
     def keep(self, run: _native.KBlocksRun) -> None:
         """Have the tables and times of a run at hand, when that has ended; after the end of the context, too."""

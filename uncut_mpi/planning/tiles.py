@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.layout import Layout, aligned_ld
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
+from uncut_mpi.planning.schedule import Matrix, Role, Schedule, TileTables, native_tables
 
 MIN_CHUNK_COLUMNS: Final = 100
 """Fewest stored columns in a chunk of a batched fetch."""
@@ -122,26 +123,98 @@ def _tile_sizes(extent: int, tile: int) -> list[int]:
     return [min(tile, extent - start) for start in range(0, extent, tile)]
 
 
-def schedule_tiles(
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PreparedTiles:
+    """
+    What the core makes a schedule of tiles of; it may do so elsewhere.
+
+    Attributes
+    ----------
+    given : UncutInput
+        For `_native.schedule_uncut`.
+    options : ScheduleOptions
+        Those asked for, with what was chosen.
+    """
+
+    given: _native.UncutInput
+    options: ScheduleOptions
+    scheduler: str
+    grid: ProcessGrid
+    problem: GemmProblem
+    placement: Placement
+    layout: Layout
+
+    def schedule(self, make: Callable[[], TileTables] | None = None) -> tuple[Schedule, float]:
+        """
+        Return the schedule, once, and when its last task is over by ETA plus compute (s).
+
+        Parameters
+        ----------
+        make : callable, optional
+            Returns what the core has made; without it that is made now.
+
+        Raises
+        ------
+        PlanError
+            If there are more than `most_tasks` tasks.
+        """
+        given, tile = self.given, self.given.tile
+        try:
+            *tables, caches, end_ps = make() if make else _native.schedule_uncut(given)
+        except ValueError as error:
+            raise _too_many(self.problem, tile, f"more than {given.most_tasks} tasks", given.most_tasks) from error
+        for rank, matrix, slots in caches:
+            rows, cols = given.slot_shape[matrix]
+            self.layout.add(rank, (rows, slots * cols), self.problem.dtype, Matrix(matrix), Role.CACHE)
+        result = Schedule(
+            num_ranks=given.num_ranks,
+            problem=self.problem,
+            placement=self.placement,
+            scheduler=self.scheduler,
+            grid=(self.grid.rows, self.grid.cols),
+            splits=1,
+            tile=tile,
+            buffers=self.layout.table(),
+            **native_tables(*tables),
+        )
+        return result, end_ps / _PS_PER_S
+
+
+def prepare_tiles(
     problem: GemmProblem,
     placement: Placement,
     machine: Machine,
     options: ScheduleOptions,
     workers: TileWorkers,
     *,
-    scheduler: str,
+    chosen: ScheduleOptions,
     grid: ProcessGrid,
     most_tasks: int = MAX_TASKS,
-) -> tuple[Schedule, float]:
+) -> PreparedTiles:
     """
-    Return a schedule of tiles, and when its last task is over by ETA plus compute (s).
+    Return what a schedule of tiles is made of.
+
+    Parameters
+    ----------
+    problem, placement, machine
+        Of the schedule.
+    options : ScheduleOptions
+        Of the engine.
+    workers : TileWorkers
+        Who computes what.
+    chosen : ScheduleOptions
+        The scheduler's, with everything set.
+    grid : ProcessGrid
+        What the schedule is said to be on.
+    most_tasks : int, optional
+        The limit.
 
     Raises
     ------
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
-        If there would be more than `most_tasks` tasks.
+        If there would surely be more than `most_tasks` tasks.
     """
     _check_size(problem, placement, workers, options, most_tasks)
     num_ranks = machine.num_ranks
@@ -151,25 +224,7 @@ def schedule_tiles(
     native = _native_input(problem, placement, machine, options, workers, panels)
     _set_relays(native, problem, machine, options, layout)
     native.most_tasks = most_tasks
-    try:
-        *tables, caches, end_ps = _native.schedule_uncut(native)
-    except ValueError as error:
-        raise _too_many(problem, workers.tile, f"more than {most_tasks} tasks", most_tasks) from error
-    for rank, matrix, slots in caches:
-        rows, cols = native.slot_shape[matrix]
-        layout.add(rank, (rows, slots * cols), problem.dtype, Matrix(matrix), Role.CACHE)
-    result = Schedule(
-        num_ranks=num_ranks,
-        problem=problem,
-        placement=placement,
-        scheduler=scheduler,
-        grid=(grid.rows, grid.cols),
-        splits=1,
-        tile=workers.tile,
-        buffers=layout.table(),
-        **native_tables(*tables),
-    )
-    return result, end_ps / _PS_PER_S
+    return PreparedTiles(native, chosen, chosen.scheduler, grid, problem, placement, layout)
 
 
 def _check_size(

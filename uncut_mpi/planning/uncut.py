@@ -51,9 +51,9 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import MAX_TASKS, TileWorkers, schedule_tiles
+from uncut_mpi.planning.tiles import MAX_TASKS, PreparedTiles, TileWorkers, prepare_tiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,6 +100,20 @@ def schedule(
     PlanError
         If there would be more than `most_tasks` tasks.
     """
+    prepared, decomposition = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
+    return UncutResult(*prepared.schedule(), decomposition)
+
+
+def prepare(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
+) -> tuple[PreparedTiles, Decomposition]:
+    """Return what `schedule` makes a schedule of, so that it can be made elsewhere; it raises the same errors."""
     placement.check_ranks(num_ranks)
     machine.check_ranks(num_ranks)
     devices = options.computing_ranks(num_ranks)
@@ -107,10 +121,11 @@ def schedule(
     tile = _tile(problem, placement, grid, devices, machine, options)
     decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
     workers = _workers(problem, placement, decomposition, devices)
-    made, seconds = schedule_tiles(
-        problem, placement, machine, options, workers, scheduler="uncut", grid=grid, most_tasks=most_tasks
+    chosen = changed(options, scheduler="uncut", tile=decomposition.tile, grid=(grid.rows, grid.cols))
+    prepared = prepare_tiles(
+        problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks
     )
-    return UncutResult(made, seconds, decomposition)
+    return prepared, decomposition
 
 
 def _tile(
