@@ -35,15 +35,15 @@ void Scheduler::count_alone() {
     auto count = [&](int matrix, int group, const std::vector<std::size_t> &blocks) {
         if (blocks.empty()) return;
         for (std::size_t split = 0; split < in_.blocks[blocks.front()].members.size(); ++split) {
-            std::vector<std::size_t> takers;
+            takers_.clear();
             for (const std::size_t block : blocks)
-                if (takes(matrix, in_.blocks[block].members[split])) takers.push_back(block);
-            if (takers.size() != 1) continue;
-            const KWorker &w = in_.blocks[takers.front()].members[split];
+                if (takes(matrix, in_.blocks[block].members[split])) takers_.push_back(block);
+            if (takers_.size() != 1) continue;
+            const KWorker &w = in_.blocks[takers_.front()].members[split];
             const std::int64_t across = matrix == matrix_a
                                             ? band(group).size()
                                             : columns_of(w, 0, static_cast<int>(w.starts.size()) - 1).size();
-            alone_[matrix][takers.front()][split] += across * (w.last_k - w.first_k);
+            alone_[matrix][takers_.front()][split] += across * (w.last_k - w.first_k);
         }
     };
     for (int row = 0; row < in_.rows; ++row)
@@ -54,7 +54,7 @@ void Scheduler::count_alone() {
 
 void Scheduler::count_sent() {
     const auto send = [&](const KOrigin &origin, std::int64_t elements) {
-        if (!origin.on_host) sent_[origin.rank] += elements;
+        if (!origin.on_host) sent_[static_cast<std::size_t>(origin.rank)] += elements;
     };
     const auto panels = [&](int matrix, const std::vector<std::size_t> &blocks, const auto &across) {
         if (blocks.empty()) return;
@@ -78,8 +78,8 @@ void Scheduler::count_sent() {
             const std::int64_t rows = w.last_row - w.first_row;
             sent_[w.rank] += rows * (w.last_col - w.first_col);
             for (const KAdder &adder : block.adders)
-                for (std::size_t at = 0; at < adder.firsts.size() && in_.reads_c; ++at)
-                    if (adder.rank == w.rank) send(in_.origin[matrix_c], rows * (adder.lasts[at] - adder.firsts[at]));
+                for (const KAdder::Part &part : adder.parts)
+                    if (adder.rank == w.rank && in_.reads_c) send(in_.origin[matrix_c], rows * part.cols.size());
         }
 }
 
@@ -96,8 +96,7 @@ std::int64_t Scheduler::first_taker(int matrix, int split) const {
     for (const std::size_t taker : takers_)
         most = std::max(most, needed_alone(matrix, taker, split));
     const auto sent = [&](std::size_t at) {
-        const auto found = sent_.find(in_.blocks[takers_[at]].members[static_cast<std::size_t>(split)].rank);
-        return found == sent_.end() ? 0 : found->second;
+        return sent_[static_cast<std::size_t>(in_.blocks[takers_[at]].members[static_cast<std::size_t>(split)].rank)];
     };
     std::size_t best = takers_.size();
     for (std::size_t at = 0; at < takers_.size(); ++at)
@@ -112,7 +111,8 @@ void Scheduler::fetch(int matrix, int group, const std::vector<std::size_t> &blo
         fetch_rows(matrix, blocks, move, {});
         return;
     }
-    std::vector<std::int64_t> cuts{band(group).first, band(group).last};
+    std::vector<std::int64_t> &cuts = cuts_;
+    cuts.assign({band(group).first, band(group).last});
     for (const std::size_t block : blocks) {
         const KWorker &w = worker(block, move);
         for (const std::int64_t height : w.heights)
@@ -163,6 +163,7 @@ void Scheduler::fetch_rows(int matrix, const std::vector<std::size_t> &blocks, c
     const bool whole = in_.serial_copies && !in_.origin[matrix].on_host;
     if (in_.earliest && !in_.origin[matrix].on_host) {
         Delivery wanted{matrix, move, of_a, source, static_cast<double>(size), {}, takers_.size()};
+        wanted.takers.reserve(takers_.size());
         for (const std::size_t taker : takers_)
             wanted.takers.push_back({taker});
         deliveries_.push_back(std::move(wanted));

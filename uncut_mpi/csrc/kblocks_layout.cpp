@@ -97,6 +97,7 @@ class Layout {
     // The owner of C, or each member a slice of every column block; or both.
     void add_adders(KBlock &block) {
         std::vector<int> workers;
+        workers.reserve(block.members.size());
         for (const KWorker &w : block.members)
             workers.push_back(w.rank);
         const int count = static_cast<int>(block.members.front().starts.size()) - 1;
@@ -113,10 +114,12 @@ class Layout {
     void add_adders(KBlock &block, const std::vector<int> &ranks, int begin, int end) {
         const KWorker &one = block.members.front();
         const int count = static_cast<int>(one.starts.size()) - 1;
+        block.adders.reserve(block.adders.size() + ranks.size());
         for (std::size_t part = 0; part < ranks.size(); ++part) {
             KAdder adder;
             adder.rank = ranks[part];
-            adder.places.push_back(0);
+            adder.parts.reserve(static_cast<std::size_t>(count) + 1);
+            std::int64_t place = 0;
             for (int at = 0; at < count; ++at) {
                 const std::int64_t start = one.first_col + one.starts[static_cast<std::size_t>(at)];
                 Extent cols{start, one.first_col + one.starts[static_cast<std::size_t>(at) + 1]};
@@ -127,10 +130,10 @@ class Layout {
                         part_of(cols.size(), static_cast<std::int64_t>(ranks.size()), static_cast<std::int64_t>(part))
                             .shifted(start);
                 }
-                adder.firsts.push_back(cols.first);
-                adder.lasts.push_back(cols.last);
-                adder.places.push_back(adder.places.back() + cols.size());
+                adder.parts.push_back({cols, place});
+                place += cols.size();
             }
+            adder.parts.push_back({{}, place});
             place_sums(block, adder);
             block.adders.push_back(std::move(adder));
         }
@@ -144,7 +147,7 @@ class Layout {
             const KDirect &direct = in_.direct[at_home(matrix_c, one.rank)];
             down = static_cast<std::size_t>(direct.down), along = static_cast<std::size_t>(direct.along);
         }
-        const std::int64_t height = one.heights[down], width = adder.places[along];
+        const std::int64_t height = one.heights[down], width = adder.parts[along].place;
         adder.partial.assign(block.members.size(), -1);
         if (!in_.combines || height == 0 || width == 0) return;
         for (std::size_t m = 0; m < block.members.size(); ++m)
@@ -197,12 +200,14 @@ void set_places(KInput &input, const KPlaces &places, const std::vector<int> &de
         throw std::invalid_argument("a block ends before it begins");
     std::vector<int> number(count, -1);
     input.places.clear();
+    input.places.reserve(count);
     input.rank_bytes.clear();
     for (std::size_t place = 0; place < count; ++place) {
         const KPlaces::Block &block = places.blocks[place];
         if (block.rows.size() == 0 || block.cols.size() == 0) continue;
         number[place] = static_cast<int>(input.places.size());
         KPlace &filled = input.places.emplace_back(KPlace{block.rows, block.cols, {}, {}});
+        filled.ranks.reserve(splits);
         for (std::size_t split = 0; split < splits; ++split)
             filled.ranks.push_back(devices[split * count + place]);
         filled.alignment.resize(splits);
@@ -211,6 +216,7 @@ void set_places(KInput &input, const KPlaces &places, const std::vector<int> &de
     input.rows = static_cast<int>(places.place_of.size());
     input.cols = static_cast<int>(cols);
     input.block_of.clear();
+    input.block_of.reserve(places.place_of.size() * cols);
     for (const std::vector<int> &band : places.place_of)
         for (const int place : band)
             input.block_of.push_back(place < 0 ? -1 : number.at(static_cast<std::size_t>(place)));

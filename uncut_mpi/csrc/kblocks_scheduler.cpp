@@ -11,10 +11,17 @@ Scheduler::Scheduler(const KInput &in, KTables &out)
       out_(out),
       blocks_of_row_(blocks_in(true)),
       blocks_of_col_(blocks_in(false)),
-      lanes_(static_cast<std::size_t>(in.num_ranks)) {
-    std::size_t most = 0;
-    for (const std::vector<KMove> &moves : in_.moves)
+      sums_(static_cast<std::size_t>(in.num_ranks), 0),
+      sent_(static_cast<std::size_t>(in.num_ranks), 0),
+      lanes_(static_cast<std::size_t>(in.num_ranks)),
+      sends_until_(static_cast<std::size_t>(in.num_ranks), 0),
+      receives_until_(static_cast<std::size_t>(in.num_ranks), 0) {
+    std::size_t most = 0, all = 0;
+    for (const std::vector<KMove> &moves : in_.moves) {
         most = std::max(most, moves.size());
+        all += moves.size();
+    }
+    moves_.reserve(all);
     for (std::size_t at = 0; at < most; ++at)
         for (const std::vector<KMove> &moves : in_.moves)
             if (at < moves.size()) moves_.push_back(moves[at]);
@@ -25,9 +32,8 @@ Scheduler::Scheduler(const KInput &in, KTables &out)
         c_in_.emplace_back(block.adders.size());
         const std::size_t count = (block.members.front().heights.size() - 1) * columns_in(block.members.front());
         for (WorkerState &state : states_.back()) {
-            state.begun.assign(count, false);
-            state.c_there.assign(count, -1);
-            state.products.assign(count, on_no_lane);
+            state.blocks.resize(count);
+            state.arriving.reserve(usual_pieces);
         }
         for (auto &tasks : c_in_.back())
             tasks.assign(count, -1);
@@ -84,7 +90,7 @@ void Scheduler::fetch_block(std::size_t block, const KWorker &w, WorkerState &st
     const Extent rows = rows_of(w, move.top, move.bottom);
     if (is_direct(w, move)) {
         const Extent cols = columns_of(w, move.first, move.last);
-        state.c_there[index(w, move.top, move.first)] =
+        state.blocks[index(w, move.top, move.first)].c_there =
             copy_in(in_.origin[matrix_c], w.rank, held(w, panel_direct, rows, cols), user(matrix_c, rows, cols));
         return;
     }
@@ -104,7 +110,7 @@ void Scheduler::multiply_here(const KWorker &w, WorkerState &state, int split, i
     const int step = w.panel[matrix_c] < 0 ? columns : 1;
     for (int column = 0; column < columns && most > 0; column += step) {
         const KMove whole{multiply, split, 0, w.last_k - w.first_k, column, column + step, 0, rows};
-        if (state.begun[index(w, 0, column)] || columns_of(w, whole.first, whole.last).size() == 0) continue;
+        if (state.blocks[index(w, 0, column)].begun || columns_of(w, whole.first, whole.last).size() == 0) continue;
         multiply_piece(w, state, whole);
         --most;
     }
@@ -115,7 +121,7 @@ void Scheduler::multiply_block(const KWorker &w, WorkerState &state, const KMove
         multiply_here(w, state, move.split, static_cast<int>(columns_in(w)));
     } else if (!has_operands(w)) {
         multiply_piece(w, state, move);
-    } else if (!state.begun[index(w, move.top, move.first)]) {
+    } else if (!state.blocks[index(w, move.top, move.first)].begun) {
         KMove whole = move;
         whole.first_k = 0, whole.last_k = w.last_k - w.first_k;
         multiply_piece(w, state, whole);
@@ -137,15 +143,15 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
     factors(inner);
     awaits_.clear();
     const std::size_t corner = index(w, move.top, move.first);
-    if (state.begun[corner]) {
+    if (state.blocks[corner].begun) {
         reads[num_reads++] = {target, one};
     } else if (in_place(w, move) && in_.reads_c) {
         reads[num_reads++] = {target, beta};
-    } else if (state.c_there[corner] >= 0) {
+    } else if (state.blocks[corner].c_there >= 0) {
         reads[num_reads++] = {target, beta};
-        awaits_.push_back(state.c_there[corner]);
+        awaits_.push_back(state.blocks[corner].c_there);
     }
-    each_block(w, move, [&](std::size_t at) { state.begun[at] = true; });
+    each_block(w, move, [&](std::size_t at) { state.blocks[at].begun = true; });
     const bool goes_on = state.last.first == move.first && state.last.last == move.last && state.last.top == move.top &&
                          state.last.bottom == move.bottom;
     if (state.last.step == multiply && !goes_on)
@@ -154,7 +160,7 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
     ByLane before = on_no_lane;  // what this block's sums so far were made by
     each_block(w, move, [&](std::size_t at) {
         for (std::size_t lane = 0; lane < before.size(); ++lane)
-            before[lane] = std::max(before[lane], state.products[at][lane]);
+            before[lane] = std::max(before[lane], state.blocks[at].products[lane]);
     });
     awaits_.insert(awaits_.end(), before.begin(), before.end());
     // A lane is in order: what one product awaits the next ones need not, nor those that await it.
@@ -177,8 +183,8 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
         made = task(gemm_task, on, target, reads, {});
     }
     each_block(w, move, [&](std::size_t at) {
-        state.products[at] = on_no_lane;
-        state.products[at][state.lane] = made;
+        state.blocks[at].products = on_no_lane;
+        state.blocks[at].products[state.lane] = made;
     });
 }
 
@@ -192,15 +198,15 @@ void Scheduler::finish_block(std::size_t block, const KMove &move) {
         const KAdder &adder = of.adders[a];
         each_part(adder, move, [&](const Columns &part) {
             const Region target = user(matrix_c, rows, part.cols);
-            std::vector<Summand> summands;
-            summands.reserve(of.members.size());
+            std::vector<Summand> &summands = summands_;
+            summands.clear();
             for (std::size_t m = 0; m < of.members.size(); ++m) {
                 const KWorker &member = of.members[m];
                 const Region own = held(member, panel_of_c(member, move), rows, part.cols);
                 ByLane last = on_no_lane;
                 each_block(member, move, [&](std::size_t at) {
                     for (std::size_t lane = 0; lane < last.size(); ++lane)
-                        last[lane] = std::max(last[lane], states_[block][m].products[at][lane]);
+                        last[lane] = std::max(last[lane], states_[block][m].blocks[at].products[lane]);
                 });
                 if (member.rank == adder.rank) {
                     summands.push_back({own, last});
@@ -221,7 +227,7 @@ Summand Scheduler::combine(std::size_t block, std::size_t a, const KMove &move, 
                            std::vector<Summand> &summands, const Region &target) {
     const KAdder &adder = in_.blocks[block].adders[a];
     const KWorker &front = in_.blocks[block].members.front();
-    const std::int32_t on = compute(adder.rank, sum_lane + sums_[adder.rank]++ % sum_lanes);
+    const std::int32_t on = compute(adder.rank, sum_lane + sums_[static_cast<std::size_t>(adder.rank)]++ % sum_lanes);
     const auto most = static_cast<std::size_t>(in_.most_summands), room = most - (in_.reads_c ? 1 : 0);
     auto sum_up = [&](std::size_t count, const Region &into, bool with_c, const Region &c, std::int32_t c_task) {
         summed_.clear();

@@ -45,10 +45,13 @@ struct KWorker {
 
 struct KAdder {
     int rank = 0;
-    std::vector<std::int64_t> firsts, lasts;  // columns of C, per column block
-    std::vector<std::int64_t> places;         // where they begin in its buffers, per column block
-    std::vector<int> partial;                 // buffer for what each member brings, -1 for itself
-    int staging = -1;                         // buffer for C itself
+    struct Part {
+        kblocks::Extent cols;    // of C
+        std::int64_t place = 0;  // where they begin in its buffers
+    };
+    std::vector<Part> parts;   // per column block, and one without columns behind the last
+    std::vector<int> partial;  // buffer for what each member brings, -1 for itself
+    int staging = -1;          // buffer for C itself
 };
 
 // A block of C: who multiplies for it, one rank per part of k, and who adds up.

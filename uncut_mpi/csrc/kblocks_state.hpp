@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <optional>
 #include <span>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,6 +17,8 @@ namespace uncut::kblocks {
 // products where that is asked for: one begins as the one before it runs out of blocks.
 constexpr std::array product_lanes{0, 3};
 constexpr int sum_lane = 1, sum_lanes = 2;
+constexpr std::size_t usual_pieces = 16;  // that products of a rank have not awaited
+constexpr std::size_t usual_lanes = 16;   // of a rank, all kinds together
 
 struct Region {
     int buffer = 0;
@@ -48,13 +48,16 @@ class RegionIndex {
 
   private:
     static std::size_t hash(int buffer, std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols) {
-        std::uint64_t h = static_cast<std::uint64_t>(buffer);
-        for (const std::int64_t part : {row, col, rows, cols})
-            h = (h ^ static_cast<std::uint64_t>(part)) * 0x9e3779b97f4a7c15ULL + (h >> 29);
-        return static_cast<std::size_t>(h ^ (h >> 32));
+        // Products that do not wait for each other.
+        const std::uint64_t h =
+            (static_cast<std::uint64_t>(buffer) + static_cast<std::uint64_t>(row) * 0x9e3779b97f4a7c15) ^
+            static_cast<std::uint64_t>(col) * 0xc2b2ae3d27d4eb4f ^
+            static_cast<std::uint64_t>(rows) * 0x165667b19e3779f9 ^
+            static_cast<std::uint64_t>(cols) * 0xd6e8feb86659fd93;
+        return static_cast<std::size_t>((h * 0x9e3779b97f4a7c15) >> 32);
     }
     void grow(const std::vector<RegionRecord> &table) {
-        slots_.assign(std::max<std::size_t>(256, 2 * slots_.size()), -1);
+        slots_.assign(std::max<std::size_t>(1024, 2 * slots_.size()), -1);
         for (std::size_t number = 0; number < table.size(); ++number) {
             const RegionRecord &r = table[number];
             std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (slots_.size() - 1);
@@ -85,12 +88,15 @@ struct Piece {
 };
 
 struct WorkerState {
-    std::vector<bool> begun;            // blocks with a product
-    std::vector<std::int32_t> c_there;  // copy that put C into the panel, -1 for none; per block
+    struct Block {
+        bool begun = false;            // whether it has a product
+        std::int32_t c_there = -1;     // copy that put C into the panel, -1 for none
+        ByLane products = on_no_lane;  // the last ones
+    };
+    std::vector<Block> blocks;
     std::vector<Piece> arriving;
-    std::vector<ByLane> products;  // the last ones, per block
-    std::size_t lane = 0;          // of the last product,
-    KMove last;                    // and what that was; no product yet if it is none
+    std::size_t lane = 0;  // of the last product,
+    KMove last;            // and what that was; no product yet if it is none
 };
 
 struct Summand {
@@ -229,6 +235,7 @@ class Scheduler {
             const LaneRecord &known = out_.lanes[static_cast<std::size_t>(number)];
             if (known.kind == kind && known.source == source && known.destination == destination) return number;
         }
+        if (own.empty()) own.reserve(usual_lanes);
         own.push_back(static_cast<std::int32_t>(out_.lanes.size()));
         out_.lanes.push_back({rank, kind, source, destination});
         return own.back();
@@ -352,14 +359,14 @@ class Scheduler {
     static void each_part(const KAdder &adder, const KMove &move, const What &what) {
         Columns part{};
         for (int column = move.first; column < move.last; ++column) {
-            const Extent cols{adder.firsts[column], adder.lasts[column]};
+            const Extent cols = adder.parts[static_cast<std::size_t>(column)].cols;
             if (cols.size() == 0) continue;
             if (part.cols.size() > 0 && part.cols.last == cols.first) {
                 part.cols.last = cols.last;
                 continue;
             }
             if (part.cols.size() > 0) what(part);
-            part = {column, cols, adder.places[column]};
+            part = {column, cols, adder.parts[static_cast<std::size_t>(column)].place};
         }
         if (part.cols.size() > 0) what(part);
     }
@@ -397,17 +404,19 @@ class Scheduler {
     std::vector<std::int32_t> awaits_;  // of one task
     bool residents_begun_ = false;
     bool any_direct_ = false;
-    std::map<int, int> sums_;                                      // COMBINEs of a rank so far
+    std::vector<int> sums_;                                        // COMBINEs of each rank so far
     std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
-    std::unordered_map<int, std::int64_t> sent_;                   // elements, by rank
+    std::vector<std::int64_t> sent_;                               // elements, of each rank
     std::vector<std::vector<std::int32_t>> lanes_;                 // of each rank
     std::vector<std::vector<WorkerState>> states_;                 // per block, per member
     std::vector<std::vector<std::vector<std::int32_t>>> c_in_;     // per block, per adder, per block of C
     std::vector<std::vector<int>> finished_;                       // per block, per block of C: members that have
     std::vector<std::size_t> takers_;
+    std::vector<std::int64_t> cuts_;
+    std::vector<Summand> summands_;  // of one block of C
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
     std::vector<Delivery> deliveries_;
-    std::unordered_map<int, double> sends_until_, receives_until_;
+    std::vector<double> sends_until_, receives_until_;
 };
 
 }  // namespace uncut::kblocks

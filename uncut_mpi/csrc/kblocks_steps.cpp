@@ -28,6 +28,7 @@ std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, s
     if (count > 2 && 2 * (stops[count - 1] - stops[count - 2]) < stops[count - 2] - stops[count - 3])
         stops.erase(stops.end() - 2);
     std::vector<kblocks::Extent> found;
+    found.reserve(stops.size() - 1);
     for (std::size_t at = 0; at + 1 < stops.size(); ++at)
         found.push_back({stops[at], stops[at + 1]});
     return found;
