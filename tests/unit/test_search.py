@@ -22,7 +22,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation
-from uncut_mpi.planning.candidates import products_flops, progress_of, shape_of
+from uncut_mpi.planning.candidates import products_flops, progress_of
 from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_energy_j, working_ranks
 from uncut_mpi.planning.options import ORDERS_BY_K, Blocking, ScheduleOptions
@@ -268,7 +268,7 @@ def test_blocks_that_are_best_on_one_grid_are_tried_on_others(monkeypatch: pytes
     monkeypatch.setattr(_Explorer, "_explore_crosses", lambda explorer, asked: None)
     alone = find(problem, "0,0,0", machine).best
     assert best.predicted_s < 0.98 * alone.predicted_s
-    assert shape_of(best) != shape_of(alone) or best.options.blocking.order != alone.options.blocking.order
+    assert best.shape != alone.shape or best.options.blocking.order != alone.options.blocking.order
 
 
 def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> None:

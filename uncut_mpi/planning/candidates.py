@@ -38,6 +38,8 @@ class Candidate:
         Returns its run as the model sees it, always the same one. A search looks at few of them.
     progress : callable
         Returns when each rank has done its part, and how much that is: arrays of (s, operations).
+    shape : tuple of int
+        How it cuts its problem: grid, splits of k and, of columns of ranks, how many each has.
     """
 
     options: ScheduleOptions
@@ -49,6 +51,11 @@ class Candidate:
     value: float
     run: Callable[[], Simulation]
     progress: Callable[[], Progress]
+    shape: tuple[int, ...] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        columns = () if self.options.areas is None else tuple(map(len, self.options.areas))
+        object.__setattr__(self, "shape", (*self.grid, self.splits, *columns))
 
     @property
     def simulation(self) -> Simulation:
@@ -64,12 +71,6 @@ class Candidate:
     def energy_j(self) -> float:
         """Predicted energy of all devices (J); 0 where the machine's watts are unknown."""
         return energy_j(self.simulation) if watts_known(self.simulation.machine) else 0.0
-
-
-def shape_of(candidate: Candidate) -> tuple[int, ...]:
-    """Return how a schedule cuts its problem: grid, splits of k and, of columns of ranks, how many each has."""
-    columns = () if candidate.options.areas is None else tuple(map(len, candidate.options.areas))
-    return (*candidate.grid, candidate.splits, *columns)
 
 
 def speeds_of(candidate: Candidate) -> np.ndarray | None:

@@ -20,7 +20,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
-from uncut_mpi.planning.candidates import Candidate, shape_of, speeds_of
+from uncut_mpi.planning.candidates import Candidate, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import (
@@ -242,26 +242,25 @@ class Dimensions:
     def splits(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """All grids of those ranks, k split over some of them too."""
         ranks = best.options.devices or tuple(range(self._num_ranks))
-        yield from self._on_grids(asked, best, [grid for grid in grids(len(ranks)) if self._may_split(ranks, grid[2])])
+        most, longer = len(ranks), self._longer_split(len(ranks))
+        chosen = [
+            grid for grid in grids(most) if grid[2] == 1 or 1 + longer * (grid[2] - 1) / (most - 1) <= _SPLIT_BEHIND
+        ]
+        yield from self._on_grids(asked, best, chosen)
 
-    def _may_split(self, ranks: tuple[int, ...], splits: int) -> bool:
+    def _longer_split(self, most: int) -> float:
         """
-        Whether so many parts of k seem not far behind, by how much longer as many as there are ranks take than one.
+        Return by which part longer as many parts of k as there are ranks take than one; 0 if that is not known.
 
         What is sent and added up for them grows with the parts but one.
         """
-        most = len(ranks)
-        if splits == 1 or most == 1:
-            return True
         least: dict[int, float] = {}
         for one in self._tried.tried:
-            of_all = one.options.scheduler == "kblocks" and len(one.options.devices or range(self._num_ranks)) == most
-            if of_all and one.splits in (1, most):
+            if one.splits not in (1, most) or one.options.scheduler != "kblocks":
+                continue
+            if len(one.options.devices or range(self._num_ranks)) == most:
                 least[one.splits] = min(least.get(one.splits, np.inf), one.value)
-        if len(least) < 2:
-            return True
-        longer = (least[most] / least[1] - 1) * (splits - 1) / (most - 1)
-        return 1 + longer <= _SPLIT_BEHIND
+        return least[most] / least[1] - 1 if len(least) == 2 else 0.0
 
     def _on_grids(
         self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
@@ -277,11 +276,8 @@ class Dimensions:
 
     def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
         """Whether all that was tried on a grid takes far longer than the best: other block sizes will not help."""
-        values = [
-            one.value
-            for one in self._tried.tried
-            if one.options.scheduler == "kblocks" and shape_of(one) == (*grid, splits)
-        ]
+        shape = (*grid, splits)
+        values = [one.value for one in self._tried.tried if one.shape == shape and one.options.scheduler == "kblocks"]
         return bool(values) and min(values) > _FAR_BEHIND * best.value
 
     def block_orders(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:

@@ -257,12 +257,11 @@ class Planner:
 
     def cut(self, num_places: int, options: ScheduleOptions) -> _Cut:
         """Return how C is cut among so many ranks."""
-        lists = (options.grid, options.row_shares, options.col_shares)
-        areas = None if options.areas is None else tuple(map(tuple, options.areas))
-        key = (num_places, *(None if one is None else tuple(one) for one in lists), areas)
-        if key not in self._cuts:
-            self._cuts[key] = _Cut.of(self.problem, self._partition(num_places, options))
-        return self._cuts[key]
+        key = (num_places, options.grid, options.row_shares, options.col_shares, options.areas)
+        found = self._cuts.get(key)
+        if found is None:
+            found = self._cuts[key] = _Cut.of(self.problem, self._partition(num_places, options))
+        return found
 
     def _partition(self, num_places: int, options: ScheduleOptions) -> Partition:
         if options.areas is None:

@@ -12,6 +12,7 @@ Rows of A are then shared by ranks whose rows overlap: the *bands* between all t
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -103,18 +104,13 @@ class Partition:
             blocks += [(range(*pair), cols) for pair in itertools.pairwise(starts)]
         bands = sorted({start for starts in row_starts for start in starts})
         firsts = list(itertools.accumulate((len(column) for column in areas), initial=0))
+        # Of each column with columns of C the last block that has begun by a band: empty ones begin where they end.
+        columns = [
+            (first, starts) if col_starts[at] < col_starts[at + 1] else None
+            for at, (first, starts) in enumerate(zip(firsts, row_starts, strict=False))
+        ]
         places = tuple(
-            tuple(
-                next(
-                    (
-                        place
-                        for place in range(firsts[column], firsts[column + 1])
-                        if band in blocks[place][0] and blocks[place][1]
-                    ),
-                    -1,
-                )
-                for column in range(len(areas))
-            )
+            tuple(-1 if one is None else one[0] + bisect.bisect_right(one[1], band) - 1 for one in columns)
             for band in bands[:-1]
         )
         return cls(tuple(blocks), tuple(bands), places, (max(map(len, areas)), len(areas)))

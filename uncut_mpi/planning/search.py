@@ -23,7 +23,7 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.candidates import Candidate, shape_of
+from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
@@ -79,6 +79,10 @@ class _Dimension(Protocol):
     __name__: str
 
     def __call__(self, asked: ScheduleOptions, best: Candidate, /) -> Iterator[dict[str, Any]]: ...
+
+
+def _shape(one: Candidate) -> Hashable:
+    return one.shape
 
 
 def _order(one: Candidate) -> Hashable:
@@ -343,7 +347,7 @@ class _Explorer:
         Unequal shares, which come last, are worth most where few ranks take part, and a descent that has left a grid
         early does not come back to it.
         """
-        others = [one for one in self._best_by(shape_of) if shape_of(one) != shape_of(best)]
+        others = [one for one in self._best_by(_shape) if one.shape != best.shape]
         for one in others[:_OTHERS]:
             if one.value > _WORTH_SHARES * self._evaluation.least:
                 break
@@ -357,13 +361,13 @@ class _Explorer:
 
         A descent on one grid may end with blocks of one order where those that another grid has found are better.
         """
-        shapes, orders = self._best_by(shape_of), self._best_by(_order)
+        shapes, orders = self._best_by(_shape), self._best_by(_order)
         for one in shapes[: 1 + _OTHERS]:
             if one.value > _WORTH_A_WAY * self._evaluation.least:
                 break
             seen = len(self._evaluation.tried)
             for other in orders:
-                if shape_of(other) != shape_of(one):
+                if other.shape != one.shape:
                     blocking = dataclasses.replace(other.options.blocking, splits=one.options.blocking.splits)
                     self._evaluation.begin(dataclasses.replace(one.options, blocking=blocking))
             self._evaluation.settle()
@@ -375,8 +379,12 @@ class _Explorer:
         """Return the best schedule of `kblocks` of each way to do something, best first."""
         ways: dict[Hashable, Candidate] = {}
         for one in self._evaluation.tried:
-            if one.options.scheduler == "kblocks" and (way(one) not in ways or one.value < ways[way(one)].value):
-                ways[way(one)] = one
+            if one.options.scheduler != "kblocks":
+                continue
+            key = way(one)
+            known = ways.get(key)
+            if known is None or one.value < known.value:
+                ways[key] = one
         return sorted(ways.values(), key=lambda other: other.value)
 
     def _explore_ways(self, best: Candidate, asked: ScheduleOptions, way: Callable[[Candidate], Hashable]) -> Candidate:
