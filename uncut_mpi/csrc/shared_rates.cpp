@@ -189,12 +189,11 @@ void SharedRates::solve() {
         double room = port.capacity, highest = 0, lowest_held = infinity;
         if (static_cast<std::size_t>(port.growing) < port.present.size()) {
             for (const auto &[c, weight] : port.present) {
-                // Reached ones count as nothing: no branch here could be foreseen.
                 const Class &other = classes_[c];
-                const bool held = !other.gathered && other.held_by == static_cast<std::int32_t>(number);
-                room -= weight * (other.gathered ? 0 : other.load);
-                highest = std::max(highest, other.gathered ? 0 : other.rate);
-                lowest_held = std::min(lowest_held, held ? other.rate : infinity);
+                if (other.gathered) continue;
+                room -= weight * other.load;
+                highest = std::max(highest, other.rate);
+                if (other.held_by == static_cast<std::int32_t>(number)) lowest_held = std::min(lowest_held, other.rate);
             }
         }
         port.room = room, port.highest = highest, port.lowest_held = lowest_held;

@@ -4,7 +4,8 @@ What a search has tried: schedules made and simulated, their values by a metric,
 Schedules of `kblocks`, most of those that a search tries, are made and simulated in the core, beside the search; Python
 sees their tables only where somebody asks for them. They are begun in batches, and a batch is judged by what was known
 before it, so that the pace of the simulations changes nothing. How many tasks one has is known when it is made: what
-there was no room for then is not taken, though it has been simulated perhaps.
+there was no room for then is not taken, though it has been simulated perhaps. Schedules of tiles are made there too,
+all of a batch ahead; whether they are taken is decided one by one, as if each was made after the one before it.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Evaluation:
 
     def __exit__(self, *_: object) -> None:
         self._begun.clear()  # they refer to this
+        self._later.clear()
         self._simulations.__exit__()
 
     def allow(self, limit: int) -> None:

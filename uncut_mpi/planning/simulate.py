@@ -207,15 +207,15 @@ class Simulations:
         Raises
         ------
         ParamError
-            After the end of the context.
+            After the end of the context, or for a second call.
         ValueError
-            At the end, as `schedule_uncut`.
+            At the end, as `_native.schedule_uncut`.
         """
         try:
             ticket = self._native.begin_uncut(given)
         except IndexError:
             raise ParamError(_OVER) from None
-        return functools.partial(self._native.wait_for_tables, ticket)
+        return functools.partial(self._made, ticket)
 
     def keep(self, run: _native.KBlocksRun) -> None:
         """Have the tables and times of a run at hand, when that has ended; after the end of the context, too."""
@@ -223,6 +223,12 @@ class Simulations:
 
     def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
         return Simulation(schedule, self._machine, *self._waited(self._native.wait, ticket))
+
+    def _made(self, ticket: int) -> TileTables:
+        try:
+            return self._native.wait_for_tables(ticket)
+        except IndexError:
+            raise ParamError(_OVER) from None
 
     def _waited(self, wait: Callable[[int], _Waited], ticket: int) -> _Waited:
         try:
