@@ -161,7 +161,7 @@ class KBlocksInput:
 
 class KBlocksRun:
     """
-    A schedule of `kblocks` and its simulated run, made by `Simulations.begin_kblocks`; read it when that has ended.
+    A schedule of `kblocks` and its simulated run, by `make` or `Simulations.begin_kblocks`; read it when that ended.
 
     Its input is checked and not laid out; buffers have so many bytes of each rank, and more tasks are not simulated.
     """
@@ -177,8 +177,12 @@ class KBlocksRun:
     def seconds(self) -> float:
         """End of the last task."""
 
-    def keep(self, machine: SimulatedMachine, /) -> None:
-        """Make its tables and times again if they were not kept."""
+    @property
+    def keeps(self) -> bool:
+        """Whether tables and times are kept."""
+
+    def make(self, machine: SimulatedMachine, /) -> None:
+        """Make it here, at once; ValueError if it was begun before."""
 
     def tables(self) -> tuple[np.ndarray, ...]:
         """Return what `schedule_kblocks` returns; ValueError if it is not kept."""

@@ -38,7 +38,7 @@ schedules only if all know where lines begin; and the system may use its large p
 """
 
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux on x86-64
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux
 _OF_NODE = "MemAvailable of the node"
 _SHM = "/dev/shm"
 _MEMFD, _FILE = 1, 2

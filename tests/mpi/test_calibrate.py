@@ -211,6 +211,18 @@ def test_output_names_the_file_that_is_kept_and_json_one_more(comm, capfd, mpi_t
     collective_assert(comm, f"kept in {path}" in out and not err and not kept(mpi_tmp_path), out + err)
 
 
+def test_the_quick_form_says_that_it_takes_the_place_of_a_whole_one(comm, capfd, mpi_tmp_path):
+    path, said = mpi_tmp_path / "machine.json", "it takes the place of a whole calibration"
+    quick = ["--backend", "host", "--quick", "--output", path]
+    job(comm, capfd, quick)
+    _, again, _ = job(comm, capfd, quick)  # of another quick one
+    if comm.rank == 0:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "samples": {}}))
+    comm.Barrier()
+    status, out, err = job(comm, capfd, quick)
+    collective_assert(comm, status == 0 and said in out and said not in again and not err, again + out + err)
+
+
 def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, capfd, mpi_tmp_path):
     path = mpi_tmp_path / "machine.json"
     job(comm, capfd, ["--backend", "host", "--quick", "--output", path])

@@ -165,6 +165,9 @@ def test_long_k_blocks_that_are_rows_in_host_memory_end_at_multiples_of_their_le
         for whole in (False, True)
     }
     assert ends == {False: [2048, 6144, 10240, 14336, 16384], True: [2048, 4096, 8192, 12288, 16384]}
+    how = cut_by(first=4095, block=4096, growth=2, columns=1, order="k")  # not a block of two elements
+    made = [one.k_stop for one in moves(16384, how, whole=True) if one.step == Step.FETCH_B]
+    assert made == [4095, 8190, 12288, 16384]
 
 
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:

@@ -195,6 +195,13 @@ def test_shapes_that_do_not_fit_are_refused_with_all_three() -> None:
         GemmProblem.from_operands(StoredMatrix(3, 5), StoredMatrix(5, 4), StoredMatrix(4, 3), dtype=DType.f64)
 
 
+def test_a_problem_refuses_matrices_that_cannot_be_addressed() -> None:
+    with pytest.raises(ParamError, match="B has 100000000000×100000000000 elements of 2 bytes, more than can be addr"):
+        GemmProblem(7, 10**11, 10**11, DType.f16)
+    with pytest.raises(ParamError, match="C has 4611686018427387904×7 elements of 8 bytes"):
+        GemmProblem(7, 7, 7, DType.f64, ldc=1 << 62)
+
+
 @pytest.mark.parametrize("trans", ["X", "n", ""])
 def test_unknown_transpositions_are_refused(trans: str) -> None:
     with pytest.raises(ParamError, match="use 'N' or 'T'"):

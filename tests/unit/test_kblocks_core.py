@@ -263,8 +263,11 @@ def test_a_run_is_the_schedule_and_its_simulation() -> None:
             waits[0]()
     with pytest.raises(ValueError, match="kept by who asked for it"):
         runs[2].times()
-    simulations.keep(runs[2])  # made again
-    for run in (runs[0], runs[2]):
+    again = made.run(10**6, keeps=True)
+    again.make(simulations.machine)  # after the end of the context, too
+    with pytest.raises(ValueError, match="a run is begun once"):
+        again.make(simulations.machine)
+    for run in (runs[0], again):
         assert (run.fits, run.num_tasks, run.seconds) == (True, count, wanted.seconds)
         assert made.schedule_of(run).digest() == schedule.digest()
         assert all((one == other).all() for one, other in zip(run.times(), (wanted.start_s, wanted.end_s), strict=True))

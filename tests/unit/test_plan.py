@@ -38,6 +38,7 @@ class Tried:
     predicted_s: float
     bound_s: float
     energy_j: float
+    shape: tuple[int, ...] = (2, 2, 1)
 
 
 @pytest.fixture
@@ -326,6 +327,23 @@ def test_runners_up_say_what_they_do_otherwise(capsys):
         assert re.search(r"s, .* J: (\w+, grid \d+x\d+|[a-z ]+ [\w.:,]+)", line), line
     assert "Blocking(" not in out
     assert "None" not in out
+
+
+def test_the_best_of_every_other_scheduler_and_of_another_grid_is_told(capsys, tmp_path):
+    words = ["-m", "4096", "--place", "0,0,0", "--machine", "h200-4x", "--json", str(tmp_path / "plan.json")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    told = [line[12:] for line in out[out.index("\nothers") + 1 : out.index("\nrunners-up")].splitlines()]
+    tried = json.loads((tmp_path / "plan.json").read_text())["candidates"]
+    others = {one["options"]["scheduler"]: one["predicted_s"] for one in reversed(tried)}
+    best = tried[0]["options"]["scheduler"]
+    times = {line.split(": ")[1].split(",")[0]: float(line.split(" ")[0]) for line in told[::-1]}
+    assert {*others} == {"uncut", "kblocks", "cyclic", "bands"}
+    for scheduler, seconds in others.items():
+        if scheduler != best:
+            assert times[scheduler] == pytest.approx(1e3 * seconds, rel=1e-3)
+    assert times[best] > 1e3 * others[best]
+    assert len(told) == 4
 
 
 def test_runners_up_are_other_schedules_in_the_order_of_what_was_minimised(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import gc
 import weakref
@@ -154,6 +155,16 @@ def test_a_long_k_from_the_host_has_long_blocks_and_a_short_end_by_column_blocks
     for one in find(problem, "h,h,h", machine, options=asked).candidates:
         assert one.options.blocking.tail == 2
         assert one.options.blocking.order in ORDERS_BY_K
+
+
+def test_several_threads_may_look_at_a_candidate() -> None:
+    result = find(cube(4096), "0,0,0", load_machine("h200-4x"))
+    of_kblocks = [one for one in result.candidates if one.options.scheduler == "kblocks"][:40]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for one in of_kblocks:
+            looked = [pool.submit(lambda one=one: one.simulation) for _ in range(4)]
+            assert len({id(each.result()) for each in looked}) == 1
+            assert one.simulation.seconds == one.predicted_s
 
 
 def test_what_is_given_stays_fixed() -> None:

@@ -235,14 +235,22 @@ def test_a_row_that_lies_in_two_lines_of_host_memory_takes_as_long_as_two() -> N
     assert found[12288, 4096] == pytest.approx(at_32)
 
 
-def test_rows_that_begin_anywhere_in_lines_cost_what_they_do_on_average() -> None:
-    # Rows of 16 KiB: of eight places where they may begin one has half of the row in another line.
+@pytest.mark.parametrize(("ld", "place"), [(9216, "h,h,h"), (10001, "h,h,h"), (8192, "h0,h0,h0")])
+def test_rows_that_begin_anywhere_in_lines_cost_what_they_do_on_average(ld: int, place: str) -> None:
+    # Rows of 16 KiB. 72 KiB apart they begin at eight places of a line, of which one has half of the row in the next;
+    # 80008 bytes apart, or where a caller's memory begins, anywhere.
     table = RowRates(host_in=((16384, 0.5), (65536, 1.0)))
-    problem = GemmProblem(8192, 64, 64, DType.f64, lda=10000, ldc=10000)
+    problem = GemmProblem(8192, 64, 64, DType.f64, lda=ld, ldc=ld)
     options = ScheduleOptions(scheduler="uncut", tile=2048)
-    schedule = plan(problem, Placement.parse("h,h,h"), 1, machine_of(1), options).schedule
+    schedule = plan(problem, Placement.parse(place), 1, machine_of(1), options).schedule
     found = host_reads(schedule, machine_of(1, row_rates=table))
-    assert found[2048, 2048] == pytest.approx(8 / (7 * 2 + 4))
+
+    def cost(begins: float) -> float:
+        parts = [min(16.0, 64 - begins), max(0.0, begins - 48)]
+        return sum(part / (0.5 * part / 16) for part in parts if part) / 16
+
+    places = [8 * at for at in range(8)] if ld == 9216 else [4 * at + 2 for at in range(16)]
+    assert found[2048, 2048] == pytest.approx(1 / np.mean([cost(begins) for begins in places]))
 
 
 def test_peers_share_the_owners_port() -> None:
@@ -599,6 +607,8 @@ def test_schedules_of_tiles_made_beside_are_those_made_at_once() -> None:
             assert (made.options, made.predicted_s) == (alone.options, alone.predicted_s)
         with pytest.raises(ParamError, match="wait for it once"):
             begun[0][1]()
+        with pytest.raises(ParamError, match="wait for it once"):
+            make_tiles(*begun[0])
         few = prepare_tiles(*about, several[0], most_tasks=len(alone.schedule.tasks) - 1)
         assert few is not None
         with pytest.raises(PlanError, match="the limit is"):

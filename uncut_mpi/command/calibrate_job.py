@@ -170,8 +170,11 @@ def _publish(
     where = path or str(cache_directory() / f"{machine.key}.json")
     lines = []
     if keep:
+        whole = samples is None and _is_whole(where)
         _write(where, text, by_flag=path is not None)
         lines.append(f"kept in {where}, measured in {took_s:.1f} s")
+        if whole:
+            lines.append("it takes the place of a whole calibration: run that again for what transfers share")
     else:
         lines.append(
             "a reader saw other words than were pushed before the flag: this machine cannot run products, and nothing "
@@ -180,6 +183,15 @@ def _publish(
     if samples is None:
         lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a file is a machine that was measured in the whole form."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return "samples" in json.load(file)
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _write(path: str, text: str, *, by_flag: bool) -> None:

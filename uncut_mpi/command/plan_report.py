@@ -110,6 +110,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("predicted", _predicted(facts)),
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
         _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
+        *_labelled("others", _others(facts)),
         *_labelled("runners-up", _runners_up(facts)),
         *_labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
         *_labelled("ports", [_port(one) for one in facts.traffic.ports]),
@@ -249,6 +250,19 @@ def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:
             f"{idle.max():.1%})"
         )
         before = one.seconds
+    return lines
+
+
+def _others(facts: PlanFacts) -> list[str]:
+    """Return the best of what is of another kind: of the choice's scheduler on another grid, and of the others."""
+    best, lines = facts.result.best, []
+    kinds = {best.options.scheduler}
+    for one in facts.result.candidates:
+        ours = one.options.scheduler == best.options.scheduler
+        kind = "another grid" if ours and one.shape != best.shape else one.options.scheduler
+        if kind not in kinds:
+            kinds.add(kind)
+            lines.append(f"{time_text(one.predicted_s)}: {_how(one)}")
     return lines
 
 

@@ -131,13 +131,17 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 new (self) KRun{input, std::move(room), most_tasks, keeps};
             },
             nb::arg("input"), nb::arg("room"), nb::arg("most_tasks"), nb::arg("keeps") = false)
+        .def_ro("keeps", &KRun::keeps)
         .def_ro("fits", &KRun::fits)
         .def_ro("num_tasks", &KRun::num_tasks)
         .def_ro("seconds", &KRun::seconds)
-        .def("keep",
+        .def("make",
              [](KRun &self, const SimulatedMachine &machine) {
+                 require(!self.begun, "a run is begun once");
+                 self.begun = true;
                  nb::gil_scoped_release unlocked;
-                 self.keep(machine);
+                 Workplace place(machine);
+                 self.make(place);
              })
         .def("tables",
              [](const KRun &self) {

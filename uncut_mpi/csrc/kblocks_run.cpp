@@ -52,10 +52,4 @@ void KRun::make(Workplace &at) {
     }
 }
 
-void KRun::keep(const SimulatedMachine &machine) {
-    if (std::exchange(keeps, true)) return;
-    Workplace place(machine);
-    make(place);
-}
-
 }  // namespace uncut

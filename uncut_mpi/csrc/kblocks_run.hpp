@@ -20,8 +20,8 @@ struct KRun {
     KInput input;
     std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
     std::int64_t most_tasks = 0;     // a schedule of more is not simulated
-    // Whether tables and times are kept. A search has hundreds of runs and looks at few of them, which it has made
-    // again: memory that is written once takes longer than to use the same again.
+    // Whether tables and times are kept. A search has hundreds of runs and looks at few of them, of which it makes
+    // another one then: memory that is written once takes longer than to use the same again.
     bool keeps = false;
 
     bool begun = false;
@@ -34,9 +34,8 @@ struct KRun {
     KTables tables{};
     Simulated times{};
 
+    // Once.
     void make(Workplace &at);
-    // Has tables and times kept.
-    void keep(const SimulatedMachine &machine);
 };
 
 }  // namespace uncut

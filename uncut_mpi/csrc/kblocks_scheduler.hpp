@@ -117,6 +117,8 @@ struct KBlocking {
     int columns = 1, rows = 1;  // equal blocks, the last of which is halved so often if there are several
     int halvings = 0;
     int order = by_k;
+    // Whether k-blocks of B are rows far apart in host memory: the largest end at multiples of their length, and what
+    // goes by column blocks has all of k.
     bool whole = false;
     int tail_parts = 4;  // the last part of k that the orders by k take column block by column block
     int lookahead = 0;   // products for which fetches are issued before a product is

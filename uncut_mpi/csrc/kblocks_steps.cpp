@@ -21,7 +21,10 @@ std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, s
     for (std::int64_t size = std::min(first, most); stops.back() < extent;
          size = std::min(most, (growth - 1) * stops.back())) {
         std::int64_t stop = stops.back() + size;
-        if (at_multiples && size == most) stop = stop / most * most;
+        if (at_multiples && size == most) {
+            stop = stop / most * most;
+            if (2 * (stop - stops.back()) < most) stop += most;  // not a short one between long ones
+        }
         stops.push_back(std::min(extent, stop));
     }
     const std::size_t count = stops.size();
@@ -119,7 +122,7 @@ class Maker {
             fetches_.push_back(of_block(fetch_c, at, true));
             const bool at_once = how_.whole || at < how_.columns;
             for (const kblocks::Extent &k : at_once ? std::vector<kblocks::Extent>{{0, how_.extent}}
-                                                    : k_blocks(how_.extent, how_.most, how_.most, 2, how_.whole)) {
+                                                    : k_blocks(how_.extent, how_.most, how_.most, 2, false)) {
                 fetches_.push_back(fetch_b_of(k.first, k.last, at));
                 KMove product = of_block(multiply, at, true);
                 product.first_k = k.first, product.last_k = k.last;

@@ -96,8 +96,12 @@ class HeldSimulations {
     void wait_for_run(std::int64_t ticket) { wait_for(ticket); }
 
     void close() {
-        nb::gil_scoped_release unlocked;
-        simulations_.close();
+        {
+            nb::gil_scoped_release unlocked;
+            simulations_.close();
+        }
+        held_.clear();  // what nobody has waited for
+        made_.clear();
     }
 
   private:

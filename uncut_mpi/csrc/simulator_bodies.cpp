@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -42,8 +43,9 @@ double row_cost(const std::vector<std::pair<double, double>> &table, std::int64_
 }
 
 // The tables are of rows far apart, which begin at a line each. Rows twice their width apart cost nothing, and between
-// the two what they cost grows with the distance. Where rows far apart do not all begin at the same place of a line,
-// the mean over all places counts (docs/performance.md, 2026-11-21 and 2026-11-25).
+// the two what they cost grows with the distance. Of rows far apart the first begins so many bytes behind the start of
+// a line, or, below 0, nobody knows where: the mean over the places where they begin counts, or over places spread
+// evenly if there are many (docs/performance.md, 2026-11-21 and 2026-11-25).
 double host_row_share(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t distance,
                       std::int64_t offset) {
     if (table.empty()) return 1;
@@ -54,12 +56,14 @@ double host_row_share(const std::vector<std::pair<double, double>> &table, std::
         const auto beyond = static_cast<double>(distance - near), most = static_cast<double>(page_line - near);
         return 1 - (1 - share) * std::max(0.0, beyond / most);
     }
-    if (distance % page_line == 0) return 1 / row_cost(table, width, offset % page_line);
-    constexpr std::int64_t places = 8;
+    constexpr std::int64_t most_places = 16;
+    const std::int64_t step = std::gcd(distance, page_line);
+    const bool all = offset >= 0 && page_line / step <= most_places;
+    const std::int64_t apart = all ? step : page_line / most_places, places = page_line / apart;
     double cost = 0;
     for (std::int64_t at = 0; at < places; ++at)
-        cost += row_cost(table, width, at * page_line / places);
-    return places / cost;
+        cost += row_cost(table, width, (all ? offset + at * apart : at * apart + apart / 2) % page_line);
+    return static_cast<double>(places) / cost;
 }
 
 }  // namespace
@@ -110,8 +114,10 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     limit = std::min(limit, m_.bandwidth[link]);
     const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
     if (!contiguous && to.rows > 0 && there != nullptr) {
-        const std::int64_t ld = t_.buffers[there->buffer].ld;
-        limit *= host_row_share(*rows, to.rows * item, ld * item, (there->row + there->col * ld) * item);
+        // Memory of all ranks begins at a line (segments.py), a caller's own anywhere.
+        const BufferRecord &memory = t_.buffers[there->buffer];
+        const std::int64_t begins = memory.owner < 0 ? (there->row + there->col * memory.ld) * item : -1;
+        limit *= host_row_share(*rows, to.rows * item, memory.ld * item, begins);
     } else if (!contiguous && to.rows > 0) {
         limit *= row_share(*rows, static_cast<double>(to.rows * item));
     }

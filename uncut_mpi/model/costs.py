@@ -181,7 +181,8 @@ class RowRates:
     rows cost nothing. In host memory far apart is 64 KiB: rows below 32 KiB that lie twice their width apart cost
     nothing, and between the two what is lost grows with the distance. A device learns the pages of 64 KiB of host
     memory at once, so that a row that lies in two such lines costs as much as the two rows that it is cut into; the
-    tables are of rows that do not (``docs/performance.md``, 2026-11-21, 22 and 25).
+    tables are of rows that do not. Memory of all ranks begins at a line, a caller's own anywhere; a matrix within it is
+    taken to begin where the memory does (``docs/performance.md``, 2026-11-21, 22 and 25).
 
     Attributes
     ----------

@@ -366,7 +366,10 @@ class Machine:
             data: dict[str, Any] = json.loads(text)
             found = data["format"]
             if found != FORMAT_VERSION:
-                raise ParamError(f"machine file format {found} was found, this version reads {FORMAT_VERSION}")
+                raise ParamError(
+                    f"machine file format {found} was found, this version reads {FORMAT_VERSION}: measure that machine "
+                    "again (python -m uncut_mpi.calibrate)"
+                )
             return cls(
                 name=data["name"],
                 key=data["key"],

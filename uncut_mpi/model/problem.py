@@ -10,9 +10,13 @@ Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places (`GemmPro
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
+
+MOST_BYTES: Final = 1 << 62
+"""No matrix is as large: offsets, and sums of a few of them, fit 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +107,16 @@ class GemmProblem:
                 object.__setattr__(self, name, max(1, rows))
             elif getattr(self, name) < max(1, rows):
                 raise ParamError(f"{name} = {getattr(self, name)} is below the {rows} stored rows")
+        for name, ld, cols in (
+            ("A", self.lda, self.a_shape[1]),
+            ("B", self.ldb, self.b_shape[1]),
+            ("C", self.ldc, self.n),
+        ):
+            if ld * cols * self.dtype.itemsize >= MOST_BYTES:
+                raise ParamError(
+                    f"{name} has {ld}×{cols} elements of {self.dtype.itemsize} bytes, more than can be addressed "
+                    f"({MOST_BYTES} bytes): use smaller extents"
+                )
 
     @property
     def a_shape(self) -> tuple[int, int]:

@@ -10,8 +10,8 @@ into column blocks (C leaves block by block). Four orders:
     by column block, so that results leave while others are computed; the last of them is halved a few times, so that
     little is left to send at the end, and the others are large, as products run best.
 ``"k-columns"``
-    The same with the last half of k (a quarter where ranks share k), and B's part of that arrives column block by
-    column block too, so that products do not wait for all of it.
+    The same with the last half of k (a quarter where ranks share k; `Blocking.tail`), and B's part of that arrives
+    column block by column block too, so that products do not wait for all of it.
 ``"columns"``
     The first column block is done k-block by k-block, as A arrives; then each other block at once,
     as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the
@@ -164,7 +164,8 @@ def blocking_of(extent: int, how: Blocking, *, whole: bool) -> _native.KBlocking
     how : Blocking
         With everything set.
     whole : bool
-        Whether the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
+        Whether k-blocks of B are rows far apart in host memory: the largest k-blocks end at multiples of their length,
+        and the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
     """
     counts = how.columns, how.rows, HALVINGS
     order = BLOCK_ORDERS.index(how.order)

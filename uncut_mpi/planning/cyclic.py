@@ -32,7 +32,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import MAX_TASKS, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
+from uncut_mpi.planning.tiles import MAX_TASKS, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles, too_many
 
 MOST_SEARCHED: Final = 8
 """Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
@@ -98,6 +98,9 @@ def prepare(
     tile = options.tile or paralia.tile_edge(problem, placement, machine, devices, ratios=ratios, max_hops=hops)
     tile = min(tile, max(1, problem.m, problem.n, problem.k))
     rows, cols = -(-problem.m // tile), -(-problem.n // tile)
+    products = rows * cols * -(-problem.k // tile)
+    if products > most_tasks:  # before that many tiles are dealt
+        raise too_many(problem, tile, f"at least {products} tasks", most_tasks)
     owned = deal(rows, cols, grid, ratios, options.distribution)
     workers = TileWorkers(ProcessGrid(1, 1), list(devices), [0, problem.m], [0, problem.n], tile, owned)
     engine = ScheduleOptions(

@@ -43,6 +43,7 @@ _EVEN_STEPS: Final = ((128, 2048), (64, 768))
 # A last tile of less than this part of the others costs as many operations and multiplies slower.
 _SLIVER: Final = 0.25
 _NEAR: Final = 0.05
+_MOST_EDGE: Final = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -329,13 +330,15 @@ def candidate_tiles(
 
 
 def _aligned_tiles(largest: int, problem: GemmProblem) -> np.ndarray:
-    """Return edges from `MIN_TILE` to `largest` that keep tiles on 16-byte boundaries, and `largest` itself."""
+    """
+    Return edges from `MIN_TILE` to `largest` that keep tiles on 16-byte boundaries, and `largest` itself.
+
+    Above `_MOST_EDGE` there is `largest` alone: no device holds a square of that size, and a list of edges has to fit.
+    """
     if largest < MIN_TILE:
         return np.array([largest])
-    edges = np.arange(MIN_TILE, largest + 1)
-    aligned = edges * problem.dtype.itemsize % _TILE_ALIGNMENT == 0
-    aligned[-1] = True
-    good: np.ndarray = edges[aligned]
+    edges = np.arange(MIN_TILE, min(largest, _MOST_EDGE + 1))
+    good: np.ndarray = np.append(edges[edges * problem.dtype.itemsize % _TILE_ALIGNMENT == 0], largest)
     return good
 
 

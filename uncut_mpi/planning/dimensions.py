@@ -299,8 +299,8 @@ class Dimensions:
         """
         Whether the end of k arrives by column blocks, too, and how much of it does so.
 
-        Where A comes from the host products have nothing to do until all of its part of the end is there: with a long
-        k less than the usual part of it is better.
+        Products have nothing to do until all of A's part of the end is there: where A or B comes from the host and k is
+        long, less than the usual part of it is tried, too.
         """
         given, now = asked.blocking, best.options.blocking.order
         if now not in ORDERS_BY_K:
@@ -389,11 +389,12 @@ class Dimensions:
 
     def long_blocks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
-        Long k-blocks that grow fast, the end of k by column blocks, k split as it is and not: a long k from the host.
+        Long k-blocks that grow fast, the end of k by column blocks, for a long k from the host.
 
-        Such blocks are far from the usual ones, and a descent that begins with those does not come to these.
+        k is split as it is, and not, on what is best then. Such blocks are far from the usual ones, and a descent that
+        begins with those does not come to these.
         """
-        given, now = asked.blocking, best.options.blocking
+        given = asked.blocking
         if not self._long_from_host or given.rows > 1 or given.order not in ("", ORDERS_BY_K[-1]):
             return
         block = given.block or max(_LONG_K_BLOCK, given.first)
@@ -405,8 +406,20 @@ class Dimensions:
             "growth": given.growth or _GROWTHS[-1],
             "tail": given.tail or _LONG_TAIL,
         }
-        for splits in sorted({given.splits} if given.splits else {1, now.splits}):
-            yield _blocked(best, **long, splits=splits)
+        yield _blocked(best, **long)
+        if best.splits > 1 and not given.splits:
+            ranks = len(best.options.devices or range(self._num_ranks))
+            whole = [
+                one
+                for one in self._tried.tried
+                if one.splits == 1
+                and one.options.scheduler == "kblocks"
+                and len(one.options.devices or range(self._num_ranks)) == ranks
+            ]
+            if whole:
+                cut = min(whole, key=lambda one: one.value).options
+                places = {name: getattr(cut, name) for name in ("grid", "devices", "row_shares", "col_shares", "areas")}
+                yield {**places, **_blocked(best, **long, splits=1)}
 
     def growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How fast k-blocks grow."""
@@ -415,7 +428,7 @@ class Dimensions:
 
     @functools.cached_property
     def _long_from_host(self) -> bool:
-        """Whether k is long, and some of A and B is in host memory, where short k-blocks of B are short rows."""
+        """Whether k is long, and A or B is in host memory: what comes from there takes longer than its products."""
         problem, placement = self._problem, self._placement
         on_host = "host" in (placement.a.space, placement.b.space)
         return on_host and problem.k >= _LONG * max(problem.m, problem.n)

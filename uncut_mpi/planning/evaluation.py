@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
@@ -285,7 +286,7 @@ class Evaluation:
             if not self._spend(run.num_tasks, room_left):
                 del self._alike[alike]  # there may be more room later
                 return None
-            simulated = _Once(functools.partial(_simulation_of, made, run, self._machine, self._simulations))
+            simulated = _Once(functools.partial(_simulation_of, made, run, self._machine, self._simulations.machine))
             progress = functools.partial(progress_of_run, run)
             found = self._candidate(options, made.options, made, run.seconds, simulated, progress)
             self._alike[alike] = found
@@ -380,14 +381,21 @@ class _Once:
         self._made: Simulation | None = None
 
     def __call__(self) -> Simulation:
-        if self._made is None:
-            assert self._make is not None  # until it is made
-            self._made, self._make = self._make(), None
-        return self._made
+        with _LOOKING:
+            if self._made is None:
+                assert self._make is not None  # until it is made
+                self._made, self._make = self._make(), None
+            return self._made
+
+
+_LOOKING: Final = threading.RLock()
+"""Several threads may look at a candidate."""
 
 
 def _simulation_of(
-    prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, simulations: Simulations
+    prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, native: _native.SimulatedMachine
 ) -> Simulation:
-    simulations.keep(run)
+    if not run.keeps:
+        run = prepared.run(run.num_tasks, keeps=True)
+        run.make(native)
     return Simulation(prepared.schedule_of(run), machine, *run.times())

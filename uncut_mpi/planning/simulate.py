@@ -217,9 +217,10 @@ class Simulations:
             raise ParamError(_OVER) from None
         return functools.partial(self._made, ticket)
 
-    def keep(self, run: _native.KBlocksRun) -> None:
-        """Have the tables and times of a run at hand, when that has ended; after the end of the context, too."""
-        run.keep(self._native_machine)
+    @property
+    def machine(self) -> _native.SimulatedMachine:
+        """The machine, as the core has it."""
+        return self._native_machine
 
     def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
         return Simulation(schedule, self._machine, *self._waited(self._native.wait, ticket))

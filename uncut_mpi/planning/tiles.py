@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import PlanError
+from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -161,8 +161,10 @@ class PreparedTiles:
         given, tile = self.given, self.given.tile
         try:
             *tables, caches, end_ps = make() if make else _native.schedule_uncut(given)
+        except ParamError:  # a ValueError too: who waits for what is over
+            raise
         except ValueError as error:
-            raise _too_many(self.problem, tile, f"more than {given.most_tasks} tasks", given.most_tasks) from error
+            raise too_many(self.problem, tile, f"more than {given.most_tasks} tasks", given.most_tasks) from error
         for rank, matrix, slots in caches:
             rows, cols = given.slot_shape[matrix]
             self.layout.add(rank, (rows, slots * cols), self.problem.dtype, Matrix(matrix), Role.CACHE)
@@ -233,7 +235,7 @@ def _check_size(
     """Refuse what is surely too large before any of it is made."""
     tasks = _least_tasks(problem, placement, workers, options)
     if tasks > most_tasks:
-        raise _too_many(problem, workers.tile, f"{tasks} tasks or more", most_tasks)
+        raise too_many(problem, workers.tile, f"{tasks} tasks or more", most_tasks)
 
 
 def _least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
@@ -279,7 +281,8 @@ def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: Schedul
     return max(1, min(most, options.most_chunks, columns // MIN_CHUNK_COLUMNS, size_bytes // least_bytes))
 
 
-def _too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:
+def too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:
+    """Return the error that says how many tasks a tile makes, in words, and that they are too many."""
     return PlanError(
         f"tile {tile} makes {tasks} of {problem.m}×{problem.n}×{problem.k}, "
         f"the limit is {most_tasks}: ask for a larger tile, or for none"
