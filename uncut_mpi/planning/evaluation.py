@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
@@ -372,24 +371,21 @@ class _Ahead(NamedTuple):
 
 
 class _Once:
-    """A simulation that is made when it is first asked for."""
+    """A simulation that is made when it is first asked for, and the same whichever thread asks."""
 
-    __slots__ = ("_make", "_made")
+    __slots__ = ("_made", "_make")
 
     def __init__(self, make: Callable[[], Simulation]) -> None:
         self._make: Callable[[], Simulation] | None = make
-        self._made: Simulation | None = None
+        self._made: dict[str, Simulation] = {}
 
     def __call__(self) -> Simulation:
-        with _LOOKING:
-            if self._made is None:
-                assert self._make is not None  # until it is made
-                self._made, self._make = self._make(), None
-            return self._made
-
-
-_LOOKING: Final = threading.RLock()
-"""Several threads may look at a candidate."""
+        make = self._make
+        if make is None:
+            return self._made["it"]
+        found = self._made.get("it") or self._made.setdefault("it", make())  # two threads may make it: one is kept
+        self._make = None
+        return found
 
 
 def _simulation_of(
