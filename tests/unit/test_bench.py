@@ -83,6 +83,8 @@ def test_methods_are_schedules() -> None:
     assert options_of("auto", None) == ScheduleOptions()
     assert options_of("one", (2,)) == ScheduleOptions(devices=(2,))
     assert options_of("uncut:640", None) == ScheduleOptions(scheduler="uncut", tile=640)
+    assert options_of("cyclic:64", None) == ScheduleOptions(scheduler="cyclic", tile=64)
+    assert options_of("cyclic:1d-cyclic", None) == ScheduleOptions(scheduler="cyclic", distribution="1d-cyclic")
     assert options_of("bands:640", (1, 0)) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
     assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
@@ -276,6 +278,8 @@ def test_the_summary_says_everything_once() -> None:
     assert "auto against uncut, on 4 ranks: time of uncut / time of auto" in lines
     assert any(line.split() == ["all", "2", "1.400", "0.800", "2.000", "1"] for line in lines)
     assert any(line.startswith("data: one-device") and "0.800" in line for line in lines)
+    assert any(line.startswith("place: 0,0,0") and "0.800" in line for line in lines)
+    assert any(line.startswith("place: h,h,h") and "2.000" in line for line in lines)
     assert any(line.startswith("limit: transfers") and "2.000" in line for line in lines)
     assert any(line.startswith("size: small") and "0.800" in line for line in lines)
     assert any(line.startswith("size: large") and "2.000" in line for line in lines)

@@ -76,9 +76,10 @@ def test_a_file_gets_a_few_lines():
     for done in range(101):
         bar.show(done, 100, "links")
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "calibrating: 0 of 100, links"
-    assert lines[-1] == "calibrating: 100 of 100, links"
-    assert len(lines) == 6
+    assert lines[0] == "calibrating [..............................] 0/100 links"
+    assert lines[5] == "calibrating [###############...............] 50/100 links"
+    assert lines[-1] == "calibrating [##############################] 100/100 links"
+    assert len(lines) == 11
 
 
 class FakeNvml(types.ModuleType):

@@ -14,7 +14,7 @@ from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
 
 DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irregular, "paralia": paralia}
@@ -46,6 +46,7 @@ methods:
   cyclic    PARALiA's scheduler: tiles dealt out to the devices that its model chooses
   bands     Choi's scheduler, between devices only, with A stored transposed as its authors keep it
   uncut:T, cyclic:T, bands:T   the same with tiles of T, for a sweep of tiles
+  cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
 other libraries, each in a process of its own with the same devices and data, at its best setting, which is recorded:
@@ -87,7 +88,8 @@ class BenchArguments:
     dtypes : tuple of DType
         Types, each with all problems.
     methods : tuple of str
-        Of `METHODS`, or of `TILED` with ``":T"``, in the order of measurement; speedups are those of the first.
+        Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of `DISTRIBUTIONS`, in the order of
+        measurement; speedups are those of the first.
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
@@ -275,11 +277,12 @@ def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
     """Return the options of a method's schedules on some ranks."""
     if method in STEPS:
         return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
-    name, _, tile = method.partition(":")
+    name, _, how = method.partition(":")
     scheduler = "auto" if name in ("one", "tuned") else name
-    return ScheduleOptions(
-        scheduler=scheduler, tile=int(tile or 0), devices=devices, tune=TRIED if name == "tuned" else 0
-    )
+    options = ScheduleOptions(scheduler=scheduler, devices=devices, tune=TRIED if name == "tuned" else 0)
+    if how in DISTRIBUTIONS:
+        return dataclasses.replace(options, distribution=how)
+    return dataclasses.replace(options, tile=int(how or 0))
 
 
 def _words(text: str) -> list[str]:
@@ -301,9 +304,11 @@ def _dtypes(text: str) -> tuple[DType, ...]:
 
 def _methods(text: str) -> tuple[str, ...]:
     for word in _words(text):
-        name, colon, tile = word.partition(":")
-        if colon and name in TILED:
-            whole(1)(tile)
+        name, colon, how = word.partition(":")
+        if colon and name == "cyclic" and not how.isdigit():
+            one_of(*DISTRIBUTIONS)(how)
+        elif colon and name in TILED:
+            whole(1)(how)
         else:
             one_of(*METHODS)(word)
     return tuple(_words(text))

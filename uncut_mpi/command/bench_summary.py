@@ -77,6 +77,7 @@ def largest_small(rows: Iterable[Row]) -> float:
 GROUPINGS: Mapping[str, Callable[[Row], str]] = {
     "shape": lambda row: case_of(row).shape,
     "data": lambda row: case_of(row).data,
+    "place": lambda row: str(row["place"]),
     "limit": limit_of,
     "type": lambda row: str(row["dtype"]),
 }
@@ -143,10 +144,11 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
         "all": list(rows),
     }
     halves = f"; small: problems of up to {most / 1e9:.4g} GFLOP, half of them" if parts["large"] else ""
+    width = max(10, *map(len, methods))
     lines = [
         f"All operations over all times and joules{halves}.",
-        f"{'':17} problems{'':12} TFLOP/s{'':20} GFLOP/s per W",
-        "method      ranks" + 3 * "    small    large      all",
+        f"{'':{width + 7}} problems{'':12} TFLOP/s{'':20} GFLOP/s per W",
+        f"{'method':{width}}  ranks" + 3 * "    small    large      all",
     ]
     counts = sorted({row["compute"] for row in rows})
     for method in methods:
@@ -156,7 +158,7 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
                 energies = [flops_per_joule(part, method, count) for part in parts.values()]
                 numbers = [*(done for done, _ in rates), *(rate for _, rate in rates), *energies]
                 lines.append(
-                    f"{method:10} {count:6}" + "".join(f" {one:8.4g}" if one else f" {'-':>8}" for one in numbers)
+                    f"{method:{width}} {count:6}" + "".join(f" {one:8.4g}" if one else f" {'-':>8}" for one in numbers)
                 )
     first, *others = methods
     for other in others:

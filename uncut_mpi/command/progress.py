@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, a line now and then elsewhere."""
+"""How far a long command is: a bar that moves on a terminal; elsewhere, as under mpiexec, some lines with one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, TextIO
 
 _WIDTH: Final = 30
 _TEXT: Final = 44
-_LINES: Final = 5
+_LINES: Final = 10
 _REDRAW_S: Final = 0.1
 
 
@@ -32,17 +32,17 @@ class ProgressBar:
     def show(self, done: int, total: int, what: str) -> None:
         """Say that `done` of `total` steps are done, and what comes next."""
         share = done / total if total else 1.0
+        bar = ("#" * round(share * _WIDTH)).ljust(_WIDTH, ".")
         if self._terminal:
             now = time.monotonic()
             if now - self._drawn_s < _REDRAW_S and done < total:
                 return
             self._drawn_s = now
-            bar = ("#" * round(share * _WIDTH)).ljust(_WIDTH, ".")
             text = what if len(what) <= _TEXT else what[: _TEXT - 1] + "…"
             self._stream.write(f"\r{self._title} [{bar}] {done}/{total} {text.ljust(_TEXT)}")
             if done >= total:
                 self._stream.write("\n")
         elif share * _LINES >= self._lines:
             self._lines = int(share * _LINES) + 1
-            self._stream.write(f"{self._title}: {done} of {total}, {what}\n")
+            self._stream.write(f"{self._title} [{bar}] {done}/{total} {what}\n")
         self._stream.flush()
