@@ -256,11 +256,13 @@ class Dimensions:
         """
         least: dict[int, float] = {}
         for one in self._tried.tried:
-            if one.splits not in (1, most) or one.options.scheduler != "kblocks":
-                continue
-            if len(one.options.devices or range(self._num_ranks)) == most:
+            if one.splits in (1, most) and one.options.scheduler == "kblocks" and self._count(one) == most:
                 least[one.splits] = min(least.get(one.splits, np.inf), one.value)
         return least[most] / least[1] - 1 if len(least) == 2 else 0.0
+
+    def _count(self, one: Candidate) -> int:
+        """Return how many ranks compute."""
+        return len(one.options.devices or range(self._num_ranks))
 
     def _on_grids(
         self, asked: ScheduleOptions, best: Candidate, chosen: Sequence[tuple[int, int, int]]
@@ -408,14 +410,9 @@ class Dimensions:
         }
         yield _blocked(best, **long)
         if best.splits > 1 and not given.splits:
-            ranks = len(best.options.devices or range(self._num_ranks))
-            whole = [
-                one
-                for one in self._tried.tried
-                if one.splits == 1
-                and one.options.scheduler == "kblocks"
-                and len(one.options.devices or range(self._num_ranks)) == ranks
-            ]
+            ranks, tried = self._count(best), self._tried.tried
+            of_kblocks = (one for one in tried if one.splits == 1 and one.options.scheduler == "kblocks")
+            whole = [one for one in of_kblocks if self._count(one) == ranks]
             if whole:
                 cut = min(whole, key=lambda one: one.value).options
                 places = {name: getattr(cut, name) for name in ("grid", "devices", "row_shares", "col_shares", "areas")}

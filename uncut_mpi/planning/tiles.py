@@ -133,12 +133,19 @@ class PreparedTiles:
     given : UncutInput
         For `_native.schedule_uncut`.
     options : ScheduleOptions
-        Those asked for, with what was chosen.
+        Those asked for, with what was chosen; the schedule has its scheduler's name.
+    grid : ProcessGrid
+        The schedule's.
+    problem : GemmProblem
+        The column-major problem.
+    placement : Placement
+        Where its A, B and C live.
+    layout : Layout
+        Panels of the ranks, to which the caches of relays are added: one schedule alone can be made.
     """
 
     given: _native.UncutInput
     options: ScheduleOptions
-    scheduler: str
     grid: ProcessGrid
     problem: GemmProblem
     placement: Placement
@@ -172,7 +179,7 @@ class PreparedTiles:
             num_ranks=given.num_ranks,
             problem=self.problem,
             placement=self.placement,
-            scheduler=self.scheduler,
+            scheduler=self.options.scheduler,
             grid=(self.grid.rows, self.grid.cols),
             splits=1,
             tile=tile,
@@ -226,7 +233,7 @@ def prepare_tiles(
     native = _native_input(problem, placement, machine, options, workers, panels)
     _set_relays(native, problem, machine, options, layout)
     native.most_tasks = most_tasks
-    return PreparedTiles(native, chosen, chosen.scheduler, grid, problem, placement, layout)
+    return PreparedTiles(native, chosen, grid, problem, placement, layout)
 
 
 def _check_size(
