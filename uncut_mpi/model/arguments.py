@@ -1,0 +1,122 @@
+"""
+What callers pass, turned into plain Python values once, where it enters; what cannot be is a `ParamError`.
+
+Whatever is a number to numpy is a number here: numpy's scalars of every width, arrays of no dimension, fractions,
+decimals. A truth value is no whole number, text is no number, and nothing is rounded to a whole number.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+
+_SHOWN_CHARACTERS = 60
+
+
+def whole_number(name: str, value: object) -> int:
+    """
+    Return a caller's whole number as an int.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for the error.
+    value : object
+        Anything that `operator.index` takes, except truth values.
+
+    Raises
+    ------
+    ParamError
+        If it is no whole number. A float is none, even 2.0.
+    """
+    if type(value) is int:
+        return value
+    if not _is_truth(value):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except Exception:  # whatever the caller's type raises
+            pass
+    raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass a whole number")
+
+
+def real_number(name: str, value: object, *, finite: bool = False) -> float:
+    """
+    Return a caller's real number as a float.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for the error.
+    value : object
+        Anything that numpy takes for a real number.
+    finite : bool, default False
+        Refuse infinities and NaN.
+
+    Raises
+    ------
+    ParamError
+        If it is no real number, or one that no float64 can hold.
+    """
+    if type(value) is float:
+        number = value
+    else:
+        kind = getattr(getattr(value, "dtype", None), "kind", "")
+        has_float = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
+        if isinstance(value, str | bytes | complex) or not has_float or kind in ("c", "m", "M", "S", "U"):
+            raise _no_real(name, value)
+        if getattr(value, "ndim", 0):
+            raise _no_real(name, value, "pass one real number, not an array of them")
+        try:
+            number = float(value)  # type: ignore[arg-type]
+            beyond = math.isinf(number) and bool(value != number)
+        except OverflowError:
+            beyond = True
+        except Exception:  # whatever the caller's type raises
+            raise _no_real(name, value) from None
+        if beyond:
+            raise ParamError(f"{name} = {shown(value)} is beyond what a float64 can hold: pass a smaller number")
+    if finite and not math.isfinite(number):
+        raise ParamError(f"{name} = {number} is not finite: pass a finite number")
+    return number
+
+
+def flag(name: str, value: object) -> bool:
+    """
+    Return a caller's truth value as a bool.
+
+    Raises
+    ------
+    ParamError
+        If it is neither a bool nor numpy's: a text such as ``"no"`` would count as true.
+    """
+    if _is_truth(value) and not getattr(value, "ndim", 0):
+        return bool(value)
+    raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass True or False")
+
+
+def shown(value: object) -> str:
+    """Return the repr of a caller's value on one line, cut where it is long; of a value without one, its type."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # also of an int with too many digits to print
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def type_text(value: object) -> str:
+    """Return the name of a value's type with its article: ``"an int"``, ``"a str"``."""
+    name = type(value).__name__
+    article = "an" if name[:1].lower() in ("a", "e", "i", "o") or name.startswith("nd") else "a"
+    return f"{article} {name}"
+
+
+def _is_truth(value: object) -> bool:
+    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
+def _no_real(name: str, value: object, mend: str = "pass a real number") -> ParamError:
+    return ParamError(f"{name} = {shown(value)} is {type_text(value)}: {mend}")
