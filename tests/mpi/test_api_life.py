@@ -1,0 +1,364 @@
+"""The end of a session and what comes after it: forks, dropped sessions, ranks that leave, MPI that is gone."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers import jobs
+from tests.helpers.collective import allgather, carried, collective_assert
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+LIMIT_S = 30
+
+
+def outcome(call):
+    """Return what a call does: the name and text of its error, or a word."""
+    try:
+        call()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "worked"
+
+
+def ones(session, shape=(6, 5)):
+    matrix = session.empty_host(shape)
+    if session.rank == 0:
+        matrix.array[...] = 1.0
+    return matrix
+
+
+def in_child(work):
+    """Return what `work` returns in a forked child, which ends at once; None if it does not end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            said = pickle.dumps(work())
+        except BaseException as error:
+            said = pickle.dumps(f"{type(error).__name__}: {error}")
+        os.write(writing, said)
+        os._exit(0)
+    os.close(writing)
+    deadline = time.monotonic() + 10
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(0.01)
+    with os.fdopen(reading, "rb") as pipe:
+        return pickle.loads(pipe.read())
+
+
+# -- forked children ---------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_a_forked_child_gets_errors_and_the_session_of_its_parent_goes_on(comm, open_session):
+    with open_session(comm) as session:
+        a = ones(session, (6, 6))
+        plan = session.plan(a, a, ones(session, (6, 6)), reads_c=False)
+        session.barrier()
+
+        def work():
+            calls = {
+                "gemm": lambda: session.gemm(a, a),
+                "empty_host": lambda: session.empty_host((2, 2)),
+                "barrier": session.barrier,
+                "gather": lambda: session.gather(1),
+                "execute": plan.execute,
+                "release": lambda: session.release(a),
+            }
+            said = {name: outcome(call) for name, call in calls.items()}
+            said["close"] = outcome(session.close)
+            said["array"] = str(float(a.array.sum()))
+            plan.close()
+            return said
+
+        said = in_child(work) or {}
+        c = session.gemm(a, a)
+        good = bool((c.array == 6.0).all())
+        good &= outcome(plan.execute) == "worked"
+    refused = all("fork" in said.get(name, "") for name in ("gemm", "empty_host", "barrier", "gather", "execute"))
+    collective_assert(comm, good and refused and said["close"] == "worked" and said["array"] == "36.0", str(said))
+
+
+def test_a_child_that_leaves_a_with_block_by_an_exception_says_nothing_to_the_ranks(comm, open_session):
+    with open_session(comm) as session:
+        a = ones(session)
+
+        def work():
+            with session:
+                raise ValueError("in the child")
+
+        said = in_child(work)
+        c = session.gemm(a, a, trans_b="T")
+        good = bool((c.array == 5.0).all())
+    collective_assert(comm, good and said == "ValueError: in the child", str(said))
+
+
+# -- ranks that leave --------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.xfail(run=False, reason="hangs")
+def test_a_rank_that_leaves_by_an_exception_is_named_to_those_who_wait(comm, open_session):
+    odd = comm.size - 1
+
+    def work():
+        with open_session(comm) as session:
+            a = ones(session)
+            if comm.rank == odd:
+                raise ValueError("of my own")
+            session.gemm(a, a, trans_b="T")
+
+    said = outcome(work)
+    wanted = "ValueError: of my own" if comm.rank == odd else f"rank {odd} left the session by ValueError"
+    collective_assert(comm, wanted in said and (comm.rank == odd or "PeerFailedError" in said), said)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.xfail(run=False, reason="hangs")
+def test_a_rank_that_leaves_while_others_are_in_a_call_is_named_by_a_late_rank_too(comm, open_session):
+    def work():
+        with open_session(comm) as session:
+            if comm.rank == 0:
+                raise KeyError("x")
+            time.sleep(0.05 * comm.rank)
+            session.gather(comm.rank)
+
+    said = outcome(work)
+    wanted = "KeyError" if comm.rank == 0 else "rank 0 left the session by KeyError"
+    collective_assert(comm, wanted in said, said)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_after_a_rank_has_left_every_call_is_an_error_and_close_returns(comm, open_session):
+    session = open_session(comm)
+    a = ones(session)
+    odd = comm.rank == comm.size - 1
+    first = outcome(lambda: session.__exit__(ValueError, ValueError("x"), None) if odd else session.gemm(a, a))
+    second = [outcome(call) for call in (session.barrier, lambda: session.gemm(a, a), lambda: session.release(a))]
+    closing = outcome(session.close)
+    touched = float(a.array.sum())
+    good = all("left" in one for one in second) and closing == "worked" and touched == 30.0
+    collective_assert(comm, good, f"{first}; {second}; {closing}; {touched}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.xfail(run=False, reason="hangs")
+def test_a_rank_that_drops_its_session_is_named(comm, open_session):
+    session = open_session(comm)
+    comm.Barrier()
+    if comm.rank == 0:
+        del session
+        gc.collect()
+        said = "rank 0 left"
+    else:
+        said = outcome(session.barrier)
+    collective_assert(comm, "rank 0 left" in said, said)
+
+
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_a_closed_plan_is_an_error_on_every_rank(comm, open_session):
+    with open_session(comm) as session:
+        a = ones(session, (4, 4))
+        plan = session.plan(a, a, ones(session, (4, 4)))
+        if session.rank == 0:
+            plan.close()
+        said = outcome(plan.execute)
+        plan.close()
+        c = session.gemm(a, a)
+        good = bool((c.array == 4.0).all())
+    collective_assert(comm, good and "ParamError" in said and "plan is closed" in said, said)
+
+
+# -- sessions that are dropped -----------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_dropped_sessions_give_back_what_they_held(comm, open_session):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    def mappings():
+        with open("/proc/self/maps") as lines:
+            return sum("uncut_mpi" in line for line in lines)
+
+    counts = []
+    for _ in range(6):
+        session = open_session(comm)
+        session.gemm(ones(session), ones(session), trans_b="T")
+        del session
+        counts.append((descriptors(), mappings()))
+    with open_session(comm):
+        pass
+    left = mappings()
+    collective_assert(comm, counts[-1] == counts[2] and left < counts[-1][1], f"{counts}, at the end {left}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_dropped_sessions_of_overlapping_ranks_are_collected_in_one_order(comm, open_session):
+    parts = [comm.Split(comm.rank < comm.size - 1), comm.Split(comm.rank > 0)]
+    for turn in range(4):
+        for part in parts if turn % 2 else parts[::-1]:
+            session = open_session(part)
+            if turn == 3 and comm.rank == 0:
+                kept = session  # dropped by some of its ranks alone: it stays
+            del session
+    with open_session(comm) as session:
+        c = session.gemm(ones(session), ones(session), trans_b="T")
+        good = bool((c.array == 5.0).all())
+    if comm.rank == 0:
+        del kept
+    with open_session(comm):
+        pass
+    for part in parts:
+        part.Free()
+    collective_assert(comm, good)
+
+
+@pytest.mark.xfail(run=False, reason="crashes")
+def test_what_a_session_handed_out_is_safe_to_touch_after_its_end(comm, open_session):
+    session = open_session(comm)
+    a = ones(session, (6, 6))
+    d = session.empty_device((6, 6), rank=0)
+    session.upload(a, d)
+    plan = session.plan(a, d, ones(session, (6, 6)), reads_c=False)
+    trace = plan.trace()
+    session.close()
+    text = [repr(a), repr(session), plan.summary.digest, str(plan.schedule.tasks[:1]), str(session.versions)]
+    text += [str(session.machine.name), str(session.energy_j()), str(session.broken), str(session.rank)]
+    sums = [float(a.array.sum()), float(trace.end_s.shape[0])]
+    if session.rank == 0:
+        sums.append(float(np.asarray(d.array).sum()) if session.backend_name == "host" else 36.0)
+    refused = [outcome(call) for call in (plan.execute, plan.trace, session.barrier, lambda: session.release(a))]
+    plan.close()
+    session.close()
+    good = sums[0] == 36.0 and all("ParamError" in one for one in refused) and "closed" in repr(session)
+    collective_assert(comm, good and (session.rank != 0 or sums[2] == 36.0), f"{sums} {refused} {text}")
+
+
+# -- waiting -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_a_rank_that_is_long_awaited_is_named_in_a_warning(comm, open_session, monkeypatch, caplog):
+    monkeypatch.setattr("uncut_mpi.spmd.group.PATIENCE_S", 0.05)
+    late = comm.size - 1
+    with caplog.at_level(logging.WARNING, logger="uncut_mpi"), open_session(comm) as session:
+        for call in (session.barrier, lambda: session.gather(0), lambda: session.empty_host((2, 2))):
+            if comm.rank == late:
+                time.sleep(0.4)
+            call()
+    said = [record.getMessage() for record in caplog.records if f"rank {late}" in record.getMessage()]
+    counts = allgather(comm, len(said))
+    # One rank speaks for all that wait, and says so again after twice the time.
+    collective_assert(comm, counts[late] == 0 and sum(counts) >= 3 and sum(map(bool, counts)) == 1, f"{counts} {said}")
+
+
+# -- whole jobs ---------------------------------------------------------------------------------------
+
+
+def job(comm, tmp_path, body, check, **environment):
+    """Run two ranks of a program on rank 0 of this test, and check (exit status, output)."""
+    with carried(comm):
+        if comm.rank == 0:
+            program = tmp_path / "program.py"
+            program.write_text(
+                "import os, sys, time\nimport numpy as np\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
+                "W = MPI.COMM_WORLD\nM = um.Machine.uniform(W.size)\n" + body
+            )
+            status, output, errors = jobs.ended(jobs.start([program], **environment), LIMIT_S)
+            check(status, output + errors)
+
+
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_mpi_that_ended_before_the_session_is_an_error_and_close_frees(comm, tmp_path):
+    body = """
+with um.Session(W, backend="host", machine=M) as s:
+    a = s.empty_host((8, 8)); a.array[:] = 1
+    s.gemm(a, a)
+    MPI.Finalize()
+    for call in (lambda: s.gemm(a, a), s.barrier, lambda: s.empty_host((2, 2)), lambda: s.release(a)):
+        try:
+            call()
+            print("no error")
+        except um.TopologyError as error:
+            print("refused:", error)
+open_fds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+print("reached", sum("uncut_mpi" in one for one in open_fds), a.array.sum())
+"""
+
+    def check(status, output):
+        assert status == 0, output
+        assert output.count("refused:") == 8, output
+        assert "no error" not in output
+        assert output.count("reached 0 64.0") == 2, output
+
+    job(comm, tmp_path, body, check)
+
+
+@pytest.mark.xfail(run=False, reason="hangs")
+def test_a_rank_that_raises_inside_a_session_ends_the_job_under_plain_python(comm, tmp_path):
+    body = """
+with um.Session(W, backend="host", machine=M) as s:
+    a = s.empty_host((8, 8))
+    if W.rank == 1:
+        raise ValueError("of rank 1")
+    s.gemm(a, a)
+"""
+
+    def check(status, output):
+        assert status not in (None, 0), output
+        assert "ValueError: of rank 1" in output
+        assert "PeerFailedError" in output, output
+        assert "rank 1 left the session by ValueError" in output, output
+
+    job(comm, tmp_path, body, check)
+
+
+@pytest.mark.xfail(run=False, reason="hangs")
+def test_a_rank_that_ends_without_closing_is_named(comm, tmp_path):
+    body = """
+s = um.Session(W, backend="host", machine=M)
+a = s.empty_host((8, 8))
+if W.rank == 0:
+    s.gemm(a, a)
+"""
+
+    def check(status, output):
+        assert status not in (None, 0), output
+        assert "rank 1 left the session" in output, output
+
+    job(comm, tmp_path, body, check)
+
+
+@pytest.mark.xfail(strict=True, reason="not so yet")
+def test_a_session_that_one_rank_never_opens_is_told(comm, tmp_path):
+    body = """
+import uncut_mpi.spmd.group
+uncut_mpi.spmd.group.PATIENCE_S = 0.2
+if W.rank == 1:
+    time.sleep(1)
+with um.Session(W, backend="host", machine=M) as s:
+    s.barrier()
+"""
+
+    def check(status, output):
+        assert status == 0, output
+        assert "opening a session: rank 0 of 2 has waited" in output, output
+
+    job(comm, tmp_path, body, check)
