@@ -1,0 +1,194 @@
+"""What callers pass: whatever is a number to numpy is one here; anything else is a ParamError on every rank."""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import allgather, collective_assert
+
+pytestmark = [
+    pytest.mark.mpi(min_size=1),
+    pytest.mark.xfail(strict=False, reason="arguments are not converted where they enter"),
+]
+
+HALVES = {
+    "float64": np.float64(0.5),
+    "float32": np.float32(0.5),
+    "float16": np.float16(0.5),
+    "array of no dimension": np.array(0.5),
+    "fraction": fractions.Fraction(1, 2),
+    "decimal": decimal.Decimal("0.5"),
+}
+TWOS = {"int": 2, "int64": np.int64(2), "uint8": np.uint8(2), "float": 2.0, "array": np.array(2)}
+NO_NUMBERS = {
+    "text": "1",
+    "bytes": b"1",
+    "none": None,
+    "complex": 1j,
+    "numpy complex": np.complex128(1),
+    "huge": 10**400,
+    "list": [1.0],
+    "array": np.ones(3),
+    "date": np.datetime64("2020-01-01"),
+    "object": object(),
+}
+
+
+class Hostile:
+    """Raises whatever is asked of it."""
+
+    def __float__(self):
+        raise RuntimeError("no")
+
+    def __index__(self):
+        raise RuntimeError("no")
+
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    def __eq__(self, other):
+        raise RuntimeError("no")
+
+    __hash__ = None
+
+
+def outcome(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "worked"
+
+
+@pytest.fixture
+def filled(session):
+    """A 4×4 matrix of ones on every rank's view."""
+    matrix = session.empty_host((4, 4))
+    if session.rank == 0:
+        matrix.array[...] = 1.0
+    session.barrier()
+    yield matrix
+    session.release(matrix)
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("which", ["alpha", "beta"])
+def test_whatever_is_a_number_to_numpy_is_a_scalar(comm, session, filled, name, which):
+    c = session.empty_host((4, 4))
+    if session.rank == 0:
+        c.array[...] = 2.0
+    session.barrier()
+    session.gemm(filled, filled, c, **{which: HALVES[name]})
+    wanted = 2.0 if which == "alpha" else 5.0
+    collective_assert(comm, (c.array == wanted).all(), c.array)
+    with session.plan(filled, filled, c) as plan:
+        session.barrier()
+        plan.execute(HALVES[name], HALVES[name] if which == "beta" else 0)
+        good = (c.array == (2.0 if which == "alpha" else 2.0 + wanted / 2)).all()
+    collective_assert(comm, good, c.array)
+
+
+@pytest.mark.parametrize("name", TWOS)
+def test_whole_numbers_are_scalars_and_types_of_one_value_are_one_value(comm, session, filled, name):
+    # Ranks may have the same number in other types.
+    c = session.gemm(filled, filled, alpha=TWOS[name] if session.rank == 0 else 2.0, beta=np.float32(0))
+    collective_assert(comm, (c.array == 8.0).all(), c.array)
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number_is_a_parameter_error_on_every_rank(comm, session, filled, name):
+    value = NO_NUMBERS[name]
+    plan = session.plan(filled, filled, session.empty_host((4, 4)))
+    calls = {
+        "alpha": lambda: session.gemm(filled, filled, alpha=value),
+        "beta": lambda: session.gemm(filled, filled, beta=value),
+        "execute": lambda: plan.execute(value),
+        "trace": lambda: plan.trace(1.0, value),
+    }
+    said = {which: outcome(call) for which, call in calls.items()}
+    plan.close()
+    collective_assert(comm, all(one.startswith("ParamError") for one in said.values()), said)
+    collective_assert(comm, len({str(one) for one in allgather(comm, said)}) == 1, said)
+
+
+@pytest.mark.parametrize("odd_rank", [0, -1])
+def test_an_odd_argument_on_one_rank_is_an_error_on_all(comm, session, filled, odd_rank):
+    odd = comm.rank == odd_rank % comm.size
+    plan = session.plan(filled, filled, session.empty_host((4, 4)))
+    for value in (10**400, "x", Hostile(), np.ones(2)):
+        calls = {
+            "gemm": lambda value=value: session.gemm(filled, filled, alpha=value if odd else 1.0),
+            "execute": lambda value=value: plan.execute(1.0, value if odd else 0.0),
+            "a": lambda value=value: session.gemm(value if odd else filled, filled),
+            "trans": lambda value=value: session.gemm(filled, filled, trans_a=value if odd else "N"),
+            "options": lambda value=value: session.gemm(filled, filled, options=value if odd else None),
+            "out": lambda value=value: session.gemm(filled, filled, value if odd else filled),
+            "plan": lambda value=value: session.plan(filled, filled, filled, reads_c=value if odd else True),
+            "download": lambda value=value: session.download(value if odd else filled),
+        }
+        said = {which: outcome(call) for which, call in calls.items()}
+        ours = all("ParamError" in one or "RankMismatchError" in one for one in said.values())
+        collective_assert(comm, ours, f"{type(value).__name__}: {said}")
+    plan.close()
+
+
+SESSION_ARGUMENTS = {
+    "devices=3": {"devices": 3},
+    "devices='01'": {"devices": "01"},
+    "devices of text": {"devices": ["a"]},
+    "devices of floats": {"devices": [0.0]},
+    "timeout_s='x'": {"timeout_s": "x"},
+    "timeout_s=nan": {"timeout_s": float("nan")},
+    "timeout_s=None": {"timeout_s": None},
+    "arrival_timeout_s=-1": {"arrival_timeout_s": -1},
+    "arrival_timeout_s='1'": {"arrival_timeout_s": "1"},
+    "max_plans='3'": {"max_plans": "3"},
+    "max_plans=1.5": {"max_plans": 1.5},
+    "max_plans=True": {"max_plans": True},
+    "verify='no'": {"verify": "no"},
+    "tune_products=1": {"tune_products": 1},
+    "allow_shared_gpu='x'": {"allow_shared_gpu": "x"},
+    "backend=3": {"backend": 3},
+    "backend=['host']": {"backend": ["host"]},
+    "machine='h200-4x'": {"machine": "h200-4x"},
+    "a hostile timeout": {"timeout_s": Hostile()},
+    "a hostile backend": {"backend": Hostile()},
+}
+
+
+@pytest.mark.parametrize("name", SESSION_ARGUMENTS)
+def test_odd_arguments_of_a_session_are_a_parameter_error_on_every_rank(comm, name):
+    given = {"backend": "host", "machine": um.Machine.uniform(comm.size), **SESSION_ARGUMENTS[name]}
+    said = outcome(lambda: um.Session(comm, **given))
+    collective_assert(comm, said.startswith("ParamError"), said)
+    collective_assert(comm, len(set(allgather(comm, said))) == 1, said)
+
+
+def test_numbers_of_numpy_are_arguments_of_a_session(comm):
+    given = {"timeout_s": np.float32(20), "max_plans": np.int16(3), "verify": np.bool_(True)}
+    with um.Session(comm, backend=np.str_("host"), machine=um.Machine.uniform(comm.size), **given) as session:
+        a = session.empty_host((np.int32(3), np.uint8(3)))
+        a.array[...] = 1.0
+        session.barrier()
+        c = session.gemm(a, a, trans_a=np.str_("N") if comm.rank == 0 else "N")
+        good = (c.array == 3.0).all()
+    collective_assert(comm, good)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_odd_argument_of_a_session_on_one_rank_is_an_error_on_all(comm):
+    for odd in ({"timeout_s": "x"}, {"backend": 3}, {"devices": 3}, {"max_plans": None}, {"backend": Hostile()}):
+        given = {"backend": "host", "machine": um.Machine.uniform(comm.size), **(odd if comm.rank == 0 else {})}
+        said = outcome(lambda given=given: um.Session(comm, **given))
+        collective_assert(comm, "ParamError" in said or "RankMismatchError" in said, f"{odd}: {said}")
+
+
+def test_what_is_no_communicator_is_an_error():
+    for comm in (None, 3, "world", object()):
+        with pytest.raises(um.ParamError, match="intracommunicator"):
+            um.Session(comm, backend="host")
