@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import threading
 
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, is_agreed
 
 
 class Exclusive:
-    """A session serves one call at a time: a second thread inside it is a mistake, not a wait."""
+    """
+    A session serves one call at a time: a second thread inside it is a mistake, not a wait.
+
+    Attributes
+    ----------
+    cut_short : bool
+        Whether an error that the other ranks do not share has ended a call, as an interrupt does.
+    """
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
+        self.cut_short = False
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -20,5 +28,7 @@ class Exclusive:
                 "(on communicators of their own)"
             )
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not is_agreed(error):
+            self.cut_short = True
         self._lock.release()

@@ -10,13 +10,15 @@ no message of its own. What follows inside a call is in lockstep.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from uncut_mpi.api.exclusive import Exclusive
-from uncut_mpi.errors import ParamError, RankMismatchError, StallError, agreed
+from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.order import DeviceOrder
@@ -45,6 +47,11 @@ class Gate:
     broken : bool
         Whether the ranks are not in one call any more, or a call ended with tasks in flight: no
         collective call is possible any more.
+    left : bool
+        Whether a rank has left the session, this one or another: no call is possible either, but unless it
+        is broken too nothing is in flight.
+    why : str
+        Why no call is possible, as an error says it.
     on_close : callable
         Closes the session on this rank; collective.
     """
@@ -53,13 +60,17 @@ class Gate:
         self._group, self._order = group, order
         self._arrival_timeout_s = arrival_timeout_s
         self._exchange = agreement.CallExchange(group, room)
+        group.check_left = self._check_left
         self._busy = threading.Lock()
         self._exclusive = Exclusive(self._busy)
-        self.closed = self.broken = False
+        self.closed = self.broken = self.left = False
+        self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
+        self._process = os.getpid()
         self.on_close: Callable[[], None] = lambda: None
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
+        self._group.check_left = None
         del self._exchange
 
     def exclusive(self) -> Exclusive:
@@ -69,15 +80,60 @@ class Gate:
         Raises
         ------
         ParamError
-            If no call can be made any more, or another thread is in one.
+            If no call can be made any more, another thread is in one, or this process is a fork of the session's.
+        TopologyError
+            If MPI is finalised.
         """
         if self.closed:
             raise ParamError("the session is closed: make a new one")
-        if self.broken:
+        if self.foreign:
             raise ParamError(
-                "an earlier call of this session did not end; its devices may still be at work: end the program"
+                f"this process is a fork of process {self._process}, which made the session: "
+                "make calls there, and start processes that do not use it by other means than fork"
             )
+        if self.broken or self.left:
+            raise ParamError(self.why)
+        self._group.check_mpi()
         return self._exclusive
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a fork of the one that made the session, which the other ranks know. Local."""
+        return os.getpid() != self._process
+
+    def leave(self, reason: str) -> None:
+        """
+        Make no call any more, and tell the ranks that wait for this one, now or later. Local.
+
+        Nothing happens in a fork, after the end, and while another thread is in a call.
+
+        Parameters
+        ----------
+        reason : str
+            By what this rank leaves, as the name of an error's type.
+        """
+        if self.closed or self.broken or self.left or self.foreign or not self._busy.acquire(blocking=False):
+            return
+        try:
+            self._note_left(f"this rank left the session by {reason}", broken=self._exclusive.cut_short)
+            self._exchange.leave(reason)
+        finally:
+            self._busy.release()
+
+    def _note_left(self, why: str, *, broken: bool) -> None:
+        self.left, self.why = True, f"{why}; make a new session, on all ranks"
+        self.broken |= broken
+
+    def _check_left(self) -> None:
+        self._unless_left(True, self._exchange.check_left, "waiting inside a call")
+
+    def _unless_left(self, inside: bool, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a function; if it finds that a rank has left, while this one is inside a call or not, note it."""
+        try:
+            return function(*arguments, **named)
+        except PeerFailedError as error:
+            self._note_left(str(error), broken=inside)
+            raise
 
     def begin(
         self, call: str, text: str, check: Callable[[], object] | None = None, *, waits_for_ever: bool = False
@@ -141,15 +197,16 @@ class Gate:
             Any rank's error, on all.
         StallError
             If a rank does not begin a call in the time allowed; names it. The session is broken then.
+        PeerFailedError
+            If a rank has left the session by an error of its own; names it. The session is broken then.
         """
         if digest is None:
             digest = agreement.digest_of(str(text).encode()).tobytes()
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:
-            records = self._exchange.exchange(
-                call, None if waits_for_ever else self._arrival_timeout_s, self._order.missing
-            )
+            timeout_s = None if waits_for_ever else self._arrival_timeout_s
+            records = self._unless_left(False, self._exchange.exchange, call, timeout_s, self._order.missing)
         except StallError:
             self.broken = True
             self._exchange.leave()
@@ -173,7 +230,7 @@ class Gate:
         try:
             yield
         except BaseException as caught:  # also an interrupt: the other ranks must not wait for this one
-            if self.closed or self.broken:
+            if self.closed or self.broken or self.left:
                 raise
             error = caught
         with self.exclusive():
@@ -183,7 +240,8 @@ class Gate:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
         if error is not None:  # the record that opened this call says that there is none
             self._exchange.mine["status"] = True
-        records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+        exchange = self._exchange.exchange
+        records = self._unless_left(True, exchange, "closing barrier", timeout_s, progress=progress)
         if error is None and self._exchange.unanimous():
             return False
         return bool(records["status"].any())

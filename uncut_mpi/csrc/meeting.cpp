@@ -3,16 +3,22 @@
 // A rank has two places, used in turn, each a word with the number of the meeting and a record. It writes the
 // record, then the word; it reads the others' records when all their words have the number. Nobody may begin
 // a meeting before it has read all of the one before it (spmd/agreement.py sees to that), so when a place is used again
-// all have read it.
+// all have read it. A rank that leaves for good marks its word; who waits for it finds the mark in either place, since
+// some may have met with it just before.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace nb = nanobind;
@@ -24,10 +30,11 @@ using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t line = 128;  // two cache lines: processors fetch them in pairs
+constexpr std::size_t reason_bytes = 40;  // at the end of a line
 constexpr int looks_per_clock = 32;
 
 enum Outcome : int { waiting = 0, met_alike = 1, met = 2, abandoned = 3 };
-// In a rank's word: it gave up waiting in that meeting, and takes part in no other.
+// In a rank's word: it leaves with that meeting, and takes part in no other.
 constexpr std::uint64_t left_mark = std::uint64_t{1} << 63;
 
 void relax() {
@@ -42,7 +49,7 @@ class Meeting {
   public:
     Meeting(Room room, std::size_t rank, std::size_t size, std::size_t record_bytes)
         : room_(std::move(room)), rank_(rank), size_(size), bytes_(record_bytes) {
-        if (rank >= size || record_bytes + sizeof(std::uint64_t) > line || room_.size() < room_bytes(size))
+        if (rank >= size || sizeof(std::uint64_t) + record_bytes + reason_bytes > line || room_.size() < room_bytes(size))
             throw std::invalid_argument("the ranks' records do not fit into the memory where they meet");
     }
 
@@ -57,16 +64,27 @@ class Meeting {
         return collect(everyone, spin_s);
     }
 
-    // Take part in no meeting any more, so that who comes late to the one that was begun learns of it.
-    void leave() {
-        if (pending_) word(place_of(rank_)).store(number_ | left_mark, std::memory_order_release);
+    // Take part in no meeting any more: not in the one that was begun, else not in the next. Who waits for this rank
+    // learns of it, and why.
+    void leave(const std::string &reason) {
+        if (!pending_) {
+            ++number_;
+            pending_ = true;
+        }
+        std::uint8_t *place = place_of(rank_);
+        // Behind the record, which others may be reading.
+        std::memcpy(place + line - reason_bytes, reason.c_str(), std::min(reason.size() + 1, reason_bytes));
+        word(place).store(number_ | left_mark, std::memory_order_release);
     }
 
-    // The ranks that left the last meeting.
-    std::vector<std::size_t> left() const {
-        std::vector<std::size_t> ranks;
+    // The ranks that have left, and why.
+    std::vector<std::pair<std::size_t, std::string>> left() const {
+        std::vector<std::pair<std::size_t, std::string>> ranks;
         for (std::size_t r = 0; r < size_; ++r)
-            if (word(place_of(r)).load(std::memory_order_acquire) == (number_ | left_mark)) ranks.push_back(r);
+            if (const std::uint8_t *place = mark_of(r)) {
+                const auto *reason = reinterpret_cast<const char *>(place + line - reason_bytes);
+                ranks.emplace_back(r, std::string(reason, strnlen(reason, reason_bytes)));
+            }
         return ranks;
     }
 
@@ -75,7 +93,7 @@ class Meeting {
         if (everyone.size() != size_ * bytes_) throw std::invalid_argument("the records' memory has a wrong size");
         if (!present()) {
             const nb::gil_scoped_release unlocked;
-            if (!spin(spin_s)) return waiting;
+            if (!spin(spin_s)) return is_left() ? abandoned : waiting;
         }
         const std::uint8_t *own = place_of(rank_) + sizeof(std::uint64_t);
         int outcome = met_alike;
@@ -103,6 +121,22 @@ class Meeting {
     }
 
     std::uint8_t *place_of(std::size_t rank) const { return room_.data() + (2 * rank + number_ % 2) * line; }
+    // The place in which a rank has marked that it left, if it has.
+    const std::uint8_t *mark_of(std::size_t rank) const {
+        for (std::size_t turn = 0; turn < 2; ++turn) {
+            std::uint8_t *place = room_.data() + (2 * rank + turn) * line;
+            if (word(place).load(std::memory_order_acquire) & left_mark) return place;
+        }
+        return nullptr;
+    }
+    // Whether a rank has left by more than giving up this meeting: who waits in it too does so for as long as it likes,
+    // and names whom it waits for.
+    bool is_left() const {
+        for (std::size_t r = 0; r < size_; ++r)
+            if (const std::uint8_t *place = mark_of(r))
+                if (place != place_of(r) || place[line - reason_bytes] != 0) return true;
+        return false;
+    }
     static std::atomic_ref<std::uint64_t> word(std::uint8_t *place) {
         return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t *>(place));
     }
@@ -149,10 +183,10 @@ void bind_meeting(nb::module_ &m) {
              "Begin the next meeting with this rank's record, then as `collect`.")
         .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")
         .def("collect", &Meeting::collect, nb::arg("everyone"), nb::arg("spin_s"),
-             "Return 0 if others are still missing after so long, 1 if all gave the same record, 3 if a rank left the "
-             "meeting, else 2.")
-        .def("leave", &Meeting::leave, "Give up the meeting that was begun, and all others.")
-        .def_prop_ro("left", &Meeting::left, "The ranks that left the last meeting.");
+             "Return 0 if others are still missing after so long, 1 if all gave the same record, 3 if one of them has "
+             "left, else 2.")
+        .def("leave", &Meeting::leave, nb::arg("reason"), "Give up the meeting that was begun and all others.")
+        .def_prop_ro("left", &Meeting::left, "The ranks that have left, and why: the first bytes of each reason.");
 }
 
 }  // namespace uncut

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are 
 """
 
 _WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
+_LAST_WORDS_S = 0.3
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
 _COMMON_BYTES = 56  # digest, call and epoch
@@ -265,6 +267,8 @@ class CallExchange:
         StallError
             If a rank does not take part within `timeout_s`; names those that `missing` tells. If others have given up
             this exchange before this rank came; names them.
+        PeerFailedError
+            If a rank has left the session, whether the others are here or not; names it.
         """
         self._group.check_usable()
         meeting = self._meeting
@@ -279,14 +283,44 @@ class CallExchange:
 
     def _refuse_abandoned(self, what: str) -> None:
         if self._outcome == _ABANDONED:
-            raise StallError(
-                f"{what}: {name_ranks(self._meeting.left)} waited for this rank and gave up, so the session has ended "
-                "here too: begin every call on all ranks in time, or raise arrival_timeout_s"
-            )
+            self.check_left(what)
 
-    def leave(self) -> None:
-        """Take part in no exchange any more: ranks that come to the one begun last are told. Local."""
-        self._meeting.leave()
+    def check_left(self, what: str) -> None:
+        """
+        Check that no rank has left. Local.
+
+        Raises
+        ------
+        PeerFailedError, StallError
+            As `exchange`.
+        """
+        left = self._meeting.left
+        if not left:
+            return
+        gone: dict[str, list[int]] = {}
+        for rank, reason in left:
+            gone.setdefault(reason, []).append(rank)
+        gone.pop("", None)
+        if gone:
+            # The launcher may end the job as soon as this rank ends; what the other has to say comes first.
+            time.sleep(_LAST_WORDS_S)
+            who = ", ".join(f"{name_ranks(ranks)} left the session by {reason}" for reason, ranks in gone.items())
+            raise agreed(PeerFailedError(f"{what}: {who}, so it has ended on all ranks: see that rank's output"))
+        raise StallError(
+            f"{what}: {name_ranks([rank for rank, _ in left])} waited for this rank and gave up, so the session has "
+            "ended here too: begin every call on all ranks in time, or raise arrival_timeout_s"
+        )
+
+    def leave(self, reason: str = "") -> None:
+        """
+        Take part in no exchange any more, and tell those who wait for this rank, now or later. Local.
+
+        Parameters
+        ----------
+        reason : str, default ""
+            By what, as the name of an error's type; by default this rank has given up waiting.
+        """
+        self._meeting.leave(reason.encode("ascii", "replace").decode())
 
     def _watch(self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None) -> None:
         group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw

@@ -8,6 +8,8 @@ collective that is polled: it spins briefly, then yields, then sleeps, and can h
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import pickle
 import threading
@@ -30,6 +32,14 @@ _SPIN_S, _SPIN_SHARED_S = 200e-6, 10e-6
 _YIELD_S, _YIELD_SHARED_S = 50e-3, 5e-3
 _SLEEP_SHARE, _SLEEP_SHARE_SHARED = 1 / 256, 1 / 8
 _SLEEP_MIN_S, _SLEEP_MAX_S = 50e-6, 1e-3
+
+logger = logging.getLogger("uncut_mpi")
+
+PATIENCE_S = 30.0
+"""After so long a wait in which nothing happens is told, and again each time it has lasted twice as long."""
+
+_GRACE_S = 1.0
+"""How long a wait for ranks goes on, some of which have left: what is awaited may have been on its way before."""
 
 Progress = Callable[[], bytes]
 """Returns something that changes while ranks get on with their work."""
@@ -104,6 +114,8 @@ class Group:
         Whether this node has fewer cores than ranks, so that spinning delays others.
     bytes_broadcast : int
         Payload bytes that have gone through `bcast_envelope` so far.
+    check_left : callable or None
+        Raises if a rank has left for good; waits ask it.
 
     Raises
     ------
@@ -129,8 +141,11 @@ class Group:
         self._stalled: list[Any] = []
         self._freed = False
         self.bytes_broadcast = 0
-        self._comm = comm.Dup()
-        self.rank, self.size = self._comm.rank, self._comm.size
+        self.check_left: Callable[[], None] | None = None
+        # Nonblocking, so that waiting for a rank that opens no session is told like any other wait.
+        self.rank, self.size = comm.rank, comm.size
+        self._comm, request = comm.Idup()
+        self.wait(request, "opening a session", None, None)
         self._find_nodes()
 
     def _find_nodes(self) -> None:
@@ -207,6 +222,9 @@ class Group:
         keep: object = None,
         missing: Missing | None = None,
         progress: Progress | None = None,
+        whom: str = "other ranks",
+        to: str = "",
+        final: bool = True,
     ) -> None:
         """
         Ask until something is done: spin, then yield, then sleep between. Not collective.
@@ -225,32 +243,68 @@ class Group:
             Tells which ranks have not arrived.
         progress : callable, optional
             Returns bytes that change while other ranks get on; the deadline starts anew when they have.
+        whom, to : str, optional
+            Who is awaited where `missing` names nobody, and to do what, for the message.
+        final : bool, default True
+            Whether a stall ends the use of this group.
 
         Raises
         ------
         StallError
             Past the deadline.
+        PeerFailedError
+            If a rank has left for good, where `check_left` tells it.
+
+        Notes
+        -----
+        A wait of `PATIENCE_S` in which nothing happens is logged as a warning that names who is missing.
         """
         backoff = Backoff(self._spin_s, self.oversubscribed)
-        seen, since_s = b"" if progress is None else progress(), 0.0
+        seen, since_s, patience_s = b"" if progress is None else progress(), 0.0, PATIENCE_S
         while True:
             backoff.pause()
             if done():
                 return
-            if timeout_s is not None and backoff.elapsed_s() - since_s > timeout_s:
-                if progress is not None and progress() != seen:
-                    seen, since_s = progress(), backoff.elapsed_s()
-                    continue
-                self._stalled.append(keep)
-                raise StallError(self._stall_message(what, timeout_s, missing))
+            waited_s = backoff.elapsed_s() - since_s
+            if waited_s > _GRACE_S and self.check_left is not None:
+                try:
+                    self.check_left()
+                except BaseException:
+                    self._stalled.append(keep)
+                    raise
+            if waited_s <= min(patience_s, math.inf if timeout_s is None else timeout_s):
+                continue
+            if progress is not None and progress() != seen:
+                seen, since_s, patience_s = progress(), backoff.elapsed_s(), PATIENCE_S
+                continue
+            absent = [] if missing is None else list(missing())
+            if timeout_s is not None and waited_s > timeout_s:
+                if final:
+                    self._stalled.append(keep)
+                waited = self._waited(what, timeout_s, absent, whom, to)
+                raise StallError(f"{waited}: see the other ranks' output, or allow more time")
+            patience_s *= 2
+            # One rank speaks for all that wait; where it is not known who does, each speaks for itself.
+            if not absent or self.rank == min({*range(self.size)}.difference(absent), default=self.rank):
+                logger.warning("%s; it goes on waiting", self._waited(what, waited_s, absent, whom, to))
 
-    def _stall_message(self, what: str, timeout_s: float, missing: Missing | None) -> str:
-        absent = list(missing()) if missing is not None else []
-        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else "other ranks"
+    def _waited(self, what: str, waited_s: float, absent: Sequence[int], whom: str, to: str) -> str:
+        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else whom
         return (
-            f"{what}: rank {self.rank} of {self.size} waited {timeout_s:g} s for {who}; a rank has failed, is still "
-            "computing, or does not make this collective call: see the other ranks' output, or allow more time"
+            f"{what}: rank {self.rank} of {self.size} waited {waited_s:.3g} s for {who}{to}; "
+            "a rank has failed, is still computing, or does not make this collective call"
         )
+
+    @staticmethod
+    def is_gone() -> bool:
+        """Return whether MPI is finalised. Not collective."""
+        return bool(MPI.Is_finalized())
+
+    @staticmethod
+    def check_mpi() -> None:
+        """Raise `TopologyError` if MPI is finalised. Not collective."""
+        if MPI.Is_finalized():
+            require_mpi()
 
     def check_usable(self) -> None:
         """Raise unless collective calls are possible. Not collective."""

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.errors import ParamError, StallError
+from uncut_mpi.errors import ParamError
 from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.group import Group
 
@@ -96,11 +96,11 @@ class DeviceOrder:
         arrived, tried = first + _ARRIVED, first + _HELD
         try:
             if min(words) < arrived:  # mostly not, and this is part of every call
-                self._await(lambda: min(words) >= arrived, timeout_s, "to begin this call", self.missing)
+                self._await(lambda: min(words) >= arrived, timeout_s, " to begin this call", self.missing)
             self._holds = self._lock.try_take(self)
             words[self._rank] = tried if self._holds else first + _BLOCKED
             if min(words) < tried:
-                self._await(lambda: min(words) >= tried, timeout_s, "to try its device", lambda: self._below(tried))
+                self._await(lambda: min(words) >= tried, timeout_s, " to try its device", lambda: self._below(tried))
             # A rank that has failed in this call may be in its next one: not all above HELD is BLOCKED or LOCKED.
             if max(words) > tried and (first + _BLOCKED in words or first + _LOCKED in words):
                 self._take_turns(timeout_s)
@@ -127,12 +127,12 @@ class DeviceOrder:
             self._lock.give_back(self)
         locked, before, last = self._word(_LOCKED), self._before, self._last
         if before is not None:
-            self._await(lambda: self._words[before] >= locked, timeout_s, "to take its device", lambda: [before])
+            self._await(lambda: self._words[before] >= locked, timeout_s, " to take its device", lambda: [before])
         self._lock.queue(self)
-        self._await(lambda: self._lock.take_in_turn(self), timeout_s, f"for device {self._key}", None)
+        self._await(lambda: self._lock.take_in_turn(self), timeout_s, "", None)
         self._holds = True
         self._write(_LOCKED)
-        self._await(lambda: self._words[last] >= locked, timeout_s, "to take its device", lambda: [last])
+        self._await(lambda: self._words[last] >= locked, timeout_s, " to take its device", lambda: [last])
 
     def _below(self, word: int) -> list[int]:
         return [rank for rank, theirs in enumerate(self._words) if theirs < word]
@@ -144,20 +144,12 @@ class DeviceOrder:
         self._words[self._rank] = self._word(state)
 
     def _await(
-        self, done: Callable[[], bool], timeout_s: float | None, what: str, whom: Callable[[], list[int]] | None
+        self, done: Callable[[], bool], timeout_s: float | None, to: str, missing: Callable[[], list[int]] | None
     ) -> None:
-        if done():
-            return
-        backoff = self._group.backoff()
-        while not done():
-            if timeout_s is not None and backoff.elapsed_s() > timeout_s:
-                who = f"for rank {', '.join(map(str, whom()))} " if whom is not None else ""
-                raise StallError(
-                    f"call {self._call}: rank {self._group.rank} of {self._group.size} waited {timeout_s:g} s "
-                    f"{who}{what}{'' if whom is not None else ', which other sessions of this process hold'}; "
-                    "a rank has failed or makes other calls than the rest: see their output, or allow more time"
-                )
-            backoff.pause()
+        if not done():
+            held = f"device {self._key}, which other sessions of this process hold"
+            what = f"call {self._call}"
+            self._group.watch(done, what, timeout_s, missing=missing, whom=held, to=to, final=False)
 
 
 class _DeviceLock:
