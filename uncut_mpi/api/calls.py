@@ -9,7 +9,6 @@ barrier no rank may leave alone: what goes wrong is carried as a value and raise
 
 from __future__ import annotations
 
-import numbers
 import struct
 import time
 import weakref
@@ -38,6 +37,8 @@ from uncut_mpi.device.interface import (
     TaskTimes,
 )
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, StallError, UncutError, is_agreed
+from uncut_mpi.model.arguments import real_number, shown, type_text
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -130,8 +131,8 @@ class CallMachinery:
             If shapes, types, layouts or overlaps do not allow the product.
         """
         if options is not None and not isinstance(options, ScheduleOptions):
-            raise ParamError(f"options is a {type(options).__name__}: pass a ScheduleOptions")
-        check_trans(trans_a, trans_b)
+            raise ParamError(f"options is {type_text(options)}: pass a ScheduleOptions")
+        trans_a, trans_b = check_trans("trans_a", trans_a), check_trans("trans_b", trans_b)
         checked = [self._store.check(name, matrix) for name, matrix in (("A", a), ("B", b), ("C", c))]
         first, second, result = checked
         if len({matrix.dtype for matrix in checked}) > 1:
@@ -161,6 +162,8 @@ class CallMachinery:
 
     def checked(self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float) -> PlanEntry:
         """Return a plan, once matrices and scalars are found to fit it. Local."""
+        if entry.closed:
+            raise ParamError("the plan is closed: make a new one")
         if alpha != 0 and entry.key.problem.scales_only:
             raise ParamError(f"alpha = {alpha}, but the plan was made with scales_only=True: plan without it")
         if beta != 0 and not entry.key.problem.reads_c:
@@ -187,19 +190,22 @@ class CallMachinery:
                 raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
         return entry
 
-    def make_output(self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, beta: float, asked: str) -> Matrix:
+    def make_output(
+        self, a: Matrix, b: Matrix, trans_a: str, trans_b: str, alpha: object, beta: object, asked: str
+    ) -> Matrix:
         """Return a new host matrix for op(A) op(B). Collective."""
-        self.gate.begin("gemm", asked)
-        with agreement.collective(self._group, "gemm"):
-            check_scalars(1.0, beta)
-            check_trans(trans_a, trans_b)
-            if beta != 0:
-                raise ParamError(f"beta = {beta}, but there is no C: pass out=, or beta=0")
+        found: list[tuple[tuple[int, int], DType]] = []
+
+        def check() -> None:
+            real_number("alpha", alpha)
+            if real_number("beta", beta) != 0:
+                raise ParamError(f"beta = {shown(beta)}, but there is no C: pass out=, or beta=0")
+            plain = check_trans("trans_a", trans_a) == "N", check_trans("trans_b", trans_b) == "N"
             first, second = self._store.check("A", a), self._store.check("B", b)
-            rows = first.shape[0 if trans_a == "N" else 1]
-            cols = second.shape[1 if trans_b == "N" else 0]
-            dtype = first.dtype
-        return self._store.empty_host((rows, cols), dtype, "C")
+            found.append(((first.shape[0 if plain[0] else 1], second.shape[1 if plain[1] else 0]), first.dtype))
+
+        self.gate.begin("gemm", asked, check)
+        return self._store.empty_host(*found[0], "C")
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -301,10 +307,10 @@ class CallMachinery:
     def call(
         self,
         name: str,
-        find: Callable[[], PlanEntry],
+        find: Callable[[float, float], PlanEntry],
         matrices: Operands,
-        alpha: float,
-        beta: float,
+        alpha: object,
+        beta: object,
         stream: Any,
         plans: PlanCache | None,
         asked: Callable[[], str],
@@ -318,7 +324,9 @@ class CallMachinery:
         name : str
             Of the call.
         find : callable
-            Local: returns the plan, filled or new, or raises for bad arguments.
+            Local: returns the plan for alpha and beta, filled or new, or raises for bad arguments.
+        alpha, beta : object
+            The scalars as the caller gave them; what is called here gets floats.
         plans : PlanCache, optional
             Where `find` looks, if anywhere: told of the plan that this call uses.
         asked : callable
@@ -331,11 +339,12 @@ class CallMachinery:
         plan: PlanEntry | None = None
         binding: Binding | None = None
         digest = _NO_DIGEST
+        factor, scale = 0.0, 0.0
         try:
             self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
-            check_scalars(alpha, beta)
-            plan = find()
-            digest = _call_digest(plan, matrices, alpha, beta)
+            factor, scale = real_number("alpha", alpha), real_number("beta", beta)
+            plan = find(factor, scale)
+            digest = _call_digest(plan, matrices, factor, scale)
             if plan.trials is not None:  # ranks that run different schedules would wait for each other
                 digest = agreement.digest_of(digest + struct.pack("<q", plan.trials.state)).tobytes()
             binding = plan.turn(tries).bindings.get(self._binding_key(matrices))
@@ -361,8 +370,8 @@ class CallMachinery:
                 plans.use(plan)
             assert binding is not None  # ready or just prepared
             if plan.trials is None or not tries:
-                return self._fire(binding, matrices, float(alpha), float(beta), take_times, planned=not all_ready)
-            return self._try(plan, plan.trials, binding, matrices, alpha, beta, planned=not all_ready)
+                return self._fire(binding, matrices, factor, scale, take_times, planned=not all_ready)
+            return self._try(plan, plan.trials, binding, matrices, factor, scale, planned=not all_ready)
         finally:
             self._order.release()
 
@@ -381,7 +390,7 @@ class CallMachinery:
         turn = plan.turn()
         started = time.perf_counter()
         try:
-            result = self._fire(binding, matrices, float(alpha), float(beta), None, planned=planned)
+            result = self._fire(binding, matrices, alpha, beta, None, planned=planned)
         except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
             if turn is not plan and is_agreed(error) and not self.gate.broken:
                 plan.leave_out(turn)
@@ -394,17 +403,18 @@ class CallMachinery:
 
     def trace(
         self,
-        find: Callable[[], PlanEntry],
+        entry: PlanEntry,
+        find: Callable[[float, float], PlanEntry],
         matrices: Operands,
-        alpha: float,
-        beta: float,
+        alpha: object,
+        beta: object,
         stream: Any,
         asked: Callable[[], str],
     ) -> Trace:
-        """Run one product as `call` does, and return when every task of every rank ran. Collective."""
+        """Run one product by a plan, as `call` does, and return when every task of every rank ran. Collective."""
         own: list[TaskTimes] = []
         self.call("trace", find, matrices, alpha, beta, stream, None, asked, own.append)
-        return merge_times(len(find().schedule.tasks), self._group.allgather_objects(own[0]))
+        return merge_times(len(entry.schedule.tasks), self._group.allgather_objects(own[0]))
 
     def _fire(
         self,
@@ -476,9 +486,14 @@ class CallMachinery:
 
     # -- life --------------------------------------------------------------------------------
 
+    def end_plans(self) -> None:
+        """Release the streams and events of all plans, which can run no more. Local."""
+        for entry in self._entries:
+            entry.closed = True
+            entry.close()
+
     def close(self) -> None:
-        """Release everything. Collective."""
-        self._close_bindings()
+        """Release everything, once the plans have ended. Collective."""
         self._softbuf.close()
         self._flags.close()
         self._group.barrier()
@@ -531,17 +546,8 @@ def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float
     return known
 
 
-def check_scalars(alpha: object, beta: object) -> None:
-    """Raise ParamError unless alpha and beta are real numbers. Local."""
-    if type(alpha) is float and type(beta) is float:
-        return  # as nearly always, and numbers.Real takes a microsecond
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, numbers.Real):
-            raise ParamError(f"{name} = {value!r} is a {type(value).__name__}: pass a real number")
-
-
-def check_trans(trans_a: object, trans_b: object) -> None:
-    """Raise ParamError unless both are N or T. Local."""
-    for name, value in (("trans_a", trans_a), ("trans_b", trans_b)):
-        if value not in ("N", "T"):
-            raise ParamError(f"{name} = {value!r}: use 'N' or 'T'")
+def check_trans(name: str, value: object) -> str:
+    """Return a caller's transposition, or raise ParamError unless it is N or T. Local."""
+    if not isinstance(value, str) or value not in ("N", "T"):
+        raise ParamError(f"{name} = {shown(value)}: use 'N' or 'T'")
+    return str(value)

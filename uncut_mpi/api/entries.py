@@ -133,6 +133,7 @@ class PlanEntry:
         self.key_digest = key.digest()
         self.bindings: dict[tuple[int, ...], Binding] = {}
         self.call_digests: dict[bytes, bytes] = {}  # of matrices and scalars, made once
+        self.closed = False  # by a caller who had it; one that was only dropped from a cache may be bound again
         self.trials: Trials | None = None
         self._rivals: list[PlanEntry] = []
         self._schedule: Schedule | None = None

@@ -8,7 +8,6 @@ from typing import Any
 from uncut_mpi.api.entries import CallResult, PlanEntry, PlanSummary
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.trace import Trace
-from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.schedule import Schedule
 
 Operands = tuple[Matrix, Matrix, Matrix]
@@ -31,7 +30,11 @@ class GemmPlan:
     ) -> None:
         self._execute, self._trace, self._discard = execute, trace, discard
         self._entry, self._operands = entry, operands
-        self.closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called on this rank, or the session has ended."""
+        return self._entry.closed
 
     @property
     def summary(self) -> PlanSummary:
@@ -114,17 +117,15 @@ class GemmPlan:
         return self._trace(self._entry, self._operands, self._given(a, b, c), alpha, beta, stream)
 
     def _given(self, a: Matrix | None, b: Matrix | None, c: Matrix | None) -> Operands:
-        if self.closed:
-            raise ParamError("the plan is closed: make a new one")
         if a is b is c is None:
             return self._operands
         first, second, result = self._operands
         return (a if a is not None else first, b if b is not None else second, c if c is not None else result)
 
     def close(self) -> None:
-        """Release streams and events of this plan. A second call does nothing."""
-        if not self.closed:
-            self.closed = True
+        """Release streams and events of this plan. Not collective; a second call does nothing."""
+        if not self._entry.closed:
+            self._entry.closed = True
             self._discard(self._entry)
 
     def __enter__(self) -> GemmPlan:

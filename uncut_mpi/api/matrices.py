@@ -227,6 +227,12 @@ class MatrixStore:
         """Release every matrix."""
         self._free(sorted(self._held))
 
+    def give_back_alone(self) -> None:
+        """Unpin and unmap what this rank holds, when no rank can be asked any more. Local."""
+        self.mappings.close_all()
+        while self._held:
+            self._let_go(self._held.popitem()[1])
+
     def _free(self, numbers: list[int]) -> None:
         with agreement.collective(self._group, "unmapping matrices"):
             for number in numbers:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from uncut_mpi.api import lifetime
 from uncut_mpi.api.calls import CallMachinery
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey
 from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan, Operands
+from uncut_mpi.api.holdings import Holdings
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
@@ -28,6 +29,7 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.model.arguments import flag, real_number, shown, whole_number
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
@@ -113,17 +115,19 @@ class Session:
     ) -> None:
         self._group = Group(comm)
         try:
+            self._ticket = lifetime.enter(self._group)
             with agreement.collective(self._group, "opening a session"):
                 if machine is not None and not isinstance(machine, Machine):
                     raise ParamError(
-                        f"machine = {machine!r} is no Machine: pass load_machine(name or file), or leave it out"
+                        f"machine = {shown(machine)} is no Machine: pass load_machine(name or file), or leave it out"
                     )
+                max_plans = whole_number("max_plans", max_plans)
                 if max_plans < 1:
                     raise ParamError(f"max_plans = {max_plans} is below 1")
-                if not (timeout_s > 0 and (arrival_timeout_s is None or arrival_timeout_s > 0)):
-                    raise ParamError(
-                        f"timeout_s = {timeout_s}, arrival_timeout_s = {arrival_timeout_s}: use more than 0"
-                    )
+                timeout_s = _seconds("timeout_s", timeout_s)
+                if arrival_timeout_s is not None:
+                    arrival_timeout_s = _seconds("arrival_timeout_s", arrival_timeout_s)
+                verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
             settings = f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}"
             agreement.agree(self._group, settings.encode(), lambda: settings)
             started = start_backend(self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu)
@@ -159,9 +163,9 @@ class Session:
             self._group.free()
             raise
         self._gate = self._calls.gate
-        self._gate.on_close = self._release_all
         self._plans = PlanCache(max_plans)
-        self._own_plans: weakref.WeakSet[GemmPlan] = weakref.WeakSet()
+        self._holdings = Holdings(self._group, self._backend, self._store, self._calls, self._plans)
+        lifetime.keep(self, self._ticket, self._gate.leave, self._holdings)
         logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
 
     # -- facts -------------------------------------------------------------------------------
@@ -187,8 +191,8 @@ class Session:
 
     @property
     def broken(self) -> bool:
-        """Whether a call did not end on all ranks, tasks still in flight; only leaving the program helps then."""
-        return self._gate.broken
+        """Whether no call is possible any more: one did not end on all ranks, or a rank has left the session."""
+        return self._gate.broken or self._gate.left
 
     # -- matrices ----------------------------------------------------------------------------
 
@@ -403,11 +407,12 @@ class Session:
 
         def asked() -> str:
             words = _text("gemm", a, b, given, alpha, beta)
-            return f"{words}, trans_a={trans_a!r}, trans_b={trans_b!r}, options={options}"
+            fixed = str(options) if isinstance(options, ScheduleOptions) else shown(options)
+            return f"{words}, trans_a={_trans_text(trans_a)}, trans_b={_trans_text(trans_b)}, options={fixed}"
 
         if out is None:
             with self._gate.exclusive():
-                out = self._calls.make_output(a, b, trans_a, trans_b, beta, asked())
+                out = self._calls.make_output(a, b, trans_a, trans_b, alpha, beta, asked())
         self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream, asked)
         return out
 
@@ -442,11 +447,14 @@ class Session:
             On all ranks.
         """
         with self._gate.exclusive():
-            entry = self._calls.plan(lambda: self._calls.key(a, b, c, trans_a, trans_b, reads_c, scales_only, options))
+
+            def key() -> PlanKey:
+                promises = flag("reads_c", reads_c), flag("scales_only", scales_only)
+                return self._calls.key(a, b, c, trans_a, trans_b, *promises, options)
+
+            entry = self._calls.plan(key)
             self._calls.prepare(entry, (a, b, c))
-        plan = GemmPlan(self._execute_plan, self._trace_plan, self._discard, entry, (a, b, c))
-        self._own_plans.add(plan)
-        return plan
+        return GemmPlan(self._execute_plan, self._trace_plan, self._discard, entry, (a, b, c))
 
     # -- life --------------------------------------------------------------------------------
 
@@ -454,42 +462,49 @@ class Session:
         """
         Release every plan, matrix and buffer. Collective; a second call does nothing.
 
+        After ``MPI.Finalize()`` it frees what this rank holds; in a fork of the process it does nothing.
+
         Raises
         ------
         RankMismatchError
             If other ranks make another call. The session is closed all the same, on all ranks.
+        PeerFailedError
+            If a rank has left the session by an error; names it.
         """
-        if self._gate.closed:
+        if self._gate.closed or self._gate.foreign:
+            return
+        if self._group.is_gone():
+            self._holdings.give_back_alone()
+            lifetime.forget(self._ticket)
             return
         try:
             if not self.broken:
                 with self._gate.exclusive():
                     self._gate.begin(CLOSE, "close()")
-                self._release_all()
+                self._holdings.give_back()
         finally:
-            if self.broken:
-                # Device work of ours may still be in flight, so nothing of it can be freed safely.
+            if self._holdings.released:
+                lifetime.forget(self._ticket)
+            elif self.broken:
                 self._gate.closed = True
-                self._calls.abandon()
-
-    def _release_all(self) -> None:
-        self._gate.closed = True
-        for plan in list(self._own_plans):
-            plan.closed = True
-        self._plans.clear()
-        self._calls.close()
-        self._store.close()
-        self._backend.close()
-        self._group.free()
+                if self._holdings.in_use:
+                    self._calls.abandon()
+                lifetime.end(self._ticket)
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # An error that other ranks do not share must not be followed by collective calls that they do
-        # not make; the abort hook or the caller ends the job.
-        if error is None or (isinstance(error, BaseException) and is_agreed(error)):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or is_agreed(error):
             self.close()
+        elif not self._gate.foreign:
+            # The other ranks need not share this error: no collective call may follow it, but those who wait are told.
+            self._gate.leave(f"{type(error).__name__}")
+            lifetime.end(self._ticket)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
+        return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
 
     def _begin_with(self, call: str, *matrices: Matrix) -> None:
         def check() -> None:
@@ -503,50 +518,67 @@ class Session:
         a: Matrix,
         b: Matrix,
         c: Matrix,
-        alpha: float,
-        beta: float,
+        alpha: object,
+        beta: object,
         trans_a: str,
         trans_b: str,
         options: ScheduleOptions | None,
         stream: Any,
         asked: Callable[[], str],
     ) -> CallResult:
-        def key() -> PlanKey:
-            return self._calls.key(a, b, c, trans_a, trans_b, beta != 0, alpha == 0, options)
-
-        def entry() -> PlanEntry:
+        def entry(factor: float, scale: float) -> PlanEntry:
             for name, matrix in (("A", a), ("B", b), ("C", c)):
                 self._store.check(name, matrix)
-            return self._plans.find((a, b, c), trans_a, trans_b, beta != 0, alpha == 0, options, key)
+            how = trans_a, trans_b, scale != 0, factor == 0, options
+            return self._plans.find((a, b, c), *how, lambda: self._calls.key(a, b, c, *how))
 
         with self._gate.exclusive():
             return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, self._plans, asked)
 
     def _execute_plan(
-        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
+        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: object, beta: object, stream: Any
     ) -> CallResult:
         with self._gate.exclusive():
             asked = functools.partial(_text, "execute", *matrices, alpha, beta)
-            same = functools.partial(self._calls.checked, entry, planned, matrices, alpha, beta)
+            same = functools.partial(self._calls.checked, entry, planned, matrices)
             return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
 
     def _trace_plan(
-        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: float, beta: float, stream: Any
+        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: object, beta: object, stream: Any
     ) -> Trace:
         with self._gate.exclusive():
             asked = functools.partial(_text, "trace", *matrices, alpha, beta)
-            same = functools.partial(self._calls.checked, entry, planned, matrices, alpha, beta)
-            return self._calls.trace(same, matrices, alpha, beta, stream, asked)
+            same = functools.partial(self._calls.checked, entry, planned, matrices)
+            return self._calls.trace(entry, same, matrices, alpha, beta, stream, asked)
 
     def _discard(self, entry: PlanEntry) -> None:
-        if not self._gate.closed and not self.broken:
+        if not (self._gate.closed or self.broken or self._gate.foreign):
             entry.close()
+
+
+def _seconds(name: str, value: object) -> float:
+    seconds = real_number(name, value)
+    if not seconds > 0:
+        raise ParamError(f"{name} = {seconds}: use more than 0 (seconds)")
+    return seconds
 
 
 def _text(call: str, a: object, b: object, c: object, alpha: object, beta: object) -> str:
     """Return a call as its caller wrote it, short enough to stand in an error per rank."""
     names = (f"{name}={_matrix_text(matrix)}" for name, matrix in (("a", a), ("b", b), ("c", c)))
-    return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}"
+    return f"{call}: {', '.join(names)}, alpha {_scalar_text(alpha)}, beta {_scalar_text(beta)}"
+
+
+def _scalar_text(value: object) -> str:
+    """Return a scalar as text, the same for all types that have its value."""
+    try:
+        return repr(real_number("a scalar", value))
+    except ParamError:
+        return shown(value)
+
+
+def _trans_text(value: object) -> str:
+    return repr(str(value)) if isinstance(value, str) else shown(value)
 
 
 def _matrix_text(matrix: object) -> str:

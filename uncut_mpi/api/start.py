@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
 from uncut_mpi.errors import ParamError, TopologyError, agreed
+from uncut_mpi.model.arguments import flag, shown, whole_number
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import node_rank
@@ -76,13 +77,18 @@ def start_backend(
         If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own,
         if two ranks would share one without `allow_shared_gpu`, or if the ranks are on several nodes.
     """
-    named = None if devices is None else list(devices)
+    named: list[int] | None = None
+    with agreement.collective(group, "choosing the backend"):
+        if not callable(backend):
+            if not isinstance(backend, str) or backend not in BACKENDS:
+                raise ParamError(f"backend {shown(backend)} does not exist: use one of {', '.join(BACKENDS)}")
+            backend = str(backend)
+        named = None if devices is None else _ordinals(devices)
+        allow_shared_gpu = flag("allow_shared_gpu", allow_shared_gpu)
     asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "
     asked += f"allow_shared_gpu={allow_shared_gpu}"
     agreement.agree(group, asked.encode(), lambda: asked)
     with agreement.collective(group, "choosing the backend"):
-        if not callable(backend) and backend not in BACKENDS:
-            raise ParamError(f"backend {backend!r} does not exist: use one of {', '.join(BACKENDS)}")
         if group.num_nodes > 1:
             raise TopologyError(
                 f"the {group.size} ranks are on {group.num_nodes} nodes; a session spans one node: "
@@ -112,6 +118,12 @@ def start_backend(
         return _open(group, lambda: make_host(group.local_rank, group.size), reason)
     reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
     return _open(group, lambda: make_cuda(ordinals[group.rank]), reason)
+
+
+def _ordinals(devices: object) -> list[int]:
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise ParamError(f"devices = {shown(devices)}: name one device for every rank, as (0, 1)")
+    return [whole_number("a device of devices", device) for device in devices]
 
 
 def _open(group: Group, make: Callable[[], Backend], reason: str) -> Started:

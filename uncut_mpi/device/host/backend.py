@@ -255,9 +255,11 @@ class HostBackend(Backend):
 
     def close(self) -> None:
         """See `Backend.close`. Arrays of `empty` stay readable, but no peer can open them any more."""
-        for held in (self._own, self._peers, self._arrays):
+        for held in (self._own, self._peers):
             while held:
                 held.popitem()[1].close()
+        while self._arrays:  # unmapped with the last view
+            self._arrays.popitem()[1].unlink()
 
 
 class HostProbe(Probe):

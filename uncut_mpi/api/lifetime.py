@@ -1,0 +1,103 @@
+"""
+Sessions that nobody closed: what they hold is kept until all their ranks can give it back together.
+
+Giving back is collective, and the garbage collector of one rank knows nothing of the others. So a session that is
+dropped, or left by an error, is only marked on that rank; the next session that opens on communicators of all its
+ranks finds it marked on all of them, and there they give it back, several in one order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from uncut_mpi.api.holdings import Holdings
+from uncut_mpi.spmd.group import Group
+
+_process = os.urandom(8)
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(slots=True)
+class _Kept:
+    """
+    A session of this process that is not closed.
+
+    Attributes
+    ----------
+    members : tuple of bytes
+        The processes of its ranks.
+    leave : callable
+        Tells those who wait for this rank that it has left, by what.
+    holdings : Holdings
+        What is to be given back.
+    over : bool
+        Whether this rank makes no call in it any more.
+    """
+
+    members: tuple[bytes, ...]
+    leave: Callable[[str], None]
+    holdings: Holdings
+    over: bool = False
+
+
+_kept: dict[bytes, _Kept] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a session is known by on all its ranks; made by `enter`."""
+
+    key: bytes
+    members: tuple[bytes, ...]
+
+
+def enter(group: Group) -> Ticket:
+    """Give back the sessions that all their ranks have dropped, if these are ranks of `group`. Collective."""
+    mine = {key: kept.holdings.in_use for key, kept in _kept.items() if kept.over}
+    facts: list[tuple[bytes, int, dict[bytes, bool]]] = group.allgather_objects((_process, next(_numbers), mine))
+    over = {process: keys for process, _, keys in facts}
+    for key in sorted(mine):
+        found = [over.get(member, {}).get(key) for member in _kept[key].members]
+        if None not in found:
+            _kept.pop(key).holdings.give_back(in_use=any(found))
+    key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
+    return Ticket(key, tuple(process for process, _, _ in facts))
+
+
+def keep(session: Any, ticket: Ticket, leave: Callable[[str], None], holdings: Holdings) -> None:
+    """
+    Keep what a session holds until it is closed, or dropped by all its ranks. Local.
+
+    Parameters
+    ----------
+    session : object
+        Not kept itself: when nothing refers to it any more, or the program ends, this rank has left it.
+    leave, holdings
+        See `_Kept`; they must not refer to `session`.
+    """
+    _kept[ticket.key] = _Kept(ticket.members, leave, holdings)
+    weakref.finalize(session, _dropped, ticket.key, os.getpid())
+
+
+def forget(ticket: Ticket) -> None:
+    """Note that a session is closed: there is nothing left to give back. Local."""
+    _kept.pop(ticket.key, None)
+
+
+def end(ticket: Ticket) -> None:
+    """Note that this rank makes no call in a session any more. Local."""
+    if ticket.key in _kept:
+        _kept[ticket.key].over = True
+
+
+def _dropped(key: bytes, process: int) -> None:
+    kept = _kept.get(key)
+    if kept is not None and os.getpid() == process:  # a fork leaves nothing
+        kept.leave("leaving without close()")
+        kept.over = True
