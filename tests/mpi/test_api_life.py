@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -104,6 +105,34 @@ def test_a_child_that_leaves_a_with_block_by_an_exception_says_nothing_to_the_ra
         c = session.gemm(a, a, trans_b="T")
         good = bool((c.array == 5.0).all())
     collective_assert(comm, good and said == "ValueError: in the child", str(said))
+
+
+@pytest.mark.xfail(strict=True, reason="MPI is called in the child")
+def test_a_forked_child_cannot_open_a_session(comm, open_session):
+    said = in_child(lambda: outcome(lambda: open_session(comm)))
+    collective_assert(comm, said is not None and "TopologyError" in said and "fork" in said, str(said))
+
+
+@pytest.mark.xfail(strict=True, reason="the whole way down is shown")
+def test_an_interrupt_shows_the_program_and_not_the_way_down(comm, open_session, monkeypatch):
+    with open_session(comm) as session:
+        a = ones(session, (4, 4))
+        run = session._calls._fire
+
+        def interrupted(*arguments, **named):
+            run(*arguments, **named)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session._calls, "_fire", interrupted)
+            text = ""
+            try:
+                session.gemm(a, a)
+            except KeyboardInterrupt as error:
+                text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        session.barrier()
+    good = "test_api_life" in text and "gate.py" not in text and "calls.py" not in text and len(text.splitlines()) < 16
+    collective_assert(comm, good, text)
 
 
 # -- ranks that leave --------------------------------------------------------------------------------
