@@ -107,13 +107,11 @@ def test_a_child_that_leaves_a_with_block_by_an_exception_says_nothing_to_the_ra
     collective_assert(comm, good and said == "ValueError: in the child", str(said))
 
 
-@pytest.mark.xfail(strict=True, reason="MPI is called in the child")
 def test_a_forked_child_cannot_open_a_session(comm, open_session):
     said = in_child(lambda: outcome(lambda: open_session(comm)))
     collective_assert(comm, said is not None and "TopologyError" in said and "fork" in said, str(said))
 
 
-@pytest.mark.xfail(strict=True, reason="the whole way down is shown")
 def test_an_interrupt_shows_the_program_and_not_the_way_down(comm, open_session, monkeypatch):
     with open_session(comm) as session:
         a = ones(session, (4, 4))

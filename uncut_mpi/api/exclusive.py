@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.errors import ParamError, PeerFailedError, is_agreed
 
 
 class Exclusive:
@@ -32,3 +32,8 @@ class Exclusive:
         if error is not None and not is_agreed(error):
             self.cut_short = True
         self._lock.release()
+        # What has its cause elsewhere is raised from here, without the way down to where it met the call.
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt("in a call of a session, which cannot be used any more") from None
+        if isinstance(error, PeerFailedError):
+            raise error.with_traceback(None) from error.__cause__

@@ -61,6 +61,7 @@ def _load() -> Any:
 
 if not TYPE_CHECKING:
     MPI = _load()
+_process = os.getpid()
 
 
 def world() -> MPI.Intracomm:
@@ -70,7 +71,7 @@ def world() -> MPI.Intracomm:
 
 def require_mpi() -> None:
     """
-    Check that MPI is initialised and not yet finalised.
+    Check that MPI is initialised, by this process, and not yet finalised.
 
     Raises
     ------
@@ -79,6 +80,11 @@ def require_mpi() -> None:
     """
     if not MPI.Is_initialized():
         raise TopologyError("MPI is not initialised: call MPI.Init_thread() first, or leave mpi4py.rc.initialize on")
+    if os.getpid() != _process:
+        raise TopologyError(
+            f"this process is a fork of process {_process}, which runs MPI: use sessions there alone, and start "
+            "processes that do not by other means than fork (multiprocessing: the start method spawn)"
+        )
     if MPI.Is_finalized():
         raise TopologyError("MPI is already finalised: make and close sessions before MPI.Finalize()")
 
