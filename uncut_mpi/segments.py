@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
+from uncut_mpi.mappings import object_name
 from uncut_mpi.numa import interleaved
 
 ALIGNMENT: Final = 2 << 20
@@ -91,6 +92,8 @@ class Segment:
         Bytes asked for. Whole pages are mapped, at least one.
     handle : bytes
         By which peers on the same node open it, until `unlink` or `close` of the creator.
+    memory : str
+        What it is, the same in every process of the node, as `mappings.ground_of` names it.
     """
 
     def __init__(self, mapping: _Mapping, nbytes: int, handle: bytes, descriptor: int = -1, path: str = "") -> None:
@@ -98,6 +101,8 @@ class Segment:
         self._start = mapping.start
         self.nbytes = nbytes
         self.handle = handle
+        parts = _unpack(handle)
+        self.memory = object_name(parts.device, parts.inode)
         self.address = _address(mapping.memory) + mapping.start
         # Runs at close, when the object is collected, and at the latest at interpreter exit.
         self._withdraw = weakref.finalize(self, _withdraw, descriptor, path, os.getpid())

@@ -122,7 +122,6 @@ def overlaps(comm, session, a, c, a_root=0, c_root=0):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_the_same_bytes_at_two_addresses_are_the_same_memory(comm, session, way):
     a, c = way(comm)
     same = a.ctypes.data != c.ctypes.data
@@ -133,7 +132,6 @@ def test_the_same_bytes_at_two_addresses_are_the_same_memory(comm, session, way)
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_a_file_that_two_ranks_map_is_the_same_memory(comm, session):
     with one_file(comm) as path:
         mine = mapped(path)
@@ -142,7 +140,6 @@ def test_a_file_that_two_ranks_map_is_the_same_memory(comm, session):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_a_window_that_two_ranks_see_is_the_same_memory(comm, session):
     from mpi4py import MPI
 
@@ -154,7 +151,6 @@ def test_a_window_that_two_ranks_see_is_the_same_memory(comm, session):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_shared_matrices_of_another_session_are_the_same_memory_on_all_ranks(comm, open_session, session):
     with open_session(comm) as other:
         theirs = other.empty_host((EDGE, EDGE))
@@ -162,7 +158,6 @@ def test_shared_matrices_of_another_session_are_the_same_memory_on_all_ranks(com
         collective_assert(comm, refused, "C was written over A")
 
 
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_a_private_view_of_a_file_reads_what_is_written_to_the_file(comm, session):
     with one_file(comm) as path:
         refused = overlaps(comm, session, mapped(path, "c"), mapped(path))
@@ -192,7 +187,6 @@ def test_parts_of_one_file_that_share_no_byte_are_multiplied(comm, session):
         collective_assert(comm, good, f"refused: {refused}")
 
 
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_rectangles_of_one_file_seen_through_two_mappings_are_told_apart_exactly(comm, session):
     half = (EDGE // 2, EDGE // 2)
     with one_file(comm) as path:
@@ -210,7 +204,6 @@ def test_bytes_at_equal_addresses_of_two_ranks_are_not_the_same_memory(comm, ses
 
 
 @pytest.mark.host_backend
-@pytest.mark.xfail(strict=True, reason="memory is known by its address, not by what it is")
 def test_an_array_over_several_mappings_shares_what_each_of_them_shows(comm, session):
     pages = 2 * mmap.PAGESIZE
     with one_file(comm) as path:

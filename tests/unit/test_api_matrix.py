@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 
-from uncut_mpi.api.matrix import MatrixInfo, Span, host_view, layout_of, overlap
+from uncut_mpi.api.matrix import MatrixInfo, extent_bytes, host_view, layout_of, overlap
 from uncut_mpi.errors import ParamError
+from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 from uncut_mpi.model.problem import StoredMatrix
@@ -153,7 +155,7 @@ def test_a_view_of_flat_memory_is_the_array_that_was_described(order, dtype):
     part = whole[2:7, 1:5]
     flat = whole.ravel(order="K")
     start = (part.ctypes.data - whole.ctypes.data) // dtype.itemsize
-    info = MatrixInfo(1, layout(part), dtype, Location.host(), Span("segment 1", start * dtype.itemsize))
+    info = MatrixInfo(1, layout(part), dtype, Location.host(), ())
     view = host_view(flat[start:], info)
     assert np.array_equal(view, part)
     assert view.strides == part.strides
@@ -162,7 +164,7 @@ def test_a_view_of_flat_memory_is_the_array_that_was_described(order, dtype):
 
 
 def test_a_view_of_nothing_is_an_empty_array():
-    info = MatrixInfo(1, StoredMatrix(0, 4, "C"), DType.f64, Location.host(), Span("segment 1", 0))
+    info = MatrixInfo(1, StoredMatrix(0, 4, "C"), DType.f64, Location.host(), ())
     assert host_view(np.zeros(0), info).shape == (0, 4)
 
 
@@ -180,14 +182,19 @@ def info(
     memory: str = "host 0",
 ) -> MatrixInfo:
     """A matrix whose element (0, 0) is at byte `at`."""
-    return MatrixInfo(1, StoredMatrix(rows, cols, order, ld), dtype, Location.host(0), Span(memory, at))
+    stored = StoredMatrix(rows, cols, order, ld)
+    return MatrixInfo(1, stored, dtype, Location.host(0), (Piece(memory, at, extent_bytes(stored, dtype)),))
+
+
+def start_of(x: MatrixInfo) -> int:
+    return x.pieces[0].start
 
 
 def byte_set(x: MatrixInfo) -> set[int]:
     item = x.dtype.itemsize
     return {
         address + byte
-        for row in element_addresses(x.stored, x.span.start, item)
+        for row in element_addresses(x.stored, start_of(x), item)
         for address in row
         for byte in range(item)
     }
@@ -233,7 +240,7 @@ def test_overlap_of_any_two_matrices_is_never_missed_and_never_claimed_for_spans
         y = info(
             y.stored.rows,
             y.stored.cols,
-            at=y.span.start + rng.randrange(8),
+            at=start_of(y) + rng.randrange(8),
             order=y.stored.order,
             ld=y.stored.ld,
             dtype=y.dtype,
@@ -284,6 +291,27 @@ def test_neighbours_that_touch_do_not_overlap():
     x = info(4, 2)
     assert not overlap(x, info(4, 2, at=64))
     assert overlap(x, info(4, 2, at=56))
+
+
+def test_each_piece_of_a_matrix_is_compared_as_it_lies_there():
+    """Columns of 4 elements of which the second lies in other memory, where it follows on the first of another."""
+    x = info(4, 2)
+    split = dataclasses.replace(x, pieces=(Piece("host 0", 0, 32), Piece("a file", 160, 32, 32)))
+    assert overlap(split, info(4, 1))
+    assert not overlap(split, info(4, 1, at=32))
+    for column, shared in ((4, False), (5, True), (6, False)):
+        for ld in (4, 5):  # of equal leading dimensions, and of two
+            other = info(4, 1, at=32 * column, ld=ld, memory="a file")
+            assert overlap(split, other) is overlap(other, split) is shared
+
+
+def test_bytes_that_writing_does_not_change_are_read_all_the_same():
+    x = info(4, 4)
+    private = dataclasses.replace(x, pieces=(Piece("rank 0", 0, 128), Piece("a file", 0, 128, written=False)))
+    shared = dataclasses.replace(x, pieces=(Piece("a file", 0, 128),))
+    assert overlap(private, shared)
+    assert not overlap(shared, private)
+    assert overlap(private, private)
 
 
 def test_elements_that_straddle_each_other_overlap():

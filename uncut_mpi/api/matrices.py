@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.matrix import Matrix, MatrixInfo, Span, host_view, layout_of
+from uncut_mpi.api.matrix import Matrix, MatrixInfo, extent_bytes, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.device.interface import Allocation, Backend
 from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 from uncut_mpi.model.problem import StoredMatrix
@@ -67,7 +68,7 @@ class MatrixStore:
         nbytes = stored.rows * stored.cols * kind.itemsize
         segment = exchange.shared_segment(self._group, nbytes, f"a {stored.rows}×{stored.cols} host matrix")
         number = self._take_number()
-        info = MatrixInfo(number, stored, kind, Location.host(), Span(f"segment {number}", 0))
+        info = MatrixInfo(number, stored, kind, Location.host(), (Piece(segment.memory, 0, nbytes),))
         held = _Held(info, segment.address, segment=segment)
         self._held[number] = held
         self._pin(held, nbytes)
@@ -105,18 +106,17 @@ class MatrixStore:
         if held is None:
             held = _Held(info, 0)
         if info.location == Location.host():
-            segment = self._segment(info.span.memory)
-            held.address = segment.address + info.span.start
+            (piece,) = info.pieces
+            segment = self._segment(piece.memory)
+            held.address = segment.address + piece.start
             held.segment = segment
-            flat = segment.array(np.uint8, segment.nbytes)[info.span.start :]
+            flat = segment.array(np.uint8, segment.nbytes)[piece.start :]
             array = host_view(
                 flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info
             )
         self._held[number] = held
         if info.location == Location.host(root):
-            rows, cols = info.stored.column_major_shape
-            nbytes = ((cols - 1) * info.stored.ld + rows) * info.dtype.itemsize if rows and cols else 0
-            self._pin(held, nbytes if self._group.rank == root else 0)
+            self._pin(held, extent_bytes(info.stored, info.dtype) if self._group.rank == root else 0)
         return self._publish(held, array if held.address else None)
 
     # -- using -------------------------------------------------------------------------------
@@ -284,44 +284,41 @@ class MatrixStore:
             return StoredMatrix(rows, cols, order), DType.parse(dtype)
 
     def _describe(self, array: Any, number: int, root: int, kind: DType | None) -> _Held:
-        if self._backend.owns(array):
-            stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
-            dtype = _element_type(array, kind)
-            adopted = self._backend.adopt(array)
-            info = MatrixInfo(
-                number,
-                stored,
-                dtype,
-                Location.device(root),
-                Span(f"device {root}", adopted.address),
-                adopted.handle,
-                adopted.offset_bytes,
-                adopted.obstacle,
-            )
-            return _Held(info, adopted.address, keep=adopted.keep)
-        if not isinstance(array, np.ndarray):
+        on_device = self._backend.owns(array)
+        if not on_device and not isinstance(array, np.ndarray):
             raise ParamError(
                 f"rank {root} registered a {type(array).__name__}; pass a two-dimensional numpy array"
                 + (" or cupy array" if self._backend.name == "cuda" else "")
             )
         stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
         dtype = _element_type(array, kind)
+        nbytes = extent_bytes(stored, dtype)
+        if on_device:
+            adopted = self._backend.adopt(array)
+            info = MatrixInfo(
+                number,
+                stored,
+                dtype,
+                Location.device(root),
+                ground_of(adopted.address, nbytes, _process(root), on_host=False).pieces,
+                adopted.handle,
+                adopted.offset_bytes,
+                adopted.obstacle,
+            )
+            return _Held(info, adopted.address, keep=adopted.keep)
         address = array.__array_interface__["data"][0]
+        writeable = array.flags.writeable
         for held in self._held.values():
             segment = held.segment
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
-                base = held.info.span.memory
-                info = MatrixInfo(
-                    number,
-                    stored,
-                    dtype,
-                    Location.host(),
-                    Span(base, address - segment.address),
-                    writeable=array.flags.writeable,
-                )
+                piece = Piece(segment.memory, address - segment.address, nbytes)
+                info = MatrixInfo(number, stored, dtype, Location.host(), (piece,), writeable=writeable)
                 return _Held(info, address, keep=array)
-        span = Span(f"host {root}", address)
-        info = MatrixInfo(number, stored, dtype, Location.host(root), span, writeable=array.flags.writeable)
+        ground = ground_of(address, nbytes, _process(root))
+        if ground.trouble:
+            raise ParamError(f"the array cannot be read: {ground.trouble}")
+        writeable = writeable and ground.writeable
+        info = MatrixInfo(number, stored, dtype, Location.host(root), ground.pieces, writeable=writeable)
         return _Held(info, address, keep=array)
 
     def _pin(self, held: _Held, nbytes: int) -> None:
@@ -334,9 +331,9 @@ class MatrixStore:
             raise
 
     def _segment(self, memory: str) -> Segment:
-        """Return the segment that spans call `memory`; the matrix it was made for may be gone already."""
+        """Return the segment that pieces call `memory`; the matrix it was made for may be gone already."""
         for held in self._held.values():
-            if held.segment is not None and held.info.span.memory == memory:
+            if held.segment is not None and held.segment.memory == memory:
                 return held.segment
         raise ParamError(f"no matrix of this session lies in {memory} any more")
 
@@ -348,6 +345,10 @@ class MatrixStore:
         matrix = Matrix(held.info, array=array, address=held.address)
         weakref.finalize(matrix, self._dropped.add, held.info.number)
         return matrix
+
+
+def _process(rank: int) -> str:
+    return f"rank {rank}"
 
 
 def _element_type(array: Any, kind: DType | None) -> DType:

@@ -8,26 +8,10 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 from uncut_mpi.model.problem import StoredMatrix
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Span:
-    """
-    The bytes a matrix covers, in terms that all ranks share.
-
-    Attributes
-    ----------
-    memory : str
-        Names one address space: a rank's device, a rank's private host memory, one shared segment.
-    start : int
-        Address of element (0, 0) in it.
-    """
-
-    memory: str
-    start: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,8 +29,8 @@ class MatrixInfo:
         Element type.
     location : Location
         Where it lives.
-    span : Span
-        The bytes it covers.
+    pieces : tuple of Piece
+        The bytes from its first element to its last, as all ranks know them. Shared host memory is one piece.
     handle : bytes or None
         For device memory: the exported allocation it lies in; None if that cannot be exported.
     offset_bytes : int
@@ -61,7 +45,7 @@ class MatrixInfo:
     stored: StoredMatrix
     dtype: DType
     location: Location
-    span: Span
+    pieces: tuple[Piece, ...]
     handle: bytes | None = None
     offset_bytes: int = 0
     obstacle: str = ""
@@ -145,20 +129,29 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     )
 
 
-def overlap(x: MatrixInfo, y: MatrixInfo) -> bool:
+def overlap(x: MatrixInfo, written: MatrixInfo) -> bool:
     """
-    Return whether two matrices share an element's bytes.
+    Return whether writing a matrix changes an element of another.
 
-    Exact for matrices of one leading dimension and type; otherwise true whenever the spans
-    from first to last byte intersect.
+    Exact for matrices of one leading dimension and type; otherwise true whenever they share a byte
+    between their first and last ones.
     """
-    if x.span.memory != y.span.memory or not (x.stored.rows and x.stored.cols and y.stored.rows and y.stored.cols):
+    if not (x.stored.rows and x.stored.cols and written.stored.rows and written.stored.cols):
         return False
-    if _stop(x) <= y.span.start or _stop(y) <= x.span.start:
+    return any(
+        one.memory == other.memory and other.written and _meet(x, one, written, other)
+        for one in x.pieces
+        for other in written.pieces
+    )
+
+
+def _meet(x: MatrixInfo, piece: Piece, y: MatrixInfo, other: Piece) -> bool:
+    """Return whether two matrices share an element's bytes, each as it lies around a piece of it in one memory."""
+    if piece.start + piece.nbytes <= other.start or other.start + other.nbytes <= piece.start:
         return False
     item = x.dtype.itemsize
     same = x.stored.ld == y.stored.ld and x.dtype is y.dtype
-    distance = y.span.start - x.span.start
+    distance = (other.start - other.offset) - (piece.start - piece.offset)
     if not same or distance % item:
         return True
     # Rectangles of one array of leading dimension ld, both read column-major. y starts `col` columns
@@ -170,9 +163,10 @@ def overlap(x: MatrixInfo, y: MatrixInfo) -> bool:
     return any(-y_rows < r < x_rows and -y_cols < c < x_cols for c, r in candidates)
 
 
-def _stop(info: MatrixInfo) -> int:
-    rows, cols = info.stored.column_major_shape
-    return info.span.start + ((cols - 1) * info.stored.ld + rows) * info.dtype.itemsize
+def extent_bytes(stored: StoredMatrix, dtype: DType) -> int:
+    """Return the bytes from a matrix's first element to its last; 0 if it has none."""
+    rows, cols = stored.column_major_shape
+    return ((cols - 1) * stored.ld + rows) * dtype.itemsize if rows and cols else 0
 
 
 def host_view(address_array: np.ndarray, info: MatrixInfo) -> np.ndarray:

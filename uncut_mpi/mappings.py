@@ -1,0 +1,246 @@
+"""
+What lies behind an address of this process: which memory it is, so that all ranks can tell whether two are the same.
+
+The system lists the mappings of a process in ``/proc/self/maps``. Bytes of a mapped object (a file, a memfd, a segment
+of System V, shared anonymous memory) are the same wherever object and offset are. All else belongs to one process, and
+its address there names it. CUDA gives host and device memory of a process one space of addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+_NO_OBJECT = ("anon_inode:", "/dev/nvidia")  # one inode for all that they map
+_SYSTEM_V = "/SYSV"
+
+
+class Mapping(NamedTuple):
+    """One line of ``/proc/self/maps``: addresses from `start` to before `stop`, from `offset` of an object."""
+
+    start: int
+    stop: int
+    permissions: str
+    offset: int
+    device: str
+    inode: int
+    path: str
+
+    @property
+    def shared(self) -> bool:
+        """Whether what is written reaches the object."""
+        return self.permissions[3:4] == "s"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """
+    A run of bytes in terms that all ranks share.
+
+    Attributes
+    ----------
+    memory : str
+        Names what they lie in: a mapped object of the node, or one process.
+    start : int
+        Where they begin: offset in the object, or address in the process.
+    nbytes : int
+        How many there are.
+    offset : int
+        Bytes before them in the extent that they are a piece of.
+    written : bool
+        Whether writing the extent changes them. Not so for a file behind a private mapping, which is read only.
+    """
+
+    memory: str
+    start: int
+    nbytes: int
+    offset: int = 0
+    written: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ground:
+    """
+    What an extent of this process's addresses stands on.
+
+    Attributes
+    ----------
+    pieces : tuple of Piece
+        What it consists of.
+    writeable : bool
+        Whether the system lets this process write to all of it.
+    trouble : str
+        Why reading all of it would end this process; empty if it would not.
+    """
+
+    pieces: tuple[Piece, ...]
+    writeable: bool = True
+    trouble: str = ""
+
+
+def object_name(device: int, inode: int) -> str:
+    """Return the name, as in `Piece`, of what ``os.fstat`` says has this device and inode."""
+    return _name(f"{os.major(device):02x}:{os.minor(device):02x}", inode)
+
+
+def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) -> Ground:
+    """
+    Return what an extent stands on. Where ``/proc`` cannot be read it is told by process and address alone.
+
+    Parameters
+    ----------
+    address, nbytes : int
+        Where it begins, and its size.
+    process : str
+        Names this process among those that compare.
+    on_host : bool, default True
+        False for memory of a device, of whose pages the list says nothing.
+    """
+    whole = Piece(process, address, nbytes)
+    if not nbytes:
+        return Ground((whole,))
+    try:
+        with open("/proc/self/maps", "rb", buffering=0) as file:
+            text = file.readall()
+    except OSError:
+        return Ground((whole,))
+    mappings = covering(text, address, address + nbytes)
+    pieces = pieces_of(mappings, address, nbytes, process, _is_device)
+    if not on_host:
+        return Ground(pieces)
+    return Ground(
+        pieces, all(mapping.permissions[1:2] == "w" for mapping in mappings), _trouble(mappings, address, nbytes)
+    )
+
+
+def covering(text: bytes, start: int, stop: int) -> list[Mapping]:
+    """
+    Return the mappings that hold an address from `start` to before `stop`, in order.
+
+    Parameters
+    ----------
+    text : bytes
+        Content of ``/proc/self/maps``; its lines are sorted, so that few of thousands are looked at.
+    """
+    low, high = 0, len(text)
+    while low < high:  # the first line that ends behind `start` begins in low .. high
+        middle = (low + high) // 2
+        begin = max(low, text.rfind(b"\n", low, middle) + 1)
+        end = text.find(b"\n", middle)
+        end = len(text) if end < 0 else end
+        if _parse(text[begin:end]).stop <= start:
+            low = end + 1
+        else:
+            high = begin
+    found = []
+    while low < len(text):
+        end = text.find(b"\n", low)
+        end = len(text) if end < 0 else end
+        mapping = _parse(text[low:end])
+        if mapping.start >= stop:
+            break
+        found.append(mapping)
+        low = end + 1
+    return found
+
+
+def pieces_of(
+    mappings: Sequence[Mapping], address: int, nbytes: int, process: str, is_device: Callable[[str], bool]
+) -> tuple[Piece, ...]:
+    """
+    Return what an extent consists of: objects, and what belongs to the process.
+
+    Parameters
+    ----------
+    mappings : sequence of Mapping
+        Those that `covering` found for it.
+    is_device : callable
+        Whether a path is a device's, whose inode says nothing of what it maps.
+    """
+    pieces: list[Piece] = []
+    private: list[Piece] = []
+    for start, stop, mapping in _runs(mappings, address, address + nbytes):
+        has_object = mapping is not None and mapping.inode != 0 and not is_device(mapping.path)
+        if mapping is None or not has_object or not mapping.shared:
+            _append(private, Piece(process, start, stop - start, start - address))
+        if mapping is not None and has_object:
+            name = _name(mapping.device, mapping.inode, mapping.path)
+            inside = mapping.offset + start - mapping.start
+            _append(pieces, Piece(name, inside, stop - start, start - address, mapping.shared))
+    return (*private, *pieces)
+
+
+def _runs(mappings: Sequence[Mapping], start: int, stop: int) -> Iterator[tuple[int, int, Mapping | None]]:
+    """Yield (from, to, mapping) for every part of an extent; None where nothing is mapped, as in a device's memory."""
+    for mapping in mappings:
+        if start < mapping.start:
+            yield start, mapping.start, None
+        start, end = max(start, mapping.start), min(stop, mapping.stop)
+        yield start, end, mapping
+        start = end
+    if start < stop:
+        yield start, stop, None
+
+
+def _append(pieces: list[Piece], piece: Piece) -> None:
+    """Append a piece, or make the last one longer where it goes on there."""
+    last = pieces[-1] if pieces else None
+    if (
+        last is not None
+        and (last.memory, last.written) == (piece.memory, piece.written)
+        and (last.start + last.nbytes, last.offset + last.nbytes) == (piece.start, piece.offset)
+    ):
+        pieces[-1] = dataclasses.replace(last, nbytes=last.nbytes + piece.nbytes)
+    else:
+        pieces.append(piece)
+
+
+def _parse(line: bytes) -> Mapping:
+    fields = line.split(maxsplit=5)
+    start, stop = fields[0].split(b"-")
+    path = fields[5].decode(errors="surrogateescape") if len(fields) > 5 else ""
+    permissions, device = fields[1].decode(), fields[3].decode()
+    return Mapping(int(start, 16), int(stop, 16), permissions, int(fields[2], 16), device, int(fields[4]), path)
+
+
+def _name(device: str, inode: int, path: str = "") -> str:
+    # The inode of System V memory is its identifier, which may be that of a memfd on the same device.
+    return f"{device} {inode}{' of System V' if path.startswith(_SYSTEM_V) else ''}"
+
+
+def _is_device(path: str) -> bool:
+    if path.startswith(_NO_OBJECT):
+        return True
+    if not path.startswith("/dev/"):
+        return False
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:  # "/dev/zero (deleted)", say, which is shared anonymous memory
+        return False
+
+
+def _trouble(mappings: Sequence[Mapping], address: int, nbytes: int) -> str:
+    for start, stop, mapping in _runs(mappings, address, address + nbytes):
+        if mapping is None or mapping.permissions[:1] != "r":
+            return f"nothing that can be read is mapped at {start:#x}"
+        if mapping.inode and not _is_device(mapping.path) and not _can_be_read(stop - 1):
+            return f"it goes beyond the end of {mapping.path}, which has become shorter since it was mapped"
+    return ""
+
+
+def _can_be_read(address: int) -> bool:
+    """Have the system read one byte: where this process would get a bus error, the system says EFAULT."""
+    source, sink = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        os.write(sink, ctypes.c_char.from_address(address))
+    except OSError as error:
+        return error.errno != errno.EFAULT
+    finally:
+        os.close(source)
+        os.close(sink)
+    return True
