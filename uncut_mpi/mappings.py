@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+_CHUNK_BYTES = 1 << 14  # the system gives a page or so at a time
 _NO_OBJECT = ("anon_inode:", "/dev/nvidia")  # one inode for all that they map
 _SYSTEM_V = "/SYSV"
 
@@ -105,8 +106,7 @@ def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) 
     if not nbytes:
         return Ground((whole,))
     try:
-        with open("/proc/self/maps", "rb", buffering=0) as file:
-            text = file.readall()
+        text = _read_maps(address + nbytes)
     except OSError:
         return Ground((whole,))
     mappings = covering(text, address, address + nbytes)
@@ -116,6 +116,19 @@ def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) 
     return Ground(
         pieces, all(mapping.permissions[1:2] == "w" for mapping in mappings), _trouble(mappings, address, nbytes)
     )
+
+
+def _read_maps(stop: int) -> bytes:
+    """Return the list as far as it says what is below `stop`: new arrays come early in it, libraries last."""
+    text = b""
+    with open("/proc/self/maps", "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            text += chunk
+            end = text.rfind(b"\n")
+            begin = text.rfind(b"\n", 0, max(0, end)) + 1
+            if begin and _parse(text[begin:end]).start >= stop:  # the last whole line
+                return text[: end + 1]
+    return text
 
 
 def covering(text: bytes, start: int, stop: int) -> list[Mapping]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
 import os
 import random
@@ -110,6 +111,18 @@ def test_an_extent_over_several_mappings_has_a_piece_of_each():
 def test_where_nothing_is_mapped_the_address_says_what_it_is():
     assert at(0x5800, 0x6800) == (Piece("process 2", 0x5800, 0x800), Piece("00:01 77", 0x2000, 0x800, 0x800))
     assert at(1 << 40, (1 << 40) + 8) == (Piece("process 2", 1 << 40, 8),)
+
+
+def test_no_more_of_the_list_is_read_than_is_needed(monkeypatch):
+    for chunk_bytes in (1, 7, 100, 10_000):
+        monkeypatch.setattr(mappings, "_CHUNK_BYTES", chunk_bytes)
+        for stop in (0x1000, 0x3001, 0xB000, 1 << 64):
+            monkeypatch.setattr("builtins.open", lambda *arguments, **options: io.BytesIO(MAPS))
+            text = mappings._read_maps(stop)
+            monkeypatch.undo()
+            monkeypatch.setattr(mappings, "_CHUNK_BYTES", chunk_bytes)
+            assert covering(text, 0x0, stop) == covering(MAPS, 0x0, stop)
+            assert len(text) < len(MAPS) or stop > 0xB000 or chunk_bytes > len(MAPS)
 
 
 # -- as it is ------------------------------------------------------------------------------------
