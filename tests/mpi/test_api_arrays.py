@@ -1,0 +1,378 @@
+"""What `register` takes, without a copy, and what it refuses, with the mend, on every rank."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers import foreign
+from tests.helpers.collective import collective_assert, expect
+from tests.helpers.foreign import ArrayInterface, Tensor, Units
+
+pytestmark = pytest.mark.mpi(min_size=1)
+not_yet = pytest.mark.xfail(strict=True, reason="numpy's arrays alone are known, and taken whatever they mean")
+
+
+def cases(table, failing):
+    return [pytest.param(name, marks=not_yet if name in failing else ()) for name in table]
+
+
+FULL = np.ma.masked_array(np.eye(3), mask=np.eye(3, dtype=bool))
+
+
+def data(dtype="f8"):
+    return np.arange(12.0).reshape(3, 4).astype(dtype)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+def masked(mask):
+    return np.ma.masked_array(np.arange(12.0).reshape(3, 4), mask=mask)
+
+
+REFUSED = {
+    "masked": (lambda: FULL, ["3 masked elements", "filled"]),
+    "hard mask": (lambda: np.ma.masked_array(data(), mask=data() == 0, hard_mask=True), ["1 masked element", "filled"]),
+    "units": (lambda: np.eye(3).view(Units), ["Units", "numpy.asarray(x)"]),
+    "record array": (lambda: np.eye(3).view(np.recarray), ["recarray", "numpy.asarray(x)"]),
+    "characters": (lambda: np.char.array([["a", "b"]]), ["chararray", "numpy.asarray(x)"]),
+    "misaligned": (foreign.misaligned, ["multiple of 8", "copy"]),
+    "byte-swapped": (lambda: data(">f8"), ["byte order", "astype"]),
+    "list": (lambda: [[1.0, 2.0], [3.0, 4.0]], ["a list was registered", "numpy.asarray(x)"]),
+    "only __array__": (foreign.OnlyArray, ["OnlyArray", "numpy.asarray(x)"]),
+    "sparse": (foreign.Sparse, ["Sparse", "toarray()"]),
+    "None": (lambda: None, ["None", "root"]),
+    "number": (lambda: 3.0, ["a float was registered"]),
+    "numpy number": (lambda: np.float64(3), ["0 dimensions"]),
+    "vector": (lambda: np.zeros(3), ["1 dimensions", "reshape"]),
+    "cube": (lambda: np.zeros((3, 3, 3)), ["3 dimensions", "reshape"]),
+    "int": (lambda: data("i8"), ["int64", "use one of"]),
+    "bool": (lambda: data("?"), ["bool", "use one of"]),
+    "complex": (lambda: data("c16"), ["complex128", "use one of"]),
+    "object": (lambda: data(object), ["object", "use one of"]),
+    "long double": (lambda: data("g"), ["longdouble", "use one of"]),
+    "structured": (lambda: np.zeros((3, 3), "f8,i4"), ["use one of"]),
+    "broadcast": (lambda: np.broadcast_to(np.zeros((1, 6)), (6, 6)), ["contiguous along neither"]),
+    "backwards": (lambda: data()[::-1], ["contiguous along neither"]),
+    "overlapping lines": (
+        lambda: np.lib.stride_tricks.as_strided(np.zeros(40), (6, 6), (8, 32)),
+        ["contiguous along neither"],
+    ),
+    "interface with mask": (lambda: ArrayInterface(data(), mask=ArrayInterface(data("?"))), ["mask"]),
+    "interface of a copy": (lambda: ArrayInterface(data(), data=data().tobytes()), ["copy"]),
+    "interface of nothing": (lambda: ArrayInterface(data(), typestr="nonsense"), ["ArrayInterface"]),
+    "interface of int": (lambda: ArrayInterface(data("i4")), ["int32", "use one of"]),
+    "cuda interface": (lambda: foreign.CudaInterface(data()), ["CUDA device", "host backend"]),
+    "tensor elsewhere": (lambda: Tensor(data(), device=(2, 1)), ["CUDA device 1", "host backend"]),
+    "tensor on metal": (lambda: Tensor(data(), device=(8, 0)), ["Metal"]),
+    "tensor on what is new": (lambda: Tensor(data(), device=(77, 0)), ["type 77"]),
+    "tensor of int": (lambda: Tensor(data("i8")), ["int64", "use one of"]),
+    "tensor of complex": (lambda: Tensor(data("c8")), ["complex64", "use one of"]),
+    "tensor of float8": (lambda: Tensor(data("u1"), (10, 8)), ["code 10", "8 bits"]),
+    "tensor of a copy": (lambda: Tensor(data(), flags=2), ["copy"]),
+    "tensor with gradient": (lambda: Tensor(data(), requires_grad=True), ["gradient", "detach()"]),
+    "conjugated tensor": (lambda: Tensor(data(), is_conj=lambda: True), ["resolve_conj()"]),
+    "negated tensor": (lambda: Tensor(data(), is_neg=lambda: True), ["resolve_neg()"]),
+    "vector tensor": (lambda: Tensor(np.zeros(3)), ["1 dimensions"]),
+    "backward tensor": (lambda: Tensor(data()[:, ::-1]), ["contiguous along neither"]),
+    "misaligned tensor": (lambda: Tensor(foreign.misaligned()), ["multiple of 8"]),
+    "tensor that cannot": (lambda: foreign.Broken(BufferError("sharded over 2 devices")), ["sharded over 2 devices"]),
+    "tensor with a fault": (lambda: foreign.Broken(KeyError("no")), ["Broken", "KeyError"]),
+    "tensor of old words": (lambda: foreign.Broken(TypeError("no such word")), ["no such word"]),
+}  # fmt: skip
+
+TAKEN = {
+    "array": data,
+    "half of one": lambda: data()[:, :2],
+    "unmasked": lambda: masked(False),
+    "unmasked one by one": lambda: masked(np.zeros((3, 4), bool)),
+    "matrix": lambda: np.matrix([[1.0, 2.0], [3.0, 4.0]]),
+    "bfloat16": lambda: data(ml_dtypes.bfloat16),
+    "native byte order": lambda: data("=f8"),
+    "interface": lambda: ArrayInterface(data()),
+    "interface of columns": lambda: ArrayInterface(data().T),
+    "tensor": lambda: Tensor(data()),
+    "old tensor": lambda: Tensor(data("f4"), versioned=False),
+    "tensor of columns": lambda: Tensor(data().T),
+    "tensor of a part": lambda: Tensor(data()[1:, :2]),
+    "tensor without strides": lambda: Tensor(data(), versioned=False, strides=False),
+    "tensor behind something": lambda: Tensor(data()[1:], byte_offset=32),
+    "half tensor": lambda: Tensor(data("f2")),
+    "bfloat16 tensor": lambda: Tensor(data(ml_dtypes.bfloat16), foreign.BFLOAT16),
+    "pinned tensor": lambda: Tensor(data(), device=(3, 0)),
+    "empty tensor": lambda: Tensor(np.zeros((0, 4))),
+    "one column": lambda: Tensor(data()[:, :1]),
+}
+
+
+def behind(given):
+    """The numpy array whose memory it is."""
+    return np.asarray(getattr(given, "array", given))
+
+
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        REFUSED,
+        [
+            "None",
+            "backward tensor",
+            "byte-swapped",
+            "characters",
+            "conjugated tensor",
+            "cuda interface",
+            "hard mask",
+            "interface of a copy",
+            "interface of int",
+            "interface with mask",
+            "list",
+            "long double",
+            "masked",
+            "misaligned",
+            "misaligned tensor",
+            "negated tensor",
+            "number",
+            "numpy number",
+            "only __array__",
+            "record array",
+            "sparse",
+            "tensor elsewhere",
+            "tensor of a copy",
+            "tensor of complex",
+            "tensor of float8",
+            "tensor of int",
+            "tensor of old words",
+            "tensor on metal",
+            "tensor on what is new",
+            "tensor that cannot",
+            "tensor with a fault",
+            "tensor with gradient",
+            "units",
+            "vector tensor",
+        ],
+    ),
+)
+@pytest.mark.filterwarnings("ignore:.*chararray")
+def test_what_is_no_matrix_is_refused_on_all_ranks_with_what_to_do(comm, session, name):
+    make, parts = REFUSED[name]
+    given = make() if comm.rank == 0 else None
+    expect(comm, um.ParamError, parts, lambda: session.register(given, root=0))
+
+
+def test_a_file_cut_short_since_it_was_mapped_is_refused_and_not_touched(comm, session, tmp_path):
+    given = foreign.cut_file(tmp_path)
+    expect(comm, um.ParamError, ["shorter"], lambda: session.register(given, root=0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        TAKEN,
+        [
+            "bfloat16 tensor",
+            "empty tensor",
+            "half tensor",
+            "interface",
+            "interface of columns",
+            "old tensor",
+            "one column",
+            "pinned tensor",
+            "tensor",
+            "tensor behind something",
+            "tensor of a part",
+            "tensor of columns",
+            "tensor without strides",
+        ],
+    ),
+)
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name):
+    root = comm.size - 1
+    given = TAKEN[name]() if comm.rank == root else None
+    matrix = session.register(given, root=root)
+    good = True
+    if comm.rank == root:
+        there = behind(given)
+        good = (
+            matrix.shape == there.shape
+            and matrix.array.dtype == there.dtype == matrix.dtype.numpy
+            and (matrix.array.ctypes.data == there.ctypes.data or not there.size)
+            and np.array_equal(matrix.array, there)
+            and matrix.info.writeable
+        )
+    collective_assert(comm, good, f"{matrix!r} {matrix.array!r}")
+    copy = session.download(matrix)
+    wanted = behind(TAKEN[name]())
+    collective_assert(comm, np.array_equal(copy.array, wanted), f"{copy.array}")
+    product = session.gemm(matrix, matrix, trans_b="T")
+    close = np.allclose(product.array.astype("f8"), wanted.astype("f8") @ wanted.T.astype("f8"), rtol=0.01)
+    collective_assert(comm, close, f"{product.array}")
+    for one in (matrix, copy, product):
+        session.release(one)
+
+
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        TAKEN,
+        [
+            "bfloat16 tensor",
+            "empty tensor",
+            "half tensor",
+            "interface",
+            "interface of columns",
+            "old tensor",
+            "one column",
+            "pinned tensor",
+            "tensor",
+            "tensor behind something",
+            "tensor of a part",
+            "tensor of columns",
+            "tensor without strides",
+        ],
+    ),
+)
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_a_result_is_written_to_the_memory_that_was_shown(comm, session, name):
+    given = TAKEN[name]() if comm.rank == 0 else None
+    c = session.register(given, root=0)
+    a = session.empty_host((c.shape[0], 2), c.dtype)
+    b = session.empty_host((2, c.shape[1]), c.dtype)
+    if comm.rank == 0:
+        a.array[...], b.array[...] = 2, 3
+    session.barrier()
+    session.gemm(a, b, c)
+    good = comm.rank != 0 or bool((behind(given) == 12).all())
+    collective_assert(comm, good, "the result is elsewhere")
+    for one in (a, b, c):
+        session.release(one)
+
+
+READ_ONLY = {
+    "tensor": lambda: Tensor(data(), flags=1),
+    "interface": lambda: ArrayInterface(read_only(data())),
+    "file": lambda: None,
+    "closed pages": foreign.closed_pages,
+    "tensor of closed pages": lambda: Tensor(foreign.closed_pages()),
+    "unmasked": lambda: np.ma.masked_array(read_only(data())),
+}
+
+
+@pytest.mark.parametrize("name", cases(READ_ONLY, ["interface", "tensor", "tensor of closed pages"]))
+def test_memory_that_must_not_be_written_is_no_result(comm, session, name, tmp_path):
+    given = READ_ONLY[name]()
+    if name == "file":
+        data().tofile(tmp_path / "data")
+        given = np.memmap(tmp_path / "data", np.float64, "r", shape=(3, 4))
+    matrix = session.register(given, root=0)
+    wanted = behind(given).copy()
+    product = session.gemm(matrix, matrix, trans_b="T")
+    collective_assert(comm, np.allclose(product.array, wanted @ wanted.T), f"{product.array}")
+    other = session.empty_host(matrix.shape)
+    for call in (
+        lambda: session.gemm(product, other, matrix),
+        lambda: session.upload(other, matrix),
+    ):
+        expect(comm, um.ParamError, ["read-only"], call)
+    for one in (matrix, product, other):
+        session.release(one)
+
+
+@not_yet
+def test_what_was_registered_lives_as_long_as_the_matrix_and_its_array(comm, session):
+    given = Tensor(data())
+    gone = weakref.ref(given)
+    matrix = session.register(given, root=0)
+    del given
+    gc.collect()
+    alive = comm.rank != 0 or gone() is not None
+    collective_assert(comm, alive, "it went before the matrix")
+    array = matrix.array
+    session.release(matrix)
+    matrix = None
+    gc.collect()
+    alive = comm.rank != 0 or (gone() is not None and np.array_equal(array, data()))
+    collective_assert(comm, alive, "it went before the array")
+    array = None
+    gc.collect()
+    collective_assert(comm, gone() is None, "it is kept for ever")
+
+
+@not_yet
+def test_a_matrix_is_not_registered_again(comm, session):
+    matrix = session.empty_host((3, 3))
+    expect(comm, um.ParamError, ["Matrix", "as it is"], lambda: session.register(matrix, root=0))
+    session.release(matrix)
+
+
+@not_yet
+def test_a_tensor_over_a_shared_matrix_stays_shared(comm, session):
+    whole = session.empty_host((6, 8))
+    if comm.rank == 0:
+        whole.array[...] = np.arange(48.0).reshape(6, 8)
+    session.barrier()
+    part = session.register(Tensor(whole.array[2:, :4]) if comm.rank == 0 else None, root=0)
+    good = str(part.location) == "h" and np.array_equal(part.array, np.arange(48.0).reshape(6, 8)[2:, :4])
+    collective_assert(comm, good, f"{part!r} {part.array}")
+    for one in (part, whole):
+        session.release(one)
+
+
+@not_yet
+def test_an_exporter_is_asked_for_no_copy_and_for_no_stream_in_host_memory(comm, session):
+    given = Tensor(data())
+    matrix = session.register(given, root=0)
+    good = comm.rank != 0 or given.asked == [{"stream": None, "max_version": (1, 0), "copy": False}]
+    collective_assert(comm, good, f"{given.asked}")
+    session.release(matrix)
+
+
+# -- with the libraries --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensors_of_torch_are_registered_without_a_copy(comm, session, dtype):
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
+    a, c = session.register(tensor, root=0), session.register(torch.zeros(3, 3, dtype=tensor.dtype), root=0)
+    pointer = comm.rank != 0 or a.address == tensor.data_ptr()
+    session.gemm(a, a, c, trans_b="T")
+    right = comm.rank != 0 or np.array_equal(c.array.astype("f8"), data() @ data().T)
+    collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {c.array}")
+    for one in (a, c):
+        session.release(one)
+
+
+def test_tensors_of_torch_that_are_more_than_their_memory_are_refused(comm, session):
+    torch = pytest.importorskip("torch")
+    for tensor, word in (
+        (torch.eye(3, requires_grad=True), "detach()"),
+        (torch.eye(3).to_sparse(), "Tensor"),
+        (torch._neg_view(torch.eye(3)), "resolve_neg()"),
+        (torch.eye(3, device="meta"), "Tensor"),
+    ):
+        expect(comm, um.ParamError, [word], lambda tensor=tensor: session.register(tensor, root=0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@not_yet
+def test_arrays_of_jax_are_registered_without_a_copy_and_are_no_results(comm, session, dtype):
+    jnp = pytest.importorskip("jax.numpy")
+    array = jnp.arange(12, dtype=dtype).reshape(3, 4)
+    a = session.register(array, root=0)
+    pointer = comm.rank != 0 or a.address == array.unsafe_buffer_pointer()
+    c = session.gemm(a, a, trans_b="T")
+    right = np.array_equal(c.array.astype("f8"), (data() @ data().T).astype(c.array.dtype).astype("f8"))
+    collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {c.array}")
+    other = session.empty_host(a.shape, a.dtype)
+    expect(comm, um.ParamError, ["read-only"], lambda: session.upload(other, a))
+    for one in (a, c, other):
+        session.release(one)
