@@ -15,12 +15,6 @@ from tests.helpers.collective import collective_assert, expect
 from tests.helpers.foreign import ArrayInterface, Tensor, Units
 
 pytestmark = pytest.mark.mpi(min_size=1)
-not_yet = pytest.mark.xfail(strict=True, reason="numpy's arrays alone are known, and taken whatever they mean")
-
-
-def cases(table, failing):
-    return [pytest.param(name, marks=not_yet if name in failing else ()) for name in table]
-
 
 FULL = np.ma.masked_array(np.eye(3), mask=np.eye(3, dtype=bool))
 
@@ -51,14 +45,14 @@ REFUSED = {
     "sparse": (foreign.Sparse, ["Sparse", "toarray()"]),
     "None": (lambda: None, ["None", "root"]),
     "number": (lambda: 3.0, ["a float was registered"]),
-    "numpy number": (lambda: np.float64(3), ["0 dimensions"]),
+    "numpy number": (lambda: np.float64(3), ["a float64 was registered"]),
     "vector": (lambda: np.zeros(3), ["1 dimensions", "reshape"]),
     "cube": (lambda: np.zeros((3, 3, 3)), ["3 dimensions", "reshape"]),
     "int": (lambda: data("i8"), ["int64", "use one of"]),
     "bool": (lambda: data("?"), ["bool", "use one of"]),
     "complex": (lambda: data("c16"), ["complex128", "use one of"]),
     "object": (lambda: data(object), ["object", "use one of"]),
-    "long double": (lambda: data("g"), ["longdouble", "use one of"]),
+    "long double": (lambda: data("g"), ["float128", "use one of"]),
     "structured": (lambda: np.zeros((3, 3), "f8,i4"), ["use one of"]),
     "broadcast": (lambda: np.broadcast_to(np.zeros((1, 6)), (6, 6)), ["contiguous along neither"]),
     "backwards": (lambda: data()[::-1], ["contiguous along neither"]),
@@ -118,48 +112,7 @@ def behind(given):
     return np.asarray(getattr(given, "array", given))
 
 
-@pytest.mark.parametrize(
-    "name",
-    cases(
-        REFUSED,
-        [
-            "None",
-            "backward tensor",
-            "byte-swapped",
-            "characters",
-            "conjugated tensor",
-            "cuda interface",
-            "hard mask",
-            "interface of a copy",
-            "interface of int",
-            "interface with mask",
-            "list",
-            "long double",
-            "masked",
-            "misaligned",
-            "misaligned tensor",
-            "negated tensor",
-            "number",
-            "numpy number",
-            "only __array__",
-            "record array",
-            "sparse",
-            "tensor elsewhere",
-            "tensor of a copy",
-            "tensor of complex",
-            "tensor of float8",
-            "tensor of int",
-            "tensor of old words",
-            "tensor on metal",
-            "tensor on what is new",
-            "tensor that cannot",
-            "tensor with a fault",
-            "tensor with gradient",
-            "units",
-            "vector tensor",
-        ],
-    ),
-)
+@pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:.*chararray")
 def test_what_is_no_matrix_is_refused_on_all_ranks_with_what_to_do(comm, session, name):
     make, parts = REFUSED[name]
@@ -172,27 +125,7 @@ def test_a_file_cut_short_since_it_was_mapped_is_refused_and_not_touched(comm, s
     expect(comm, um.ParamError, ["shorter"], lambda: session.register(given, root=0))
 
 
-@pytest.mark.parametrize(
-    "name",
-    cases(
-        TAKEN,
-        [
-            "bfloat16 tensor",
-            "empty tensor",
-            "half tensor",
-            "interface",
-            "interface of columns",
-            "old tensor",
-            "one column",
-            "pinned tensor",
-            "tensor",
-            "tensor behind something",
-            "tensor of a part",
-            "tensor of columns",
-            "tensor without strides",
-        ],
-    ),
-)
+@pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name):
     root = comm.size - 1
@@ -219,27 +152,7 @@ def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name)
         session.release(one)
 
 
-@pytest.mark.parametrize(
-    "name",
-    cases(
-        TAKEN,
-        [
-            "bfloat16 tensor",
-            "empty tensor",
-            "half tensor",
-            "interface",
-            "interface of columns",
-            "old tensor",
-            "one column",
-            "pinned tensor",
-            "tensor",
-            "tensor behind something",
-            "tensor of a part",
-            "tensor of columns",
-            "tensor without strides",
-        ],
-    ),
-)
+@pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_a_result_is_written_to_the_memory_that_was_shown(comm, session, name):
     given = TAKEN[name]() if comm.rank == 0 else None
@@ -266,7 +179,7 @@ READ_ONLY = {
 }
 
 
-@pytest.mark.parametrize("name", cases(READ_ONLY, ["interface", "tensor", "tensor of closed pages"]))
+@pytest.mark.parametrize("name", READ_ONLY)
 def test_memory_that_must_not_be_written_is_no_result(comm, session, name, tmp_path):
     given = READ_ONLY[name]()
     if name == "file":
@@ -286,7 +199,6 @@ def test_memory_that_must_not_be_written_is_no_result(comm, session, name, tmp_p
         session.release(one)
 
 
-@not_yet
 def test_what_was_registered_lives_as_long_as_the_matrix_and_its_array(comm, session):
     given = Tensor(data())
     gone = weakref.ref(given)
@@ -306,14 +218,12 @@ def test_what_was_registered_lives_as_long_as_the_matrix_and_its_array(comm, ses
     collective_assert(comm, gone() is None, "it is kept for ever")
 
 
-@not_yet
 def test_a_matrix_is_not_registered_again(comm, session):
     matrix = session.empty_host((3, 3))
     expect(comm, um.ParamError, ["Matrix", "as it is"], lambda: session.register(matrix, root=0))
     session.release(matrix)
 
 
-@not_yet
 def test_a_tensor_over_a_shared_matrix_stays_shared(comm, session):
     whole = session.empty_host((6, 8))
     if comm.rank == 0:
@@ -326,7 +236,6 @@ def test_a_tensor_over_a_shared_matrix_stays_shared(comm, session):
         session.release(one)
 
 
-@not_yet
 def test_an_exporter_is_asked_for_no_copy_and_for_no_stream_in_host_memory(comm, session):
     given = Tensor(data())
     matrix = session.register(given, root=0)
@@ -363,7 +272,6 @@ def test_tensors_of_torch_that_are_more_than_their_memory_are_refused(comm, sess
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@not_yet
 def test_arrays_of_jax_are_registered_without_a_copy_and_are_no_results(comm, session, dtype):
     jnp = pytest.importorskip("jax.numpy")
     array = jnp.arange(12, dtype=dtype).reshape(3, 4)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.api.arrays import element_type, take
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.matrix import Matrix, MatrixInfo, extent_bytes, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
@@ -97,7 +98,7 @@ class MatrixStore:
         error: BaseException | None = None
         if self._group.rank == root:
             try:
-                held = self._describe(array, number, root, kind)
+                held, array = self._describe(array, number, root, kind)
             except Exception as caught:  # carried to every rank by the agreement below
                 error = caught
         agreement.collective_result(self._group, error, "registering a matrix")
@@ -283,43 +284,43 @@ class MatrixStore:
                 raise ParamError(f"rank = {rank} is not a rank of this session (0 to {self._group.size - 1})")
             return StoredMatrix(rows, cols, order), DType.parse(dtype)
 
-    def _describe(self, array: Any, number: int, root: int, kind: DType | None) -> _Held:
-        on_device = self._backend.owns(array)
-        if not on_device and not isinstance(array, np.ndarray):
-            raise ParamError(
-                f"rank {root} registered a {type(array).__name__}; pass a two-dimensional numpy array"
-                + (" or cupy array" if self._backend.name == "cuda" else "")
-            )
+    def _describe(self, given: Any, number: int, root: int, kind: DType | None) -> tuple[_Held, Any]:
+        """Return what this rank knows of a caller's array, and the array. Local."""
+        taken = take(given, self._backend)
+        array = taken.array
         stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
-        dtype = _element_type(array, kind)
+        dtype = element_type(array, kind)
         nbytes = extent_bytes(stored, dtype)
-        if on_device:
+        if taken.on_device:
             adopted = self._backend.adopt(array)
+            ground = ground_of(adopted.address, nbytes, _process(root), on_host=False)
             info = MatrixInfo(
                 number,
                 stored,
                 dtype,
                 Location.device(root),
-                ground_of(adopted.address, nbytes, _process(root), on_host=False).pieces,
+                ground.pieces,
                 adopted.handle,
                 adopted.offset_bytes,
                 adopted.obstacle,
+                taken.writeable,
             )
-            return _Held(info, adopted.address, keep=adopted.keep)
+            _check_alignment(adopted.address, nbytes, dtype)
+            return _Held(info, adopted.address, keep=adopted.keep), array
         address = array.__array_interface__["data"][0]
-        writeable = array.flags.writeable
+        _check_alignment(address, nbytes, dtype)
         for held in self._held.values():
             segment = held.segment
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
                 piece = Piece(segment.memory, address - segment.address, nbytes)
-                info = MatrixInfo(number, stored, dtype, Location.host(), (piece,), writeable=writeable)
-                return _Held(info, address, keep=array)
+                info = MatrixInfo(number, stored, dtype, Location.host(), (piece,), writeable=taken.writeable)
+                return _Held(info, address, keep=array), array
         ground = ground_of(address, nbytes, _process(root))
         if ground.trouble:
             raise ParamError(f"the array cannot be read: {ground.trouble}")
-        writeable = writeable and ground.writeable
+        writeable = taken.writeable and ground.writeable
         info = MatrixInfo(number, stored, dtype, Location.host(root), ground.pieces, writeable=writeable)
-        return _Held(info, address, keep=array)
+        return _Held(info, address, keep=array), array
 
     def _pin(self, held: _Held, nbytes: int) -> None:
         try:
@@ -351,10 +352,9 @@ def _process(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _element_type(array: Any, kind: DType | None) -> DType:
-    found = DType.parse(array.dtype)
-    if kind is None:
-        return found
-    if found.numpy != kind.numpy:
-        raise ParamError(f"an array of {found.name} was registered as {kind.name}, which is {kind.numpy} in memory")
-    return kind
+def _check_alignment(address: int, nbytes: int, dtype: DType) -> None:
+    if nbytes and address % dtype.itemsize:
+        raise ParamError(
+            f"the array begins at address {address:#x}, which is no multiple of {dtype.itemsize}, the bytes of its "
+            f"elements ({dtype.name}): pass a copy (x.copy())"
+        )

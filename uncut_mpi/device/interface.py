@@ -278,6 +278,31 @@ class Backend(abc.ABC):
         """Whether `array` is a device array of this backend (cuda: a cupy array; host: made by `empty`, or a view)."""
 
     @abc.abstractmethod
+    def wrap(self, given: Any) -> tuple[Any, bool]:
+        """
+        Return an array that `owns` is true of over another library's memory on this device, without a copy.
+
+        What its producer has enqueued so far is done before it returns.
+
+        Parameters
+        ----------
+        given : object
+            Shows its memory by ``__dlpack__`` or ``__cuda_array_interface__``; the array keeps it alive.
+
+        Returns
+        -------
+        array : object
+            The array.
+        writeable : bool
+            Whether it may be written.
+
+        Raises
+        ------
+        ParamError
+            If it lies elsewhere, or cannot be shown.
+        """
+
+    @abc.abstractmethod
     def adopt(self, array: Any) -> AdoptedArray:
         """Return how a caller's device array can be shared (see `owns`)."""
 
@@ -317,7 +342,8 @@ class Backend(abc.ABC):
         Parameters
         ----------
         stream : object, optional
-            The caller's stream, with attribute ``ptr`` or an integer handle; the current stream by default.
+            The caller's stream: of cupy, of torch, of anything with ``__cuda_stream__``, or an integer handle. By
+            default the current ones, cupy's and, where torch is loaded, torch's.
         """
 
     @abc.abstractmethod

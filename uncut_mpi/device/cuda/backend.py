@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi import _native
+from uncut_mpi.device.cuda.callers import current_streams, stream_handle, unknown_type, wrap
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
@@ -37,6 +38,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
 )
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError
+from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
 
@@ -95,6 +97,7 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned: set[int] = set()
+        self._others: list[Any] = []  # events behind what the caller gave to other streams than the first
         self._preparation = Preparation(self._native, self._description(), self._malloc)
         self.tuning = ProductTuning(self._native, self._preparation)
 
@@ -173,6 +176,11 @@ class CudaBackend(Backend):
         """Whether `array` is a cupy array."""
         return isinstance(array, self._cupy.ndarray)
 
+    def wrap(self, given: Any) -> tuple[Any, bool]:
+        """See `Backend.wrap`."""
+        with self._current("registering another library's array"):
+            return wrap(self._cupy, self._ordinal, given)
+
     def adopt(self, array: Any) -> AdoptedArray:
         """
         Return how a caller's cupy array can be shared.
@@ -180,8 +188,13 @@ class CudaBackend(Backend):
         Raises
         ------
         ParamError
-            If the array lies on another device than this rank's.
+            If the array lies on another device than this rank's, or is of a kind that means more than its memory.
         """
+        if type(array) is not self._cupy.ndarray:
+            raise ParamError(
+                f"{type_text(array)} was registered, a kind of cupy array that may mean more than what lies in its "
+                "memory: pass a plain one"
+            )
         if array.device.id != self._ordinal:
             raise ParamError(
                 f"the array lies on CUDA device {array.device.id}, this rank computes on device {self._ordinal}: "
@@ -231,10 +244,7 @@ class CudaBackend(Backend):
                     (rows, cols), dtype.numpy, self._cupy.cuda.MemoryPointer(memory, 0), order=order
                 )
             except (TypeError, ValueError) as error:
-                raise ParamError(
-                    f"cupy {self._cupy.__version__} has no arrays of {dtype.name} ({error}): use cupy 14 or later, "
-                    "or host arrays"
-                ) from error
+                raise unknown_type(self._cupy, dtype.name, error) from error
 
     def to_host(self, address: int, ld: int, out: np.ndarray) -> None:
         """Copy a column-major device matrix (leading dimension `ld` elements) into the F-ordered `out`; synchronous."""
@@ -258,16 +268,24 @@ class CudaBackend(Backend):
                 self._native.fill_words(address, count, value & 0xFFFFFFFF)
 
     def mark_caller(self, stream: Any = None) -> None:
-        """Note what work `stream` (cupy's current stream by default) holds now."""
-        if stream is None:
-            stream = self._cupy.cuda.get_current_stream(self._ordinal)  # cupy has one for each device
+        """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
+        self._others = []
+        given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
+        first, *others = given
         with device_errors("marking the caller's stream"):
-            self._native.mark_stream(int(getattr(stream, "ptr", stream)))
+            self._native.mark_stream(first)
+        for handle in others:
+            with self._current("marking the caller's stream"):
+                event = self._cupy.cuda.Event(disable_timing=True)
+                self._runtime.eventRecord(event.ptr, handle)
+            self._others.append(event)
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
         with device_errors("awaiting the caller's stream"):
             self._native.await_mark()
+            for event in self._others:
+                event.synchronize()
 
     # -- plans -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.device.exported import CUDA, place_of
 from uncut_mpi.device.host.bodies import Fault, round_to_tf32
 from uncut_mpi.device.host.executor import Disorder, HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
@@ -25,6 +26,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
 )
 from uncut_mpi.errors import DeviceError, ParamError
+from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.segments import Segment, available_bytes, node_identity
@@ -158,6 +160,14 @@ class HostBackend(Backend):
     def owns(self, array: object) -> bool:
         """See `Backend.owns`: whether it lies in memory that `empty` made."""
         return isinstance(array, np.ndarray) and self._segment_of(array) is not None
+
+    def wrap(self, given: Any) -> tuple[Any, bool]:
+        """See `Backend.wrap`: no other library has memory of this device."""
+        place, index = place_of(given) if hasattr(given, "__dlpack__") else (CUDA, "")
+        raise ParamError(
+            f"{type_text(given)} lies on {place} {index}".rstrip() + ", and this session computes in host memory "
+            '(host backend): copy it to the host, or open the session with backend="cuda"'
+        )
 
     def adopt(self, array: Any) -> AdoptedArray:
         """See `Backend.adopt`."""

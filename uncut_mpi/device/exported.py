@@ -1,0 +1,285 @@
+"""
+Memory that arrays of other libraries show: `__dlpack__`, `__cuda_array_interface__`, `__array_interface__`.
+
+DLPack is read here, not by numpy or cupy: numpy takes no bfloat16 and before 2.1 nothing that can be written, and
+nobody takes both versions. The layout of its structures is that of dlpack.h, versions 0.x and 1.x.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.model.arguments import type_text
+from uncut_mpi.model.dtypes import DType
+
+HOST: Final = "host"
+CUDA: Final = "CUDA device"
+_PLACES = {
+    1: HOST,
+    2: CUDA,
+    3: HOST,  # pinned by CUDA
+    4: "OpenCL device",
+    7: "Vulkan device",
+    8: "Metal device",
+    10: "ROCm device",
+    13: CUDA,  # managed
+    14: "oneAPI device",
+    15: "WebGPU device",
+}
+_READ_ONLY, _IS_COPIED = 1, 2
+_OLDEST_VERSION_ASKED = (1, 0)
+# By code of a type; of any width that numpy has.
+_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_BFLOAT = 4
+# Their arrays never change, and DLPack before version 1 cannot say so.
+_UNCHANGING = {"jax", "jaxlib", "tensorflow"}
+# Subclasses of torch's tensor that mean what lies in their memory; masked ones, say, do not.
+_PLAIN_TENSORS = {"Tensor", "Parameter", "Buffer"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exported:
+    """
+    Memory that an object shows, as an array.
+
+    Attributes
+    ----------
+    address : int
+        Of the first element.
+    shape : tuple of int
+        Extents.
+    strides : tuple of int
+        Bytes from one element to the next along each.
+    dtype : numpy dtype
+        Type of the elements.
+    writeable : bool
+        Whether it may be written.
+    keep : object
+        Keeps the memory alive.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    writeable: bool
+    keep: Any
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """Return the array, which lies in host memory; it keeps the memory alive through any chain of views."""
+        if 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        array: np.ndarray[Any, Any] = np.asarray(_Interface(self))
+        return array.view(self.dtype)
+
+
+class _Interface:
+    """What numpy asks of it is the memory of an `Exported`."""
+
+    def __init__(self, shown: Exported) -> None:
+        self.keep = shown.keep
+        self.__array_interface__ = {
+            "data": (shown.address, not shown.writeable),
+            "shape": shown.shape,
+            "strides": shown.strides,
+            "typestr": f"|V{shown.dtype.itemsize}",
+            "version": 3,
+        }
+
+
+@contextlib.contextmanager
+def translated(given: Any) -> Iterator[None]:
+    """Turn whatever an object of another library raises within the block into a ParamError."""
+    try:
+        yield
+    except UncutError:
+        raise
+    except Exception as error:
+        raise ParamError(
+            f"{type_text(given)} cannot show its memory ({type(error).__name__}: {error}): "
+            "pass a dense array in the memory of this rank's device or of the host"
+        ) from error
+
+
+# -- DLPack --------------------------------------------------------------------------------------
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def place_of(given: Any) -> tuple[str, int]:
+    """Return the kind of device that an object with `__dlpack__` lies on, and its index."""
+    with translated(given):
+        kind, index = (int(word) for word in given.__dlpack_device__())
+    return _PLACES.get(kind, f"device of DLPack's type {kind}"), index
+
+
+def from_dlpack(given: Any, stream: int | None = None) -> Exported:
+    """
+    Return the memory that an object shows by `__dlpack__`.
+
+    Parameters
+    ----------
+    given : object
+        It and what it gives are kept alive by the result.
+    stream : int, optional
+        A CUDA stream; what the producer has enqueued so far is done before what it is given next.
+
+    Raises
+    ------
+    ParamError
+        If the object's elements are not what lies in its memory, or it cannot show them; says why.
+    """
+    with translated(given):
+        _refuse_pending(given)
+        capsule = _capsule_of(given, {} if stream is None else {"stream": stream})
+    # Never renamed, so that its own end gives the memory back.
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned") or 0)
+        if managed.major != 1:
+            raise ParamError(
+                f"{type_text(given)} shows its memory by DLPack {managed.major}: this reads versions 0 and 1"
+            )
+        if managed.flags & _IS_COPIED:
+            raise ParamError(f"{type_text(given)} shows a copy of its memory: pass an array that is the memory itself")
+        tensor, writeable = managed.tensor, not managed.flags & _READ_ONLY
+    elif _is_valid(capsule, b"dltensor"):
+        tensor = _Tensor.from_address(_pointer(capsule, b"dltensor") or 0)
+        writeable = True
+    else:
+        raise ParamError(f"__dlpack__ of {type_text(given)} returned {type_text(capsule)}, not a new capsule of DLPack")
+    if {base.__module__.partition(".")[0] for base in type(given).__mro__} & _UNCHANGING:
+        writeable = False
+    dtype = _dtype_of(tensor, given)
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _packed(shape)
+    return Exported(
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        tuple(stride * dtype.itemsize for stride in strides),
+        dtype,
+        writeable,
+        (capsule, given),
+    )
+
+
+def _refuse_pending(given: Any) -> None:
+    """Refuse tensors that are more than their memory, as far as they can be asked."""
+    name = type_text(given)
+    roots = {base.__name__: base.__module__.partition(".")[0] for base in type(given).__mro__}
+    if roots.get("Tensor") == "torch" and type(given).__name__ not in _PLAIN_TENSORS:
+        raise ParamError(
+            f"{name} was registered, a kind of torch.Tensor that may mean more than what lies in its memory: "
+            "pass a plain tensor"
+        )
+    if getattr(given, "requires_grad", False) is True:
+        raise ParamError(
+            f"{name} that requires a gradient was registered, of which nothing is recorded: pass x.detach()"
+        )
+    for what, mend in (("is_conj", "resolve_conj"), ("is_neg", "resolve_neg")):
+        ask = getattr(given, what, None)
+        if callable(ask) and ask() is True:
+            raise ParamError(f"{name} whose sign is not in its memory yet was registered: pass x.{mend}()")
+
+
+def _capsule_of(given: Any, stream: dict[str, Any]) -> Any:
+    refused: TypeError | None = None
+    for words in ({"max_version": _OLDEST_VERSION_ASKED, "copy": False}, {"max_version": _OLDEST_VERSION_ASKED}, {}):
+        try:
+            return given.__dlpack__(**stream, **words)
+        except TypeError as error:  # exporters of before these words
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+def _dtype_of(tensor: _Tensor, given: Any) -> np.dtype[Any]:
+    code, bits = int(tensor.code), int(tensor.bits)
+    if tensor.lanes == 1 and bits % 8 == 0:
+        if (code, bits) == (_BFLOAT, 16):
+            return DType.bf16.numpy
+        if code in _KINDS:
+            with contextlib.suppress(TypeError):
+                dtype: np.dtype[Any] = np.dtype(f"{_KINDS[code]}{bits // 8}")
+                return dtype
+    lanes = f" and {tensor.lanes} lanes" if tensor.lanes != 1 else ""
+    raise ParamError(
+        f"{type_text(given)} has elements of a type that is not supported (DLPack's code {code} of {bits} bits{lanes})"
+        ": use float64, float32, float16 or bfloat16"
+    )
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+# -- array interfaces ----------------------------------------------------------------------------
+
+
+def from_array_interface(given: Any) -> np.ndarray[Any, Any]:
+    """
+    Return the array that an object shows by `__array_interface__`, in place.
+
+    Raises
+    ------
+    ParamError
+        If it shows a copy, or some of its elements are masked.
+    """
+    with translated(given):
+        words = given.__array_interface__
+        refuse_mask(given, words)
+        if not isinstance(words.get("data"), tuple | None):
+            raise ParamError(f"{type_text(given)} shows a copy of its memory: pass numpy.asarray(x)")
+        array: np.ndarray[Any, Any] = np.asarray(given)
+        if words.get("data") is not None and array.size and array.__array_interface__["data"][0] != words["data"][0]:
+            raise ParamError(f"{type_text(given)} gives numpy other memory than it shows: pass numpy.asarray(x)")
+    return array
+
+
+def refuse_mask(given: Any, words: dict[str, Any]) -> None:
+    """Raise ParamError if an array interface says that elements are masked."""
+    if words.get("mask") is not None:
+        raise ParamError(f"{type_text(given)} has a mask, which a product would not heed: pass an array without one")
