@@ -1,4 +1,4 @@
-"""Arrays of torch and cupy on the ranks' own GPUs, registered without a copy, under streams that are not the default."""
+"""Arrays of torch and cupy on the ranks' own GPUs: registered without a copy, under any stream."""
 
 from __future__ import annotations
 

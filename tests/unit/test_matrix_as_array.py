@@ -1,0 +1,130 @@
+"""A Matrix where numpy, an operator or a copy is given one: its array, or an error that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import types
+
+import numpy as np
+import pytest
+
+from uncut_mpi.api.matrix import Matrix, MatrixInfo
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location
+from uncut_mpi.model.problem import StoredMatrix
+
+DATA = np.arange(6.0).reshape(2, 3)
+
+
+def matrix(array=DATA, location=None):
+    info = MatrixInfo(4, StoredMatrix(2, 3, "C"), DType.f64, location or Location.host(), ())
+    return Matrix(info, array=array, address=0)
+
+
+# -- numpy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_numpy_takes_a_matrix_for_its_array():
+    held = DATA.copy()
+    found = np.asarray(matrix(held))
+    assert found.base is held or found is held
+    assert np.shares_memory(found, held)
+    assert np.allclose(matrix(), DATA)
+    assert np.array_equal(matrix(), DATA)
+    assert np.linalg.norm(matrix()) == np.linalg.norm(DATA)
+    np.testing.assert_array_equal(matrix(), DATA)
+
+
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_a_copy_or_another_type_is_made_where_asked_for():
+    held = DATA.copy()
+    assert not np.shares_memory(np.array(matrix(held)), held)
+    assert np.asarray(matrix(held), np.float32).dtype == np.float32
+    assert matrix(held).__array__() is held
+    assert matrix(held).__array__(np.float64, copy=None) is held
+    assert matrix(held).__array__(copy=False) is held
+    assert not np.shares_memory(matrix(held).__array__(copy=True), held)
+    assert matrix(held).__array__("f4").dtype == np.float32
+    with pytest.raises(ValueError, match="float32"):
+        matrix(held).__array__(np.float32, copy=False)
+
+
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_matrices_are_stacked_and_mixed_with_arrays():
+    assert np.array([matrix(), matrix()]).shape == (2, 2, 3)
+    assert np.array_equal(np.add(matrix(), 1), DATA + 1)
+    assert np.array_equal(DATA + matrix(), 2 * DATA)
+    assert np.array_equal(matrix() + DATA, 2 * DATA)
+    assert (matrix() == DATA).all()
+    assert np.array_equal(matrix() @ DATA.T, DATA @ DATA.T)
+
+
+@pytest.mark.parametrize(
+    "how", [np.asarray, np.array, lambda x: np.allclose(x, DATA), lambda x: np.array([x, x]), np.sin]
+)
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_a_matrix_that_this_rank_has_not_is_an_error_with_the_mend(how):
+    with pytest.raises(ParamError, match=r"host memory of rank 1.*session\.download"):
+        how(matrix(None, Location.host(1)))
+    on_gpu = matrix(types.SimpleNamespace(shape=(2, 3)), Location.device(1))
+    with pytest.raises(ParamError, match=r"GPU.*\.array.*session\.download"):
+        how(on_gpu)
+    gone = matrix()
+    gone.closed = True
+    with pytest.raises(ParamError, match="was released"):
+        how(gone)
+
+
+# -- operators, parts, copies --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use", "advice"),
+    [
+        (lambda m: m @ m, r"session\.gemm"),
+        (lambda m: m + 1, r"\.array"),
+        (lambda m: 2.0 * m, r"\.array"),
+        (lambda m: m - m, r"\.array"),
+        (lambda m: -m, r"\.array"),
+        (lambda m: m[0, 0], r"\.array.*session\.register"),
+        (lambda m: m.__setitem__(0, 1.0), r"\.array"),
+        (list, r"\.array"),
+        (lambda m: 3 in m, r"\.array"),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_what_a_matrix_cannot_do_is_a_type_error_with_the_mend(use, advice):
+    with pytest.raises(TypeError, match=advice):
+        use(matrix())
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("T", "trans_a"), ("transpose", "trans_a"), ("sum", r"\.array"), ("copy", r"\.array")]
+)
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_what_arrays_have_and_matrices_have_not_is_named(name, advice):
+    with pytest.raises(AttributeError, match=advice):
+        getattr(matrix(), name)
+    assert not hasattr(matrix(), "__dlpack__")
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
+def test_a_matrix_is_neither_copied_nor_sent(how):
+    with pytest.raises(TypeError, match=r"session\.download"):
+        how(matrix())
+
+
+def test_matrices_are_told_apart_by_what_they_are_and_not_by_their_elements():
+    first, second = matrix(), matrix()
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+    assert first
+    with pytest.raises(TypeError):
+        float(first)
+    with pytest.raises(TypeError):
+        len(first)
