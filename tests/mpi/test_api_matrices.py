@@ -383,3 +383,42 @@ def test_a_matrix_of_another_session_is_refused(comm, open_session, where):
 
 def test_a_thing_that_is_no_matrix_is_refused_with_what_to_pass(comm, session):
     expect(comm, um.ParamError, ["ndarray", "register"], lambda: session.release(np.zeros((2, 2))))
+
+
+# -- as arrays -----------------------------------------------------------------------------------
+
+
+def test_numpy_has_shared_matrices_on_every_rank_until_they_are_released(comm, session):
+    data = random_matrix(ROWS, COLS, DType.f64, (12,))
+    matrix = fresh(session, "shared")
+    fill(session, matrix, data)
+    good = np.array_equal(np.asarray(matrix), data) and np.shares_memory(np.asarray(matrix), matrix.array)
+    collective_assert(comm, good and np.allclose(matrix, data), f"{np.asarray(matrix)!r}")
+    session.release(matrix)
+    expect(comm, um.ParamError, ["released"], lambda: np.asarray(matrix))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("where", ["private", "device"])
+def test_numpy_has_a_ranks_own_matrix_there_and_elsewhere_an_error_with_the_mend(comm, session, where):
+    data = random_matrix(ROWS, COLS, DType.f64, (13,))
+    matrix = fresh(session, where)
+    fill(session, matrix, data)
+    text = ""
+    try:
+        found = np.asarray(matrix)
+    except um.ParamError as error:
+        found, text = None, str(error)
+    if session.rank == last(session) and (where == "private" or session.backend_name == "host"):
+        collective_assert(comm, found is not None and np.array_equal(found, data), f"{found!r}")
+    else:
+        collective_assert(comm, "session.download(matrix)" in text, f"{found!r} {text}")
+    collective_assert(comm, np.array_equal(session.download(matrix), data), "the download is not the matrix")
+    session.release(matrix)
+
+
+@pytest.mark.parametrize("where", ["shared", "private", "device"])
+def test_a_closed_sessions_matrices_are_no_arrays(comm, open_session, where):
+    with open_session(comm) as session:
+        matrix = fresh(session, where)
+    expect(comm, um.ParamError, ["released"], lambda: np.asarray(matrix))

@@ -26,7 +26,6 @@ def matrix(array=DATA, location=None):
 # -- numpy ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_numpy_takes_a_matrix_for_its_array():
     held = DATA.copy()
     found = np.asarray(matrix(held))
@@ -38,7 +37,6 @@ def test_numpy_takes_a_matrix_for_its_array():
     np.testing.assert_array_equal(matrix(), DATA)
 
 
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_a_copy_or_another_type_is_made_where_asked_for():
     held = DATA.copy()
     assert not np.shares_memory(np.array(matrix(held)), held)
@@ -52,7 +50,6 @@ def test_a_copy_or_another_type_is_made_where_asked_for():
         matrix(held).__array__(np.float32, copy=False)
 
 
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_matrices_are_stacked_and_mixed_with_arrays():
     assert np.array([matrix(), matrix()]).shape == (2, 2, 3)
     assert np.array_equal(np.add(matrix(), 1), DATA + 1)
@@ -65,7 +62,6 @@ def test_matrices_are_stacked_and_mixed_with_arrays():
 @pytest.mark.parametrize(
     "how", [np.asarray, np.array, lambda x: np.allclose(x, DATA), lambda x: np.array([x, x]), np.sin]
 )
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_a_matrix_that_this_rank_has_not_is_an_error_with_the_mend(how):
     with pytest.raises(ParamError, match=r"host memory of rank 1.*session\.download"):
         how(matrix(None, Location.host(1)))
@@ -95,7 +91,6 @@ def test_a_matrix_that_this_rank_has_not_is_an_error_with_the_mend(how):
         (lambda m: 3 in m, r"\.array"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_what_a_matrix_cannot_do_is_a_type_error_with_the_mend(use, advice):
     with pytest.raises(TypeError, match=advice):
         use(matrix())
@@ -104,7 +99,6 @@ def test_what_a_matrix_cannot_do_is_a_type_error_with_the_mend(use, advice):
 @pytest.mark.parametrize(
     ("name", "advice"), [("T", "trans_a"), ("transpose", "trans_a"), ("sum", r"\.array"), ("copy", r"\.array")]
 )
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_what_arrays_have_and_matrices_have_not_is_named(name, advice):
     with pytest.raises(AttributeError, match=advice):
         getattr(matrix(), name)
@@ -112,7 +106,6 @@ def test_what_arrays_have_and_matrices_have_not_is_named(name, advice):
 
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
-@pytest.mark.xfail(strict=True, reason="a Matrix is any object to numpy and to operators")
 def test_a_matrix_is_neither_copied_nor_sent(how):
     with pytest.raises(TypeError, match=r"session\.download"):
         how(matrix())

@@ -57,6 +57,7 @@ class MatrixStore:
         self.mappings = PeerMappings(backend)
         self._held: dict[int, _Held] = {}
         self._dropped: set[int] = set()
+        self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
         self.on_release: list[Any] = []
 
@@ -221,7 +222,6 @@ class MatrixStore:
 
     def release(self, matrix: Matrix) -> None:
         """See `Session.release`."""
-        matrix.closed = True
         self._free([matrix.info.number])
 
     def close(self) -> None:
@@ -235,6 +235,10 @@ class MatrixStore:
             self._let_go(self._held.popitem()[1])
 
     def _free(self, numbers: list[int]) -> None:
+        for number in numbers:
+            matrix = self._given.pop(number, None)
+            if matrix is not None:
+                matrix.closed = True
         with agreement.collective(self._group, "unmapping matrices"):
             for number in numbers:
                 for call in self.on_release:
@@ -345,6 +349,7 @@ class MatrixStore:
     def _publish(self, held: _Held, array: Any) -> Matrix:
         matrix = Matrix(held.info, array=array, address=held.address)
         weakref.finalize(matrix, self._dropped.add, held.info.number)
+        self._given[held.info.number] = matrix
         return matrix
 
 

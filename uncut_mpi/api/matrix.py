@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,6 +57,10 @@ class Matrix:
     """
     A matrix that a session can multiply; made by `Session.empty_host`, `empty_device` and `register`.
 
+    numpy takes it for its array where this rank has it in host memory: ``numpy.asarray(matrix)`` is that array, and
+    ``numpy.allclose(matrix, x)`` compares it. Elements, parts and operators are the array's: ``matrix.array[2:, :3]``,
+    which `Session.register` makes a matrix again, without a copy.
+
     Attributes
     ----------
     array : numpy.ndarray, cupy.ndarray or None
@@ -97,6 +102,78 @@ class Matrix:
     def __repr__(self) -> str:
         rows, cols = self.shape
         return f"<Matrix {self.info.number}: {rows}×{cols} {self.dtype.name} {self.order}-order at {self.location}>"
+
+    # -- what numpy and operators make of it -------------------------------------------------
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """
+        Return this rank's array, for numpy.
+
+        Raises
+        ------
+        ParamError
+            If the matrix was released, or this rank does not have it in host memory; with the mend.
+        """
+        if self.closed:
+            raise ParamError(f"{self} was released, or its session was closed: numpy can have no array of it")
+        array = self.array
+        if not isinstance(array, np.ndarray):
+            if array is None:
+                where = "host memory" if self.location.space == "host" else "device memory"
+                found = f"lies in the {where} of rank {self.location.rank}, not of this one"
+            else:
+                found = "lies on a GPU: its cupy array is .array"
+            raise ParamError(f"{self} {found}; session.download(matrix), on all ranks, is one that numpy can read")
+        if dtype is None or array.dtype == dtype:
+            return array.copy() if copy else array
+        if copy is False:
+            raise ValueError(f"{self} is {array.dtype} and cannot become {np.dtype(dtype)} without a copy")
+        return array.astype(dtype)
+
+    def _no_elements(self, *key: object) -> Any:
+        raise TypeError(
+            f"{self} has no elements of its own: its array is .array, and session.register(matrix.array[rows, cols], "
+            "root=rank) makes a part of it a matrix"
+        )
+
+    __getitem__ = __setitem__ = __delitem__ = __iter__ = __contains__ = _no_elements
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self} belongs to its session and process, and cannot be copied or sent: use its .array, or "
+            "session.download(matrix), on all ranks, for one that all can read"
+        )
+
+    def __matmul__(self, other: object) -> Any:
+        return self._no_operator("@", other, "use session.gemm(a, b)")
+
+    def _no_operator(self, symbol: str, other: object, mend: str = "use numpy.asarray(matrix) or .array") -> Any:
+        """Leave an operator to an array on its other side, which knows what to do; else raise TypeError."""
+        if hasattr(other, "__array_ufunc__"):
+            return NotImplemented
+        raise TypeError(f"a Matrix has no operator {symbol}: {mend}")
+
+    if not TYPE_CHECKING:  # or no attribute would be unknown to type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            mend = (
+                "pass trans_a or trans_b to gemm, or use .array.T" if name in ("T", "transpose") else "use its .array"
+            )
+            raise AttributeError(f"a Matrix has no attribute {name!r}: {mend}")
+
+
+def _without(symbol: str) -> Callable[..., Any]:
+    def operate(self: Matrix, other: object = None) -> Any:
+        return self._no_operator(symbol, other)
+
+    return operate
+
+
+for _name, _symbol in (
+    *(("add", "+"), ("sub", "-"), ("mul", "*"), ("truediv", "/"), ("floordiv", "//"), ("mod", "%"), ("pow", "**")),
+    *(("radd", "+"), ("rsub", "-"), ("rmul", "*"), ("rtruediv", "/"), ("neg", "-"), ("abs", "abs")),
+):
+    setattr(Matrix, f"__{_name}__", _without(_symbol))
 
 
 def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:
