@@ -12,7 +12,7 @@ from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import opener
 
 SAME_ON_MANY_RANKS = {
-    *("test_api_matrices.py", "test_api_arrays.py", "test_same_memory.py"),
+    *("test_api_matrices.py", "test_api_arrays.py", "test_odd_arguments.py", "test_same_memory.py"),
     *("test_api_measure.py", "test_api_trace.py", "test_api_tuning.py"),
     *("test_bench.py", "test_calibrate.py", "test_gemm_errors.py"),
 }
