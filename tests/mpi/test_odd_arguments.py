@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -38,46 +36,34 @@ ODD_SHAPES = [
 ]  # fmt: skip
 ODD_TYPES = ["f128", "x", 8, 3.5, int, bool, "f8,f8", [], {}, Raises(), ["f8"], "O", object, ">f8", Raises]
 ODD_ORDERS = ["c", "f", "A", "K", "", None, b"C", 0, ["C"], {}, Raises(), np.array("C"), True]
-not_yet = functools.partial(pytest.mark.xfail, reason="arguments are not converted where they enter")
-
-
-def cases(values, failing):
-    """The values, of which those at these places fail; truth values only where they name a rank that there is."""
-    return [
-        pytest.param(value, marks=not_yet(strict=not isinstance(value, bool | np.bool_)) if place in failing else ())
-        for place, value in enumerate(values)
-    ]
-
-
 names = lambda value: f"{type(value).__name__}"  # noqa: E731
 
 
-@pytest.mark.parametrize("rank", cases(NO_RANKS, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]), ids=names)
+@pytest.mark.parametrize("rank", NO_RANKS, ids=names)
 def test_what_is_no_rank_is_refused(comm, session, rank):
     expect(comm, um.ParamError, ["root"], lambda: session.register(np.ones((2, 2)), root=rank))
     expect(comm, um.ParamError, ["rank"], lambda: session.empty_device((2, 2), rank=rank))
 
 
-@pytest.mark.parametrize("shape", cases(ODD_SHAPES, [2, 6, 7, 12, 14, 15, 18, 19, 21]), ids=names)
+@pytest.mark.parametrize("shape", ODD_SHAPES, ids=names)
 def test_what_is_no_shape_is_refused(comm, session, shape):
     expect(comm, um.ParamError, ["shape"], lambda: session.empty_host(shape))
     expect(comm, um.ParamError, ["shape"], lambda: session.empty_device(shape, rank=0))
 
 
-@pytest.mark.parametrize("dtype", cases(ODD_TYPES, [9]), ids=names)
+@pytest.mark.parametrize("dtype", ODD_TYPES, ids=names)
 def test_what_is_no_type_is_refused(comm, session, dtype):
     expect(comm, um.ParamError, ["dtype"], lambda: session.empty_host((2, 2), dtype))
     expect(comm, um.ParamError, ["dtype"], lambda: session.empty_device((2, 2), dtype, rank=0))
     expect(comm, um.ParamError, ["dtype"], lambda: session.register(np.ones((2, 2)), root=0, dtype=dtype))
 
 
-@pytest.mark.parametrize("order", cases(ODD_ORDERS, [10, 11]), ids=names)
+@pytest.mark.parametrize("order", ODD_ORDERS, ids=names)
 def test_what_is_no_order_is_refused(comm, session, order):
     expect(comm, um.ParamError, ["order"], lambda: session.empty_host((2, 2), order=order))
     expect(comm, um.ParamError, ["order"], lambda: session.empty_device((2, 2), rank=0, order=order))
 
 
-@not_yet(strict=True)
 @pytest.mark.mpi(min_size=2)
 def test_equal_values_of_different_kinds_are_equal_on_all_ranks(comm, session):
     mine = comm.rank % 2
@@ -99,7 +85,6 @@ def test_equal_values_of_different_kinds_are_equal_on_all_ranks(comm, session):
         session.release(matrix)
 
 
-@not_yet(strict=True)
 @pytest.mark.mpi(min_size=2)
 def test_an_odd_argument_on_one_rank_is_everybodys_error(comm, session):
     last = comm.rank == comm.size - 1
@@ -113,7 +98,6 @@ def test_an_odd_argument_on_one_rank_is_everybodys_error(comm, session):
         expect(comm, um.ParamError, [who], call)
 
 
-@not_yet(strict=True)
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_name_different_roots_are_told_what_a_matrix_is(comm, session):
     mine = np.ones((2, 2))

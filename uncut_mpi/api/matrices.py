@@ -9,7 +9,6 @@ rank has dropped.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import weakref
 from typing import Any
 
@@ -20,7 +19,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.matrix import Matrix, MatrixInfo, extent_bytes, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.device.interface import Allocation, Backend
-from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
@@ -63,9 +62,9 @@ class MatrixStore:
 
     # -- making ------------------------------------------------------------------------------
 
-    def empty_host(self, shape: tuple[int, int], dtype: object, order: str) -> Matrix:
+    def empty_host(self, shape: tuple[int, int], kind: DType, order: str) -> Matrix:
         """See `Session.empty_host`."""
-        stored, kind = self._parse_shape("empty_host", shape, dtype, order, None)
+        stored = StoredMatrix(*shape, order)
         self._collect()
         nbytes = stored.rows * stored.cols * kind.itemsize
         segment = exchange.shared_segment(self._group, nbytes, f"a {stored.rows}×{stored.cols} host matrix")
@@ -77,23 +76,26 @@ class MatrixStore:
         array = host_view(segment.array(kind.numpy, stored.rows * stored.cols), info)
         return self._publish(held, array)
 
-    def empty_device(self, shape: tuple[int, int], dtype: object, rank: int, order: str) -> Matrix:
+    def empty_device(self, shape: tuple[int, int], kind: DType, rank: int, order: str) -> Matrix:
         """See `Session.empty_device`."""
-        stored, kind = self._parse_shape("empty_device", shape, dtype, order, rank)
         array = None
         with agreement.collective(self._group, "allocating a device matrix"):
             if self._group.rank == rank:
-                array = self._backend.empty(stored.rows, stored.cols, kind, order)
+                array = self._backend.empty(*shape, kind, order)
                 self._counters.allocations += 1
         return self.register(array, rank, kind)
 
-    def register(self, array: Any, root: int, dtype: object = None) -> Matrix:
+    def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
         """See `Session.register`."""
-        with agreement.collective(self._group, "registering a matrix"):
-            if not 0 <= root < self._group.size:
-                raise ParamError(f"root = {root} is not a rank of this session (0 to {self._group.size - 1})")
-            kind = None if dtype is None else DType.parse(dtype)
-        self._collect()
+        roots = self._collect(root)
+        if any(other != root for other in roots):
+            raise agreed(
+                RankMismatchError(
+                    f"ranks named different roots: {agreement.by_rank([f'root {other}' for other in roots])}; "
+                    "one matrix lies on one rank, which all of them name. A matrix of which each rank has a part cannot be "
+                    "registered: make it with empty_host, and let each rank write its part of .array"
+                )
+            )
         number = self._take_number()
         held: _Held | None = None
         error: BaseException | None = None
@@ -266,27 +268,16 @@ class MatrixStore:
         if segment is not None:
             segment.close()
 
-    def _collect(self) -> None:
-        """Free what every rank has dropped."""
+    def _collect(self, word: int = 0) -> list[int]:
+        """Free what every rank has dropped; return the word that each of them gives along."""
         self._dropped.intersection_update(self._held)  # a released matrix is dropped too, later
-        mine = frozenset(self._dropped)
-        everywhere = frozenset.intersection(*self._group.allgather_objects(mine))
+        dropped, words = zip(*self._group.allgather_objects((frozenset(self._dropped), word)), strict=True)
+        everywhere = frozenset.intersection(*dropped)
         if everywhere:
             self._free(sorted(everywhere))
+        return list(words)
 
     # -- parts -------------------------------------------------------------------------------
-
-    def _parse_shape(
-        self, what: str, shape: tuple[int, int], dtype: object, order: str, rank: int | None
-    ) -> tuple[StoredMatrix, DType]:
-        with agreement.collective(self._group, what):
-            try:
-                rows, cols = (operator.index(extent) for extent in shape)
-            except (TypeError, ValueError):
-                raise ParamError(f"shape = {shape!r}: a matrix has two extents, both whole numbers") from None
-            if rank is not None and not 0 <= rank < self._group.size:
-                raise ParamError(f"rank = {rank} is not a rank of this session (0 to {self._group.size - 1})")
-            return StoredMatrix(rows, cols, order), DType.parse(dtype)
 
     def _describe(self, given: Any, number: int, root: int, kind: DType | None) -> tuple[_Held, Any]:
         """Return what this rank knows of a caller's array, and the array. Local."""

@@ -7,11 +7,12 @@ with the same arguments; where ranks differ in either, all of them raise the sam
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,14 +29,17 @@ from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
+from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import flag, real_number, shown, whole_number
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
 logger = logging.getLogger("uncut_mpi")
+_T = TypeVar("_T")
 
 
 class Session:
@@ -196,7 +200,7 @@ class Session:
 
     # -- matrices ----------------------------------------------------------------------------
 
-    def empty_host(self, shape: tuple[int, int], dtype: object = np.float64, *, order: str = "C") -> Matrix:
+    def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: str = "C") -> Matrix:
         """
         Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
 
@@ -204,7 +208,7 @@ class Session:
 
         Parameters
         ----------
-        shape : tuple of int
+        shape : sequence of two int
             Rows and columns.
         dtype : numpy dtype or str
             float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16; tf32, which is float32 in memory).
@@ -213,55 +217,92 @@ class Session:
 
         Raises
         ------
+        ParamError
+            If an argument is none of these, or differs between ranks.
         CapacityError
             If the node has too little memory for it; nothing is left behind.
         """
         with self._gate.exclusive():
-            self._gate.begin("empty_host", f"empty_host(shape={shape!r}, dtype={dtype}, order={order!r})")
-            return self._store.empty_host(shape, dtype, order)
+            wanted = self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order))
+            return self._store.empty_host(wanted.shape, wanted.dtype, wanted.order)
 
-    def empty_device(
-        self, shape: tuple[int, int], dtype: object = np.float64, *, rank: int, order: str = "C"
-    ) -> Matrix:
+    def empty_device(self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: str = "C") -> Matrix:
         """
         Return an uninitialised matrix in the device memory of one rank. Collective.
 
         `Matrix.array` is a cupy array there (a numpy array with the host backend), None elsewhere.
 
-        Raises
-        ------
-        CapacityError
-            If that device has too little memory.
-        """
-        with self._gate.exclusive():
-            asked = f"empty_device(shape={shape!r}, dtype={dtype}, order={order!r}, rank={rank})"
-            self._gate.begin("empty_device", asked)
-            return self._store.empty_device(shape, dtype, rank, order)
-
-    def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
-        """
-        Make an existing array of one rank usable by all. Collective.
-
         Parameters
         ----------
-        array : numpy.ndarray or cupy.ndarray on rank `root`; ignored elsewhere (pass None)
-            Two-dimensional, rows or columns contiguous (any leading dimension). A numpy array is
-            private host memory of `root`: only its link reaches it (see `empty_host`).
-        root : int
-            The rank that has it.
-        dtype : str or DType, optional
-            What its products are computed in, the same on all ranks: ``"tf32"`` for a float32 array, to use TF32; else
-            that of the array.
+        shape, dtype, order
+            As of `empty_host`.
+        rank : int
+            Whose device.
 
         Raises
         ------
         ParamError
-            If it is not such an array, or of another type; on all ranks.
+            If an argument is none of these, or differs between ranks.
+        CapacityError
+            If that device has too little memory.
         """
+
+        def convert() -> NewMatrix:
+            return dataclasses.replace(new_matrix(shape, dtype, order), rank=rank_of("rank", rank, self.size))
+
         with self._gate.exclusive():
-            asked = f"register(root={root})" if dtype is None else f"register(root={root}, dtype={dtype})"
-            self._gate.begin("register", asked)
-            return self._store.register(array, root, dtype)
+            wanted = self._begin_converted("empty_device", convert)
+            assert wanted.rank is not None  # as converted
+            return self._store.empty_device(wanted.shape, wanted.dtype, wanted.rank, wanted.order)
+
+    def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
+        """
+        Make an existing array of one rank usable by all, without a copy. Collective.
+
+        Parameters
+        ----------
+        array : array on rank `root`; ignored elsewhere (pass None)
+            Two-dimensional, rows or columns contiguous (any leading dimension): of numpy or cupy, or anything that
+            shows its memory by ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, as tensors of
+            torch and jax do. It lies in host memory or on the device of `root`. What its library has enqueued on its
+            current stream so far is awaited.
+        root : int
+            The rank that has it; the same on all ranks.
+        dtype : str or DType, optional
+            What its products are computed in, the same on all ranks: ``"tf32"`` for a float32 array, to use TF32; else
+            that of the array.
+
+        Returns
+        -------
+        Matrix
+            On `root` its `Matrix.array` is the array, or one of numpy or cupy over the same memory; what was
+            registered is kept alive.
+
+        Raises
+        ------
+        ParamError
+            On all ranks: if it is not such an array, or means more than what lies in its memory (masked elements,
+            units, a gradient); if ranks name different roots.
+
+        Notes
+        -----
+        A view of a matrix of this session in shared host memory (`empty_host`) stays shared: all ranks read and write
+        it, and `Matrix.array` is a view on each. All other host memory is private to `root`: only its link reaches
+        it. Read-only arrays, and those of libraries whose arrays never change (jax), can be A or B, not C.
+
+        What is the same memory is judged by the memory, not by its address: two maps of one file, a window of MPI,
+        shared memory of other sessions and processes, managed memory seen from host and device are known. It cannot
+        be known of device memory that the program itself has mapped from another process (CUDA IPC, virtual memory
+        management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either.
+        """
+
+        def convert() -> tuple[int, DType | None]:
+            return rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
+
+        with self._gate.exclusive():
+            # Roots are compared by the store, whose error says what a matrix is.
+            place, kind = self._begin_converted("register", convert, lambda asked: f"dtype={asked[1]!r}")
+            return self._store.register(array, place, kind)
 
     def barrier(self) -> None:
         """
@@ -396,8 +437,8 @@ class Session:
         Raises
         ------
         ParamError
-            If arguments do not fit or differ between ranks, C overlaps A or B, or beta is not 0
-            and there is no C. Nothing was computed.
+            If arguments do not fit or differ between ranks, C overlaps A or B in memory (as far as that can be
+            known, see `register`), or beta is not 0 and there is no C. Nothing was computed.
         CapacityError
             If a device has too little memory for the SoftBuf.
         UncutError
@@ -505,6 +546,16 @@ class Session:
     def __repr__(self) -> str:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
+
+    def _begin_converted(self, call: str, convert: Callable[[], _T], text: Callable[[_T], object] = str) -> _T:
+        """Open a call with what its arguments are converted to, which ranks compare; return that."""
+        try:
+            asked = convert()
+        except Exception as error:  # carried to every rank by the opening record
+            self._gate.open(call, f"{call}()", error=error)
+            raise  # never reached: the gate raises it on all ranks
+        self._gate.open(call, f"{call}({text(asked)})")
+        return asked
 
     def _begin_with(self, call: str, *matrices: Matrix) -> None:
         def check() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -98,10 +99,10 @@ def flag(name: str, value: object) -> bool:
     raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass True or False")
 
 
-def shown(value: object) -> str:
+def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     """Return the repr of a caller's value on one line, cut where it is long; of a value without one, its type."""
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join(text_of(value).split())
     except Exception:  # also of an int with too many digits to print
         return f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

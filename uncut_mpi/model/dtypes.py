@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import shown
 
 
 class DType(enum.IntEnum):
@@ -78,13 +79,13 @@ class DType(enum.IntEnum):
             return cls[value]
         try:
             dtype = np.dtype(value)  # type: ignore[call-overload]
-        except TypeError:
+        except Exception:  # numpy's, or whatever the value's type raises
             dtype = np.dtype(object)  # not None: numpy takes that for float64
         for code, known in _NUMPY.items():  # float32 is f32, which comes first
             if dtype == known:
                 return code
         raise ParamError(
-            f"dtype {value!s} is not supported: use one of f64, f32, f16, bf16, tf32 "
+            f"dtype {shown(value, str)} is not supported: use one of f64, f32, f16, bf16, tf32 "
             "(numpy float64, float32, float16, ml_dtypes.bfloat16; tf32 is float32 in memory)"
         )
 
