@@ -201,7 +201,7 @@ class Gate:
             If a rank has left the session by an error of its own; names it. The session is broken then.
         """
         if digest is None:
-            digest = agreement.digest_of(str(text).encode()).tobytes()
+            digest = agreement.digest_of(str(text).encode("utf-8", "surrogatepass")).tobytes()
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:

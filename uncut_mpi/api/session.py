@@ -31,7 +31,7 @@ from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
 from uncut_mpi.errors import ParamError, is_agreed
-from uncut_mpi.model.arguments import flag, real_number, shown, whole_number
+from uncut_mpi.model.arguments import flag, real_number, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
@@ -333,7 +333,7 @@ class Session:
             On all ranks, listing rank: value.
         """
         with self._gate.exclusive():
-            self._gate.begin("agree", f"{what} {value!r}")
+            self._begin_converted("agree", lambda: _value_text(what, value))
 
     def together(self, what: str) -> AbstractContextManager[None]:
         """
@@ -605,6 +605,15 @@ class Session:
     def _discard(self, entry: PlanEntry) -> None:
         if not (self._gate.closed or self.broken or self._gate.foreign):
             entry.close()
+
+
+def _value_text(what: object, value: object) -> str:
+    if not isinstance(what, str):
+        raise ParamError(f"what = {shown(what)} is {type_text(what)}: pass what the value is, as a text")
+    try:
+        return f"{what} {value!r}"
+    except Exception as error:  # whatever a caller's type raises
+        raise ParamError(f"{what}, {type_text(value)}, cannot be compared: its repr raised {error!r}") from error
 
 
 def _seconds(name: str, value: object) -> float:

@@ -65,11 +65,11 @@ def real_number(name: str, value: object, *, finite: bool = False) -> float:
     if type(value) is float:
         number = value
     else:
-        kind = getattr(getattr(value, "dtype", None), "kind", "")
+        kind = _attribute(_attribute(value, "dtype"), "kind")
         has_float = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
         if isinstance(value, str | bytes | complex) or not has_float or kind in ("c", "m", "M", "S", "U"):
             raise _no_real(name, value)
-        if getattr(value, "ndim", 0):
+        if _attribute(value, "ndim"):
             raise _no_real(name, value, "pass one real number, not an array of them")
         try:
             number = float(value)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def flag(name: str, value: object) -> bool:
     ParamError
         If it is neither a bool nor numpy's: a text such as ``"no"`` would count as true.
     """
-    if _is_truth(value) and not getattr(value, "ndim", 0):
+    if _is_truth(value) and not _attribute(value, "ndim"):
         return bool(value)
     raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass True or False")
 
@@ -116,7 +116,15 @@ def type_text(value: object) -> str:
 
 
 def _is_truth(value: object) -> bool:
-    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+    return isinstance(value, bool | np.bool_) or str(_attribute(value, "dtype")) in ("bool", "torch.bool")
+
+
+def _attribute(value: object, name: str) -> object:
+    """Return an attribute of a caller's value, whatever that raises; None if it has none."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def _no_real(name: str, value: object, mend: str = "pass a real number") -> ParamError:
