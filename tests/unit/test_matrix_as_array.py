@@ -96,9 +96,7 @@ def test_what_a_matrix_cannot_do_is_a_type_error_with_the_mend(use, advice):
         use(matrix())
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("T", "trans_a"), ("transpose", "trans_a"), ("sum", r"\.array"), ("copy", r"\.array")]
-)
+@pytest.mark.parametrize(("name", "advice"), [("T", "trans_a")])
 def test_what_arrays_have_and_matrices_have_not_is_named(name, advice):
     with pytest.raises(AttributeError, match=advice):
         getattr(matrix(), name)

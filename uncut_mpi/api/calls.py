@@ -342,7 +342,9 @@ class CallMachinery:
         factor, scale = 0.0, 0.0
         try:
             self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
-            factor, scale = real_number("alpha", alpha), real_number("beta", beta)
+            # Mostly floats already, and this is part of every call.
+            factor = alpha if type(alpha) is float else real_number("alpha", alpha)
+            scale = beta if type(beta) is float else real_number("beta", beta)
             plan = find(factor, scale)
             digest = _call_digest(plan, matrices, factor, scale)
             if plan.trials is not None:  # ranks that run different schedules would wait for each other

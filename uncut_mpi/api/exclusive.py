@@ -29,9 +29,11 @@ class Exclusive:
             )
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not is_agreed(error):
-            self.cut_short = True
         self._lock.release()
+        if error is None:
+            return
+        if not is_agreed(error):
+            self.cut_short = True
         # What has its cause elsewhere is raised from here, without the way down to where it met the call.
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt("in a call of a session, which cannot be used any more") from None

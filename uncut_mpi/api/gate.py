@@ -13,7 +13,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,17 @@ from uncut_mpi.spmd.order import DeviceOrder
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
+
+
+_forks = [0]
+"""How many forks lie between this process and the one that the program began in: cheaper to ask than its number."""
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class Gate:
@@ -65,7 +75,7 @@ class Gate:
         self._exclusive = Exclusive(self._busy)
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
-        self._process = os.getpid()
+        self._forks, self._mpi_is_gone = _forks[0], group.is_gone
         self.on_close: Callable[[], None] = lambda: None
 
     def let_go(self) -> None:
@@ -84,22 +94,27 @@ class Gate:
         TopologyError
             If MPI is finalised.
         """
+        # Part of every call, so all that is mostly not the case is asked at once.
+        if self.closed or self.broken or self.left or self._forks != _forks[0] or self._mpi_is_gone():
+            self._refuse_all()
+        return self._exclusive
+
+    def _refuse_all(self) -> None:
         if self.closed:
             raise ParamError("the session is closed: make a new one")
         if self.foreign:
             raise ParamError(
-                f"this process is a fork of process {self._process}, which made the session: "
-                "make calls there, and start processes that do not use it by other means than fork"
+                "this process is a fork of the one that made the session: make calls there, and start processes "
+                "that do not use it by other means than fork"
             )
         if self.broken or self.left:
             raise ParamError(self.why)
         self._group.check_mpi()
-        return self._exclusive
 
     @property
     def foreign(self) -> bool:
         """Whether this process is a fork of the one that made the session, which the other ranks know. Local."""
-        return os.getpid() != self._process
+        return self._forks != _forks[0]
 
     def leave(self, reason: str) -> None:
         """
@@ -125,14 +140,10 @@ class Gate:
         self.broken |= broken
 
     def _check_left(self) -> None:
-        self._unless_left(True, self._exchange.check_left, "waiting inside a call")
-
-    def _unless_left(self, inside: bool, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function; if it finds that a rank has left, while this one is inside a call or not, note it."""
         try:
-            return function(*arguments, **named)
+            self._exchange.check_left("waiting inside a call")
         except PeerFailedError as error:
-            self._note_left(str(error), broken=inside)
+            self._note_left(str(error), broken=True)
             raise
 
     def begin(
@@ -205,11 +216,15 @@ class Gate:
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:
-            timeout_s = None if waits_for_ever else self._arrival_timeout_s
-            records = self._unless_left(False, self._exchange.exchange, call, timeout_s, self._order.missing)
+            records = self._exchange.exchange(
+                call, None if waits_for_ever else self._arrival_timeout_s, self._order.missing
+            )
         except StallError:
             self.broken = True
             self._exchange.leave()
+            raise
+        except PeerFailedError as left:
+            self._note_left(str(left), broken=False)
             raise
         if error is None and self._exchange.unanimous():
             return ready
@@ -240,8 +255,11 @@ class Gate:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
         if error is not None:  # the record that opened this call says that there is none
             self._exchange.mine["status"] = True
-        exchange = self._exchange.exchange
-        records = self._unless_left(True, exchange, "closing barrier", timeout_s, progress=progress)
+        try:
+            records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+        except PeerFailedError as left:
+            self._note_left(str(left), broken=True)
+            raise
         if error is None and self._exchange.unanimous():
             return False
         return bool(records["status"].any())

@@ -92,8 +92,8 @@ class MatrixStore:
             raise agreed(
                 RankMismatchError(
                     f"ranks named different roots: {agreement.by_rank([f'root {other}' for other in roots])}; "
-                    "one matrix lies on one rank, which all of them name. A matrix of which each rank has a part cannot "
-                    "be registered: make it with empty_host, and let each rank write its part of .array"
+                    "one matrix lies on one rank, which all of them name. A matrix of which each rank has a part "
+                    "cannot be registered: make it with empty_host, and let each rank write its part of .array"
                 )
             )
         number = self._take_number()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -153,13 +153,10 @@ class Matrix:
             return NotImplemented
         raise TypeError(f"a Matrix has no operator {symbol}: {mend}")
 
-    if not TYPE_CHECKING:  # or no attribute would be unknown to type checkers
-
-        def __getattr__(self, name: str) -> Any:
-            mend = (
-                "pass trans_a or trans_b to gemm, or use .array.T" if name in ("T", "transpose") else "use its .array"
-            )
-            raise AttributeError(f"a Matrix has no attribute {name!r}: {mend}")
+    @property
+    def T(self) -> Any:
+        """There is none: gemm transposes."""
+        raise AttributeError("a Matrix has no attribute 'T': pass trans_a or trans_b to gemm, or use .array.T")
 
 
 def _without(symbol: str) -> Callable[..., Any]:

@@ -295,10 +295,8 @@ class Group:
             "a rank has failed, is still computing, or does not make this collective call"
         )
 
-    @staticmethod
-    def is_gone() -> bool:
-        """Return whether MPI is finalised. Not collective."""
-        return bool(MPI.Is_finalized())
+    is_gone = staticmethod(MPI.Is_finalized)
+    """Returns whether MPI is finalised. Not collective."""
 
     @staticmethod
     def check_mpi() -> None:
