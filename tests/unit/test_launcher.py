@@ -60,7 +60,7 @@ def test_a_session_says_the_same_where_the_program_has_not_initialised_mpi():
     code = (
         "import uncut_mpi\n"
         "for _ in range(2):\n"
-        "    try: uncut_mpi.Session\n"
+        "    try: uncut_mpi.Session(None)\n"
         "    except uncut_mpi.TopologyError as error: print(error)\n"
     )
     done = process("-c", code, **STARTED)

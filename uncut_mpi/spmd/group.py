@@ -114,6 +114,8 @@ class Group:
         Whether this node has fewer cores than ranks, so that spinning delays others.
     bytes_broadcast : int
         Payload bytes that have gone through `bcast_envelope` so far.
+    is_gone : callable
+        Returns whether MPI is finalised.
     check_left : callable or None
         Raises if a rank has left for good; waits ask it.
 
@@ -142,6 +144,7 @@ class Group:
         self._freed = False
         self.bytes_broadcast = 0
         self.check_left: Callable[[], None] | None = None
+        self.is_gone: Callable[[], bool] = MPI.Is_finalized
         # Nonblocking, so that waiting for a rank that opens no session is told like any other wait.
         self.rank, self.size = comm.rank, comm.size
         self._comm, request = comm.Idup()
@@ -294,9 +297,6 @@ class Group:
             f"{what}: rank {self.rank} of {self.size} waited {waited_s:.3g} s for {who}{to}; "
             "a rank has failed, is still computing, or does not make this collective call"
         )
-
-    is_gone = staticmethod(MPI.Is_finalized)
-    """Returns whether MPI is finalised. Not collective."""
 
     @staticmethod
     def check_mpi() -> None:

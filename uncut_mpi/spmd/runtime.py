@@ -59,9 +59,30 @@ def _load() -> Any:
     return mpi
 
 
+class _Late:
+    """
+    `mpi4py.MPI`, loaded when something of it is first used: whoever only looks at a class starts no MPI.
+
+    Attributes
+    ----------
+    process : int
+        The process that loaded it, of which others may be forks.
+    """
+
+    process = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(_load(), name)
+        setattr(self, name, value)
+        self.process = self.process or os.getpid()
+        return value
+
+
+_late = _Late()
+
+
 if not TYPE_CHECKING:
-    MPI = _load()
-_process = os.getpid()
+    MPI = _late
 
 
 def world() -> MPI.Intracomm:
@@ -80,9 +101,9 @@ def require_mpi() -> None:
     """
     if not MPI.Is_initialized():
         raise TopologyError("MPI is not initialised: call MPI.Init_thread() first, or leave mpi4py.rc.initialize on")
-    if os.getpid() != _process:
+    if os.getpid() != _late.process:
         raise TopologyError(
-            f"this process is a fork of process {_process}, which runs MPI: use sessions there alone, and start "
+            f"this process is a fork of process {_late.process}, which runs MPI: use sessions there alone, and start "
             "processes that do not by other means than fork (multiprocessing: the start method spawn)"
         )
     if MPI.Is_finalized():
