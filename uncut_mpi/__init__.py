@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.errors import (
@@ -37,7 +39,15 @@ if TYPE_CHECKING:
     from uncut_mpi.api.session import Session
     from uncut_mpi.api.trace import Trace
 
-__version__ = importlib.metadata.version("uncut_mpi")
+_HERE = pathlib.Path(__file__).resolve().parent
+
+try:
+    __version__ = importlib.metadata.version("uncut_mpi")
+except importlib.metadata.PackageNotFoundError:
+    raise ImportError(
+        f"uncut_mpi is not installed in this Python ({sys.executable}): run launch/setup in {_HERE.parent}, or "
+        "'pip install -e .' there"
+    ) from None
 
 # Loaded at first use, since a session needs MPI and the packages above it do not.
 _LAZY = {
@@ -78,7 +88,28 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "_native":  # whoever imports it comes here first
+        return _load_native()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _load_native() -> Any:
+    try:
+        return importlib.import_module("uncut_mpi._native")
+    except ModuleNotFoundError as error:
+        if error.name != "uncut_mpi._native":
+            raise
+    others = ", ".join(sorted(path.name for path in _HERE.glob("_native*.so")))
+    raise ImportError(
+        f"{_HERE} has no compiled part for Python {sys.version_info.major}.{sys.version_info.minor}"
+        + (f", only {others}" if others else "")
+        + ". It is a checkout's folder, which Python finds before the installed package: start Python in another "
+        f"folder, or run 'pip install -e .' in {_HERE.parent} (launch/setup does)"
+    )
