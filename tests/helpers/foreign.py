@@ -127,7 +127,7 @@ class Tensor:
     def __init__(
         self, array, kind=None, *, versioned=True, flags=0, strides=True, byte_offset=0, device=(CPU, 0), **words
     ):
-        self.array, self.versioned, self.device = array, versioned, device
+        self.array, self.versioned, self.device, self.flags = array, versioned, device, flags
         self.asked: list[dict[str, Any]] = []
         code, bits = kind or ({"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}[array.dtype.kind], 8 * array.itemsize)
         extents = ctypes.c_int64 * array.ndim

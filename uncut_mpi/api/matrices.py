@@ -21,6 +21,7 @@ from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.device.interface import Allocation, Backend
 from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
+from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 from uncut_mpi.model.problem import StoredMatrix
@@ -129,7 +130,7 @@ class MatrixStore:
         """Return `matrix` if it is a live matrix of this session, else raise ParamError. Local."""
         if not isinstance(matrix, Matrix):
             raise ParamError(
-                f"{name} is a {type(matrix).__name__}: pass a Matrix "
+                f"{name} is {type_text(matrix)}: pass a Matrix "
                 "(session.register(array, root=...) or session.empty_host(shape))"
             )
         held = self._held.get(matrix.info.number)

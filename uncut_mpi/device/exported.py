@@ -75,9 +75,10 @@ class Exported:
     def as_numpy(self) -> np.ndarray[Any, Any]:
         """Return the array, which lies in host memory; it keeps the memory alive through any chain of views."""
         if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
-        array: np.ndarray[Any, Any] = np.asarray(_Interface(self))
-        return array.view(self.dtype)
+            array: np.ndarray[Any, Any] = np.empty(self.shape, self.dtype)
+            array.flags.writeable = self.writeable
+            return array
+        return np.asarray(_Interface(self)).view(self.dtype)
 
 
 class _Interface:
