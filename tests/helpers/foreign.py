@@ -150,6 +150,29 @@ class Tensor:
         return _new(ctypes.addressof(self._managed), b"dltensor_versioned" if self.versioned else b"dltensor", None)
 
 
+def of_torch(name: str) -> type:
+    """A class of that name below a class that stands for torch's tensor."""
+    base = type("Tensor", (Tensor,), {"__module__": "torch"})
+    return type(name, (base,), {"__module__": "torch.masked"})
+
+
+class Consumed(Tensor):
+    """Gives a capsule that somebody has taken already."""
+
+    def __dlpack__(self, **words):
+        return _new(ctypes.addressof(self._managed), b"used_dltensor", None)
+
+
+def stretched(array: np.ndarray, **fields: int) -> Tensor:
+    """A tensor whose description is wrong: `rows` of it, or the address of its `data`."""
+    given = Tensor(array)
+    if "rows" in fields:
+        given._keep[0][0] = fields["rows"]
+    if "data" in fields:
+        given._managed.tensor.data = fields["data"]
+    return given
+
+
 # -- odd arrays of numpy -------------------------------------------------------------------------
 
 

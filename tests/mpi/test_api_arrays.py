@@ -32,6 +32,10 @@ def masked(mask):
     return np.ma.masked_array(np.arange(12.0).reshape(3, 4), mask=mask)
 
 
+class Mapped(np.memmap):
+    """A caller's kind of mapped file."""
+
+
 REFUSED = {
     "masked": (lambda: FULL, ["3 masked elements", "filled"]),
     "hard mask": (lambda: np.ma.masked_array(data(), mask=data() == 0, hard_mask=True), ["1 masked element", "filled"]),
@@ -81,6 +85,20 @@ REFUSED = {
     "tensor that cannot": (lambda: foreign.Broken(BufferError("sharded over 2 devices")), ["sharded over 2 devices"]),
     "tensor with a fault": (lambda: foreign.Broken(KeyError("no")), ["Broken", "KeyError"]),
     "tensor of old words": (lambda: foreign.Broken(TypeError("no such word")), ["no such word"]),
+    "type": (lambda: np.ndarray, ["a type cannot show its memory"]),
+    "function": (lambda: np.zeros, ["was registered", "numpy.asarray(x)"]),
+    "memoryview": (lambda: memoryview(data()), ["memoryview", "numpy.asarray(x)"]),
+    "masked constant": (lambda: np.ma.masked, ["1 masked element"]),
+    "kind of file": (lambda: np.memmap.__new__(Mapped, "/dev/zero", "f8", "c", 0, (3, 3)), ["Mapped", "numpy.asarray"]),
+    "masked tensor": (lambda: foreign.of_torch("MaskedTensor")(data()), ["MaskedTensor", "plain tensor"]),
+    "consumed tensor": (lambda: foreign.Consumed(data()), ["Consumed", "capsule"]),
+    "tensor of negative extent": (lambda: foreign.stretched(data(), rows=-3), ["Tensor"]),
+    "tensor of nowhere": (lambda: foreign.stretched(data(), data=0), ["Tensor", "mapped"]),
+    "tensor beyond its memory": (lambda: foreign.stretched(data(), rows=1 << 40), ["mapped"]),
+    "array beyond its memory": (
+        lambda: np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 20, 1 << 20), (8 << 20, 8)),
+        ["cannot be read", "mapped"],
+    ),
 }  # fmt: skip
 
 TAKEN = {
@@ -100,6 +118,7 @@ TAKEN = {
     "tensor without strides": lambda: Tensor(data(), versioned=False, strides=False),
     "tensor behind something": lambda: Tensor(data()[1:], byte_offset=32),
     "half tensor": lambda: Tensor(data("f2")),
+    "parameter": lambda: foreign.of_torch("Parameter")(data()),
     "bfloat16 tensor": lambda: Tensor(data(ml_dtypes.bfloat16), foreign.BFLOAT16),
     "pinned tensor": lambda: Tensor(data(), device=(3, 0)),
     "empty tensor": lambda: Tensor(np.zeros((0, 4))),
@@ -112,7 +131,15 @@ def behind(given):
     return np.asarray(getattr(given, "array", given))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="what is read of it is not checked"))
+        if name in ("masked tensor", "tensor of negative extent", "tensor of nowhere")
+        else name
+        for name in REFUSED
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*chararray")
 def test_what_is_no_matrix_is_refused_on_all_ranks_with_what_to_do(comm, session, name):
     make, parts = REFUSED[name]
