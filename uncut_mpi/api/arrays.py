@@ -57,7 +57,8 @@ def take(given: Any, backend: Backend) -> Taken:
         if exported.place_of(given)[0] != exported.HOST:
             array, writeable = backend.wrap(given)
             return Taken(array, True, writeable)
-        array = exported.from_dlpack(given).as_numpy()
+        with exported.translated(given):
+            array = exported.from_dlpack(given).as_numpy()
     elif _has(given, "__cuda_array_interface__"):
         array, writeable = backend.wrap(given)
         return Taken(array, True, writeable)

@@ -206,8 +206,9 @@ def from_dlpack(given: Any, stream: int | None = None) -> Exported:
 def _refuse_pending(given: Any) -> None:
     """Refuse tensors that are more than their memory, as far as they can be asked."""
     name = type_text(given)
-    roots = {base.__name__: base.__module__.partition(".")[0] for base in type(given).__mro__}
-    if roots.get("Tensor") == "torch" and type(given).__name__ not in _PLAIN_TENSORS:
+    if any(_is_of_torch(base) and base.__name__ == "Tensor" for base in type(given).__mro__) and not (
+        _is_of_torch(type(given)) and type(given).__name__ in _PLAIN_TENSORS
+    ):
         raise ParamError(
             f"{name} was registered, a kind of torch.Tensor that may mean more than what lies in its memory: "
             "pass a plain tensor"
@@ -220,6 +221,10 @@ def _refuse_pending(given: Any) -> None:
         ask = getattr(given, what, None)
         if callable(ask) and ask() is True:
             raise ParamError(f"{name} whose sign is not in its memory yet was registered: pass x.{mend}()")
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
 
 
 def _capsule_of(given: Any, stream: dict[str, Any]) -> Any:
