@@ -77,6 +77,14 @@ def one_file_mapped_twice(comm):
         return [mapped(file.name) for _ in range(2)]
 
 
+def read_only_and_writeable(comm):
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(NBYTES)
+        a, c = mapped(file.name, "r"), mapped(file.name)
+        c[0, 0] = 3.0
+        return a, c
+
+
 def one_file_by_two_names(comm):
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "data")
@@ -101,6 +109,7 @@ WAYS = [
     twice_attached_shared_memory,
     twice_attached_system_v,
     one_file_mapped_twice,
+    read_only_and_writeable,
     one_file_by_two_names,
     remapped_pages,
 ]
@@ -125,8 +134,8 @@ def overlaps(comm, session, a, c, a_root=0, c_root=0):
 def test_the_same_bytes_at_two_addresses_are_the_same_memory(comm, session, way):
     a, c = way(comm)
     same = a.ctypes.data != c.ctypes.data
-    a[3, 5] = 17.0
-    same &= c[3, 5] == 17.0
+    c[3, 5] = 17.0
+    same &= a[3, 5] == 17.0
     refused = overlaps(comm, session, a, c)
     collective_assert(comm, same and refused, f"same bytes: {same}, refused: {refused}")
 
@@ -195,6 +204,18 @@ def test_rectangles_of_one_file_seen_through_two_mappings_are_told_apart_exactly
         beside, upon = second[: half[0], half[1] :], second[half[0] - 1 : -1, half[1] - 1 : -1]
         found = [overlaps(comm, session, left, other) for other in (beside, upon)]
         collective_assert(comm, found == [False, True], f"{found}")
+
+
+def test_a_plan_is_not_executed_on_the_same_memory_either(comm, session):
+    with one_file(comm) as path:
+        root = comm.size - 1
+        arrays = [mapped(path), mapped(path, offset=NBYTES), mapped(path)]
+        a, c, again = (session.register(array if comm.rank == root else None, root=root) for array in arrays)
+        with session.plan(a, a, c) as plan:
+            plan.execute(beta=0.0)
+            expect(comm, um.ParamError, ["C overlaps A"], lambda: plan.execute(beta=0.0, c=again))
+        for matrix in (a, c, again):
+            session.release(matrix)
 
 
 def test_bytes_at_equal_addresses_of_two_ranks_are_not_the_same_memory(comm, session):

@@ -91,7 +91,9 @@ def test_streams_of_every_library_have_a_handle(stream):
 
 
 @pytest.mark.parametrize(
-    "stream", ["9", 9.0, True, object(), types.SimpleNamespace(__cuda_stream__=lambda: None)], ids=repr
+    "stream",
+    ["9", 9.0, True, object(), types.SimpleNamespace(__cuda_stream__=lambda: None)],
+    ids=lambda stream: type(stream).__name__,
 )
 def test_what_is_no_stream_is_refused(stream):
     with pytest.raises(ParamError, match=r"^stream = "):
