@@ -1,0 +1,448 @@
+"""The result check knows what a type can hold: what is beyond it must be infinite, what is not must be finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tests.helpers.checks import Case, generate, make, multiply
+from uncut_mpi.command.tolerance import Tolerance
+from uncut_mpi.model.dtypes import DType
+
+ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+BOTH_CHECKS = pytest.mark.parametrize("method", ["full", "freivalds"])
+SIGNS = pytest.mark.parametrize("sign", [1, -1], ids=["plus", "minus"])
+NAN, INF = math.nan, math.inf
+
+# The largest finite number, and the least that rounds to infinity: half a unit in the last place more.
+LARGEST = {
+    DType.f64: np.finfo(np.float64).max,
+    DType.f32: float(np.finfo(np.float32).max),
+    DType.tf32: float(np.finfo(np.float32).max),
+    DType.f16: 65504.0,
+    DType.bf16: (2 - 2.0**-7) * 2.0**127,
+}
+
+
+def with_a_large_element(dtype: DType, size: float, sign: int) -> Case:
+    """A random product whose element (5, 7) is about `size` times the largest number, and no other is so large."""
+    case = make(40, 30, 8, dtype)
+    large = math.sqrt(LARGEST[dtype]) * math.sqrt(size / abs(case.alpha))
+    case.a[5], case.b[:, 7] = 0, 0
+    case.a[5, 0], case.b[0, 7] = sign * large, large
+    with np.errstate(all="ignore"):
+        case.c_out = multiply(case)
+    return case
+
+
+def exact(dtype: DType, terms: list[tuple[float, float]], **changes: object) -> Case:
+    """A product of one element, whose terms are given as pairs of an element of A and one of B; C is 0."""
+    a = np.array([[a for a, _ in terms]], dtype.numpy)
+    b = np.array([[b] for _, b in terms], dtype.numpy)
+    c = np.zeros((1, 1), dtype.numpy)
+    return dataclasses.replace(Case(a, b, c, c, dtype, alpha=1.0, beta=0.0), **changes)
+
+
+def passes(case: Case, value: float, method: str = "full") -> bool:
+    with np.errstate(all="ignore"):
+        return case.check(method, c_out=np.full(case.c_out.shape, value, case.dtype.numpy)).passed
+
+
+# -- beyond the largest number -------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="a true value beyond the type is bounded as if it could be held")
+@BOTH_CHECKS
+@ALL_DTYPES
+@SIGNS
+def test_a_value_beyond_the_type_must_be_the_infinity_of_its_sign(method, dtype, sign):
+    case = with_a_large_element(dtype, 1.5, sign)
+    assert case.c_out[5, 7] == sign * INF
+    result = case.check(method)
+    assert result.passed, result
+    assert "1 beyond the largest" in result.detail
+    assert result.elements_covered == 1200
+    assert 0 <= result.error <= result.tolerance < 1
+    for wrong in (sign * LARGEST[dtype], -sign * INF, NAN, 17.0, -sign * LARGEST[dtype]):
+        other = case.c_out.copy()
+        other[5, 7] = wrong
+        result = case.check(method, c_out=other)
+        assert not result.passed, wrong
+        assert "row 5, column 7" in result.detail
+
+
+@pytest.mark.xfail(strict=True, reason="a row with an infinity has no finite sums, so that nothing else of it is seen")
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_the_other_elements_of_a_row_with_an_infinity_are_checked(method, dtype):
+    case = with_a_large_element(dtype, 1.5, 1)
+    assert case.check(method).passed
+    for place, value in (((5, 8), 4.0), ((5, 8), INF), ((6, 7), NAN), ((5, 29), -INF)):
+        other = case.c_out.copy()
+        other[place] = value
+        result = case.check(method, c_out=other)
+        assert not result.passed, (place, value)
+        assert f"worst at row {place[0]}, " in result.detail
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+@SIGNS
+def test_a_value_that_can_be_held_must_be_finite(method, dtype, sign):
+    case = with_a_large_element(dtype, 0.9, sign)
+    assert np.isfinite(case.c_out).all()
+    assert case.check(method).passed
+    for wrong in (INF, -INF, NAN):
+        other = case.c_out.copy()
+        other[5, 7] = wrong
+        assert not case.check(method, c_out=other).passed, wrong
+
+
+DECIDED_BY_ROUNDING = pytest.mark.xfail(strict=True, reason="infinities beyond the limit are called wrong")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "terms", "right"),
+    [
+        (DType.f16, [(65504, 1), (15, 1)], [65504]),
+        # Half a unit above the largest: the tie, which the rounding of the sums decides.
+        pytest.param(DType.f16, [(65504, 1), (16, 1)], [65504, INF], marks=DECIDED_BY_ROUNDING),
+        pytest.param(DType.f16, [(65504, 1), (17, 1)], [INF], marks=DECIDED_BY_ROUNDING),
+        (DType.bf16, [((2 - 2.0**-7) * 2.0**127, 1), (2.0**118, 1)], [LARGEST[DType.bf16]]),
+        pytest.param(
+            DType.bf16, [((2 - 2.0**-7) * 2.0**127, 1), (2.0**119, 1)], [LARGEST[DType.bf16], INF],
+            marks=DECIDED_BY_ROUNDING,
+        ),
+        pytest.param(
+            DType.bf16, [((2 - 2.0**-7) * 2.0**127, 1), (2.0**119, 1), (2.0**117, 1)], [INF],
+            marks=DECIDED_BY_ROUNDING,
+        ),
+        pytest.param(
+            DType.f32, [(LARGEST[DType.f32], 1), (2.0**103, 1)], [LARGEST[DType.f32], INF], marks=DECIDED_BY_ROUNDING
+        ),
+        pytest.param(DType.f32, [(LARGEST[DType.f32], 1), (2.0**112, 1)], [INF], marks=DECIDED_BY_ROUNDING),
+        pytest.param(
+            DType.f64, [(LARGEST[DType.f64], 1), (2.0**970, 1)], [LARGEST[DType.f64], INF], marks=DECIDED_BY_ROUNDING
+        ),
+        pytest.param(DType.f64, [(LARGEST[DType.f64], 1), (2.0**980, 1)], [INF], marks=DECIDED_BY_ROUNDING),
+    ],
+)  # fmt: skip
+@SIGNS
+def test_near_the_limit_either_is_right_where_rounding_decides(dtype, terms, right, sign):
+    case = exact(dtype, [(sign * a, b) for a, b in terms])
+    for value in (LARGEST[dtype], INF, -INF, NAN):
+        assert passes(case, sign * value) == (value in right), value
+
+
+@pytest.mark.xfail(strict=True, reason="a true value beyond the type is bounded as if it could be held")
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_k_of_zero_may_scale_c_beyond_the_type(method, dtype):
+    case = make(30, 20, 0, dtype, beta=2.0)
+    case.c_in = case.c_in.copy()
+    case.c_in[4, 3], case.c_in[5, 3] = 0.75 * LARGEST[dtype], -0.75 * LARGEST[dtype]
+    with np.errstate(all="ignore"):
+        case.c_out = multiply(case)
+    assert (case.c_out[4, 3], case.c_out[5, 3]) == (INF, -INF)
+    assert case.check(method).passed
+    case.c_out[4, 3] = LARGEST[dtype]
+    assert not case.check(method).passed
+
+
+@pytest.mark.xfail(strict=True, reason="a true value beyond the type is bounded as if it could be held")
+@BOTH_CHECKS
+def test_a_double_product_beyond_float64_is_told_from_an_overflow_of_the_reference(method):
+    case = make(6, 7, 300, DType.f64, alpha=1e-150, beta=1.0)
+    case.a[0, :5], case.b[:5, 0] = 1e200, 1e200  # sums of 5e400: beyond, with alpha 5e250: held
+    case.c_out = multiply(dataclasses.replace(case, alpha=1.0, a=case.a * 1e-150))
+    assert np.isfinite(case.c_out).all()
+    assert case.check(method).passed
+    other = case.c_out.copy()
+    other[0, 0] *= 1.001
+    assert not case.check(method, c_out=other).passed
+    other[0, 0] = INF  # what the partial sums are, if alpha comes last
+    assert case.check(method, c_out=other).passed
+    other[0, 0] = -INF
+    assert not case.check(method, c_out=other).passed
+
+
+# -- partial sums --------------------------------------------------------------------------------------
+
+
+PARTIAL_SUMS = pytest.mark.xfail(strict=True, reason="infinities of partial sums are called wrong")
+
+
+@pytest.mark.parametrize("dtype", [DType.f32, DType.tf32, DType.bf16, DType.f64], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("terms", "right"),
+    [
+        # Both infinities, whose sum is NaN, in some order.
+        pytest.param([0.9, 0.9, -0.9, -0.9], [0, INF, -INF, NAN], marks=PARTIAL_SUMS),
+        pytest.param([0.5, 0.7, -0.6], [0.6, INF], marks=PARTIAL_SUMS),  # one term cannot overflow downwards
+        pytest.param([-0.5, -0.7, 0.6], [-0.6, -INF], marks=PARTIAL_SUMS),
+        ([0.4, 0.4], [0.8]),  # no order of a sum of one sign exceeds its end
+        ([0.3, -0.3, 0.2], [0.2]),
+        pytest.param([0.9, 0.9, -0.1], [INF], marks=PARTIAL_SUMS),
+        # Beyond, or what an order that begins with the last two makes of it.
+        pytest.param([0.9, 0.9, 0.9, -0.9, -0.8], [INF, -INF, NAN], marks=PARTIAL_SUMS),
+    ],
+)
+def test_partial_sums_may_overflow_where_some_order_does(dtype, terms, right):
+    limit = LARGEST[dtype]
+    case = exact(dtype, [(limit * term, 1) for term in terms])
+    total = sum(np.longdouble(value) for value in case.a[0].astype(np.float64))
+    for value in (0, 0.2, 0.6, -0.6, 0.8, 1, INF, -INF, NAN):
+        if abs(value) <= 1 and value in right:
+            assert passes(case, float(total))
+        else:
+            assert passes(case, value if not abs(value) <= 1 else limit * value) == (value in right), value
+
+
+@pytest.mark.xfail(strict=True, reason="|A||B| beyond float64 makes every error pass")
+def test_a_double_sum_whose_magnitudes_are_beyond_float64_is_bounded():
+    case = exact(DType.f64, [(LARGEST[DType.f64] * term, 1) for term in (0.4, -0.4, 0.3)])
+    assert passes(case, case.a[0, 2])
+    assert not any(passes(case, value) for value in (0, 0.9 * case.a[0, 2], INF, -INF, NAN))
+
+
+def test_half_precision_sums_in_float32_which_does_not_overflow():
+    case = exact(DType.f16, [(60000, 1), (60000, 1), (-60000, 1), (-49984, 1)])
+    assert passes(case, 10016)
+    assert not any(passes(case, value) for value in (INF, -INF, NAN))
+
+
+@pytest.mark.xfail(strict=True, reason="infinities of partial sums are called wrong")
+def test_half_precision_overflows_float32_through_alpha():
+    case = exact(DType.f16, [(10000, 1)], alpha=1e36, beta=-1e36, c_in=np.full((1, 1), 10000, np.float16))
+    assert passes(case, NAN)
+    assert passes(case, 0)
+
+
+@pytest.mark.parametrize(
+    ("product", "scaled", "right"),
+    [
+        pytest.param(-3e38, 4e38, [1e38, INF], marks=PARTIAL_SUMS),  # beta C alone is beyond the type
+        pytest.param(-4e38, 3e38, [-1e38, -INF], marks=PARTIAL_SUMS),  # alpha A B alone
+        pytest.param(-4e38, 5e38, [1e38, INF, -INF, NAN], marks=PARTIAL_SUMS),  # both: inf - inf
+        pytest.param(4e38, -4e38, [0, INF, -INF, NAN], marks=PARTIAL_SUMS),
+        pytest.param(4e38, 4e38, [INF], marks=PARTIAL_SUMS),
+        (1e38, 2e38, [3e38]),
+    ],
+)
+def test_a_term_that_the_other_cancels_may_overflow_first(product, scaled, right):
+    case = exact(DType.f32, [(product / 1e8, 1e4)], alpha=1e4, beta=10.0)
+    case.c_in = np.full((1, 1), scaled / 10.0, np.float32)
+    for value in (0, 1e38, -1e38, 3e38, LARGEST[DType.f32], INF, -INF, NAN):
+        assert passes(case, value) == (value in right), value
+
+
+@pytest.mark.xfail(strict=True, reason="infinities of partial sums are called wrong")
+def test_a_tiny_alpha_may_come_after_sums_that_overflow():
+    case = exact(DType.f32, [(1e25, 1e25)], alpha=1e-30)
+    assert passes(case, 1e20)
+    assert passes(case, INF)
+    assert not any(passes(case, value) for value in (-INF, NAN, 0.0, 1.1e20))
+
+
+@pytest.mark.xfail(strict=True, reason="infinities of partial sums are called wrong")
+def test_blocks_of_k_whose_sums_stay_small_bound_the_partial_sums():
+    # |A||B| is beyond float32, but no partial sum in any plausible order: the bound S of tolerance.py decides.
+    k = 128 * 64
+    signs = np.tile([1.0, -1.0], k // 2)
+    case = exact(DType.f32, [(1e35 * sign, 1) for sign in signs])
+    assert np.abs(case.a).sum(dtype=np.float64) > LARGEST[DType.f32]
+    assert passes(case, 0)
+    assert not any(passes(case, value) for value in (INF, -INF, NAN))
+    case.a = np.sort(case.a)
+    assert all(passes(case, value) for value in (0, INF, -INF, NAN))
+
+
+@pytest.mark.xfail(strict=True, reason="an operand that rounds to infinity is not thought of")
+def test_an_operand_of_tf32_may_round_to_infinity():
+    case = exact(DType.tf32, [(LARGEST[DType.tf32], 1e-10)])
+    assert passes(case, LARGEST[DType.tf32] * 1e-10)
+    assert passes(case, INF)
+    assert not passes(dataclasses.replace(case, dtype=DType.f32), INF)
+
+
+# -- many rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="a row with an infinity has no finite sums")
+@ALL_DTYPES
+def test_a_product_full_of_infinities_is_checked_within_bounds(dtype):
+    case = make(400, 300, 16, dtype)
+    case.a = (case.a.astype(np.float64) * (math.sqrt(LARGEST[dtype]) * 2)).astype(dtype.numpy)
+    case.b = (case.b.astype(np.float64) * (math.sqrt(LARGEST[dtype]) * 2)).astype(dtype.numpy)
+    with np.errstate(all="ignore"):
+        case.c_out = multiply(case)
+    # A device adds f64 up in another order than numpy: NaN and infinities of partial sums are its own.
+    limit = 300 * 16 * 20
+    result = case.check("freivalds", full_limit=limit)
+    assert result.passed, result
+    assert "400 rows hold" in result.detail
+    assert "20 of them" in result.detail
+    assert result.elements_covered < case.c_out.size
+    everything = case.check("full")
+    assert everything.passed, everything
+    # A wrong tile is met by the sample and by the rows that are looked at.
+    case.c_out[:128, :128] = 0
+    assert not case.check("freivalds", full_limit=limit).passed
+
+
+@pytest.mark.xfail(strict=True, reason="a saturated element is less than what rounding may change of a large row")
+def test_a_saturated_element_of_a_large_row_is_seen():
+    case = make(8, 4000, 2, DType.f16, alpha=1.0, beta=0.0)
+    case.a[:] = 1
+    case.b[0], case.b[1] = np.where(case.b[0] > 0, 60000, -60000), 0
+    case.b[:, 1234] = 60000, 5540  # 65540: beyond by less than the rounding of the row's other elements
+    case.c_out = multiply(case)
+    assert case.c_out[3, 1234] == INF
+    assert case.check("freivalds").passed
+    case.c_out[3, 1234] = 65504
+    assert not case.check("freivalds").passed
+    case.c_out[:, 1234] = 65504
+    assert not case.check("freivalds").passed
+
+
+@pytest.mark.xfail(strict=True, reason="norms of squares overflow, so that every error is within the bound")
+def test_sums_of_large_doubles_are_bounded():
+    case = make(300, 400, 20, DType.f64, beta=0.0)
+    case.a *= 1e-170
+    case.b *= 1e170
+    case.c_out = multiply(case)
+    assert case.check("freivalds").passed
+    case.c_out[4, 5] += 1.0  # not in the sample
+    assert not case.check("freivalds").passed
+
+
+@pytest.mark.xfail(strict=True, reason="norms of squares underflow, so that rounding exceeds the bound")
+@pytest.mark.parametrize("k", [20, 2000])
+def test_sums_of_small_doubles_are_bounded(k):
+    case = make(300, 400, k, DType.f64, beta=0.0)
+    case.a *= 1e-10
+    case.b *= 1e-170
+    case.c_out = multiply(case)
+    assert case.check("freivalds").passed
+    case.c_out[4, 5] += 1e-185
+    assert not case.check("freivalds").passed
+
+
+@pytest.mark.xfail(strict=True, reason="squares of the errors underflow or overflow")
+@BOTH_CHECKS
+@pytest.mark.parametrize("size", [1e-150, 1e150])
+def test_the_rms_error_of_very_large_and_small_doubles_is_a_number(method, size):
+    case = make(60, 70, 20, DType.f64, beta=0.0)
+    case.a *= size
+    case.b *= size / 1e30
+    case.c_out = multiply(case)
+    case.c_out[4, 5] *= 1 + 1e-9
+    result = case.check(method)
+    assert 1e-13 < result.rms_error < 1e-8
+
+
+# -- small numbers -------------------------------------------------------------------------------------
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_gradual_underflow_is_held_to_and_flushing_to_zero_is_not(method, dtype):
+    smallest_normal = {DType.f64: 2.0**-1022, DType.f16: 2.0**-14}.get(dtype, 2.0**-126)
+    case = make(30, 20, 1, dtype, alpha=1.0, beta=0.0)
+    case.a[:] = 2.0**-8
+    case.b[:] = smallest_normal * 2.0**4 * (1.5 + 0.25 * (np.arange(20) % 3))
+    case.c_out = multiply(case)
+    assert (case.c_out.astype(np.float64) > 0).all()
+    assert (case.c_out.astype(np.float64) < smallest_normal).all()
+    assert case.check(method).passed
+    assert not case.check(method, c_out=np.zeros_like(case.c_out)).passed
+
+
+@pytest.mark.xfail(strict=True, reason="what underflows before a large alpha is not scaled by it")
+@BOTH_CHECKS
+@pytest.mark.parametrize(
+    ("dtype", "tiny", "alpha"),
+    [(DType.f32, 1e-22, 1e30), (DType.bf16, 1e-22, 1e30), (DType.tf32, 1e-22, 1e30), (DType.f64, 1e-161, 1e300)],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_products_that_underflow_before_a_large_alpha_may_be_lost(method, dtype, tiny, alpha):
+    case = make(30, 20, 4, dtype, alpha=alpha, beta=0.0)
+    case.a[:], case.b[:] = tiny, tiny
+    # Every float64 is read, but of a product of float64 the reference may lose the more.
+    case.c_out = (
+        multiply(case) if dtype is not DType.f64 else multiply(dataclasses.replace(case, alpha=1, a=case.a * alpha))
+    )
+    assert case.check(method).passed
+    case.c_out[4, 5] = (1 if dtype is DType.f64 else 1e3) * alpha * tiny * tiny * 1e4
+    assert not case.check(method).passed
+
+
+@pytest.mark.xfail(strict=True, reason="a scalar below the normal numbers of its type is not thought of")
+@BOTH_CHECKS
+def test_a_subnormal_scalar_is_rounded_to_its_type(method):
+    case = make(30, 20, 4, DType.f32, alpha=1.0000003e-42, beta=1.0000003e-42)
+    case.a *= np.float32(1e15)
+    case.b *= np.float32(1e18)
+    case.c_in = case.c_in * np.float32(1e33)
+    case.c_out = multiply(case)
+    assert case.check(method).passed
+    case.c_out *= np.float32(1.01)
+    assert not case.check(method).passed
+
+
+@BOTH_CHECKS
+@ALL_DTYPES
+def test_zeros_of_either_sign_are_one_value(method, dtype):
+    case = make(30, 20, 8, dtype, alpha=1.0, beta=0.0)
+    case.a[3] = 0
+    case.c_out = multiply(case)
+    case.c_out[3] = -0.0
+    assert case.check(method).passed
+    case.c_out[3] = 0.0
+    assert case.check(method).passed
+
+
+def test_an_inherited_nan_may_have_any_payload_and_sign():
+    case = make(30, 20, 8, DType.f32)
+    case.a[3, 2] = NAN
+    case.c_out = multiply(case)
+    for bits in (0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF):
+        case.c_out[3] = np.array([bits], np.uint32).view(np.float32)
+        assert case.check("full").passed, hex(bits)
+
+
+@ALL_DTYPES
+def test_inherited_infinities_stand_beside_those_of_large_values(dtype):
+    case = with_a_large_element(dtype, 1.5, 1)
+    case.a[9, 3], case.b[4, 11] = INF, NAN
+    with np.errstate(all="ignore"):
+        case.c_out = multiply(case)
+    inherited = np.zeros(case.c_out.shape, bool)
+    inherited[9], inherited[:, 11] = True, True
+    assert "must be NaN or infinite" in case.check("full").detail
+    for place, value in (((9, 0), 1.0), ((3, 11), INF), ((5, 11), 0.0)):
+        other = case.c_out.copy()
+        other[place] = value
+        assert not case.check("full", c_out=other).passed
+
+
+@pytest.mark.xfail(strict=True, reason="nothing times what is unbounded is NaN")
+def test_a_long_sum_of_zeros_has_a_bound():
+    for dtype in (DType.f32, DType.f16):
+        assert math.isfinite(Tolerance.for_elements(dtype, 2**25, 1).bound(0.0, 0.0, 0.0))
+
+
+@pytest.mark.xfail(strict=True, reason="a sum of finite doubles that overflows is taken for an infinity of the inputs")
+def test_the_sum_of_many_large_doubles_may_be_beyond_float64_though_none_is():
+    c = generate(8, 400, DType.f64, "C")
+    case = Case(generate(8, 1, DType.f64, "A"), generate(1, 400, DType.f64, "B"), c, c, DType.f64, beta=0.0, alpha=1.0)
+    case.a[:] = 1e154
+    case.b[:] = np.where(case.b > 0, 1.5e154, 1.6e154)
+    case.c_out = multiply(case)
+    assert np.isfinite(case.c_out).all()
+    assert case.check("freivalds").passed
+    case.c_out[3, 5] *= 1.01
+    assert not case.check("freivalds").passed
