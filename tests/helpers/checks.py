@@ -51,11 +51,11 @@ def multiply(case: Case, start: int = 0, stop: int | None = None) -> np.ndarray:
     b = (case.b if case.trans_b == "N" else case.b.T).astype(wide)[start:stop]
     if case.dtype is DType.tf32:
         a, b = (tensor_float(operand, case.nearest) for operand in (a, b))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         result = wide(case.alpha) * (a @ b) if case.alpha != 0 else np.zeros((a.shape[0], b.shape[1]), wide)
-    if case.c_in is not None and case.beta != 0:
-        result = result + wide(case.beta) * case.c_in.astype(wide)
-    return result.astype(case.dtype.numpy)
+        if case.c_in is not None and case.beta != 0:
+            result = result + wide(case.beta) * case.c_in.astype(wide)
+        return result.astype(case.dtype.numpy)
 
 
 def make(m: int, n: int, k: int, dtype: DType, **changes: object) -> Case:

@@ -18,15 +18,21 @@ of k, plus the largest* :math:`|A||B|` *of one block*; the factor allows for oth
 
 Half types add up in float32 on tensor cores, which truncate: u is doubled, and a bias of one
 truncation per 8 products, k/8·2u·S, is added (Fasi et al. 2021 [4]_ found 4 products per truncation
-on V100 and 8 on A100). Their one rounding to the output type adds u_out|C|. Underflow adds one smallest
-subnormal per operation. The float64 reference's own error is bounded by :math:`\gamma_{k+3}P` of float64.
+on V100 and 8 on A100). Their one rounding to the output type adds u_out|C|. The float64 reference's own error is
+bounded by :math:`\gamma_{k+3}P` of float64.
+
+Underflow adds one smallest subnormal number per operation, times :math:`|\alpha|` for what is multiplied before
+alpha is; operands and results that are subnormal keep their value on tensor cores too [4]_. Alpha and beta are numbers
+of the type that sums: if one is subnormal there, half a smallest subnormal times what it multiplies is added.
 
 ``tf32`` rounds or truncates the elements of A and B to 11 significant bits first, each by at most
 :math:`u_o = 2^{-10}` of itself: at most :math:`2u_o(1+u_o)P` always. What is lost of an element depends on its last
 bits; taken as random, these change a product by :math:`u_o|\alpha AB|` on average if they are truncated (half of
 :math:`u_o` for each of two), and by no more than :math:`\lambda u_o Q` beside that except with the chance above, where
 :math:`Q = |\alpha|\sqrt{(A\circ A)(B\circ B)}` (Hoeffding 1963 [5]_; a term varies by :math:`2u_o` of itself at most).
-For a sum with signs x, :math:`Q^2` is :math:`\alpha^2\sum_p a_{rp}^2((Bx)_p^2 + \|b_p\|^2)`.
+Subnormal elements count as the smallest normal number there, which loses as much, and their rows and columns
+have the bound that always holds. For a sum with signs x, :math:`Q^2` is
+:math:`\alpha^2\sum_p a_{rp}^2((Bx)_p^2 + \|b_p\|^2)`.
 
 For a row r of C and a vector x of random signs, :math:`\sum_j x_j d_{rj}` of errors
 :math:`|d_{rj}| \le b_{rj}` exceeds :math:`\lambda\|b_r\|_2` with a probability of at most
@@ -64,6 +70,12 @@ FALSE_ALARM: Final = 1e-9
 _ORDER_MARGIN: Final = 4.0
 
 _TRUNCATED_PRODUCTS: Final = 8
+
+# Powers of two that are just beyond the types.
+_EXPONENT: Final = {DType.f64: 1024, DType.f32: 128, DType.f16: 16, DType.bf16: 128, DType.tf32: 128}
+
+# Smallest normal numbers of the types that sum.
+_SMALLEST_NORMAL: Final = {DType.f64: 2.0**-1022, DType.f32: 2.0**-126, DType.tf32: 2.0**-126}
 
 # Smallest subnormal numbers.
 _SMALLEST: Final = {
@@ -107,7 +119,7 @@ class Tolerance:
     deviations: float = 0.0
 
     @classmethod
-    def for_elements(cls, dtype: DType, k: int, elements: int) -> Tolerance:
+    def for_elements(cls, dtype: DType, k: int, elements: int, alpha: float = 1.0) -> Tolerance:
         """Return the factors for every single one of `elements` elements."""
         deviations = _deviations(elements)
         step = _step_roundoff(dtype)
@@ -117,15 +129,15 @@ class Tolerance:
             likely=deviations * math.sqrt(2 * k + 3) * step + bias,
             reference=_gamma(k + 3, DType.f64.unit_roundoff),
             output=dtype.unit_roundoff if dtype.is_half else 0.0,
-            absolute=(k + 3) * _SMALLEST[dtype.accumulator] + _SMALLEST[dtype],
+            absolute=_underflow(k, alpha, dtype.accumulator) + _underflow(k, alpha, DType.f64) + _SMALLEST[dtype],
             operands=dtype.operand_roundoff,
             deviations=deviations,
         )
 
     @classmethod
-    def for_signed_sums(cls, dtype: DType, k: int, n: int, sums: int) -> Tolerance:
+    def for_signed_sums(cls, dtype: DType, k: int, n: int, sums: int, alpha: float = 1.0) -> Tolerance:
         """Return the factors for `sums` sums of n elements with random signs; P, S and |C| are row norms then."""
-        each = cls.for_elements(dtype, k, 1)
+        each = cls.for_elements(dtype, k, 1, alpha)
         # Three kinds of error, each with its own chance to deviate.
         deviations = _deviations(3 * sums)
         step = _step_roundoff(dtype)
@@ -150,7 +162,8 @@ class Tolerance:
         magnitude, partial, result : ndarray of float64 or float
             P, S and |C|.
         """
-        summed = np.minimum(self.always * magnitude, self.likely * partial)
+        # Of a sum so long that nothing always holds, the first is infinity, or NaN where it is times nothing.
+        summed = np.fmin(self.always * magnitude, self.likely * partial)
         return summed + self.reference * magnitude + self.output * result + self.absolute
 
     def operand_bound(self, magnitude: Any, product: Any, spread: Any) -> Any:
@@ -164,6 +177,60 @@ class Tolerance:
         """
         u = self.operands
         return np.minimum(2 * u * (1 + u) * magnitude, u * product + self.deviations * u * spread)
+
+
+def largest(dtype: DType) -> float:
+    """
+    Return the largest finite number of a type.
+
+    Examples
+    --------
+    >>> largest(DType.f16), float(overflow_limit(DType.f16))
+    (65504.0, 65520.0)
+    """
+    return math.ldexp(1.0 - dtype.unit_roundoff, _EXPONENT[dtype])
+
+
+def overflow_limit(dtype: DType) -> Any:
+    """
+    Return the least number that rounds to infinity: half a unit in the last place above the largest.
+
+    Returns
+    -------
+    float or longdouble
+        The latter for float64, which cannot hold it.
+    """
+    if dtype is DType.f64:
+        return np.ldexp(1 - np.longdouble(dtype.unit_roundoff) / 2, _EXPONENT[dtype])
+    return math.ldexp(1.0 - dtype.unit_roundoff / 2, _EXPONENT[dtype])
+
+
+def operand_limit(dtype: DType) -> float:
+    """Return the least element of A or B that rounds to infinity before it is multiplied (``tf32``)."""
+    return math.ldexp(1.0 - dtype.operand_roundoff / 4, _EXPONENT[dtype])
+
+
+def raise_subnormal(magnitudes: np.ndarray) -> np.ndarray:
+    """
+    Make subnormal magnitudes of float32 the smallest normal number, in place, and return where they were.
+
+    Rounding a subnormal number to fewer bits changes it by as much as that of the smallest normal one, and so by
+    more of itself.
+    """
+    subnormal: np.ndarray = (magnitudes > 0) & (magnitudes < _SMALLEST_NORMAL[DType.f32])
+    magnitudes[subnormal] = _SMALLEST_NORMAL[DType.f32]
+    return subnormal
+
+
+def raised_norm(n: int) -> float:
+    """Return what `raise_subnormal` adds at most to the 2-norm of n numbers."""
+    return math.sqrt(n) * _SMALLEST_NORMAL[DType.f32]
+
+
+def scalar_error(dtype: DType, scalar: float) -> float:
+    """Return what rounding alpha or beta to the type that sums changes of it, beyond a unit roundoff of itself."""
+    wide = dtype.accumulator
+    return _SMALLEST[wide] / 2 if wide is not DType.f64 and 0 < abs(scalar) < _SMALLEST_NORMAL[wide] else 0.0
 
 
 def block_width(k: int) -> int:
@@ -190,6 +257,11 @@ def partial_sum_bound(magnitude: np.ndarray, largest_partial: np.ndarray, larges
 
 def _deviations(events: int) -> float:
     return math.sqrt(2.0 * math.log(2.0 * max(1, events) / FALSE_ALARM))
+
+
+def _underflow(k: int, alpha: float, dtype: DType) -> float:
+    """Return what k products and the operations with alpha and beta may lose to underflow."""
+    return (k * max(1.0, abs(alpha)) + 3) * _SMALLEST[dtype]
 
 
 def _gamma(n: int, u: float) -> float:
