@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
@@ -292,3 +294,46 @@ def test_the_picture_is_a_png() -> None:
     pytest.importorskip("matplotlib")
     assert draw_rates(ROWS, ["auto", "uncut", "one"]).startswith(b"\x89PNG")
     assert draw_rates([], ["auto"]).startswith(b"\x89PNG")
+
+
+def drawn_rates(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], methods: list[str]) -> Any:
+    pytest.importorskip("matplotlib")
+    from uncut_mpi.view import rates
+
+    kept: list[Any] = []
+    monkeypatch.setattr(rates, "to_png", lambda figure: kept.append(figure) or b"")
+    draw_rates(rows, methods)
+    return kept[0]
+
+
+@pytest.mark.xfail(strict=True, reason="all problems of a method are one line")
+def test_the_picture_joins_problems_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(1000, 1000), (2000, 2000), (4000, 4000), (1000, 4000), (2000, 8000), (3000, 700)]
+    rows = [row(m, k, "h,h,h", "auto", 1.0) for m, k in shapes]
+    (axis,) = drawn_rates(monkeypatch, rows, ["auto"]).axes
+    joined = sorted(sorted(line.get_xdata().tolist()) for line in axis.get_lines())
+    assert joined == sorted(
+        sorted(2e-9 * m * m * k for m, k in family) for family in (shapes[:3], shapes[3:5], shapes[5:])
+    )
+    # Nothing is cut off at the top.
+    assert axis.get_ylim()[1] > 1.02 * max(one["tflop_per_s"] for one in rows)
+
+
+@pytest.mark.xfail(strict=True, reason="no title, hardware or date, and markers alike")
+def test_the_picture_says_what_was_measured_where_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"device": "Model X", "ranks": 4, "backend": "cuda", "version": "1.2.3"}
+    rows = [
+        row(1000, 1000, "h,h,h", "auto", 1.0, date="2026-01-02T03:04:05+00:00", **about),
+        row(1000, 100, "h,h,h", "uncut", 1.0, date="2026-01-04T03:04:05+00:00", **about),
+        row(1000, 9000, "h,h,h", "one", 1.0, compute=1, date="2026-01-03T03:04:05+00:00", **about),
+    ]
+    figure = drawn_rates(monkeypatch, rows, ["auto", "uncut", "one"])
+    words = figure.get_suptitle()
+    assert "Rate of C := alpha op(A) op(B) + beta C" in words
+    for word in ("4 × Model X", "cuda", "uncut_mpi 1.2.3", "2026-01-02 to 2026-01-04"):
+        assert word in words
+    legend = [text.get_text() for one in figure.legends for text in one.get_texts()]
+    assert legend[:3] == ["auto, 4 ranks", "uncut, 4 ranks", "one, 1 rank"]
+    assert {"square", "fat-thin", "thin-fat"} <= {text.split(":")[0] for text in legend[3:]}
+    assert "unknown" not in words
+    assert "Model" not in drawn_rates(monkeypatch, [], ["auto"]).get_suptitle()
