@@ -306,7 +306,6 @@ def drawn_rates(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], met
     return kept[0]
 
 
-@pytest.mark.xfail(strict=True, reason="all problems of a method are one line")
 def test_the_picture_joins_problems_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(1000, 1000), (2000, 2000), (4000, 4000), (1000, 4000), (2000, 8000), (3000, 700)]
     rows = [row(m, k, "h,h,h", "auto", 1.0) for m, k in shapes]
@@ -319,7 +318,6 @@ def test_the_picture_joins_problems_of_one_shape_alone(monkeypatch: pytest.Monke
     assert axis.get_ylim()[1] > 1.02 * max(one["tflop_per_s"] for one in rows)
 
 
-@pytest.mark.xfail(strict=True, reason="no title, hardware or date, and markers alike")
 def test_the_picture_says_what_was_measured_where_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
     about = {"device": "Model X", "ranks": 4, "backend": "cuda", "version": "1.2.3"}
     rows = [

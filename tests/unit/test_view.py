@@ -208,6 +208,7 @@ def test_text_shows_when_lanes_are_busy_to_the_width_given():
     shown = by_hand([(0, 0.0, 2.0), (1, 1.0, 4.0), (2, 5.0, 10.0)])
     lines = to_text([shown], 80).splitlines()
     assert lines[0].startswith("x, 1e+04 ms")
+    assert lines[0].endswith("; idle: the device runs nothing")
     assert all(len(line) <= 80 for line in lines)
     assert max(map(len, lines)) > 75
     first = lines[1]
@@ -301,7 +302,6 @@ def texts_of(drawn):
     return [text.get_text() for text in found], [text.get_fontsize() for text in found]
 
 
-@pytest.mark.xfail(strict=True, reason="no title, letters of 6 points, and idle of what?")
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_figure_of_timelines_says_what_of_which_problem_it_shows(monkeypatch, swapped):
     pytest.importorskip("matplotlib")
@@ -321,7 +321,6 @@ def test_a_figure_of_timelines_says_what_of_which_problem_it_shows(monkeypatch, 
     assert min(sizes) >= 8
 
 
-@pytest.mark.xfail(strict=True, reason="numbers are counts and colours are bandwidths, and it says neither")
 def test_the_heat_map_has_bytes_in_its_cells_and_the_host_last_and_says_what_is_what(monkeypatch):
     pytest.importorskip("matplotlib")
     from uncut_mpi.view import heatmap

@@ -152,7 +152,7 @@ def run(arguments: PlanArguments) -> None:
     search_s = time.perf_counter() - started
     schedule = result.best.schedule
     simulation = simulate(schedule, machine, issuing_threads=arguments.issuing_threads)
-    timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted")
+    timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
     facts = PlanFacts(
         machine=machine,
         problem=arguments.problem,
@@ -172,7 +172,7 @@ def run(arguments: PlanArguments) -> None:
     if arguments.timeline_path is not None:
         write_file("--timeline", arguments.timeline_path, render(arguments.timeline_path, [timeline]))
     if arguments.transfers_path is not None:
-        write_file("--transfers", arguments.transfers_path, draw_transfers(simulation.transfers(), machine))
+        write_file("--transfers", arguments.transfers_path, draw_transfers(schedule, machine))
     if arguments.json_path is not None:
         write_file("--json", arguments.json_path, to_json(facts).encode())
 

@@ -30,8 +30,9 @@ def write_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> st
     with session.together("writing the trace"):
         if session.rank == 0:
             simulation = simulate(plan.schedule, session.machine)
-            predicted = Timeline.of(plan.schedule, simulation.start_s, simulation.end_s, "predicted")
-            measured = Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured")
+            machine = session.machine.name
+            predicted = Timeline.of(plan.schedule, simulation.start_s, simulation.end_s, "predicted", machine)
+            measured = Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured", machine)
             write_file("--trace", path, render(path, [predicted, measured]))
             times = f"predicted {time_text(predicted.seconds)}, measured {time_text(measured.seconds)}"
             shown = f"{path}: {times}, task by task"

@@ -10,6 +10,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.view.timeline import Activity, Timeline
+from uncut_mpi.view.words import title_of
 
 _COLOURS: Final = {
     Activity.GEMM: "#3b6ea5",
@@ -21,7 +22,8 @@ _COLOURS: Final = {
 }
 _DOTS_PER_INCH: Final = 120
 _WIDTH_INCHES: Final = 14.0
-_LANE_INCHES: Final = 0.17
+_LANE_INCHES: Final = 0.19
+_POINTS: Final = 8.0  # of the smallest letters
 _MOST_INCHES: Final = 200.0  # of height; beyond it a canvas would not be drawn
 
 
@@ -48,23 +50,27 @@ def draw_timelines(timelines: Sequence[Timeline]) -> bytes:
     """
     Return timelines as one PNG, one above the other, to one scale of time.
 
-    Lanes are rows, grouped by rank; a rank's share of time without computing stands at its right.
+    Lanes are rows, grouped by rank; a rank's share of time without computing stands at its right. The title is that
+    of the first timeline's problem.
     """
     rows = [_used_lanes(timeline) for timeline in timelines]
     heights = [max(2, len(lanes)) * _LANE_INCHES for lanes in rows]
-    height = min(_MOST_INCHES, sum(heights) + 0.8 * len(timelines) + 0.6)
+    height = min(_MOST_INCHES, sum(heights) + 0.8 * len(timelines) + 1.2)
     figure = import_figure()(figsize=(_WIDTH_INCHES, height), dpi=_DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axis, timeline, lanes in zip(axes, timelines, rows, strict=True):
         _draw(axis, timeline, lanes)
-    axes[-1].set_xlabel("ms")
+    figure.suptitle(title_of(timelines[0].schedule, timelines[0].machine), fontsize="large")
+    axes[-1].set_xlabel(
+        "ms from the start of the call.  idle: the share of the time in which a device runs no product and no sum"
+    )
     axes[-1].set_xlim(0.0, max(max(timeline.seconds for timeline in timelines) * 1e3, 1e-6))
     seen = sorted({int(activity) for timeline in timelines for activity in np.unique(timeline.activity)})
     if seen:
         from matplotlib.patches import Patch
 
         handles = [Patch(color=_COLOURS[Activity(one)], label=Activity(one).label) for one in seen]
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(seen), fontsize="small", frameon=False)
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(seen), fontsize="medium", frameon=False)
     return to_png(figure)
 
 
@@ -95,7 +101,7 @@ def _draw(axis: Any, timeline: Timeline, lanes: Sequence[int]) -> None:
     axis.set_ylim(max(1, len(lanes)), 0)
     axis.set_yticks([row + 0.5 for row in range(len(lanes))])
     axis.set_yticklabels(
-        [f"rank {timeline.lanes[lane].rank} {timeline.lanes[lane].name}" for lane in lanes], fontsize=6
+        [f"rank {timeline.lanes[lane].rank} {timeline.lanes[lane].name}" for lane in lanes], fontsize=_POINTS
     )
     axis.tick_params(axis="y", length=0)
     idle = timeline.idle_share
@@ -104,5 +110,6 @@ def _draw(axis: Any, timeline: Timeline, lanes: Sequence[int]) -> None:
         first, count = ranks.index(rank), ranks.count(rank)
         if first:
             axis.axhline(first, color="black", linewidth=0.6)
-        text = f"idle {idle[rank]:.1%}".replace("%", " %")
-        axis.text(1.005, first + count / 2, text, transform=axis.get_yaxis_transform(), fontsize=7, va="center")
+        text = f"device {rank} idle {idle[rank]:.1%}".replace("%", " %")
+        place = axis.get_yaxis_transform()
+        axis.text(1.005, first + count / 2, text, transform=place, fontsize=_POINTS, va="center")

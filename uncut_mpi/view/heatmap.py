@@ -1,4 +1,4 @@
-"""How many transfers went over each link, coloured by the link's bandwidth."""
+"""How many bytes went over each link, coloured by the link's bandwidth."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.view.figure import import_figure, to_png
+from uncut_mpi.view.words import bytes_text, title_of
 
 
-def draw_transfers(transfers: np.ndarray, machine: Machine) -> bytes:
+def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
     """
-    Return a PNG of the number of transfers over every link: in each cell the count, its colour the bandwidth.
+    Return a PNG of what a schedule moves over every link: in each cell the bytes, its colour the bandwidth.
 
     Parameters
     ----------
-    transfers : ndarray of int, shape (num_ranks+1, num_ranks+1)
-        Copies per [source, destination], the host last.
+    schedule : Schedule
+        Whose copies are added up per source and destination, the host last.
     machine : Machine
         Whose bandwidths colour the cells.
 
@@ -25,30 +27,35 @@ def draw_transfers(transfers: np.ndarray, machine: Machine) -> bytes:
     ParamError
         If the machine has another number of ranks, or matplotlib is not installed.
     """
-    size = machine.num_ranks + 1
-    if transfers.shape != (size, size):
+    if machine.num_ranks != schedule.num_ranks:
         raise ParamError(
-            f"transfers of shape {transfers.shape} on machine {machine.name} of {machine.num_ranks} ranks: "
-            f"one row and one column per rank and one for the host are needed, {(size, size)}"
+            f"a schedule of {schedule.num_ranks} ranks on machine {machine.name} of {machine.num_ranks} ranks: "
+            "use the machine that it was planned for"
         )
-    edge = 1.6 + 0.55 * size
-    figure = import_figure()(figsize=(edge + 1.2, edge), dpi=120, layout="constrained")
+    size = machine.num_ranks + 1
+    moved = np.zeros((size, size), np.int64)
+    copies = schedule.copies()
+    np.add.at(moved, (copies[:, 1], copies[:, 2]), copies[:, 3])  # the host is −1: the last
+    edge = 2.2 + 0.72 * size
+    figure = import_figure()(figsize=(max(7.5, edge + 1.2), edge), dpi=120, layout="constrained")
     axis = figure.subplots()
     bandwidth = np.array(machine.bandwidth_gb_per_s)
     np.fill_diagonal(bandwidth, np.nan)  # a copy within a device uses no link
     image = axis.imshow(bandwidth, cmap="viridis", vmin=0.0)
-    figure.colorbar(image, ax=axis, label="bandwidth, GB/s")
+    figure.colorbar(image, ax=axis, label="colour: bandwidth of the link, GB/s")
     names = [*map(str, range(size - 1)), "host"]
     for source, destination in np.ndindex(size, size):
-        count = int(transfers[source, destination])
-        if source == destination and count == 0:
+        nbytes = int(moved[source, destination])
+        if source == destination and nbytes == 0:
             continue
         shade = bandwidth[source, destination]
         dark = np.isfinite(shade) and shade < 0.6 * np.nanmax(bandwidth)
-        axis.text(destination, source, str(count), ha="center", va="center", color="white" if dark else "black")
+        colour = "white" if dark else "black"
+        axis.text(destination, source, bytes_text(nbytes), ha="center", va="center", color=colour, fontsize=8.5)
     axis.set_xticks(range(size), names)
     axis.set_yticks(range(size), names)
     axis.set_xlabel("destination")
     axis.set_ylabel("source")
-    axis.set_title(f"{int(transfers.sum())} transfers", fontsize="medium")
+    axis.set_title(f"numbers: bytes moved, {bytes_text(int(moved.sum()))} in all", fontsize="medium")
+    figure.suptitle(title_of(schedule, machine.name).replace("; scheduler", "\nscheduler"), fontsize="medium")
     return to_png(figure)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from uncut_mpi.model.datasets import SHAPES, Case
 from uncut_mpi.view.figure import import_figure, to_png
 
 _LINES: Final = ("-", "--", "-.", ":")
-"""By number of ranks; methods have colours."""
+_FILLS: Final = ("full", "none", "left", "right")
+"""Of lines and of their markers, by number of ranks; methods have colours."""
+
+_MARKERS: Final = dict(zip(SHAPES, "os^", strict=True))
+_SHAPE_WORDS: Final = dict(
+    zip(SHAPES, ("m = n = k", "k below the larger of m and n", "k at least the larger of m and n"), strict=True)
+)
+
+Row = Mapping[str, Any]
 
 
-def draw_rates(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> bytes:
+def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
     """
     Return a PNG of the rate of every method: one panel per type and placement, problems by their operations.
+
+    Lines join problems of one shape, whose extents have the same proportions. Colours tell methods, markers the kinds
+    of shape, lines and the fill of markers the numbers of ranks.
 
     Parameters
     ----------
     rows : sequence of mapping
         Results with ``m``, ``n``, ``k``, ``dtype``, ``place``, ``method``, ``compute`` and ``tflop_per_s``; those
-        whose ``median_s`` is None are left out.
+        whose ``median_s`` is None are left out. The title has ``device``, ``ranks``, ``backend``, ``version`` and
+        ``date`` where they are known.
     methods : sequence of str
         Those to draw, in the order of the legend.
 
@@ -32,39 +46,85 @@ def draw_rates(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> byt
     panels = list(dict.fromkeys((row["dtype"], row["place"]) for row in done)) or [("", "")]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure = import_figure()(figsize=(4.6 * columns, 3.2 * lines + 0.5), dpi=120, layout="constrained")
+    figure = import_figure()(figsize=(max(7.0, 4.6 * columns), 3.2 * lines + 1.4), dpi=120, layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     series = list(dict.fromkeys((row["method"], row["compute"]) for row in done))
     series.sort(key=lambda one: (list(methods).index(one[0]), one[1]))
     counts = sorted({compute for _, compute in series})
+    styles = {
+        (method, compute): {
+            "ms": 5,
+            "lw": 1,
+            "color": f"C{list(methods).index(method)}",
+            "linestyle": _LINES[counts.index(compute) % len(_LINES)],
+            "fillstyle": _FILLS[counts.index(compute) % len(_FILLS)],
+        }
+        for method, compute in series
+    }
     for axis, (dtype, place) in zip(axes, panels, strict=False):
         for method, compute in series:
-            points = sorted(
-                (2e-9 * row["m"] * row["n"] * row["k"], row["tflop_per_s"])
+            of_method = [
+                row
                 for row in done
                 if (row["dtype"], row["place"], row["method"], row["compute"]) == (dtype, place, method, compute)
-            )
-            if points:
-                ranks = f"{compute} rank{'s' if compute > 1 else ''}"
-                axis.plot(
-                    *zip(*points, strict=True),
-                    ms=3,
-                    lw=1,
-                    marker="o",
-                    color=f"C{list(methods).index(method)}",
-                    linestyle=_LINES[counts.index(compute) % len(_LINES)],
-                    label=f"{method}, {ranks}",
-                )
+            ]
+            for family in _families(of_method):
+                points = sorted((2e-9 * row["m"] * row["n"] * row["k"], row["tflop_per_s"]) for row in family)
+                axis.plot(*zip(*points, strict=True), marker=_MARKERS[_shape(family[0])], **styles[method, compute])
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
-        axis.set_ylim(bottom=0)
+        rates = [row["tflop_per_s"] for row in done if (row["dtype"], row["place"]) == (dtype, place)]
+        axis.set_ylim(0, 1.08 * max(rates, default=0.0) or 1.0)
         axis.set_title(f"{dtype}, A, B, C at {place}", fontsize="medium")
-        axis.set_xlabel("operations, 1e9")
+        axis.set_xlabel("operations 2mnk, 1e9")
         axis.set_ylabel("TFLOP/s")
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    if handles:
-        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=4, frameon=False)
+    figure.suptitle(_title(done), fontsize="large")
+    if done:
+        _add_legend(figure, styles, [shape for shape in SHAPES if shape in {_shape(row) for row in done}])
     return to_png(figure)
+
+
+def _families(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return problems in groups of the same proportions; scaled extents that were rounded count as the same."""
+    families: dict[tuple[float, ...], list[Row]] = {}
+    for row in rows:
+        k = max(1, row["k"])
+        proportions = tuple(round(math.log2(max(1, row[name]) / k), 1) for name in "mn")
+        families.setdefault(proportions, []).append(row)
+    return list(families.values())
+
+
+def _shape(row: Row) -> str:
+    return Case(row["m"], row["n"], row["k"], row["place"]).shape
+
+
+def _title(rows: Sequence[Row]) -> str:
+    """Return what was measured, on what, with which version and when; of several, all are named."""
+    title = "Rate of C := alpha op(A) op(B) + beta C, median of the calls of each problem"
+
+    def named(key: str) -> str:
+        return ", ".join(dict.fromkeys(str(row[key]) for row in rows if row.get(key)))
+
+    device, ranks, backend, version = (named(key) for key in ("device", "ranks", "backend", "version"))
+    days = sorted({str(row["date"])[:10] for row in rows if row.get("date")})
+    hardware = " × ".join(part for part in (ranks, device) if part) + (f" ({backend})" if backend else "")
+    about = [hardware, f"uncut_mpi {version}" if version else "", " to ".join(dict.fromkeys((*days[:1], *days[-1:])))]
+    known = [part for part in about if part]
+    return f"{title}\n{'; '.join(known)}" if known else title
+
+
+def _add_legend(figure: Any, styles: Mapping[tuple[str, int], Mapping[str, Any]], shapes: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], marker="o", label=f"{method}, {compute} rank{'s' if compute > 1 else ''}", **style)
+        for (method, compute), style in styles.items()
+    ]
+    handles += [
+        Line2D([], [], marker=_MARKERS[shape], color="grey", linestyle="", label=f"{shape}: {_SHAPE_WORDS[shape]}")
+        for shape in shapes
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

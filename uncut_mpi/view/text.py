@@ -49,7 +49,8 @@ def _one(timeline: Timeline, total: float, width: int) -> str:
     tail = " 100.0 %, idle 100.0 %"
     cells = max(_LEAST_CELLS, width - len(head) - names - 2 - len(tail))
     edges = np.linspace(0.0, total, cells + 1)
-    lines = [f"{timeline.name}, {_milliseconds(timeline.seconds)}, {_milliseconds(total / cells)} a column"]
+    scale = f"{timeline.name}, {_milliseconds(timeline.seconds)}, {_milliseconds(total / cells)} a column"
+    lines = [f"{scale}; idle: the device runs nothing"]
     idle = timeline.idle_share
     for rank, rows in enumerate(timeline.rows_of_rank):
         for name, activities in _ROWS:

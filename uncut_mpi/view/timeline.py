@@ -86,6 +86,8 @@ class Timeline:
         What ran.
     ends_s : ndarray of float64, shape (number of tasks,)
         As it was given: JOINs and tasks without times included.
+    machine : str
+        Name of the machine; empty if it is not known.
     """
 
     name: str
@@ -101,9 +103,10 @@ class Timeline:
     end_s: np.ndarray
     schedule: Schedule
     ends_s: np.ndarray
+    machine: str = ""
 
     @classmethod
-    def of(cls, schedule: Schedule, start_s: np.ndarray, end_s: np.ndarray, name: str) -> Timeline:
+    def of(cls, schedule: Schedule, start_s: np.ndarray, end_s: np.ndarray, name: str, machine: str = "") -> Timeline:
         """
         Return the timeline of a simulation or of a real run.
 
@@ -115,6 +118,8 @@ class Timeline:
             From the start of the call; NaN for a task that has no time.
         name : str
             What it shows.
+        machine : str, optional
+            Name of the machine, for the title of a figure.
 
         Raises
         ------
@@ -146,6 +151,7 @@ class Timeline:
             end_s=end_s[timed].astype(np.float64),
             schedule=schedule,
             ends_s=end_s,
+            machine=machine,
         )
 
     @functools.cached_property
