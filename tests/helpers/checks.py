@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import numpy as np
 
@@ -63,3 +64,35 @@ def make(m: int, n: int, k: int, dtype: DType, **changes: object) -> Case:
     case = Case(generate(m, k, dtype, "A"), generate(k, n, dtype, "B"), c, c, dtype, **changes)
     case.c_out = multiply(case)
     return case
+
+
+class Ranks:
+    """Threads in place of ranks, with an allgather."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.values: list[object] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def run(self, call):
+        outcomes: list[object] = [None] * self.size
+
+        def main(rank: int) -> None:
+            def gather(value: object) -> list[object]:
+                self.values[rank] = value
+                self.barrier.wait()
+                everybody = list(self.values)
+                self.barrier.wait()
+                return everybody
+
+            try:
+                outcomes[rank] = call(rank, gather)
+            except Exception as error:
+                outcomes[rank] = error
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return outcomes

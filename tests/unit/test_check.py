@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
 
-from tests.helpers.checks import Case, generate, make, multiply, tensor_float
+from tests.helpers.checks import Case, Ranks, generate, make, multiply, tensor_float
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
 
@@ -322,38 +321,6 @@ def test_beta_without_c_is_refused():
 
 
 # -- shared between ranks ------------------------------------------------------------------------------
-
-
-class Ranks:
-    """Threads in place of ranks, with an allgather."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.values: list[object] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=60)
-
-    def run(self, call):
-        outcomes: list[object] = [None] * self.size
-
-        def main(rank: int) -> None:
-            def gather(value: object) -> list[object]:
-                self.values[rank] = value
-                self.barrier.wait()
-                everybody = list(self.values)
-                self.barrier.wait()
-                return everybody
-
-            try:
-                outcomes[rank] = call(rank, gather)
-            except Exception as error:
-                outcomes[rank] = error
-
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return outcomes
 
 
 @BOTH_CHECKS

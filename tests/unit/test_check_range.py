@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from tests.helpers.checks import Case, generate, make, multiply
+from tests.helpers.checks import Case, Ranks, generate, make, multiply
 from uncut_mpi.command import check
 from uncut_mpi.command.tolerance import Tolerance
 from uncut_mpi.model.dtypes import DType
@@ -40,8 +41,8 @@ def with_a_large_element(dtype: DType, size: float, sign: int) -> Case:
 
 def exact(dtype: DType, terms: list[tuple[float, float]], **changes: object) -> Case:
     """A product of one element, whose terms are given as pairs of an element of A and one of B; C is 0."""
-    a = np.array([[a for a, _ in terms]], dtype.numpy)
-    b = np.array([[b] for _, b in terms], dtype.numpy)
+    a = np.array([a for a, _ in terms], dtype.numpy).reshape(1, -1)
+    b = np.array([b for _, b in terms], dtype.numpy).reshape(-1, 1)
     c = np.zeros((1, 1), dtype.numpy)
     return dataclasses.replace(Case(a, b, c, c, dtype, alpha=1.0, beta=0.0), **changes)
 
@@ -249,6 +250,41 @@ def test_a_small_term_may_overflow_the_other_way_beside_a_huge_one():
     assert [value for value in (INF, -INF, NAN, LARGEST[DType.f32]) if passes(case, value)] == [INF]
 
 
+def orders_of(case: Case):
+    """What orders of summation, with alpha and C before, between and after, make of a product of one element."""
+    real = case.dtype.accumulator.numpy.type
+    terms = [real(a) * real(b) for a, b in zip(case.a[0], case.b[:, 0], strict=True)]
+    alpha, scaled = real(case.alpha), real(case.beta) * real(case.c_in[0, 0]) if case.beta else real(0)
+    for order in itertools.permutations(terms):
+        for cut in range(len(terms) + 1):
+            first, second = (sum(part, start=real(0)) for part in (order[:cut], order[cut:]))
+            yield alpha * sum(order, start=real(0)) + scaled
+            yield (scaled + alpha * first) + alpha * second
+            yield (alpha * first + alpha * second) + scaled
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16, DType.f16], ids=lambda one: one.name)
+def test_whatever_an_order_of_summation_gives_is_right(dtype):
+    random = np.random.default_rng(7)
+    limit = LARGEST[dtype]
+    told = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(60):
+            size = np.minimum(limit * 10.0 ** random.uniform(-1.5, 0.3, random.integers(0, 4)), 0.999 * limit)
+            terms = [(float(one), 1.0) for one in size * random.choice([-1.0, 1.0], size.shape)]
+            scalars = {"alpha": random.choice([1.0, 1.0, -1.5, 1e-3]), "beta": random.choice([0.0, 1.0, -2.0])}
+            case = exact(dtype, terms, **scalars)
+            case.c_in = np.full((1, 1), limit * random.uniform(-0.99, 0.99)).astype(dtype.numpy)
+            results = [float(dtype.numpy.type(result)) for result in orders_of(case)]
+            for result in dict.fromkeys(results):
+                assert passes(case, result), (case, result)
+                assert passes(case, result, "freivalds"), (case, result)
+            if max(map(abs, results)) < 0.9 * limit:
+                told += 1
+                assert not any(passes(case, value) for value in (INF, -INF, NAN)), case
+    assert told > 10
+
+
 # -- many rows -----------------------------------------------------------------------------------------
 
 
@@ -294,6 +330,20 @@ def test_sums_of_large_doubles_are_bounded():
     assert case.check("freivalds").passed
     case.c_out[4, 5] += 1.0  # not in the sample
     assert not case.check("freivalds").passed
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_share_the_rows_with_infinities(size):
+    case = with_a_large_element(DType.f16, 1.5, 1)
+    assert case.c_out[5, 7] == INF
+    for value, passed in ((INF, True), (65504, False)):
+        case.c_out[5, 7] = value
+        alone = case.check("freivalds")
+        every = Ranks(size).run(lambda rank, gather: case.check("freivalds", share=(rank, size), gather=gather))
+        assert all(one == every[0] for one in every)
+        assert every[0].passed is alone.passed is passed
+        assert "1 rows hold numbers at or beyond the largest f16, 1 of them" in every[0].detail
+        assert "; 1 beyond the largest f16 must be infinite" in every[0].detail
 
 
 @pytest.mark.parametrize("k", [20, 2000])
