@@ -258,6 +258,54 @@ class TestNode:
 
 
 @pytest.fixture
+def batch(node, tmp_path):
+    """Run launch/slurm.sbatch as Slurm does, a copy of it elsewhere, on the machine of `node`."""
+    executable(
+        tmp_path / "srun",
+        'echo "srun $*"; while [[ $1 == --* ]]; do shift; done\n'
+        'for ((r = 0; r < SLURM_NTASKS_PER_NODE; r++)); do SLURM_LOCALID=$r "$@" || exit; done\n',
+    )
+    copy = tmp_path / "slurm_script"
+    copy.write_text((LAUNCH / "slurm.sbatch").read_text())
+
+    def start(*arguments, ranks=2, **environment):
+        given = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_NTASKS_PER_NODE": str(ranks), "VIRTUAL_ENV": "/none"}
+        return run(["bash", str(copy), *arguments], f"{tmp_path}:/usr/bin:/bin", **{**given, **environment})
+
+    return start
+
+
+class TestSlurm:
+    def test_ranks_are_started_as_launch_node_starts_them(self, batch):
+        done = batch("sh", "-c", "echo program $SLURM_LOCALID $CUDA_DEVICE_MAX_CONNECTIONS $OMP_NUM_THREADS $0", "x y")
+        assert done.returncode == 0, done.stderr
+        first, *programs = done.stdout.splitlines()
+        assert first.startswith(f"srun --mpi=pmi2 --cpu-bind=none --kill-on-bad-exit=1 {LAUNCH}/node --as-rank sh -c")
+        assert programs == ["program 0 32 1 x y", "program 1 32 1 x y"]
+        assert "rank 1 -> GPU 1 (00000000:2b:00.0), cores" in done.stderr
+
+    def test_srun_speaks_as_the_mpi_does_or_as_it_is_told(self, batch, tmp_path):
+        assert "--mpi=cray " in batch("true", SLURM_MPI_TYPE="cray").stdout
+        executable(tmp_path / "mpiexec", "echo mpiexec Open MPI 5.0.11\n")
+        assert "--mpi=pmix " in batch("true").stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "changes", "said"),
+        [
+            ([], {}, "no program was given"),
+            (["true"], {"ranks": 3}, "3 ranks on 2 GPUs"),
+            (["true"], {"SLURM_SUBMIT_DIR": "/"}, "submit this file in the checkout"),
+            (["true"], {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES names 7"),
+        ],
+    )
+    def test_what_cannot_work_is_said_before_anything_starts(self, batch, arguments, changes, said):
+        done = batch(*arguments, **changes)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert said in done.stderr
+
+
+@pytest.fixture
 def tests_on(tmp_path):
     """Run launch/test on a pretended machine with so many GPUs, whose tests pass but for one that is skipped."""
     tools = tmp_path / "tools"
