@@ -8,32 +8,11 @@ sums them up as the papers do. The exit status is 0 only if every rank succeeded
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from uncut_mpi.command.bench_arguments import BenchArguments, parse_bench
-from uncut_mpi.command.ranks import run_on_ranks
+from uncut_mpi.command.bench_arguments import parse_bench
+from uncut_mpi.command.ranks import RankCommand
 
-
-def main(argv: Sequence[str] | None = None, comm: Any = None) -> int:
-    """
-    Run the command and return its exit status, the same on every rank. Collective.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments; those of the process by default.
-    comm : mpi4py.MPI.Comm, optional
-        The ranks; all of the job by default.
-    """
-    return run_on_ranks("uncut_mpi.bench", parse_bench, _load, argv, comm)
-
-
-def _load() -> Callable[[Any, BenchArguments, Sequence[str]], bool]:
-    from uncut_mpi.command.bench_job import run_bench
-
-    return run_bench
-
+main = RankCommand("uncut_mpi.bench", parse_bench, "uncut_mpi.command.bench_job:run_bench")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,32 +8,11 @@ machine for later sessions. The exit status is 0 only if every rank succeeded an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from uncut_mpi.command.calibrate_arguments import CalibrateArguments, parse_calibrate
-from uncut_mpi.command.ranks import run_on_ranks
+from uncut_mpi.command.calibrate_arguments import parse_calibrate
+from uncut_mpi.command.ranks import RankCommand
 
-
-def main(argv: Sequence[str] | None = None, comm: Any = None) -> int:
-    """
-    Run the command and return its exit status, the same on every rank. Collective.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments; those of the process by default.
-    comm : mpi4py.MPI.Comm, optional
-        The ranks; all of the job by default.
-    """
-    return run_on_ranks("uncut_mpi.calibrate", parse_calibrate, _load, argv, comm)
-
-
-def _load() -> Callable[[Any, CalibrateArguments, Sequence[str]], bool]:
-    from uncut_mpi.command.calibrate_job import run_calibration
-
-    return run_calibration
-
+main = RankCommand("uncut_mpi.calibrate", parse_calibrate, "uncut_mpi.command.calibrate_job:run_calibration")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,9 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from uncut_mpi.command.flags import HelpRequested
+from uncut_mpi.command.entry import run_alone
 from uncut_mpi.command.planning import parse, run
-from uncut_mpi.errors import INTERRUPTED, UncutError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,18 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv : sequence of str, optional
         Arguments; those of the process by default.
     """
-    try:
-        run(parse(sys.argv[1:] if argv is None else argv))
-    except HelpRequested as asked:
-        sys.stdout.write(asked.text)
-    except UncutError as error:
-        sys.stdout.flush()
-        sys.stderr.write(f"uncut_mpi.plan: {type(error).__name__}: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("uncut_mpi.plan: interrupted\n")
-        return INTERRUPTED
-    return 0
+    return run_alone("uncut_mpi.plan", parse, run, argv)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def load():
     from mpi4py import MPI
     if MPI.COMM_WORLD.rank == 1:
         raise KeyboardInterrupt
-    return lambda comm, arguments, words: not comm.Barrier()
+    return lambda comm, arguments, words, say: not comm.Barrier()
 
 sys.exit(run_on_ranks("test", lambda words: None, load, [], None))
 """

@@ -60,7 +60,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_one_line_that_ends_when_all_is_done():
     stream = Terminal()
-    bar = ProgressBar(stream, "calibrating")
+    bar = ProgressBar("calibrating", stream)
     for done in range(101):
         bar.show(done, 100, "x" * 100)
     text = stream.getvalue()
@@ -72,7 +72,7 @@ def test_a_terminal_gets_one_line_that_ends_when_all_is_done():
 
 def test_a_file_gets_a_few_lines():
     stream = io.StringIO()
-    bar = ProgressBar(stream, "calibrating")
+    bar = ProgressBar("calibrating", stream)
     for done in range(101):
         bar.show(done, 100, "links")
     lines = stream.getvalue().splitlines()

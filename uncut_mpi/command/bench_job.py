@@ -6,7 +6,6 @@ import datetime
 import itertools
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from uncut_mpi.command.bench_arguments import BenchArguments, cases_of
 from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.bench_measure import Facts, Measurer, Work, combined
 from uncut_mpi.command.bench_summary import SINGLE, SUMMED, Row, summary_text
+from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
@@ -32,9 +32,9 @@ _SAME: Final = (
 _BEGINNING: Final = b'{"m": '
 
 
-def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> bool:
+def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: Say) -> bool:
     """
-    Measure what is missing in the file, and return whether no result in it is wrong. Collective.
+    Measure what is missing in the file, sum up, and return whether no result in it is wrong. Collective.
 
     Raises
     ------
@@ -65,12 +65,12 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str]) -> boo
                 if arguments.plot is not None:
                     check_path("--plot", arguments.plot, (arguments.output,))
                     check_drawable(arguments.plot)
-        return _Bench(session, arguments).run()
+        return _Bench(session, arguments, say).run()
 
 
 class _Bench:
-    def __init__(self, session: Session, arguments: BenchArguments) -> None:
-        self._session, self._arguments = session, arguments
+    def __init__(self, session: Session, arguments: BenchArguments, say: Say) -> None:
+        self._session, self._arguments, self._say = session, arguments, say
         scale = arguments.scale or _SCALE[session.backend_name]
         self._cases = cases_of(arguments, session.size, scale)
         self._about = {
@@ -107,7 +107,7 @@ class _Bench:
         done = {_key(row) for row in rows if row["median_s"] is not None and row["passed"] is not False}
         rows = [row for row in rows if _key(row) in done]
         todo = [one for one in self._work() if _work_key(one) not in done]
-        bar = ProgressBar(sys.stderr, "measuring") if session.rank == 0 else None
+        bar = ProgressBar("measuring") if session.rank == 0 else None
         for row in self._measured(measurer, todo, bar):
             rows.append(row)
             with session.together("writing a result"):
@@ -117,7 +117,7 @@ class _Bench:
             bar.show(arguments.rounds * len(todo), arguments.rounds * len(todo), "done")
         with session.together("summing up"):
             if session.rank == 0:
-                sys.stdout.write(summary_text(rows, arguments.methods))
+                self._say(summary_text(rows, arguments.methods))
                 if arguments.plot is not None:
                     write_file("--plot", arguments.plot, draw_rates(rows, arguments.methods))
         return all(row["passed"] is not False for row in rows)

@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from uncut_mpi.calibration.report import machine_text, refinement_text, samples_
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.command.artifacts import check_path, write_file
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
+from uncut_mpi.command.entry import Say
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.command.rehearsal import rehearse
 from uncut_mpi.errors import DataFileError, UncutError
@@ -33,9 +33,9 @@ from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
 
 
-def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[str]) -> bool:
+def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[str], say: Say) -> bool:
     """
-    Measure, print and keep a machine; return whether the litmus passed, the same on every rank. Collective.
+    Measure, describe and keep a machine; return whether the litmus passed, the same on every rank. Collective.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
         took_s = time.perf_counter() - began
         with agreement.collective(group, "keeping the machine"):
             if group.rank == 0:
-                _publish(machine, samples, refinement, arguments, keep=passed, took_s=took_s)
+                _publish(machine, samples, refinement, arguments, say, keep=passed, took_s=took_s)
         return passed
     finally:
         group.free()
@@ -86,7 +86,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
 
 def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArguments) -> tuple[Machine, Refinement]:
     """Run whole products with the machine and fit it to their times. Collective."""
-    bar = ProgressBar(sys.stderr, "rehearsing") if group.rank == 0 else None
+    bar = ProgressBar("rehearsing") if group.rank == 0 else None
 
     def progress(done: int, total: int, what: str) -> None:
         if bar is not None:
@@ -110,7 +110,7 @@ def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArg
 
 
 def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArguments) -> tuple[Samples, Machine]:
-    bar = ProgressBar(sys.stderr, "calibrating") if group.rank == 0 else None
+    bar = ProgressBar("calibrating") if group.rank == 0 else None
 
     def progress(done: int, total: int, what: str) -> None:
         if bar is not None:
@@ -145,11 +145,12 @@ def _publish(
     samples: Samples | None,
     refinement: Refinement | None,
     arguments: CalibrateArguments,
+    say: Say,
     *,
     keep: bool,
     took_s: float,
 ) -> None:
-    """Print the machine and write its file; on one rank."""
+    """Describe the machine and write its file; on one rank."""
     path = arguments.output
     content: dict[str, Any] = json.loads(machine.to_json())
     if samples is not None:
@@ -160,11 +161,11 @@ def _publish(
             "errors": dict(zip(refinement.products, refinement.errors, strict=True)),
         }
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-    sys.stdout.write(machine_text(machine))
+    say(machine_text(machine))
     if samples is not None:
-        sys.stdout.write(samples_text(samples, machine))
+        say(samples_text(samples, machine))
     if refinement is not None:
-        sys.stdout.write(refinement_text(refinement))
+        say(refinement_text(refinement))
     if arguments.json_path is not None:
         write_file("--json", arguments.json_path, text.encode())
     where = path or str(cache_directory() / f"{machine.key}.json")
@@ -182,7 +183,7 @@ def _publish(
         )
     if samples is None:
         lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    say("".join(f"{line}\n" for line in lines))
 
 
 def _is_whole(path: str) -> bool:

@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
+from uncut_mpi.command.entry import Say
 from uncut_mpi.command.files import MatrixFile, open_operands, output_order
 from uncut_mpi.command.output import check_output
 from uncut_mpi.command.product import (
@@ -62,9 +62,9 @@ class _Measured:
     trace: str
 
 
-def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
+def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> bool:
     """
-    Run the job and return whether its checks passed, the same on every rank. Collective.
+    Run the job, say what was done and return whether its checks passed, the same on every rank. Collective.
 
     Raises
     ------
@@ -93,12 +93,12 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> bool:
         product = _make(session, arguments)
         about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
         if arguments.ablation:
-            return _ablation(session, arguments, product, about)
+            return _ablation(session, arguments, product, about, say)
         measured = _measure(session, arguments, product, arguments.options)
         if arguments.out_path is not None and (measured.check is None or measured.check.passed):
             write_result(session, product, arguments)
         facts = _facts(about, measured)
-        _publish(session, arguments, report.text(facts), report.to_json(facts))
+        _publish(session, arguments, report.text(facts), report.to_json(facts), say)
         return measured.check is None or measured.check.passed
 
 
@@ -212,14 +212,14 @@ def _bound(session: Session, plan: GemmPlan) -> Bound:
     return bound(plan.schedule.problem, plan.schedule.placement, session.machine)
 
 
-def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About) -> bool:
+def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About, say: Say) -> bool:
     """Measure the steps of the paper's Fig. 8, each with what came before."""
     base, note = _ablation_tile(session, arguments, product)
     about = dataclasses.replace(about, note=note)
     facts = []
     for name, options in ablation_options(base):
         facts.append((name, _facts(about, _measure(session, arguments, product, options))))
-    _publish(session, arguments, report.ablation_text(facts), report.ablation_json(facts))
+    _publish(session, arguments, report.ablation_text(facts), report.ablation_json(facts), say)
     return all(one.passed is not False for _, one in facts)
 
 
@@ -313,9 +313,9 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
     )
 
 
-def _publish(session: Session, arguments: GemmArguments, text: str, json: str) -> None:
+def _publish(session: Session, arguments: GemmArguments, text: str, json: str, say: Say) -> None:
     with session.together("writing the report"):
         if session.rank == 0:
-            sys.stdout.write(text)
+            say(text)
             if arguments.json_path is not None:
                 artifacts.write_file("--json", arguments.json_path, json.encode())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
 from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
 from uncut_mpi.errors import ParamError
@@ -125,9 +125,9 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     )
 
 
-def run(arguments: PlanArguments) -> None:
+def run(arguments: PlanArguments, say: Say) -> None:
     """
-    Choose, print and write.
+    Choose, say and write.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def run(arguments: PlanArguments) -> None:
         paralia_s=_paralia_s(arguments, machine, result.best.options),
         ablation=_ablation(arguments, machine) if arguments.ablation else (),
     )
-    sys.stdout.write(to_text(facts, shutil.get_terminal_size().columns))
+    say(to_text(facts, shutil.get_terminal_size().columns))
     if arguments.timeline_path is not None:
         write_file("--timeline", arguments.timeline_path, render(arguments.timeline_path, [timeline]))
     if arguments.transfers_path is not None:

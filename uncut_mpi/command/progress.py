@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Final, TextIO
+from typing import Any, Final
+
+from uncut_mpi.command import streams
 
 _WIDTH: Final = 30
 _TEXT: Final = 44
@@ -17,15 +20,15 @@ class ProgressBar:
 
     Parameters
     ----------
-    stream : text stream
-        Usually standard error, so that a result on standard output stays clean.
     title : str
         What is under way.
+    stream : text stream, optional
+        Standard error by default, so that a result on standard output stays clean.
     """
 
-    def __init__(self, stream: TextIO, title: str) -> None:
-        self._stream, self._title = stream, title
-        self._terminal = stream.isatty()
+    def __init__(self, title: str, stream: Any = None) -> None:
+        self._stream, self._title = sys.stderr if stream is None else stream, title
+        self._terminal = streams.is_terminal(self._stream)
         self._drawn_s = 0.0
         self._lines = 0
 
@@ -39,10 +42,8 @@ class ProgressBar:
                 return
             self._drawn_s = now
             text = what if len(what) <= _TEXT else what[: _TEXT - 1] + "…"
-            self._stream.write(f"\r{self._title} [{bar}] {done}/{total} {text.ljust(_TEXT)}")
-            if done >= total:
-                self._stream.write("\n")
+            end = "\n" if done >= total else ""
+            streams.put(self._stream, f"\r{self._title} [{bar}] {done}/{total} {text.ljust(_TEXT)}{end}")
         elif share * _LINES >= self._lines:
             self._lines = int(share * _LINES) + 1
-            self._stream.write(f"{self._title} [{bar}] {done}/{total} {what}\n")
-        self._stream.flush()
+            streams.put(self._stream, f"{self._title} [{bar}] {done}/{total} {what}\n")

@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
+from uncut_mpi.command import streams
+from uncut_mpi.command.entry import FAILED, Arguments, Say, conclude
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, StallError, UncutError
 from uncut_mpi.spmd import launcher
 
-Arguments = TypeVar("Arguments")
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankCommand:
+    """
+    A command of several ranks; call it to run it.
+
+    Attributes
+    ----------
+    name : str
+        What its errors begin with.
+    parse : callable
+        Makes the arguments of the words; uses no MPI.
+    work : str
+        Where the function is that does the work, as ``"module:function"``; it is imported once MPI has begun.
+    """
+
+    name: str
+    parse: Callable[[Sequence[str]], Any]
+    work: str
+
+    def __call__(self, argv: Sequence[str] | None = None, comm: Any = None) -> int:
+        """
+        Run the command and return its exit status, the same on every rank. Collective.
+
+        Parameters
+        ----------
+        argv : sequence of str, optional
+            Arguments; those of the process by default.
+        comm : mpi4py.MPI.Comm, optional
+            The ranks; all of the job by default.
+        """
+        return run_on_ranks(self.name, self.parse, self._load, argv, comm)
+
+    def _load(self) -> Callable[[Any, Any, Sequence[str], Say], bool]:
+        module, _, function = self.work.partition(":")
+        work: Callable[[Any, Any, Sequence[str], Say], bool] = getattr(importlib.import_module(module), function)
+        return work
 
 
 def run_on_ranks(
     name: str,
     parse: Callable[[Sequence[str]], Arguments],
-    load: Callable[[], Callable[[Any, Arguments, Sequence[str]], bool]],
+    load: Callable[[], Callable[[Any, Arguments, Sequence[str], Say], bool]],
     argv: Sequence[str] | None,
     comm: Any,
 ) -> int:
@@ -31,8 +71,8 @@ def run_on_ranks(
     parse : callable
         Makes the arguments of the words; uses no MPI.
     load : callable
-        Returns what does the work and answers whether all is well. What needs MPI is imported there, so that
-        ``--help`` does without.
+        Returns what does the work and answers whether all is well; what it says is printed at the end, on rank 0.
+        What needs MPI is imported there, so that ``--help`` does without.
     argv : sequence of str or None
         Arguments; those of the process by default.
     comm : mpi4py.MPI.Comm or None
@@ -41,15 +81,14 @@ def run_on_ranks(
     # Before CUDA starts, so before anything imports cupy: fewer lanes then share a hardware queue.
     # A matter of speed alone; the order of issue makes every number of queues safe.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    streams.guard()
     words = list(sys.argv[1:] if argv is None else argv)
     arguments: Arguments | UncutError
     try:
         arguments = parse(words)
     except HelpRequested as asked:
-        if (comm.rank if comm is not None else launcher.rank_of_process()) == 0:
-            sys.stdout.write(asked.text)
-            sys.stdout.flush()
-        return 0
+        first = (comm.rank if comm is not None else launcher.rank_of_process()) == 0
+        return conclude(name, [asked.text] if first else [])
     except UncutError as error:
         arguments = error  # for one rank to say, once they know of each other
     hooked = False
@@ -63,30 +102,33 @@ def run_on_ranks(
         run = load()
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
-        sys.stderr.write(f"{name}: {type(error).__name__}: {error}\n")
-        return 2
+        streams.to_errors(f"{name}: {type(error).__name__}: {error}\n")
+        return FAILED
     except KeyboardInterrupt:
         if hooked:
             raise  # the hook says so, and ends the job
         # MPI may have begun, and its own end would wait for the other ranks: leave the way that a launcher notices.
-        sys.stderr.write(f"{name}: interrupted\n")
-        sys.stderr.flush()
+        streams.to_errors(f"{name}: interrupted\n")
         os._exit(INTERRUPTED)
+    said: list[str] = []
+    problem: UncutError | None = None
+    status = FAILED
     try:
         runtime.check_launcher()
         if isinstance(arguments, UncutError):
             raise arguments
-        status = 0 if run(comm, arguments, words) else 1
+        status = 0 if run(comm, arguments, words, said.append) else 1
     except StallError as error:
         # A rank is missing: nothing that all ranks do together can end any more, so the job is ended.
-        sys.stderr.write(f"{name}: rank {comm.rank}: {error}\n")
-        sys.stderr.flush()
-        abort.end_job(comm, 2)
+        streams.to_output("".join(said))
+        streams.to_errors(f"{name}: rank {comm.rank}: {error}\n")
+        abort.end_job(comm, FAILED)
     except UncutError as error:
-        # Every rank has the same error: one says it.
-        if comm.rank == 0:
-            sys.stdout.flush()
-            sys.stderr.write(f"{name}: {type(error).__name__}: {error}\n")
-        status = 2
-    sys.stdout.flush()
+        problem = error
+    except Exception:
+        streams.to_output("".join(said))
+        raise  # the hook says so, and ends the job
+    # Every rank has the same error: one says it.
+    if comm.rank == 0:
+        status = max(status, conclude(name, said, problem))
     return abort.finish(comm, status)
