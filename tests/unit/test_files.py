@@ -78,13 +78,6 @@ def test_reading_in_many_blocks_gives_the_same(tmp_path, order, monkeypatch):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_the_view_maps_the_file_and_is_read_only(tmp_path):
-    view = open_matrix(save(tmp_path / "x.npy", matrix(4, 5, DType.f32))).view(slice(1, 3))
-    assert isinstance(view, np.memmap)
-    assert not view.flags.writeable
-    assert view.shape == (2, 5)
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (1, 7), (7, 1)])
 def test_thin_and_empty_matrices_are_read(tmp_path, shape):
     expected = matrix(*shape, DType.f64)

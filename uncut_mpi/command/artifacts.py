@@ -1,14 +1,54 @@
-"""Files that a command writes beside what it prints: complete or not at all."""
+"""Files that a command writes: checked before any work, complete or not there at all."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
-import secrets
+import select
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from uncut_mpi.command.unfinished import UnfinishedFile
 from uncut_mpi.errors import DataFileError
+from uncut_mpi.regular import kind_of, reason, status_of
+
+PATIENCE_S = 30.0
+"""How long the reader of a pipe or a terminal may take nothing."""
+
+# What a pipe takes at once if it takes anything (POSIX has at least 512; Linux, with 4096, keeps that promise).
+_PIPE_BYTES = 4096
+
+
+def check_paths(
+    written: Mapping[str, str | None],
+    read: Sequence[str | None] = (),
+    *,
+    elsewhere: Mapping[str, str | None] | None = None,
+) -> None:
+    """
+    Check, before any work, that files could be written, each one, and each another one.
+
+    Parameters
+    ----------
+    written : mapping of str to (str or None)
+        Flags that ask for files, and the files' names.
+    read : sequence of str or None
+        Files that the command reads, and must not replace.
+    elsewhere : mapping of str to (str or None), optional
+        As `written`, of files that are checked by other means.
+
+    Raises
+    ------
+    DataFileError
+        If one is an input, a directory or another one of them, or cannot be written.
+    """
+    named = [(flag, path) for flag, path in {**written, **(elsewhere or {})}.items() if path is not None]
+    for flag, path in written.items():
+        if path is not None:
+            check_path(flag, path, read)
+    for (first, one), (second, other) in itertools.combinations(named, 2):
+        if not _is_special(one) and is_same(one, other):
+            raise DataFileError(f"{first} {one} and {second} {other} are one file: give them different ones")
 
 
 def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
@@ -27,60 +67,148 @@ def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
     Raises
     ------
     DataFileError
-        If the path is an input or a directory, or its directory is missing or cannot be written.
+        If the path is an input or a directory, cannot be written to, or its directory is missing or cannot be written.
     """
     if _is_special(path):
+        check_writable(f"{flag} {path}", path)
+        return
+    for name in inputs:
+        if name is not None and is_same(name, path):
+            raise DataFileError(f"{flag} {path} would replace {name}, which is read: name another file")
+    check_writable(f"{flag} {path}", path)
+
+
+def check_writable(what: str, path: str) -> None:
+    """
+    Check that a file could appear under a name, or that what is there can be written to.
+
+    Raises
+    ------
+    DataFileError
+        If not; the message begins with `what`.
+    """
+    try:
+        number = stream_number(path)
+        if number is not None:
+            _status_of_stream(number)
+            return
+        try:
+            mode = status_of(path).st_mode
+        except FileNotFoundError:
+            mode = 0
+    except OSError as error:
+        raise DataFileError(f"{what} cannot be written: {reason(error)}") from None
+    if stat.S_ISDIR(mode):
+        raise DataFileError(f"{what} is a directory: name a file in it")
+    if stat.S_ISSOCK(mode) or stat.S_ISBLK(mode):
+        raise DataFileError(f"{what} is {kind_of(mode)}: name a file")
+    if mode and not stat.S_ISREG(mode):
         return
     final = os.path.realpath(path)
     parent = os.path.dirname(final)
-    for name in inputs:
-        if name is not None and os.path.realpath(name) == final:
-            raise DataFileError(f"{flag} {path} would replace {name}, which is read: name another file")
-    if os.path.isdir(final):
-        raise DataFileError(f"{flag} {path} is a directory: name a file in it")
     if not os.path.isdir(parent):
-        raise DataFileError(f"{flag} {path} cannot be written: there is no directory {parent}; make it first")
+        raise DataFileError(f"{what} cannot be written: there is no directory {parent}; make it first")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataFileError(f"{flag} {path} cannot be written: this user may not write into {parent}")
+        raise DataFileError(f"{what} cannot be written: this user may not write into {parent}")
+    try:
+        # Permissions do not tell all: file systems may be read-only, full, or make their files themselves.
+        UnfinishedFile(final).discard()
+    except OSError as error:
+        raise DataFileError(f"{what} cannot be written: {reason(error)}") from None
 
 
 def write_file(flag: str, path: str, content: bytes) -> None:
     """
     Write a file, complete or not at all; an existing file is replaced.
 
-    What is no file, as a device, a pipe or a terminal (``/dev/stdout``), is written to instead.
+    What is no file, as a device, a pipe, a terminal or a stream of this process (``/dev/stdout``), is written to
+    instead. No reader is waited for longer than `PATIENCE_S`.
 
     Raises
     ------
     DataFileError
         If it cannot be written.
     """
-    if _is_special(path):
-        try:
-            with open(path, "wb") as file:
-                file.write(content)
-        except OSError as error:
-            raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None
-        return
-    final = os.path.realpath(path)
-    directory, name = os.path.split(final)
-    hidden = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
     try:
-        with open(hidden, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, final)
+        if _is_special(path):
+            _write_stream(path, content)
+            return
+        with UnfinishedFile(os.path.realpath(path)) as file:
+            write_all(file.descriptor, memoryview(content))
+            file.commit(overwrite=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(hidden)
-        raise DataFileError(f"{flag} {path} cannot be written: {error.strerror}") from None
+        raise DataFileError(f"{flag} {path} cannot be written: {reason(error)}") from None
+
+
+def write_all(descriptor: int, data: memoryview, at: int = 0) -> int:
+    """Write bytes to a file from a place on, and return how many; raises OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], at + done)
+    return done
+
+
+def is_same(one: str, other: str) -> bool:
+    """Return whether two paths are, or would be, the same file."""
+    try:
+        if os.path.realpath(one) == os.path.realpath(other):
+            return True
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
+def stream_number(path: str) -> int | None:
+    """Return the number of this process's own stream that a path names, as ``/dev/stdout`` does; None if it is none."""
+    own = (f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
+    for _ in range(40):  # links, which may go round
+        folder, name = os.path.split(os.path.abspath(path))
+        if os.path.realpath(folder) in own and name.isdecimal():
+            return int(name)
+        try:
+            path = os.path.join(folder, os.readlink(path))
+        except (OSError, ValueError):
+            return None
+    return None
 
 
 def _is_special(path: str) -> bool:
     """Whether something is there that is neither a file nor a directory, and must not be replaced by one."""
+    if stream_number(path) is not None:
+        return True
     try:
-        mode = os.stat(path).st_mode
+        mode = status_of(path).st_mode
     except OSError:
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _status_of_stream(number: int) -> os.stat_result:
+    try:
+        return os.fstat(number)
+    except (OSError, OverflowError):
+        raise OSError(f"stream {number} is not open") from None
+
+
+def _write_stream(path: str, content: bytes) -> None:
+    number = stream_number(path)
+    if number is not None:
+        _status_of_stream(number)
+        descriptor = os.dup(number)  # at its place: opened anew, a file would be written from its beginning
+    else:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            if stat.S_ISFIFO(status_of(path).st_mode):
+                raise OSError("nobody reads the named pipe; start its reader first") from error
+            raise
+    try:
+        left = memoryview(content)
+        ready = select.poll()
+        ready.register(descriptor, select.POLLOUT)
+        while left:
+            if not ready.poll(1e3 * PATIENCE_S):
+                raise OSError(f"its reader took nothing for {PATIENCE_S:g} s")
+            left = left[os.write(descriptor, left[:_PIPE_BYTES]) :]
+    finally:
+        os.close(descriptor)

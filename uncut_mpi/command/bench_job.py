@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import uncut_mpi
 from uncut_mpi.api.session import Session
-from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.bench_arguments import BenchArguments, cases_of
 from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.bench_measure import Facts, Measurer, Work, combined
@@ -20,6 +20,7 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
+from uncut_mpi.regular import open_regular, reason
 from uncut_mpi.view.rates import draw_rates
 from uncut_mpi.view.render import check_drawable
 
@@ -61,9 +62,8 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
             )
         with session.together("checking the output"):
             if session.rank == 0:
-                check_path("--output", arguments.output, (arguments.plot,))
+                check_paths({"--output": arguments.output, "--plot": arguments.plot})
                 if arguments.plot is not None:
-                    check_path("--plot", arguments.plot, (arguments.output,))
                     check_drawable(arguments.plot)
         return _Bench(session, arguments, say).run()
 
@@ -170,12 +170,8 @@ class _Bench:
         A last line that was not finished is cut off, once the lines before it are found to be results.
         """
         path = self._arguments.output
-        if not os.path.lexists(path):
-            return []
-        if not os.path.isfile(path):
-            raise DataFileError(f"--output {path} is no file that results can be added to: name another")
         try:
-            with open(path, "r+b") as file:
+            with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
                 raw = file.read()
                 complete = raw[: raw.rfind(b"\n") + 1]
                 rows = [self._parse(number, line) for number, line in enumerate(complete.splitlines(), 1)]
@@ -183,8 +179,12 @@ class _Bench:
                     if not rows and not raw.startswith(_BEGINNING):
                         raise DataFileError(f"--output {path}, line 1: not a result of this command")
                     file.truncate(len(complete))
+        except FileNotFoundError:
+            return []
         except OSError as error:
-            raise DataFileError(f"--output {path} cannot be read and written: {error.strerror}") from None
+            raise DataFileError(
+                f"--output {path} is no file that results can be added to ({reason(error)}): name another"
+            ) from None
         return list({_key(row): row for row in rows}.values())
 
     def _parse(self, number: int, line: bytes) -> Row:
@@ -192,7 +192,7 @@ class _Bench:
         try:
             row: Row = json.loads(line)
             found = {name: row[name] for name in (*_KEY, *_SAME, *SUMMED)}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DataFileError(f"{where}: not a result of this command") from None
         other = [name for name in _SAME if found[name] != self._about[name]]
         if other:
@@ -205,10 +205,11 @@ class _Bench:
     def _append(self, row: Row) -> None:
         path = self._arguments.output
         try:
-            with open(path, "a", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with os.fdopen(open_regular(path, flags), "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise DataFileError(f"--output {path} cannot be written: {error.strerror}") from None
+            raise DataFileError(f"--output {path} cannot be written: {reason(error)}") from None
 
     # -- one measurement ---------------------------------------------------------------------
 

@@ -21,16 +21,19 @@ from uncut_mpi.calibration.measuring import measure_all
 from uncut_mpi.calibration.refine import Refinement, refine
 from uncut_mpi.calibration.report import machine_text, refinement_text, samples_text
 from uncut_mpi.calibration.samples import Samples
-from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.command.rehearsal import rehearse
 from uncut_mpi.errors import DataFileError, UncutError
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
+
+_MOST_BYTES = 1 << 28
 
 
 def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[str], say: Say) -> bool:
@@ -46,10 +49,8 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     try:
         agreement.agree(group, repr(list(words)).encode(), lambda: f"command line {list(words)!r}")
         with agreement.collective(group, "checking the output"):
-            if group.rank == 0 and arguments.output is not None:
-                check_path("--output", arguments.output)
-            if group.rank == 0 and arguments.json_path is not None:
-                check_path("--json", arguments.json_path)
+            if group.rank == 0:
+                check_paths({"--output": arguments.output, "--json": arguments.json_path})
         began = time.perf_counter()
         started = start_backend(
             group,
@@ -189,9 +190,8 @@ def _publish(
 def _is_whole(path: str) -> bool:
     """Whether a file is a machine that was measured in the whole form."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return "samples" in json.load(file)
-    except (OSError, ValueError, TypeError):
+        return "samples" in json.loads(read_regular(path, _MOST_BYTES))
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

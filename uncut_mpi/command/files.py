@@ -1,18 +1,18 @@
-"""Matrix files for input: .npy, memory-mapped, read by several ranks a range of lines each."""
+"""Matrix files for input: .npy, read by several ranks a range of lines each."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import stat
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from uncut_mpi.command.lines import blocks, index, reason
+from uncut_mpi.command.lines import blocks
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.regular import open_regular, reason
 
 # numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
 _UNNAMED_2_BYTES: Final = np.dtype("V2")
@@ -51,32 +51,6 @@ class MatrixFile:
         """Columns in Fortran order, rows in C order."""
         return self.cols if self.order == "F" else self.rows
 
-    def view(self, lines: slice = slice(None)) -> np.ndarray:
-        """
-        Return these lines as a read-only array over the mapped file; pages are read when touched.
-
-        Raises
-        ------
-        DataFileError
-            If the file can no longer be mapped.
-        """
-        shape = (self.rows, self.cols)
-        if 0 in shape:
-            whole: np.ndarray = np.empty(shape, self.dtype.numpy, order=self.order)  # type: ignore[call-overload]
-        else:
-            try:
-                whole = np.memmap(
-                    self.path,
-                    dtype=self.dtype.numpy,
-                    mode="r",
-                    offset=self.offset_bytes,
-                    shape=shape,
-                    order="F" if self.order == "F" else "C",
-                )
-            except (OSError, ValueError) as error:
-                raise DataFileError(f"{self.path} changed while it was in use: {error}") from None
-        return whole[index(self.order, lines)]
-
     def read_into(self, out: np.ndarray, lines: slice = slice(None)) -> None:
         """
         Copy these lines into an array of their shape, of any layout.
@@ -87,12 +61,29 @@ class MatrixFile:
             Of the file's dtype.
         lines : slice, default all
             Which lines.
+
+        Raises
+        ------
+        DataFileError
+            If the file can no longer be read, or has become shorter.
         """
-        source = self.view(lines)
-        if source.shape != out.shape:
-            raise ValueError(f"{self.path}: lines of shape {source.shape} do not fit an array of shape {out.shape}")
-        for block in blocks(source.shape, self.order, self.dtype):
-            out[block] = source[block]
+        start, stop, _ = lines.indices(self.num_lines)
+        shape = (self.rows, stop - start) if self.order == "F" else (stop - start, self.cols)
+        if out.shape != shape:
+            raise ValueError(f"{self.path}: lines of shape {shape} do not fit an array of shape {out.shape}")
+        at = self.offset_bytes + start * (self.rows if self.order == "F" else self.cols) * self.dtype.itemsize
+        try:
+            # Read and not mapped: a mapped file that somebody shortens ends the process that touches what was there.
+            descriptor = open_regular(self.path)
+            try:
+                for block in blocks(shape, self.order, self.dtype):
+                    at += _read_block(descriptor, out[block], self.order, at)
+            finally:
+                os.close(descriptor)
+        except EOFError:
+            raise DataFileError(f"{self.path} changed while it was in use: it has become shorter") from None
+        except OSError as error:
+            raise DataFileError(f"{self.path} cannot be read: {reason(error)}") from None
 
 
 def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
@@ -113,9 +104,7 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
         that cannot be multiplied, of a foreign byte order or of another type than `dtype`.
     """
     try:
-        with open(path, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DataFileError(f"{path} is not a regular file: name a .npy file")
+        with os.fdopen(open_regular(path), "rb") as file:
             shape, fortran, found = _read_header(file, path)
             offset = file.tell()
             length = os.fstat(file.fileno()).st_size
@@ -178,6 +167,22 @@ def _read_header(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bool, np.d
         raise
     except (ValueError, EOFError) as error:
         raise DataFileError(f"{path} is not a .npy file: {error}; write it with numpy.save") from None
+
+
+def _read_block(descriptor: int, block: np.ndarray, order: str, at: int) -> int:
+    """Read whole lines from a place in a file on, and return how many bytes; raises EOFError where they end sooner."""
+    lines = block.T if order == "F" else block
+    target = lines if lines.flags.c_contiguous else np.empty(lines.shape, lines.dtype)
+    data: memoryview = target.reshape(-1).view(np.uint8).data
+    done = 0
+    while done < len(data):
+        count = os.preadv(descriptor, [data[done:]], at + done)
+        if not count:
+            raise EOFError
+        done += count
+    if target is not lines:
+        lines[...] = target
+    return done
 
 
 def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType:

@@ -84,12 +84,14 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         with session.together("checking the placement"):
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):
-            read = (arguments.a_path, arguments.b_path, arguments.c_path)
-            if session.rank == 0 and arguments.json_path is not None:
-                artifacts.check_path("--json", arguments.json_path, (*read, arguments.out_path, arguments.trace_path))
-            if session.rank == 0 and arguments.trace_path is not None:
-                artifacts.check_path("--trace", arguments.trace_path, (*read, arguments.out_path))
-                check_drawable(arguments.trace_path)
+            if session.rank == 0:
+                artifacts.check_paths(
+                    {"--json": arguments.json_path, "--trace": arguments.trace_path},
+                    (arguments.a_path, arguments.b_path, arguments.c_path),
+                    elsewhere={"-o": arguments.out_path},
+                )
+                if arguments.trace_path is not None:
+                    check_drawable(arguments.trace_path)
         product = _make(session, arguments)
         about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
         if arguments.ablation:
@@ -118,7 +120,7 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
             opened = open_operands(a_path, b_path, arguments.c_path, arguments.dtype)
             check_output(out_path, overwrite=arguments.overwrite)
             for name, path in (("A", a_path), ("B", b_path)):
-                if os.path.exists(out_path) and os.path.samefile(out_path, path):
+                if artifacts.is_same(out_path, path):
                     raise DataFileError(f"-o {out_path} is the file of {name}, which would be lost: name another file")
     a, b, c = session.gather(opened)[0]
     extents = _extents(arguments, a, b, c)

@@ -7,7 +7,6 @@ order, so that a range of lines is one run of bytes. Ranks read or write a range
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from uncut_mpi.model.dtypes import DType
@@ -38,8 +37,3 @@ def blocks(shape: tuple[int, ...], order: str, dtype: DType) -> list[tuple[slice
     length, count = shape if order == "F" else shape[::-1]
     step = max(1, _BLOCK_BYTES // max(1, length * dtype.itemsize))
     return [index(order, slice(start, min(start + step, count))) for start in range(0, count, step)]
-
-
-def reason(error: OSError) -> str:
-    """Return what the operating system says, without the name of the file."""
-    return os.strerror(error.errno) if error.errno is not None else str(error)

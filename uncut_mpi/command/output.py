@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
-import secrets
+import stat
 
 import numpy as np
 
-from uncut_mpi.command.lines import blocks, reason
+from uncut_mpi.command.artifacts import check_writable, stream_number, write_all
+from uncut_mpi.command.lines import blocks
+from uncut_mpi.command.unfinished import UnfinishedFile
 from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.regular import open_regular, reason, status_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,10 +77,10 @@ class OutputTarget:
         line_bytes = (self.rows if self.order == "F" else self.cols) * self.dtype.itemsize
         at = self.offset_bytes + start * line_bytes
         try:
-            descriptor = os.open(self.open_path, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = open_regular(self.open_path, os.O_WRONLY)
             try:
                 for block in blocks(shape, self.order, self.dtype):
-                    at += _write_all(descriptor, _raw(values[block], self.order), at)
+                    at += write_all(descriptor, _raw(values[block], self.order), at)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -89,9 +91,7 @@ class OutputFile:
     """
     A result file that appears under its name only when it is complete; held by one rank.
 
-    Until `commit` the file has no name at all where the file system can do that (``O_TMPFILE``),
-    so that even a job that is killed leaves nothing; elsewhere it has a hidden name in the same
-    directory, which `discard` removes. A context manager that discards what was not committed.
+    A context manager that discards what was not committed; see `UnfinishedFile`.
 
     Attributes
     ----------
@@ -99,10 +99,9 @@ class OutputFile:
         What the other ranks need to write their lines.
     """
 
-    def __init__(self, target: OutputTarget, descriptor: int, temporary: str | None, *, overwrite: bool) -> None:
+    def __init__(self, target: OutputTarget, unfinished: UnfinishedFile, *, overwrite: bool) -> None:
         self.target = target
-        self._descriptor: int | None = descriptor
-        self._temporary = temporary
+        self._unfinished = unfinished
         self._overwrite = overwrite
 
     @classmethod
@@ -134,9 +133,10 @@ class OutputFile:
         final = os.path.realpath(path)
         check_output(path, overwrite=overwrite)
         try:
-            descriptor, temporary = _create_unfinished(final)
+            unfinished = UnfinishedFile(final)
         except OSError as error:
             raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
+        descriptor = unfinished.descriptor
         try:
             with os.fdopen(descriptor, "wb", closefd=False) as file:
                 np.lib.format.write_array_header_1_0(
@@ -150,11 +150,10 @@ class OutputFile:
                 offset = file.tell()
             _reserve(descriptor, path, offset + rows * cols * dtype.itemsize)
         except BaseException:
-            _abandon(descriptor, temporary)
+            unfinished.discard()
             raise
-        open_path = temporary or f"/proc/{os.getpid()}/fd/{descriptor}"
-        target = OutputTarget(final, open_path, rows, cols, order, dtype, offset)
-        return cls(target, descriptor, temporary, overwrite=overwrite)
+        target = OutputTarget(final, unfinished.open_path, rows, cols, order, dtype, offset)
+        return cls(target, unfinished, overwrite=overwrite)
 
     def commit(self) -> None:
         """
@@ -168,47 +167,24 @@ class OutputFile:
             If the disk refuses, or a file of that name has appeared (without `overwrite`); the
             unfinished file is discarded then.
         """
-        if self._descriptor is None:
+        if not self._unfinished.is_open:
             raise ValueError(f"{self.target.path} was committed or discarded before")
         try:
-            os.fsync(self._descriptor)
-            self._give_name(self._descriptor)
-            directory = os.open(os.path.dirname(self.target.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            self._unfinished.commit(overwrite=self._overwrite)
         except FileExistsError:
             raise DataFileError(_exists(self.target.path)) from None
         except OSError as error:
             raise DataFileError(f"{self.target.path} cannot be completed: {reason(error)}") from None
-        finally:
-            self.discard()
 
     def discard(self) -> None:
         """Remove the unfinished file. After `commit`, or a second time, it does nothing."""
-        if self._descriptor is not None:
-            _abandon(self._descriptor, self._temporary)
-            self._descriptor = None
+        self._unfinished.discard()
 
     def __enter__(self) -> OutputFile:
         return self
 
     def __exit__(self, *unused: object) -> None:
         self.discard()
-
-    def _give_name(self, descriptor: int) -> None:
-        final = self.target.path
-        if not self._overwrite:
-            # A link, unlike a rename, never replaces a file that appeared meanwhile.
-            _link(descriptor, self._temporary, final)
-            return
-        if self._temporary is None:
-            hidden = _hidden_name(final)
-            _link(descriptor, None, hidden)
-            self._temporary = hidden
-        os.replace(self._temporary, final)
-        self._temporary = None
 
 
 def check_output(path: str, *, overwrite: bool) -> None:
@@ -221,38 +197,22 @@ def check_output(path: str, *, overwrite: bool) -> None:
         If it exists (without `overwrite`), is no regular file, or its directory is missing or
         cannot be written.
     """
-    final = os.path.realpath(path)
-    parent = os.path.dirname(final)
-    if os.path.isdir(final):
-        raise DataFileError(f"{path} is a directory: name a file in it")
-    if os.path.exists(final):
-        if not os.path.isfile(final):
+    if stream_number(path) is not None:
+        raise DataFileError(f"{path} is a stream of this process, not a regular file: name another one")
+    try:
+        mode = status_of(path).st_mode
+    except OSError:
+        pass  # what is wrong, if anything is, the check below says
+    else:
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not stat.S_ISSOCK(mode):
             raise DataFileError(f"{path} is not a regular file: name another one")
-        if not overwrite:
+        if stat.S_ISREG(mode) and not overwrite:
             raise DataFileError(_exists(path))
-    if not os.path.isdir(parent):
-        raise DataFileError(f"{path} cannot be created: there is no directory {parent}; make it first")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataFileError(f"{path} cannot be created: the directory {parent} cannot be written by this user")
+    check_writable(path, path)
 
 
 def _exists(path: str) -> str:
     return f"{path} exists: name another file, or give --overwrite"
-
-
-def _create_unfinished(final: str) -> tuple[int, str | None]:
-    """Return a descriptor open for writing, and the file's hidden name if it has to have one."""
-    flags = os.O_RDWR | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        # Not every file system can do it (NFS cannot); the error differs, so any means the other way.
-        return os.open(os.path.dirname(final), flags | os.O_TMPFILE, 0o666), None
-    name = _hidden_name(final)
-    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666), name
-
-
-def _hidden_name(final: str) -> str:
-    directory, name = os.path.split(final)
-    return os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
 
 
 def _reserve(descriptor: int, path: str, size: int) -> None:
@@ -266,33 +226,6 @@ def _reserve(descriptor: int, path: str, size: int) -> None:
             f"{path} needs {size} bytes, and its file system has {room.f_bavail * room.f_frsize} available "
             f"({reason(error)}): free some or write elsewhere"
         ) from None
-
-
-def _link(descriptor: int, temporary: str | None, name: str) -> None:
-    if temporary is not None:
-        os.link(temporary, name)
-        return
-    # A file without a name is linked through its descriptor. Only linkat, which Python calls when a
-    # directory descriptor is given, follows the symbolic link that /proc shows for it.
-    directory = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.link(str(descriptor), name, src_dir_fd=directory, follow_symlinks=True)
-    finally:
-        os.close(directory)
-
-
-def _abandon(descriptor: int, temporary: str | None) -> None:
-    os.close(descriptor)
-    if temporary is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-
-
-def _write_all(descriptor: int, data: memoryview, at: int) -> int:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], at + done)
-    return done
 
 
 def _raw(block: np.ndarray, order: str) -> memoryview:

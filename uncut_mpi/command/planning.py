@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
-from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
@@ -237,13 +237,14 @@ def _check_written(given: argparse.Namespace) -> None:
 
 def _check_results(arguments: PlanArguments) -> None:
     """Check, before any work, that what is asked for could be written."""
-    for flag, path in (
-        ("--timeline", arguments.timeline_path),
-        ("--transfers", arguments.transfers_path),
-        ("--json", arguments.json_path),
-    ):
-        if path is not None:
-            check_path(flag, path, [arguments.machine])
+    check_paths(
+        {
+            "--timeline": arguments.timeline_path,
+            "--transfers": arguments.transfers_path,
+            "--json": arguments.json_path,
+        },
+        [arguments.machine],
+    )
     if arguments.timeline_path is not None:
         check_drawable(arguments.timeline_path)
     if arguments.transfers_path is not None:

@@ -403,7 +403,7 @@ class Machine:
             )
         except ParamError:
             raise
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise ParamError(
                 f"not a machine file: {type(error).__name__}: {error}; name one that python -m uncut_mpi.calibrate has "
                 "written, or a machine that ships with the package"

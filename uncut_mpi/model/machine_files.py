@@ -8,9 +8,11 @@ from typing import Final
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.regular import read_regular, reason
 
 _FOLDER: Final = resources.files("uncut_mpi") / "machines"
 _SUFFIX: Final = ".json"
+_MOST_BYTES: Final = 1 << 26  # a whole calibration of eight GPUs, with its samples, has a hundredth of that
 
 
 def machine_names() -> list[str]:
@@ -41,14 +43,16 @@ def load_machine(name_or_path: str | pathlib.Path) -> Machine:
         If it is neither, or the file is not a machine file of this format.
     """
     names = machine_names()
-    ships = isinstance(name_or_path, str) and name_or_path in names
-    file = _FOLDER / f"{name_or_path}{_SUFFIX}" if ships else pathlib.Path(name_or_path)
     try:
-        text = file.read_text(encoding="utf-8")
+        if isinstance(name_or_path, str) and name_or_path in names:
+            text = (_FOLDER / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8")
+        else:
+            text = read_regular(name_or_path, _MOST_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else error
         raise ParamError(
             f"machine {str(name_or_path)!r} is neither one that ships with the package nor a file that can be read "
-            f"({error}): use one of {', '.join(names)}, or the path of a file with Machine.to_json's text"
+            f"({why}): use one of {', '.join(names)}, or the path of a file with Machine.to_json's text"
         ) from None
     try:
         return Machine.from_json(text)
