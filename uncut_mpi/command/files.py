@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
+import struct
+import textwrap
+import warnings
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
@@ -16,6 +20,11 @@ from uncut_mpi.regular import open_regular, reason
 
 # numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
 _UNNAMED_2_BYTES: Final = np.dtype("V2")
+
+# How the length of a header stands in a file of each version, and the most of it that numpy reads unasked.
+_LENGTHS: Final = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+_HEADER_BYTES: Final = 10_000
+_MOST_EXTENT: Final = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
         raise DataFileError(f"{path} cannot be read: {reason(error)}") from None
     if len(shape) != 2:
         raise DataFileError(f"{path} holds an array of shape {shape}: a matrix has two dimensions, reshape it first")
+    if min(shape) < 0:
+        raise DataFileError(f"{path} has the shape {shape}, with a negative extent: write it again with numpy.save")
     element = _element_type(path, found, dtype)
     needed = offset + shape[0] * shape[1] * element.itemsize
     if length < needed:
@@ -119,6 +130,8 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
             f"{path} is truncated: {shape[0]}×{shape[1]} elements of {element.name} need {needed} bytes, "
             f"the file has {length}; write it again"
         )
+    if max(shape) > _MOST_EXTENT:  # beside an extent of 0
+        raise DataFileError(f"{path} has the shape {shape}: an extent is at most {_MOST_EXTENT}")
     return MatrixFile(path, shape[0], shape[1], "F" if fortran else "C", element, offset)
 
 
@@ -156,17 +169,38 @@ def output_order(files: Mapping[str, MatrixFile | None]) -> str:
 
 
 def _read_header(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    """Return shape, whether the order is Fortran's, and type, by numpy's own reading of the header."""
     try:
         version = np.lib.format.read_magic(file)
-        if version not in readers:
-            # Version 3 exists for field names beyond Latin-1, so it holds records.
-            raise DataFileError(f"{path} has .npy format {version[0]}.{version[1]}: save plain numbers instead")
-        return readers[version](file)
-    except DataFileError:
-        raise
-    except (ValueError, EOFError) as error:
-        raise DataFileError(f"{path} is not a .npy file: {error}; write it with numpy.save") from None
+    except ValueError as error:
+        raise _not_npy(path, error) from None
+    if version not in _LENGTHS:
+        when = "newer than" if version > max(_LENGTHS) else "none of those that"
+        raise DataFileError(f"{path} has .npy format {version[0]}.{version[1]}, which is {when} numpy reads here")
+    form = _LENGTHS[version]
+    beginning = file.read(struct.calcsize(form))
+    if len(beginning) < struct.calcsize(form):
+        raise _not_npy(path, "it ends in its header")
+    (length,) = struct.unpack(form, beginning)
+    if length > _HEADER_BYTES:
+        raise DataFileError(
+            f"{path} has a header of {length} bytes, numpy reads at most {_HEADER_BYTES} without being told that it is "
+            "safe: write it again with numpy.save"
+        )
+    text = io.BytesIO(beginning + file.read(length))
+    # Version 3 is version 2 with names of fields in UTF-8, and what has fields is no matrix.
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that Python 2 wrote it
+            return read(text)
+    except Exception as error:  # the text is compiled by Python, which knows many ways to refuse one
+        raise _not_npy(path, error) from None
+
+
+def _not_npy(path: str, why: object) -> DataFileError:
+    said = str(why).partition("\n")[0]
+    return DataFileError(f"{path} is not a .npy file: {textwrap.shorten(said, 120)}; write it with numpy.save")
 
 
 def _read_block(descriptor: int, block: np.ndarray, order: str, at: int) -> int:
@@ -196,6 +230,14 @@ def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType
         )
     if found.byteorder == ">":
         raise DataFileError(f"{path} holds big-endian {found.name}: save array.astype(array.dtype.newbyteorder('<'))")
+    if found.names is not None:
+        raise DataFileError(
+            f"{path} holds records of {len(found.names)} fields: convert one of them to a matrix and save that"
+        )
+    if found.hasobject:
+        raise DataFileError(
+            f"{path} holds Python objects, which are not unpickled: convert them to float64 and save those"
+        )
     known = {one.numpy: one for one in (DType.f64, DType.f32, DType.f16)}
     element = known.get(found)
     if element is None:
