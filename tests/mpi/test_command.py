@@ -12,6 +12,7 @@ import pytest
 import uncut_mpi.api.start as start
 import uncut_mpi.command.job as command_job
 from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
 from tests.helpers.timelines import check_trace
 from uncut_mpi.device.host import HostBackend
@@ -71,19 +72,7 @@ def folder(mpi_tmp_path, comm):
 def job(comm, capfd, backend_name):
     """Runs the command in this process; returns (status, everything rank 0 printed, its errors)."""
 
-    def run(words) -> tuple[int, str, str]:
-        comm.Barrier()
-        capfd.readouterr()
-        status = main(["--backend", backend_name, *(str(word) for word in words)], comm)
-        out, err = capfd.readouterr()
-        comm.Barrier()
-        statuses = allgather(comm, status)
-        outs = allgather(comm, (out, err))
-        collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
-        collective_assert(comm, not any(o or e for o, e in outs[1:]), f"a rank other than 0 printed: {outs[1:]}")
-        return status, outs[0][0], outs[0][1]
-
-    return run
+    return in_process(main, comm, capfd, ["--backend", backend_name])
 
 
 def test_the_report_has_every_line_and_the_json_every_key(comm, job, mpi_tmp_path):
