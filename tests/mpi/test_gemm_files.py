@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 
+import numpy as np
 import pytest
 
+import uncut_mpi.command.product as command_product
 from tests.helpers.collective import collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
+from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.command import artifacts, streams
 from uncut_mpi.gemm import main
+from uncut_mpi.model.machine import Machine
 
 pytestmark = pytest.mark.mpi(min_size=1)
+ONCE = ["-m", "64", "--warmup", "0", "--repeat", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +36,76 @@ def job(comm, capfd, backend_name, machine_cache, monkeypatch):
     return in_process(main, comm, capfd, ["--backend", backend_name])
 
 
-@pytest.mark.xfail(strict=True, reason="PASS is said of a result without elements, which nobody checked")
+@pytest.fixture
+def folder(mpi_tmp_path, comm):
+    """Matrix files, written by rank 0, and a named pipe."""
+    if comm.rank == 0:
+        rng = np.random.default_rng(5)
+        for name, shape in (("A", (30, 20)), ("B", (20, 40)), ("C", (30, 40))):
+            np.save(mpi_tmp_path / f"{name}.npy", rng.uniform(-1, 1, shape))
+        with open(mpi_tmp_path / "A3.npy", "wb") as file:
+            np.lib.format.write_array(file, np.load(mpi_tmp_path / "A.npy"), version=(3, 0))
+        np.save(mpi_tmp_path / "E.npy", np.zeros((0, 20)))
+        os.mkfifo(mpi_tmp_path / "pipe")
+    comm.Barrier()
+    return mpi_tmp_path
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a product is executed."""
+    counted = []
+    execute = GemmPlan.execute
+    monkeypatch.setattr(
+        GemmPlan, "execute", lambda self, *more, **named: counted.append(1) or execute(self, *more, **named)
+    )
+    return counted
+
+
+def is_product(folder, out_path, beta=0.0):
+    a, b, c, found = (np.load(path) for path in (folder / "A.npy", folder / "B.npy", folder / "C.npy", out_path))
+    return np.allclose(found, a @ b + beta * c, rtol=0, atol=1e-12)
+
+
+def test_files_are_multiplied_once_and_checked(comm, job, folder, calls):
+    out_path, facts_path = folder / "OUT.npy", folder / "facts.json"
+    words = [folder / "A3.npy", folder / "B.npy", "-c", folder / "C.npy", "-o", out_path]
+    status, out, err = job([*words, "--json", facts_path])
+    facts = json.loads(facts_path.read_text())
+    labels = {line.split(" ")[0] for line in out.splitlines() if line[:1] not in "# "}
+    good = (
+        status == 0
+        and len(calls) == 1
+        and is_product(folder, out_path, 1.0)
+        and out.endswith("PASS\n")
+        and "took        " in out
+        and not labels & {"calls", "rate", "bound", "first"}
+        and "median" not in out
+        and facts["samples_s"] == []
+        and facts["first_call_s"] > 0
+        and facts["passed"] is True
+        and all(facts[name] is None for name in ("median_s", "min_s", "max_s", "tflop_per_s"))
+    )
+    collective_assert(comm, good, f"status {status}, {len(calls)} calls {out}{err}{facts}")
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [(["--repeat", "3"], 6), (["--warmup", "1"], 7), (["--repeat", "2", "--warmup", "0"], 3)]
+)
+def test_files_are_measured_where_that_is_asked_for(comm, job, folder, calls, words, count):
+    out_path = folder / "OUT.npy"
+    status, out, err = job([folder / "A.npy", folder / "B.npy", "-o", out_path, *words])
+    good = status == 0 and len(calls) == count and is_product(folder, out_path) and "\ncalls       median " in out
+    collective_assert(comm, good, f"status {status}, {len(calls)} calls {out}{err}")
+
+
+def test_a_single_product_may_be_traced(comm, job, folder, calls):
+    out_path, trace = folder / "OUT.npy", folder / "t.txt"
+    status, out, err = job([folder / "A.npy", folder / "B.npy", "-o", out_path, "--trace", trace])
+    good = status == 0 and len(calls) == 1 and trace.exists() and is_product(folder, out_path) and "trace  " in out
+    collective_assert(comm, good, f"status {status}, {len(calls)} calls {out}{err}")
+
+
 @pytest.mark.parametrize("words", [["-m", "0"], ["-m", "0", "-n", "5", "-k", "7"], ["-m", "5", "-n", "0"]])
 def test_a_result_without_elements_is_not_called_right(comm, job, mpi_tmp_path, words):
     path = mpi_tmp_path / "facts.json"
@@ -42,3 +119,95 @@ def test_a_result_without_elements_is_not_called_right(comm, job, mpi_tmp_path, 
         and facts["check_detail"].startswith("nothing to check")
     )
     collective_assert(comm, good, f"status {status} {out}{err}")
+
+
+def test_an_empty_file_is_multiplied_and_says_so(comm, job, folder):
+    out_path = folder / "OUT.npy"
+    status, out, err = job([folder / "E.npy", folder / "B.npy", "-o", out_path])
+    good = status == 0 and np.load(out_path).shape == (0, 40) and "nothing to check" in out
+    collective_assert(comm, good, f"status {status} {out}{err}")
+
+
+def test_plans_are_made_for_the_machine_that_is_named(comm, job, mpi_tmp_path):
+    path, facts_path = mpi_tmp_path / "mine.json", mpi_tmp_path / "facts.json"
+    if comm.rank == 0:
+        path.write_text(Machine.uniform(comm.size, name="mine").to_json())
+    comm.Barrier()
+    for name, said in (("uniform", "uniform"), (path, "mine")):
+        status, out, err = job([*ONCE, "--machine", name, "--json", facts_path])
+        good = status == 0 and f"# machine   {said}\n" in out and json.loads(facts_path.read_text())["machine"] == said
+        collective_assert(comm, good, f"status {status} {out}{err}")
+
+
+def test_a_machine_that_does_not_fit_is_refused(comm, job, mpi_tmp_path):
+    path = mpi_tmp_path / "other.json"
+    if comm.rank == 0:
+        path.write_text(Machine.uniform(comm.size + 1, name="other").to_json())
+        os.mkfifo(mpi_tmp_path / "pipe")
+    comm.Barrier()
+    for name, said in (
+        (path, f"machine other has {comm.size + 1} ranks, the session has {comm.size}"),
+        ("nowhere", "neither one that ships"),
+        (mpi_tmp_path / "pipe", "named pipe"),
+        ("", "not the name of a file"),
+    ):
+        status, out, err = job([*ONCE, "--machine", name])
+        good = status == 2 and said in err and err.count("\n") == 1 and not out
+        collective_assert(comm, good, f"status {status} {out}{err}")
+    status, _, err = job([*ONCE, "--machine", path, "--json", path])
+    collective_assert(comm, status == 2 and "has" in err and path.read_text().startswith("{"), err)
+
+
+def test_paths_that_would_make_a_command_wait_are_refused(comm, job, folder, monkeypatch):
+    pipe, a, b, out_path = folder / "pipe", folder / "A.npy", folder / "B.npy", folder / "OUT.npy"
+    for words, said in (
+        ([pipe, b, "-o", out_path], "named pipe"),
+        ([a, pipe, "-o", out_path], "named pipe"),
+        ([a, b, "-c", pipe, "-o", out_path], "named pipe"),
+        ([a, b, "-o", pipe, "--overwrite"], "not a regular file"),
+        ([a, b, "-o", "/dev/stdout", "--overwrite"], "stream of this process"),
+        ([a, b, "-o", out_path, "--json", folder / "." / "x" / ".." / "OUT.npy"], "one file"),
+    ):
+        status, out, err = job(words)
+        good = status == 2 and said in err and err.count("\n") == 1 and not out and not out_path.exists()
+        collective_assert(comm, good, f"{words} status {status} {out}{err}")
+    # The result is there, what was found is said, and so is why the facts are not.
+    status, out, err = job([a, b, "-o", out_path, "--json", pipe])
+    good = status == 2 and "nobody reads" in err and is_product(folder, out_path) and out.endswith("PASS\n")
+    collective_assert(comm, good, f"status {status} {out}{err}")
+
+
+def test_a_report_that_cannot_be_written_is_a_status_and_loses_no_file(comm, job, folder, monkeypatch):
+    monkeypatch.setattr(streams, "to_output", lambda text: "is closed" if text else "")
+    out_path, facts = folder / "OUT.npy", folder / "facts.json"
+    status, out, err = job([folder / "A.npy", folder / "B.npy", "-o", out_path, "--json", facts])
+    good = status == 2 and "standard output is closed" in err and err.count("\n") == 1 and not out
+    collective_assert(comm, good and is_product(folder, out_path), f"status {status} {out}{err}")
+    collective_assert(comm, json.loads(facts.read_text())["passed"] is True, facts)
+
+
+@pytest.mark.host_backend
+def test_an_interrupt_while_files_are_written_leaves_none_half_written(comm, job, folder, monkeypatch):
+    def interrupt(*unused, **more):
+        raise KeyboardInterrupt
+
+    facts = folder / "facts.json"
+    if comm.size > 1:
+        return  # the others of a job end with it, and this test's ranks are to live on
+    for module, name in ((command_product.OutputFile, "commit"), (artifacts, "write_all")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, interrupt)
+            out_path = folder / f"{name}.npy"
+            with pytest.raises(KeyboardInterrupt):
+                main(
+                    [
+                        "--backend",
+                        "host",
+                        *map(str, [folder / "A.npy", folder / "B.npy", "-o", out_path, "--json", facts]),
+                    ],
+                    comm,
+                )
+        assert not facts.exists()
+        assert not [one for one in os.listdir(folder) if one.endswith(".part")]
+        assert out_path.exists() == (name == "write_all")
+    assert isinstance(folder, pathlib.Path)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
-from uncut_mpi.command.flags import HelpRequested, join_negative_values, make_parser
+from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, HelpRequested, join_negative_values, make_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
@@ -80,12 +80,15 @@ class GemmArguments:
         Device ordinal of each rank.
     allow_shared_gpu : bool
         Let ranks share a GPU.
+    machine : str or None
+        What is planned for: ``"uniform"``, the name of a machine that ships with the package, or a file; None: what is
+        there, as it was measured.
     options : ScheduleOptions
         What is fixed about the schedule.
     ablation : bool
         Run the steps of `uncut_mpi.planning.planner.ablation_options` instead of `options` alone.
     warmup, repeat : int
-        Untimed and timed calls after the first one.
+        Untimed and timed calls after the first one; 0 timed ones where a product is wanted and no measurement.
     timeout_s : float
         A call fails when no task finishes anywhere for so long (seconds).
     tune_products : bool
@@ -116,6 +119,7 @@ class GemmArguments:
     backend: str
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool
+    machine: str | None
     options: ScheduleOptions
     ablation: bool
     warmup: int
@@ -163,6 +167,9 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     m, n, k = extents_of(given)
     alpha, beta = scalars_of(given)
     options = options_of(given)
+    # Files are there to be multiplied, generated matrices to be measured.
+    measured = given.a is None or given.tune > 1 or given.warmup is not None or given.repeat is not None
+    usual = (USUAL_WARMUP, USUAL_REPEAT) if measured else (0, 0)
     return GemmArguments(
         m=m,
         n=n,
@@ -176,10 +183,11 @@ def parse(argv: Sequence[str]) -> GemmArguments:
         backend=given.backend,
         devices=given.devices,
         allow_shared_gpu=given.allow_shared_gpu,
+        machine=given.machine,
         options=options,
         ablation=given.ablation,
-        warmup=given.warmup,
-        repeat=given.repeat,
+        warmup=usual[0] if given.warmup is None else given.warmup,
+        repeat=usual[1] if given.repeat is None else given.repeat,
         timeout_s=given.timeout,
         tune_products=given.tune_products,
         check=given.check,

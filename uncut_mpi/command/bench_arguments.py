@@ -9,7 +9,7 @@ from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
-from uncut_mpi.command.flag_values import dtype_of, one_of, positive, whole
+from uncut_mpi.command.flag_values import dtype_of, one_of, path, positive, whole
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
@@ -247,6 +247,7 @@ def make_bench_parser() -> argparse.ArgumentParser:
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(
         "--output",
+        type=path,
         default="bench.jsonl",
         metavar="FILE",
         help="add results there and go on where it ends; default %(default)s",
@@ -293,7 +294,7 @@ def _words(text: str) -> list[str]:
 
 
 def _png(text: str) -> str:
-    if not text.endswith(".png"):
+    if not path(text).endswith(".png"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
     return text
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
-from uncut_mpi.command.flag_values import positive
+from uncut_mpi.command.flag_values import path, positive
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 
@@ -103,8 +103,13 @@ def make_calibrate_parser() -> argparse.ArgumentParser:
         help="after so long probes are repeated 3 times only and pairs of links left out; default "
         f"{DEFAULT_TIME_LIMIT_S:g}",
     )
-    run.add_argument("--output", metavar="FILE", help="keep the machine there; default: where sessions look for it")
     run.add_argument(
-        "--json", metavar="FILE", help="write the machine file there too; replaced if it exists; default: nowhere"
+        "--output", type=path, metavar="FILE", help="keep the machine there; default: where sessions look for it"
+    )
+    run.add_argument(
+        "--json",
+        type=path,
+        metavar="FILE",
+        help="write the machine file there too; replaced if it exists; default: nowhere",
     )
     return parser

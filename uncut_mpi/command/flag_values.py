@@ -76,10 +76,17 @@ def placement_of(text: str) -> Placement:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def path(text: str) -> str:
+    """Return the name of a file that a flag's value is; whether there is one, or could be, is not looked at here."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file: no file can have it")
+    return text
+
+
 def picture(text: str) -> str:
     """Return the name of a file that a timeline can be drawn into."""
     try:
-        check_suffix(text)
+        check_suffix(path(text))
     except ParamError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -14,6 +14,7 @@ from uncut_mpi.command.flag_values import (
     is_number,
     numbers,
     one_of,
+    path,
     picture,
     placement_of,
     positive,
@@ -34,11 +35,16 @@ from uncut_mpi.planning.options import (
     SCHEDULERS,
 )
 
+USUAL_WARMUP: Final = 2
+USUAL_REPEAT: Final = 5
+"""Calls of a measurement that says nothing else."""
+
 BACKENDS: Final = ("auto", "cuda", "host")
 
 _EPILOG: Final = """\
 Without files, matrices are generated (uniform in (-1, 1), every mantissa bit random), and alpha and beta are
-1.2345 and 1.1154 unless given. With files, alpha is 1, and beta is 1 with -c and 0 without.
+1.2345 and 1.1154 unless given. With files, alpha is 1, and beta is 1 with -c and 0 without; they are multiplied once,
+and timed only with --repeat.
 
 examples:
   mpiexec -n 4 python -m uncut_mpi.gemm
@@ -103,6 +109,13 @@ def make_parser() -> argparse.ArgumentParser:
     _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend", files=True)
     machine = parser.add_argument_group("ranks and devices")
     add_machine(machine)
+    machine.add_argument(
+        "--machine",
+        type=path,
+        metavar="NAME|FILE",
+        help="machine to plan for, of as many ranks: one that ships with the package, a file, or uniform (equal links "
+        "and devices); default: what is there, as it was measured",
+    )
     _add_compute_ranks(machine)
     _add_schedule(parser)
     _add_run(parser.add_argument_group("run and report"))
@@ -122,6 +135,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("machine")
     group.add_argument(
         "--machine",
+        type=path,
         default="uniform",
         metavar="NAME|FILE",
         help="measured machine: one that ships with the package, or a file; default %(default)s, equal links and "
@@ -165,10 +179,13 @@ def make_plan_parser() -> argparse.ArgumentParser:
         help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
     )
     group.add_argument(
-        "--transfers", metavar="FILE.png", help="draw its transfers over each link there; default: nowhere"
+        "--transfers",
+        type=path,
+        metavar="FILE.png",
+        help="draw its transfers over each link there; default: nowhere",
     )
     group.add_argument(
-        "--json", metavar="FILE", help="write the facts there too; replaced if it exists; default: nowhere"
+        "--json", type=path, metavar="FILE", help="write the facts there too; replaced if it exists; default: nowhere"
     )
     return parser
 
@@ -189,11 +206,16 @@ def base_parser(program: str, description: str, epilog: str) -> argparse.Argumen
 
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("a", nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
-    group.add_argument("b", nargs="?", metavar="B.npy", help="file of B")
-    group.add_argument("-c", metavar="C.npy", help="file of C, read where beta is not 0; default: there is none")
+    group.add_argument("a", type=path, nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
+    group.add_argument("b", type=path, nargs="?", metavar="B.npy", help="file of B")
     group.add_argument(
-        "-o", metavar="OUT.npy", help="file for the result; appears only when complete; default: there is none"
+        "-c", type=path, metavar="C.npy", help="file of C, read where beta is not 0; default: there is none"
+    )
+    group.add_argument(
+        "-o",
+        type=path,
+        metavar="OUT.npy",
+        help="file for the result; appears only when complete; default: there is none",
     )
 
 
@@ -437,9 +459,17 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "default: the one predicted best",
     )
     group.add_argument(
-        "--warmup", type=whole(0), default=2, metavar="N", help="untimed calls first; default %(default)s"
+        "--warmup",
+        type=whole(0),
+        metavar="N",
+        help=f"untimed calls first; default {USUAL_WARMUP}, with files 0 unless --repeat or --tune is given",
     )
-    group.add_argument("--repeat", type=whole(1), default=5, metavar="N", help="timed calls; default %(default)s")
+    group.add_argument(
+        "--repeat",
+        type=whole(1),
+        metavar="N",
+        help=f"timed calls; default {USUAL_REPEAT}, with files none: one product and no measurement",
+    )
     group.add_argument(
         "--timeout",
         type=positive,
@@ -455,7 +485,10 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     group.add_argument(
-        "--json", metavar="FILE", help="write the facts of the run there too; replaced if it exists; default: nowhere"
+        "--json",
+        type=path,
+        metavar="FILE",
+        help="write the facts of the run there too; replaced if it exists; default: nowhere",
     )
     group.add_argument(
         "--trace",

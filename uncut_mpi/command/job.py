@@ -25,6 +25,7 @@ from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.files import MatrixFile, open_operands, output_order
 from uncut_mpi.command.output import check_output
+from uncut_mpi.command.planning import UNIFORM, find_machine
 from uncut_mpi.command.product import (
     Product,
     Source,
@@ -38,12 +39,15 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
-from uncut_mpi.command.tracing import write_trace
+from uncut_mpi.command.tracing import draw_trace
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import Bound, bound
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
+from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
 from uncut_mpi.view.render import check_drawable
 
@@ -53,13 +57,14 @@ _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Measured:
-    """One plan's facts, times and, if it was checked, verdict; and what is said of its trace."""
+    """One plan's facts, times and, if it was checked, verdict; and its trace as a picture, with what is said of it."""
 
     summary: PlanSummary
     timing: Timing
     bound: Bound
     check: CheckResult | None
-    trace: str
+    picture: bytes = b""
+    trace: str = ""
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> bool:
@@ -71,6 +76,7 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
     UncutError
         The same on every rank.
     """
+    machine = _machine(comm, arguments, words)
     with Session(
         comm,
         backend=arguments.backend,
@@ -79,15 +85,15 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         timeout_s=arguments.timeout_s,
         arrival_timeout_s=arguments.timeout_s,
         tune_products=arguments.tune_products,
+        machine=machine,
     ) as session:
-        session.agree(list(words), "command line")
         with session.together("checking the placement"):
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):
             if session.rank == 0:
                 artifacts.check_paths(
                     {"--json": arguments.json_path, "--trace": arguments.trace_path},
-                    (arguments.a_path, arguments.b_path, arguments.c_path),
+                    (arguments.a_path, arguments.b_path, arguments.c_path, arguments.machine),
                     elsewhere={"-o": arguments.out_path},
                 )
                 if arguments.trace_path is not None:
@@ -100,8 +106,24 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         if arguments.out_path is not None and (measured.check is None or measured.check.passed):
             write_result(session, product, arguments)
         facts = _facts(about, measured)
-        _publish(session, arguments, report.text(facts), report.to_json(facts), say)
+        _publish(session, arguments, report.text(facts), report.to_json(facts), say, measured.picture)
         return measured.check is None or measured.check.passed
+
+
+def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machine | None:
+    """Return the machine that the command line, the same on every rank, names; None for what is there. Collective."""
+    group = Group(comm)
+    try:
+        agreement.agree(group, repr(list(words)).encode(), lambda: f"command line {list(words)!r}")
+        if arguments.machine is None:
+            return None
+        name = arguments.machine
+        ranks = group.size if name == UNIFORM else None
+        return Machine.from_json(
+            agreement.from_root(group, lambda: find_machine(name, ranks).to_json().encode()).decode()
+        )
+    finally:
+        group.free()
 
 
 def _make(session: Session, arguments: GemmArguments) -> Product:
@@ -185,16 +207,16 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
     with _plan(session, arguments, product, options) as plan:
         planned_s = time.perf_counter() - started
         timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
-        verdict = verify_product(session, product, arguments) if arguments.check else None
-        shown = ""
+        verdict = verify_product(session, product, arguments) if arguments.check and product.has_result else None
+        picture, shown = b"", ""
         if arguments.trace_path is not None:
             reset_result(session, product)
             trace = plan.trace(arguments.alpha, arguments.beta)
             # What this call left in C is what is written, so it has to be right as well.
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
-            shown = write_trace(session, plan, trace, arguments.trace_path)
-        return _Measured(plan.summary, timing, _bound(session, plan), verdict, shown)
+            picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
+        return _Measured(plan.summary, timing, _bound(session, plan), verdict, picture, shown)
 
 
 def _plan(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> GemmPlan:
@@ -303,6 +325,8 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         predicted_s=summary.predicted_s,
         tried=summary.tried,
         first_call_s=timing.first_call_s,
+        planned_s=timing.planned_s,
+        call_s=timing.call_s,
         samples_s=timing.samples_s,
         bound_s=measured.bound.seconds,
         bound_formula=measured.bound.formula,
@@ -310,14 +334,20 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         tolerance=verdict.tolerance if verdict else None,
         rms_error=verdict.rms_error if verdict else None,
         passed=verdict.passed if verdict else None,
-        check_detail=verdict.detail if verdict else "",
+        check_detail=verdict.detail if verdict else _unchecked(about),
         trace=measured.trace,
     )
 
 
-def _publish(session: Session, arguments: GemmArguments, text: str, json: str, say: Say) -> None:
+def _unchecked(about: report.About) -> str:
+    return f"nothing to check: C is {about.m}×{about.n} and has no elements" if 0 in (about.m, about.n) else ""
+
+
+def _publish(session: Session, arguments: GemmArguments, text: str, json: str, say: Say, picture: bytes = b"") -> None:
     with session.together("writing the report"):
         if session.rank == 0:
             say(text)
             if arguments.json_path is not None:
                 artifacts.write_file("--json", arguments.json_path, json.encode())
+            if arguments.trace_path is not None:
+                artifacts.write_file("--trace", arguments.trace_path, picture)

@@ -35,6 +35,9 @@ from uncut_mpi.view.traffic import traffic
 _EDGE: Final = 8192
 _RANKS: Final = 4
 
+UNIFORM: Final = "uniform"
+"""Name of the machine of equal links and devices, of any number of ranks."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArguments:
@@ -209,7 +212,7 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
             f"--ranks {ranks} was given, and --devices {listed}, which are {len(devices)}: "
             "name one device for each rank, or leave --ranks out"
         )
-    if name == "uniform":
+    if name == UNIFORM:
         if devices is not None:
             raise ParamError(f"--devices {listed} was given, those of machine uniform are all alike: give --ranks")
         return Machine.uniform(ranks or _RANKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable
 
@@ -75,6 +74,11 @@ class Product:
     host_b: Matrix
     first_c: Matrix
 
+    @property
+    def has_result(self) -> bool:
+        """Whether C has elements, which could be right or wrong."""
+        return self.m > 0 and self.n > 0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
@@ -83,19 +87,20 @@ class Timing:
 
     Attributes
     ----------
+    planned_s : float
+        Planning and reserving.
+    call_s : float
+        The first call alone.
     first_call_s : float
         Planning, reserving and the first call.
     samples_s : list of float
-        The timed calls, in order.
+        The timed calls, in order; none where nothing was to be measured.
     """
 
+    planned_s: float
+    call_s: float
     first_call_s: float
     samples_s: list[float]
-
-    @property
-    def median_s(self) -> float:
-        """Median of the samples."""
-        return statistics.median(self.samples_s)
 
 
 def generated_sources(arguments: GemmArguments, m: int, n: int, k: int) -> tuple[Source, Source, Source | None]:
@@ -183,22 +188,23 @@ def measure(
     planned_s : float
         What planning and reserving took this rank; part of the first call's time (s).
     prepare_last : callable
-        Called before the last timed call, outside its time.
+        Called before the last timed call, outside its time; not at all where none is timed.
     """
 
     def once() -> float:
         return timed_call(session, plan, arguments)
 
-    first = planned_s + once()
+    first = once()
     warmups = 0
     while plan.tuning or warmups < arguments.warmup:
         once()
         warmups += 1
     samples = [once() for _ in range(arguments.repeat - 1)]
-    prepare_last()
-    samples.append(once())
-    timed = slowest(session, [first, *samples])
-    return Timing(timed[0], timed[1:])
+    if arguments.repeat:
+        prepare_last()
+        samples.append(once())
+    timed = slowest(session, [planned_s, first, planned_s + first, *samples])
+    return Timing(timed[0], timed[1], timed[2], timed[3:])
 
 
 def timed_call(session: Session, plan: GemmPlan, arguments: GemmArguments) -> float:

@@ -140,9 +140,11 @@ class Facts:
     tried : int
         Schedules of which this one was the fastest when they were tried; 1 without a trial.
     first_call_s : float
-        The first call, slowest rank.
+        Planning, reserving and the first call, slowest rank.
+    planned_s, call_s : float
+        Planning and reserving, and the first call alone; each the slowest rank's time.
     samples_s : sequence of float
-        The timed calls in order, each the slowest rank's time; at least one.
+        The timed calls in order, each the slowest rank's time; none where one product was wanted and no measurement.
     bound_s : float
         What no schedule can beat.
     bound_formula : str
@@ -173,6 +175,8 @@ class Facts:
     samples_s: Sequence[float]
     bound_s: float
     bound_formula: str
+    planned_s: float = 0.0
+    call_s: float = 0.0
     error: float | None = None
     tolerance: float | None = None
     rms_error: float | None = None
@@ -218,11 +222,7 @@ def text(facts: Facts) -> str:
         _line("problem", _problem(facts.about)),
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
-        _line("first call", time_text(facts.first_call_s)),
-        _line("calls", _calls(facts)),
-        _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
-        _line("predicted", _against(facts.predicted_s, facts.median_s, _basis(facts))),
-        _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
+        *_times(facts),
         *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
         facts.verdict,
@@ -279,8 +279,8 @@ def to_json(facts: Facts) -> str:
     Return the facts of one run as one JSON object, ending in a newline.
 
     Times are in seconds; `bytes` has one entry per kind of link; `passed`, `error` and `tolerance`
-    are null without a check, and `error` and `tolerance` where they are not finite; `cupy`, `cuda`
-    and `driver` are null with the host backend.
+    are null without a check, and `error` and `tolerance` where they are not finite; `median_s`, `min_s`, `max_s` and
+    `tflop_per_s` are null where nothing was measured; `cupy`, `cuda` and `driver` are null with the host backend.
     """
     return json.dumps(_json_value(facts), indent=1, allow_nan=False) + "\n"
 
@@ -379,6 +379,23 @@ def _calls(facts: Facts) -> str:
     )
 
 
+def _times(facts: Facts) -> list[str]:
+    """Return what was measured, or what the one product took where nothing was to be measured."""
+    if not facts.samples_s:
+        took = (
+            f"{time_text(facts.first_call_s)}: planned and reserved in {time_text(facts.planned_s)}, multiplied in "
+            f"{time_text(facts.call_s)} (slowest rank; one call, --repeat N measures)"
+        )
+        return [_line("took", took)]
+    return [
+        _line("first call", time_text(facts.first_call_s)),
+        _line("calls", _calls(facts)),
+        _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
+        _line("predicted", _against(facts.predicted_s, facts.median_s, _basis(facts))),
+        _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
+    ]
+
+
 def _against(expected_s: float, median_s: float, how: str) -> str:
     if expected_s <= 0 or median_s <= 0:
         return f"{time_text(expected_s)} ({how})"
@@ -387,7 +404,7 @@ def _against(expected_s: float, median_s: float, how: str) -> str:
 
 def _check(facts: Facts) -> list[str]:
     if facts.passed is None or facts.error is None or facts.tolerance is None:
-        return [_line("check", "none")]
+        return [_line("check", facts.check_detail or "none")]
     rms = "" if facts.rms_error is None else f"; RMS {facts.rms_error:.3g} of the RMS of C"
     return [
         _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g} of the largest value{rms}"),
@@ -417,7 +434,8 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["scheduler"] = facts.scheduler
     value["grid"] = f"{facts.grid[0]}x{facts.grid[1]}"
     for name in ("tile", "tasks", "plan_s", "first_call_s", "median_s", "min_s", "max_s", "tflop_per_s", "bound_s"):
-        value[name] = getattr(facts, name)
+        measured = facts.samples_s or name not in ("median_s", "min_s", "max_s", "tflop_per_s")
+        value[name] = getattr(facts, name) if measured else None
     value["predicted_s"] = facts.predicted_s
     value["bytes"] = dict(facts.bytes_by_link)
     for name in ("error", "tolerance"):

@@ -5,35 +5,29 @@ from __future__ import annotations
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.trace import Trace
-from uncut_mpi.command.artifacts import write_file
 from uncut_mpi.command.report import time_text
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.view.render import render
 from uncut_mpi.view.timeline import Timeline
 
 
-def write_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> str:
+def draw_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> tuple[bytes, str]:
     """
-    Write the timelines of a call, predicted above measured, and say what they show. Collective.
+    Draw the timelines of a call, predicted above measured, and say what they show. Collective.
 
     Returns
     -------
-    str
-        File and times, on rank 0; empty elsewhere.
-
-    Raises
-    ------
-    DataFileError
-        On all ranks, if the file cannot be written.
+    tuple of (bytes, str)
+        What goes into the file, and the file's name and the times, on rank 0; both empty elsewhere.
     """
-    shown = ""
-    with session.together("writing the trace"):
+    content, shown = b"", ""
+    with session.together("drawing the trace"):
         if session.rank == 0:
             simulation = simulate(plan.schedule, session.machine)
             machine = session.machine.name
             predicted = Timeline.of(plan.schedule, simulation.start_s, simulation.end_s, "predicted", machine)
             measured = Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured", machine)
-            write_file("--trace", path, render(path, [predicted, measured]))
+            content = render(path, [predicted, measured])
             times = f"predicted {time_text(predicted.seconds)}, measured {time_text(measured.seconds)}"
             shown = f"{path}: {times}, task by task"
-    return shown
+    return content, shown
