@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -83,13 +84,38 @@ class HelpRequested(Exception):
 class _Parser(argparse.ArgumentParser):
     """An argument parser that raises: on N ranks, one that printed and exited would do so N times."""
 
+    most_used: tuple[str, ...] = ()
+    """Names of the arguments that a short help explains; without any there is none."""
+
     def error(self, message: str) -> NoReturn:
-        raise ParamError(f"{message}; --help lists every option")
+        raise ParamError(f"{message}; {'--help-all' if self.most_used else '--help'} lists every option")
+
+    def format_short(self) -> str:
+        """Return a help that explains the arguments most used and names the others."""
+        explained = [action for action in self._actions if action.dest in self.most_used]
+        others = [action.option_strings[-1] for action in self._actions if action not in explained]
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, explained, [])
+        formatter.add_text(self.description)
+        formatter.start_section("what most users need")
+        formatter.add_arguments(explained)
+        formatter.end_section()
+        formatter.start_section("more options, explained by --help-all")
+        formatter.add_text(textwrap.fill(" ".join(others), 100, break_on_hyphens=False))
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
 
 class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
         raise HelpRequested(parser.format_help())
+
+
+class _ShortHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
+        assert isinstance(parser, _Parser)  # no other has this action
+        raise HelpRequested(parser.format_short())
 
 
 class _Version(argparse.Action):
@@ -101,8 +127,9 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the gemm command's parser."""
     parser = base_parser(
         "python -m uncut_mpi.gemm",
-        "C := alpha op(A) op(B) + beta C on every rank's device, measured and verified.",
+        "C := alpha op(A) op(B) + beta C on every rank's device, verified, and measured unless it is of files.",
         _EPILOG,
+        most_used=("a", "b", "c", "o", "m", "n", "k", "dtype", "alpha", "beta", "place", "repeat", "overwrite", "json"),
     )
     problem = parser.add_argument_group("problem")
     _add_files(problem)
@@ -128,6 +155,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "python -m uncut_mpi.plan",
         "Chooses a schedule for C := alpha op(A) op(B) + beta C and says what it expects of it; no MPI, no GPU.",
         _PLAN_EPILOG,
+        most_used=("m", "n", "k", "dtype", "place", "machine", "ranks", "timeline", "transfers", "json"),
     )
     # What only the gemm command has, and checks of shared flags ask for.
     parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=0)
@@ -190,8 +218,19 @@ def make_plan_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def base_parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits."""
+def base_parser(
+    program: str, description: str, epilog: str, *, most_used: tuple[str, ...] = ()
+) -> argparse.ArgumentParser:
+    """
+    Return a parser that raises `ParamError` or `HelpRequested` and never prints or exits.
+
+    Parameters
+    ----------
+    program, description, epilog : str
+        Of its help.
+    most_used : tuple of str
+        Names of the arguments that ``--help`` explains, where it leaves the rest to ``--help-all``; empty: all of them.
+    """
     parser = _Parser(
         prog=program,
         description=f"{description}\nOptions that take no value are off by default.",
@@ -200,7 +239,12 @@ def base_parser(program: str, description: str, epilog: str) -> argparse.Argumen
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
+    parser.most_used = (*most_used, "help", "help_all") if most_used else ()
+    if most_used:
+        parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="explain what most users need and end")
+        parser.add_argument("--help-all", action=_Help, nargs=0, help="explain every option and end")
+    else:
+        parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     return parser
 
