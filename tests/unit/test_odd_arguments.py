@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import random
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +12,6 @@ from uncut_mpi import plan
 from uncut_mpi.command import arguments, bench_arguments, calibrate_arguments, planning
 from uncut_mpi.command.flags import HelpRequested, make_parser, make_plan_parser
 from uncut_mpi.errors import ParamError
-
-MENDED = pytest.mark.xfail(strict=True, reason="numbers are not bounded at the border")
 
 ODD_NUMBERS = (
     *("0", "1", "2", "7", "-0", "+3", "-1", "1e3", "1.5", "１２", "٣", "²", " 5", "5 ", "0x10", "1_000", "_1", "1__0"),
@@ -120,7 +116,6 @@ def outcome(parse, words):
         return told
 
 
-@MENDED
 @pytest.mark.parametrize("command", COMMANDS)
 def test_any_words_are_arguments_or_one_error(command):
     module, name, parse = COMMANDS[command]
@@ -134,6 +129,7 @@ def test_any_words_are_arguments_or_one_error(command):
             found = outcome(parse, words)
             if isinstance(found, ParamError):
                 assert len(str(found)) < 1000, words
+                assert "invalid" not in str(found), words  # argparse's word for a type that raised
             elif isinstance(found, HelpRequested):
                 assert found.text.endswith("\n")
             else:
@@ -153,7 +149,6 @@ def whole_numbers(make):
             yield action.option_strings[-1]
 
 
-@MENDED
 @pytest.mark.parametrize("make", [make_parser, make_plan_parser, bench_arguments.make_bench_parser])
 def test_no_whole_number_is_boundless(make):
     parser = make()
@@ -180,7 +175,6 @@ def test_what_it_does_not_take_is_an_error(text):
     assert len(str(caught.value)) < 300
 
 
-@MENDED
 def test_numbers_of_lists_are_bounded_too():
     for words in (["--devices", f"0,{10**30}"], ["--compute-ranks", f"{2**70}"], ["--grid", f"{2**70}x1"]):
         with pytest.raises(ParamError, match="at most"):
@@ -190,7 +184,12 @@ def test_numbers_of_lists_are_bounded_too():
     assert len(str(caught.value)) < 400
 
 
-@MENDED
+@pytest.mark.parametrize("flag", ["--json", "--tile", "--place", "--alpha", "--devices"])
+def test_two_dashes_are_no_value(flag):
+    with pytest.raises(ParamError, match=flag):
+        arguments.parse([f"{flag}=--"])
+
+
 @pytest.mark.parametrize("words", [["--scale", "1e300"], ["--scale", "1e308", "--dtypes", "f16"]])
 def test_a_dataset_beyond_what_can_be_addressed_is_refused(words):
     with pytest.raises(ParamError, match="--scale"):
@@ -234,18 +233,7 @@ VALUES = {
 }
 
 
-BOUNDED = ("--compute-lanes", "--splits", "--k-tail", "--block-multiple", "--product-lanes", "--max-hops")
-
-
-@pytest.fixture
-def quiet(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-
-
-@MENDED
-@pytest.mark.usefixtures("quiet")
-def test_a_plan_of_any_flags_is_made_or_refused():
+def test_a_plan_of_any_flags_is_made_or_refused(capsys):
     planned = []
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -262,19 +250,11 @@ def test_a_plan_of_any_flags_is_made_or_refused():
 
     check()
     assert sum(planned) > len(planned) / 4
-    assert "Traceback" not in sys.stderr.getvalue()
+    assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize(
-    "flag",
-    [
-        pytest.param(flag, marks=[] if flag in BOUNDED else MENDED)
-        for flag in VALUES
-        if VALUES[flag] is SIZES and flag != "--issuing-threads"  # a minute and 30 GB
-    ],
-)
-def test_a_plan_of_an_odd_number_is_made_or_refused(flag):
-    statuses = [plan.main(["-m", "64", "--budget-tasks", "60", flag, value]) for value in SIZES]
+@pytest.mark.parametrize("flag", [flag for flag in VALUES if VALUES[flag] is SIZES])
+def test_a_plan_of_an_odd_number_is_made_or_refused(flag, capsys):
+    statuses = [plan.main(["-m", "24", "--budget-tasks", "60", flag, value]) for value in SIZES]
     assert set(statuses) <= {0, 2}
     assert statuses[-1] == 2

@@ -9,7 +9,7 @@ from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
-from uncut_mpi.command.flag_values import dtype_of, one_of, path, positive, whole
+from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, positive, shown, whole
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
@@ -27,6 +27,9 @@ TILED: Final = ("uncut", "cyclic", "bands")
 
 TRIED: Final = 8
 """Schedules that the method ``"tuned"`` tries."""
+
+_LONGEST: Final = 2**28
+"""Longest extent of a problem (elements): three square matrices of it can still be addressed."""
 
 _EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
@@ -151,6 +154,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
             f"--only {','.join(given.only)}: the dataset {given.dataset} has no such problem; "
             "ask for other shapes, other places or another --dataset"
         )
+    _check_scale(given)
     return BenchArguments(
         backend=given.backend,
         devices=given.devices,
@@ -172,6 +176,16 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         plot=given.plot,
         seed=given.seed,
     )
+
+
+def _check_scale(given: argparse.Namespace) -> None:
+    """Refuse a scale with which a matrix could not be addressed."""
+    longest = max(max(case.m, case.n, case.k) for case in DATASETS[given.dataset]())
+    if given.scale is not None and not longest * given.scale <= _LONGEST:
+        raise ParamError(
+            f"--scale {given.scale:g}: extents of {given.dataset}, up to {longest}, would be above {_LONGEST}; "
+            "take a smaller one"
+        )
 
 
 def make_bench_parser() -> argparse.ArgumentParser:
@@ -204,7 +218,9 @@ def make_bench_parser() -> argparse.ArgumentParser:
     problems.add_argument(
         "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, tf32, f16, bf16; default f64"
     )
-    problems.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default %(default)s")
+    problems.add_argument(
+        "--seed", type=whole(0, MOST_EXTENT), default=0, metavar="N", help="of random data; default %(default)s"
+    )
     methods = parser.add_argument_group("methods")
     methods.add_argument(
         "--methods",
@@ -289,13 +305,13 @@ def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
 def _words(text: str) -> list[str]:
     words = text.split(",")
     if len(set(words)) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} names something twice")
+        raise argparse.ArgumentTypeError(f"{shown(text)} names something twice")
     return words
 
 
 def _png(text: str) -> str:
     if not path(text).endswith(".png"):
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
+        raise argparse.ArgumentTypeError(f"{shown(text)} does not end in .png")
     return text
 
 
@@ -309,7 +325,7 @@ def _methods(text: str) -> tuple[str, ...]:
         if colon and name == "cyclic" and not how.isdigit():
             one_of(*DISTRIBUTIONS)(how)
         elif colon and name in TILED:
-            whole(1)(how)
+            whole(1, MOST_EXTENT)(how)
         else:
             one_of(*METHODS)(word)
     return tuple(_words(text))

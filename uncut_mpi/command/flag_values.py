@@ -5,11 +5,33 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Final
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.view.render import check_suffix
+
+MOST_COUNT: Final = 2**31 - 1
+"""Most of what is counted: calls, blocks, chunks, devices."""
+
+MOST_EXTENT: Final = 2**62
+"""Most of what is measured in elements, bytes or tasks."""
+
+MOST_BLOCKS: Final = 2**16
+"""Most blocks in which a rank hands its part of C on."""
+
+MOST_RANKS: Final = 4096
+"""Most ranks of a machine that is planned for, and threads that issue for them."""
+
+_LONGEST_NAME: Final = 4095  # Linux's limit
+_SHOWN: Final = 60
+
+
+def shown(text: str) -> str:
+    """Return a flag's value as a message has it: quoted, and not longer than a line."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= _SHOWN else f"{quoted[: _SHOWN // 2]}…{quoted[-_SHOWN // 4 :]}"
 
 
 def is_number(text: str) -> bool:
@@ -21,16 +43,19 @@ def is_number(text: str) -> bool:
     return True
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return what reads a flag's value as a whole number of at least `least`."""
+def whole(least: int, most: int = MOST_COUNT) -> Callable[[str], int]:
+    """Return what reads a flag's value as a whole number of at least `least` and at most `most`."""
 
     def convert(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
+            # Python reads no number of more than some thousand digits, of which it can be said all the same.
+            value = most + 1 if text.isdecimal() else least - 1
         if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number of at least {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is too large: it is at most {most}")
         return value
 
     return convert
@@ -40,7 +65,7 @@ def finite(text: str) -> float:
     """Return the finite number that a flag's value is."""
     value = float(text) if is_number(text) else math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a finite number")
     return value
 
 
@@ -48,7 +73,7 @@ def positive(text: str) -> float:
     """Return the finite number above 0 that a flag's value is."""
     value = finite(text)
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not above 0")
     return value
 
 
@@ -57,7 +82,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
     def convert(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} does not exist: use one of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{shown(text)} does not exist: use one of {', '.join(names)}")
         return text
 
     return convert
@@ -78,8 +103,8 @@ def placement_of(text: str) -> Placement:
 
 def path(text: str) -> str:
     """Return the name of a file that a flag's value is; whether there is one, or could be, is not looked at here."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file: no file can have it")
+    if not text or "\0" in text or len(text) > _LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not the name of a file: no file can have it")
     return text
 
 
@@ -101,5 +126,5 @@ def grid_of(text: str) -> tuple[int, int]:
     """Return the rows and columns of a grid, as 2x4."""
     rows, cross, cols = text.lower().partition("x")
     if not cross:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a grid: write rows x columns, as 2x4")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a grid: write rows x columns, as 2x4")
     return whole(1)(rows), whole(1)(cols)

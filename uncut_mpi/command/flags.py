@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import uncut_mpi
 from uncut_mpi.command.flag_values import (
+    MOST_BLOCKS,
+    MOST_EXTENT,
+    MOST_RANKS,
     dtype_of,
     finite,
     grid_of,
@@ -39,6 +42,8 @@ from uncut_mpi.planning.options import (
 USUAL_WARMUP: Final = 2
 USUAL_REPEAT: Final = 5
 """Calls of a measurement that says nothing else."""
+
+_MOST_SAID: Final = 400  # of a message, in characters
 
 BACKENDS: Final = ("auto", "cuda", "host")
 
@@ -87,7 +92,18 @@ class _Parser(argparse.ArgumentParser):
     most_used: tuple[str, ...] = ()
     """Names of the arguments that a short help explains; without any there is none."""
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the values of the words; raise `ParamError` or `HelpRequested`."""
+        given = super().parse_args(args, namespace)
+        # Some versions of argparse take "--" out of --flag=-- and make an empty list of what is left.
+        flag = next((one.option_strings[-1] for one in self._actions if getattr(given, one.dest, None) == []), None)
+        if flag is not None:
+            self.error(f"argument {flag}: '--' is no value of it")
+        return given
+
     def error(self, message: str) -> NoReturn:
+        if len(message) > _MOST_SAID:  # it repeats words of the command line, of any length
+            message = f"{message[: _MOST_SAID // 2]}…{message[-_MOST_SAID // 2 :]}"
         raise ParamError(f"{message}; {'--help-all' if self.most_used else '--help'} lists every option")
 
     def format_short(self) -> str:
@@ -169,7 +185,9 @@ def make_plan_parser() -> argparse.ArgumentParser:
         help="measured machine: one that ships with the package, or a file; default %(default)s, equal links and "
         "devices",
     )
-    group.add_argument("--ranks", type=whole(1), metavar="N", help="ranks; default those of the machine, uniform: 4")
+    group.add_argument(
+        "--ranks", type=whole(1, MOST_RANKS), metavar="N", help="ranks; default those of the machine, uniform: 4"
+    )
     group.add_argument(
         "--devices",
         type=numbers,
@@ -181,14 +199,14 @@ def make_plan_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("search and report")
     group.add_argument(
         "--issuing-threads",
-        type=whole(0),
+        type=whole(0, MOST_RANKS),
         default=0,
         metavar="N",
         help="host threads that issue for all ranks together; default %(default)s, one per rank",
     )
     group.add_argument(
         "--budget-tasks",
-        type=whole(1),
+        type=whole(1, MOST_EXTENT),
         metavar="N",
         help="the search ends when the schedules that it has simulated have so many tasks (copies, products, sums) in "
         f"all; default {DEFAULT_BUDGET_TASKS}, which takes mostly 20 to 130 ms on up to 8 ranks, and "
@@ -272,7 +290,7 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
         ("n", "columns of op(B) and C; default M"),
         ("k", "columns of op(A), rows of op(B); default M"),
     ):
-        group.add_argument(f"-{name}", type=whole(0), metavar=name.upper(), help=text)
+        group.add_argument(f"-{name}", type=whole(0, MOST_EXTENT), metavar=name.upper(), help=text)
     group.add_argument(
         "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help=f"element type; default f64{own}"
     )
@@ -370,16 +388,23 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
 
 def _add_tiles(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--tile", type=whole(1), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
+        "--tile", type=whole(1, MOST_EXTENT), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
     )
     group.add_argument(
-        "--tile-min", type=whole(1), default=2048, metavar="T", help="T_min of the tile heuristic; default %(default)s"
+        "--tile-min",
+        type=whole(1, MOST_EXTENT),
+        default=2048,
+        metavar="T",
+        help="T_min of the tile heuristic; default %(default)s",
     )
     group.add_argument(
         "--chunks", type=whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"
     )
     group.add_argument(
-        "--min-chunk", type=whole(1), metavar="BYTES", help="smallest chunk of a batched fetch; default 262144"
+        "--min-chunk",
+        type=whole(1, MOST_EXTENT),
+        metavar="BYTES",
+        help="smallest chunk of a batched fetch; default 262144",
     )
     group.add_argument(
         "--compute-lanes", type=whole(1), default=8, metavar="L", help="compute lanes per rank; default %(default)s"
@@ -410,11 +435,15 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         help="ranks that share k, R x C x S compute; default: 1, or all ranks where k is 8 times m and n",
     )
     group.add_argument(
-        "--k-first", type=whole(1), default=0, metavar="K", help="elements of the first k-block; default 256"
+        "--k-first",
+        type=whole(1, MOST_EXTENT),
+        default=0,
+        metavar="K",
+        help="elements of the first k-block; default 256",
     )
     group.add_argument(
         "--k-block",
-        type=whole(1),
+        type=whole(1, MOST_EXTENT),
         default=0,
         metavar="K",
         help="elements of the largest k-block; default 2048, 8192 for halves",
@@ -435,11 +464,15 @@ def _add_blocking(group: argparse._ArgumentGroup) -> None:
         "unless ranks share k",
     )
     group.add_argument(
-        "--column-blocks", type=whole(1), default=0, metavar="N", help="blocks in which C is handed on; default 4"
+        "--column-blocks",
+        type=whole(1, MOST_BLOCKS),
+        default=0,
+        metavar="N",
+        help="blocks in which C is handed on; default 4",
     )
     group.add_argument(
         "--row-blocks",
-        type=whole(1),
+        type=whole(1, MOST_BLOCKS),
         default=0,
         metavar="N",
         help="row blocks of the block order corner, which more than one asks for; the last of several is halved twice; "
@@ -541,7 +574,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
         "default: nowhere",
     )
-    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of random data; default %(default)s")
+    group.add_argument(
+        "--seed", type=whole(0, MOST_EXTENT), default=0, metavar="N", help="of random data; default %(default)s"
+    )
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:

@@ -46,10 +46,10 @@ class Location:
         ParamError
             If the text is none of these.
         """
-        match = re.fullmatch(r"(h?)(\d*)", text.strip())
+        match = re.fullmatch(r"(h?)(\d{0,18})", text.strip())  # Python reads no number of some thousand digits
         if match is None or not match.group(0):
             raise ParamError(
-                f"placement {text!r} is not a location: write h for host memory, a rank number for its device, "
+                f"placement {text[:60]!r} is not a location: write h for host memory, a rank number for its device, "
                 "or both, as h2, for host memory of that rank alone"
             )
         host, rank = match.groups()
