@@ -94,7 +94,6 @@ def test_the_quick_form_is_told_once_by_rank_0_so_that_it_is_seen(comm, cache, c
     collective_assert(comm, not said_of_it(caplog), said_of_it(caplog))
 
 
-@pytest.mark.xfail(strict=True, reason="a busy machine is reproached again and again, and nobody says why")
 def test_a_busy_machine_is_told_once_and_why(comm, cache, caplog, monkeypatch):
     monkeypatch.setattr(measuring, "_STEADY_SPREAD", -1.0)
     machine_of(comm)

@@ -32,6 +32,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.usual import ISSUED_S, usual_figures
+from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
@@ -45,6 +46,7 @@ _LATENCY_BYTES = 4096
 
 # How keys of measured machines begin; others were assumed or put together, and go with any hardware.
 _MEASURED = ("cuda-", "host-")
+_MOST_BYTES = 1 << 26  # of a kept file, samples included
 _REPEATS = 3
 _SAMPLES = 5
 _SAMPLE_S = {"cuda": 0.01, "host": 0.01}
@@ -106,13 +108,26 @@ def obtain_machine(
     started = time.perf_counter()
     machine = measure(group, backend, identities, key)
     if group.rank == 0:
-        # A warning, which is seen unless a program decides otherwise: plans are less good until somebody acts.
-        logger.warning(
-            "machine measured in the quick form (%.1f s): python -m uncut_mpi.calibrate measures it fully, once",
-            time.perf_counter() - started,
-        )
+        _tell(machine, time.perf_counter() - started, again=path.is_file())
         _keep(path, machine.to_json())
     return machine
+
+
+def _tell(machine: Machine, seconds: float, *, again: bool) -> None:
+    """Say that the machine was measured, and why it is measured again; once as a warning, which is seen by default."""
+    why = (
+        "once for these devices; plans are right with it"
+        if machine.steady
+        else "while it was busy with something else; plans are right all the same, and sessions measure again until "
+        "it is quiet"
+    )
+    logger.log(
+        logging.INFO if again else logging.WARNING,
+        "machine measured in the quick form (%.1f s) %s. For plans that are a little better, run "
+        "python -m uncut_mpi.calibrate once, on as many ranks",
+        seconds,
+        why,
+    )
 
 
 def check_hardware(machine: Machine, key: str) -> None:
@@ -300,7 +315,7 @@ def _measure_links(
 
 def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
     try:
-        machine = Machine.from_json(path.read_text())
+        machine = Machine.from_json(read_regular(path, _MOST_BYTES).decode())
     except (OSError, ValueError, OverflowError):
         return ""  # none kept, damaged, or of an older format: measure
     complete = all(
