@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -320,3 +321,15 @@ def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", machines)
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)  # measured again, and right
     collective_assert(comm, [row["passed"] for row in results(comm, path)] == [False, True])
+
+
+def test_results_are_added_to_a_regular_file_alone(comm, capfd, mpi_tmp_path):
+    if comm.rank == 0:
+        os.mkfifo(mpi_tmp_path / "pipe")
+        (mpi_tmp_path / "deep").write_text("[" * 100_000 + "\n")
+    comm.Barrier()
+    for name, said in (("pipe", "named pipe"), ("deep", "not a result"), ("", "not the name of a file")):
+        status = main([*SMALL, "--output", str(mpi_tmp_path / name) if name else name], comm)
+        out, err = capfd.readouterr()
+        good = comm.rank != 0 or (said in err and err.count("\n") == 1)
+        collective_assert(comm, status == 2 and good and not out, f"status {status} {out}{err}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import math
 import pathlib
 import time
@@ -202,6 +203,21 @@ def test_the_quick_form_says_so(comm, capfd, mpi_tmp_path):
     status, out, err = job(comm, capfd, ["--backend", "host", "--quick"])
     collective_assert(comm, status == 0 and "this is the quick form" in out and not err, out + err)
     collective_assert(comm, len(kept(mpi_tmp_path)) == 1, f"{kept(mpi_tmp_path)}")
+
+
+@pytest.mark.xfail(strict=True, reason="the machine is kept after everything else")
+def test_a_machine_is_kept_whatever_happens_to_the_second_file(comm, capfd, mpi_tmp_path):
+    path, pipe = mpi_tmp_path / "machine.json", mpi_tmp_path / "pipe"
+    if comm.rank == 0:
+        os.mkfifo(pipe)
+    comm.Barrier()
+    status, out, err = job(comm, capfd, ["--backend", "host", "--quick", "--json", pipe, "--output", path])
+    good = status == 2 and "nobody reads" in err and err.count("\n") == 1 and f"kept in {path}" in out
+    collective_assert(comm, good and path.exists(), f"status {status} {out}{err}")
+    status, out, err = job(
+        comm, capfd, ["--backend", "host", "--quick", "--json", path, "--output", f"{path.parent}/./{path.name}"]
+    )
+    collective_assert(comm, status == 2 and "are one file" in err and not out, f"status {status} {out}{err}")
 
 
 def test_output_names_the_file_that_is_kept_and_json_one_more(comm, capfd, mpi_tmp_path):

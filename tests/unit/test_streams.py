@@ -151,3 +151,16 @@ def test_the_c_locale_is_enough(tmp_path):
 
 def test_the_status_of_an_error_is_its_own_where_standard_error_is_full(tmp_path):
     assert ended('"$@" --ranks 0 2>/dev/full', tmp_path / "facts.json") == (2, "")
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path):
+    # Else what a library prints to standard error by its number would go into the file.
+    code = (
+        "import os, sys\n"
+        "from uncut_mpi.command import streams\n"
+        "streams.guard()\n"
+        "with open(sys.argv[1], 'w') as file: os.write(2, b'printed'); file.write(str(file.fileno() > 2))\n"
+    )
+    words = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", sys.executable, "-c", code, str(tmp_path / "file")]
+    subprocess.run(words, timeout=60, check=True)
+    assert (tmp_path / "file").read_text() == "True"
