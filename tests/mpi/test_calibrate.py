@@ -205,7 +205,6 @@ def test_the_quick_form_says_so(comm, capfd, mpi_tmp_path):
     collective_assert(comm, len(kept(mpi_tmp_path)) == 1, f"{kept(mpi_tmp_path)}")
 
 
-@pytest.mark.xfail(strict=True, reason="the machine is kept after everything else")
 def test_a_machine_is_kept_whatever_happens_to_the_second_file(comm, capfd, mpi_tmp_path):
     path, pipe = mpi_tmp_path / "machine.json", mpi_tmp_path / "pipe"
     if comm.rank == 0:

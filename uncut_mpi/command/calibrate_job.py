@@ -167,8 +167,6 @@ def _publish(
         say(samples_text(samples, machine))
     if refinement is not None:
         say(refinement_text(refinement))
-    if arguments.json_path is not None:
-        write_file("--json", arguments.json_path, text.encode())
     where = path or str(cache_directory() / f"{machine.key}.json")
     lines = []
     if keep:
@@ -185,6 +183,8 @@ def _publish(
     if samples is None:
         lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
     say("".join(f"{line}\n" for line in lines))
+    if arguments.json_path is not None:
+        write_file("--json", arguments.json_path, text.encode())  # last: what took a minute is kept, whatever this does
 
 
 def _is_whole(path: str) -> bool:

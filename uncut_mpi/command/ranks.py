@@ -103,6 +103,7 @@ def run_on_ranks(
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
         streams.to_errors(f"{name}: {type(error).__name__}: {error}\n")
+        streams.settle()
         return FAILED
     except KeyboardInterrupt:
         if hooked:
@@ -131,4 +132,5 @@ def run_on_ranks(
     # Every rank has the same error: one says it.
     if comm.rank == 0:
         status = max(status, conclude(name, said, problem))
+    streams.settle()
     return abort.finish(comm, status)
