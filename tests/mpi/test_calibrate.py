@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import math
+import os
 import pathlib
 import time
 
