@@ -23,6 +23,7 @@ from uncut_mpi.command.files import open_matrix
 from uncut_mpi.command.output import OutputFile, check_output
 from uncut_mpi.errors import DataFileError, ParamError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 
 LIMIT_S = 5.0
@@ -267,3 +268,14 @@ def test_a_machine_file_of_any_length_is_not_read(tmp_path):
     path.touch()
     os.truncate(path, 1 << 27)
     assert "more than" in refusal(lambda: load_machine(path))
+
+
+@pytest.mark.xfail(strict=True, reason="texts of a machine file are taken for what they are not")
+@pytest.mark.parametrize("field", ["name", "key", "provenance"])
+@pytest.mark.parametrize("value", [5, None, ["a"], {}])
+def test_texts_of_a_machine_file_are_texts(tmp_path, field, value):
+    content = json.loads(Machine.uniform(2).to_json())
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({**content, field: value}))
+    with pytest.raises(ParamError, match=rf"machine\.json: not a machine file: .*{field}"):
+        load_machine(str(path))

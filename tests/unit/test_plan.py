@@ -382,3 +382,11 @@ def test_an_ablation_beside_k_blocks_is_of_the_papers_scheduler(capsys):
     out = capsys.readouterr().out
     assert re.search("^plan +kblocks", out, re.MULTILINE)
     assert all(f"{name:<28}" in out for name, _ in ablation_options())
+
+
+@pytest.mark.xfail(strict=True, reason="a width of 10^11 columns is drawn")
+@pytest.mark.parametrize("columns", ["99999999999"])
+def test_any_width_of_a_terminal_will_do(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["-m", "64", "--budget-tasks", "5"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 600
