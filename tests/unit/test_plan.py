@@ -295,6 +295,17 @@ def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
     assert (captured.out, captured.err) == ("", "uncut_mpi.plan: interrupted\n")
 
 
+def test_too_little_memory_is_one_line_and_status_2(monkeypatch, capsys):
+    def search(*unused, **more):
+        raise MemoryError("Unable to allocate 745 GiB")
+
+    monkeypatch.setattr(planning, "search", search)
+    assert main(["-m", "64"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("uncut_mpi.plan: CapacityError: the memory of this host is too small: Unable to")
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
 def test_nothing_that_is_read_is_replaced(capsys, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(load_machine("h200-4x").to_json())
@@ -384,8 +395,7 @@ def test_an_ablation_beside_k_blocks_is_of_the_papers_scheduler(capsys):
     assert all(f"{name:<28}" in out for name, _ in ablation_options())
 
 
-@pytest.mark.xfail(strict=True, reason="a width of 10^11 columns is drawn")
-@pytest.mark.parametrize("columns", ["99999999999"])
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "x", "99999999999"])
 def test_any_width_of_a_terminal_will_do(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["-m", "64", "--budget-tasks", "5"]) == 0

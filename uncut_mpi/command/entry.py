@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from uncut_mpi.command import streams
 from uncut_mpi.command.flags import HelpRequested
-from uncut_mpi.errors import INTERRUPTED, DataFileError, UncutError
+from uncut_mpi.errors import INTERRUPTED, CapacityError, DataFileError, UncutError
 
 Arguments = TypeVar("Arguments")
 
@@ -49,6 +49,8 @@ def run_alone(
             said.append(asked.text)
         except UncutError as found:
             error = found
+        except MemoryError as found:
+            error = CapacityError(f"the memory of this host is too small: {found or 'no more could be had'}")
         return conclude(name, said, error)
     except KeyboardInterrupt:
         streams.to_errors(f"{name}: interrupted\n")

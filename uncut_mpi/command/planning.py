@@ -34,6 +34,7 @@ from uncut_mpi.view.traffic import traffic
 
 _EDGE: Final = 8192
 _RANKS: Final = 4
+_WIDEST: Final = 500  # of a timeline in characters, whatever COLUMNS says
 
 UNIFORM: Final = "uniform"
 """Name of the machine of equal links and devices, of any number of ranks."""
@@ -171,7 +172,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         paralia_s=_paralia_s(arguments, machine, result.best.options),
         ablation=_ablation(arguments, machine) if arguments.ablation else (),
     )
-    say(to_text(facts, shutil.get_terminal_size().columns))
+    say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
     if arguments.timeline_path is not None:
         write_file("--timeline", arguments.timeline_path, render(arguments.timeline_path, [timeline]))
     if arguments.transfers_path is not None:

@@ -371,9 +371,9 @@ class Machine:
                     "again (python -m uncut_mpi.calibrate)"
                 )
             return cls(
-                name=data["name"],
-                key=data["key"],
-                provenance=data["provenance"],
+                name=_text(data, "name"),
+                key=_text(data, "key"),
+                provenance=_text(data, "provenance"),
                 bandwidth_gb_per_s=np.array(data["bandwidth_gb_per_s"], np.float64),
                 latency_s=np.array(data["latency_s"], np.float64),
                 gemm_tflop_per_s=_rates(data["gemm_tflop_per_s"]),
@@ -421,6 +421,12 @@ def _host_rates(machine: Machine, ranks: tuple[int, ...], inward: bool, outward:
     result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
     result.flags.writeable = False
     return result
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    if not isinstance(data[name], str):
+        raise TypeError(f"{name} is {type(data[name]).__name__}, not text")
+    return str(data[name])
 
 
 def _rates(data: dict[str, list[float]]) -> dict[str, np.ndarray]:
