@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+import random
 import struct
 
 import numpy as np
@@ -113,3 +115,21 @@ def test_a_header_that_claims_to_be_very_long_is_not_waited_for(tmp_path):
     path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + b"{")
     with pytest.raises(DataFileError, match=r"A\.npy"):
         open_matrix(str(path))
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_damaged_files_are_read_or_refused(tmp_path, version):
+    whole = io.BytesIO()
+    np.lib.format.write_array(whole, np.ones((5, 4)), version=version)
+    draw, path = random.Random(7), tmp_path / "A.npy"
+    for _ in range(200):
+        content = bytearray(whole.getvalue())
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(128)
+            content[at : at + draw.choice((0, 1, 1, 1, 9))] = draw.choice(
+                (b"", bytes([draw.randrange(256)]), b"(", b"9", b"'")
+            )
+        path.write_bytes(content)
+        with contextlib.suppress(DataFileError):
+            file = open_matrix(str(path))
+            file.read_into(np.empty((file.rows, file.cols), file.dtype.numpy))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -293,6 +294,17 @@ def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
     assert main(["-m", "64"]) == 130
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "uncut_mpi.plan: interrupted\n")
+
+
+def test_ctrl_c_while_a_file_is_written_leaves_none(asked, monkeypatch, capsys, tmp_path):
+    def interrupt(*unused):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    assert main([*SMALL.split(), "--json", str(tmp_path / "facts.json")]) == 130
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "uncut_mpi.plan: interrupted\n")
+    assert os.listdir(tmp_path) == []
 
 
 def test_too_little_memory_is_one_line_and_status_2(monkeypatch, capsys):
