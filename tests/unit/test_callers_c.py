@@ -1,0 +1,309 @@
+"""Options and reports speak of the caller's C, however it is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uncut_mpi.api import plan_message
+from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix
+from uncut_mpi.planning.decomposition import share_step
+from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
+from uncut_mpi.planning.options import DISTRIBUTIONS, Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
+from uncut_mpi.planning.schedule import Kind, Matrix
+from uncut_mpi.planning.search import search
+from uncut_mpi.view.parts import find_parts
+
+Rect = tuple[int, int, int, int]
+FAULT = pytest.mark.xfail(strict=True, reason="options are taken to be of the transposed C where C is stored by rows")
+PLACES = ("h,h,h", "0,0,0", "1,0,h", "0,1,1", "h,h,0")
+
+
+def problem_of(m: int, n: int, k: int, order: str, *, inputs: str = "", **about: object) -> GemmProblem:
+    """Return the problem of matrices in an order: all in one, or A and B in others."""
+    orders = (inputs or 2 * order) + order
+    shapes = ((m, k), (k, n), (m, n))
+    a, b, c = (StoredMatrix(*shape, order=one) for shape, one in zip(shapes, orders, strict=True))
+    return GemmProblem.from_operands(a, b, c, dtype=DType.f64, **about)  # type: ignore[arg-type]
+
+
+def places_of(place: str, problem: GemmProblem) -> Placement:
+    """Return the placement that a session makes of the places of A, B and C."""
+    at = Placement.parse(place)
+    return Placement(at.b, at.a, at.c) if problem.swapped else at
+
+
+def planned(problem: GemmProblem, place: str, ranks: int, options: ScheduleOptions, **machine: object) -> Planned:
+    return plan(problem, places_of(place, problem), ranks, Machine.uniform(ranks, **machine), options)  # type: ignore[arg-type]
+
+
+def computed(made: Planned) -> dict[int, set[Rect]]:
+    """Return of each rank the blocks of the caller's C that its products form: (row, col, rows, cols)."""
+    schedule = made.schedule
+    parts = find_parts(schedule)
+    found: dict[int, set[Rect]] = {}
+    for task in schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]:
+        at = task["first_operand"]
+        region = schedule.regions[schedule.operands["region"][at]]
+        row, col, rows, cols = (int(one) for one in (parts.row[at], parts.col[at], region["rows"], region["cols"]))
+        assert min(row, col) >= 0
+        found.setdefault(int(task["rank"]), set()).add(
+            (col, row, cols, rows) if schedule.problem.swapped else (row, col, rows, cols)
+        )
+    return found
+
+
+def written(made: Planned, tile: int) -> dict[tuple[int, int], int]:
+    """Return which rank writes each tile (row, column) of the caller's C in host memory."""
+    schedule = made.schedule
+    regions = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"]]]
+    found = {}
+    for rank, region in zip(schedule.tasks["rank"].tolist(), regions, strict=True):
+        if region["buffer"] == Matrix.C:
+            at = int(region["row"]) // tile, int(region["col"]) // tile
+            found[at[::-1] if schedule.problem.swapped else at] = rank
+    return found
+
+
+def spans(made: Planned) -> dict[int, tuple[range, range]]:
+    """Return of each rank the rows and columns of the caller's C between the first and the last that it computes."""
+    found = {}
+    for rank, blocks in computed(made).items():
+        rows = range(min(row for row, *_ in blocks), max(row + height for row, _, height, _ in blocks))
+        cols = range(min(col for _, col, *_ in blocks), max(col + width for _, col, _, width in blocks))
+        found[rank] = rows, cols
+    return found
+
+
+def due(problem: GemmProblem, m: int, n: int, options: ScheduleOptions, ranks: int) -> dict[int, tuple[range, range]]:
+    """Return what the options give each rank, by their documentation."""
+    grid = ProcessGrid.choose(len(options.devices or range(ranks)), options.grid)
+    edges = []
+    for extent, blocks, shares in ((m, grid.rows, options.row_shares), (n, grid.cols, options.col_shares)):
+        cut = block_starts(extent, blocks)
+        edges.append(cut if shares is None else share_starts(extent, shares, share_step(problem, extent, shares)))
+    devices = options.devices or tuple(range(ranks))
+    return {
+        devices[place]: (range(*edges[0][row : row + 2]), range(*edges[1][col : col + 2]))
+        for place, (row, col) in enumerate(itertools.product(range(grid.rows), range(grid.cols)))
+        if edges[0][row] < edges[0][row + 1] and edges[1][col] < edges[1][col + 1]
+    }
+
+
+@st.composite
+def cut_options(draw: st.DrawFn) -> tuple[int, ScheduleOptions]:
+    """Return a number of ranks, and options that say how C is cut and who fills the grid."""
+    rows, cols = draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (1, 4), (4, 2)]))
+    ranks = rows * cols + draw(st.integers(0, 2))
+    devices = draw(st.none() | st.permutations(range(ranks)))
+    shares = [
+        draw(st.none() | st.lists(st.sampled_from([1, 2, 3, 5]), min_size=count, max_size=count))
+        for count in (rows, cols)
+    ]
+    scheduler = draw(st.sampled_from(["uncut", "kblocks"]))
+    return ranks, ScheduleOptions(
+        scheduler=scheduler,
+        grid=(rows, cols),
+        devices=devices and tuple(devices),
+        row_shares=shares[0] and tuple(shares[0]),
+        col_shares=shares[1] and tuple(shares[1]),
+    )
+
+
+@FAULT
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    case=cut_options(),
+    m=st.integers(8, 700),
+    n=st.integers(8, 700),
+    k=st.integers(1, 300),
+    place=st.sampled_from(PLACES),
+    order=st.sampled_from("FC"),
+    inputs=st.sampled_from(["FF", "FC", "CF", "CC"]),
+)
+def test_each_rank_computes_what_grid_shares_and_devices_say_of_the_callers_c(
+    case: tuple[int, ScheduleOptions], m: int, n: int, k: int, place: str, order: str, inputs: str
+) -> None:
+    ranks, options = case
+    problem = problem_of(m, n, k, order, inputs=inputs)
+    made = planned(problem, place, ranks, options)
+    assert spans(made) == due(problem, m, n, options, ranks)
+    kept = ("grid", "devices", "row_shares", "col_shares", "areas")
+    assert all(getattr(made.options, name) == getattr(options, name) for name in kept)
+
+
+@FAULT
+def test_a_quarter_of_the_rows_is_a_quarter_of_the_rows() -> None:
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 1), row_shares=(1, 3))
+    found = spans(planned(problem_of(1000, 1000, 800, "C"), "h,h,h", 2, options))
+    assert found == {0: (range(250), range(1000)), 1: (range(250, 1000), range(1000))}
+
+
+@pytest.mark.parametrize("order", ["F", pytest.param("C", marks=FAULT)])
+@pytest.mark.parametrize("scheduler", ["uncut", "kblocks"])
+def test_ranks_fill_the_grid_that_is_chosen_row_by_row_too(scheduler: str, order: str) -> None:
+    devices = (3, 1, 5, 0, 2, 4)
+    problem = problem_of(600, 660, 128, order)
+    made = planned(problem, "0,0,0", 6, ScheduleOptions(scheduler=scheduler, devices=devices))
+    assert made.options.devices == devices
+    assert made.options.grid is not None
+    assert spans(made) == due(problem, 600, 660, made.options, 6)
+
+
+@pytest.mark.parametrize("order", ["F", pytest.param("C", marks=FAULT)])
+def test_what_a_search_chooses_is_what_its_choice_says_of_the_callers_c(order: str) -> None:
+    # Rates that differ make it choose ranks, their order and shares.
+    rates = {"f64": np.array([30.0, 60.0, 45.0, 60.0])}
+    machine = dataclasses.replace(Machine.uniform(4), gemm_tflop_per_s=rates, typical_gemm_tflop_per_s=rates)
+    problem = problem_of(3000, 2000, 1500, order)
+    placement = places_of("h,h,h", problem)
+    for scheduler in ("uncut", "kblocks"):
+        options = ScheduleOptions(blocking=Blocking(splits=1)) if scheduler == "kblocks" else ScheduleOptions(chunks=4)
+        result = search(problem, placement, 4, machine, options)
+        checked = 0
+        for one in result.candidates[:25]:
+            assert one.options.grid is None or one.grid == one.options.grid
+            if one.options.areas is None and one.options.grid is not None:
+                made = Planned(one.schedule, one.predicted_s, one.options)
+                assert spans(made) == due(problem, 3000, 2000, one.options, 4)
+                checked += 1
+        assert checked > 3
+
+
+@pytest.mark.parametrize(
+    ("distribution", "order"),
+    [
+        *((one, "F") for one in DISTRIBUTIONS),
+        *((one, "C") for one in ("round-robin", "sequential")),
+        *(pytest.param(one, "C", marks=FAULT) for one in ("2d-cyclic", "1d-cyclic")),
+    ],
+)
+def test_tiles_are_dealt_out_on_the_grid_of_the_callers_c(distribution: str, order: str) -> None:
+    options = ScheduleOptions(
+        scheduler="cyclic", grid=(2, 3), devices=(4, 0, 2, 5, 1, 3), tile=100, distribution=distribution
+    )
+    made = planned(problem_of(600, 600, 300, order), "h,h,h", 6, options)
+    owner = written(made, 100)
+    assert len(owner) == 36
+    places = {rank: place for place, rank in enumerate(options.devices or ())}
+    for (row, col), rank in owner.items():
+        along, across = (row, col) if order == "C" else (col, row)
+        expected = {
+            "2d-cyclic": 3 * (row % 2) + col % 3,
+            "1d-cyclic": row % 6,
+            "round-robin": (6 * along + across) % 6,
+            "sequential": (6 * along + across) // 6,
+        }
+        assert places[rank] == expected[distribution]
+
+
+@pytest.mark.parametrize("order", ["F", pytest.param("C", marks=FAULT)])
+def test_areas_are_strips_of_c_as_it_is_stored(order: str) -> None:
+    areas = ((2.0,), (1.0, 3.0))  # a third of C as a whole strip, two thirds as one that two ranks share
+    options = ScheduleOptions(scheduler="kblocks", areas=areas, devices=(2, 0, 1))
+    made = planned(problem_of(1200, 1200, 400, order), "h,h,h", 3, options)
+    whole, strip, rest = range(1200), range(400), range(400, 1200)
+    expected = {2: (whole, strip), 0: (range(300), rest), 1: (range(300, 1200), rest)}
+    if order == "C":
+        expected = {rank: (cols, rows) for rank, (rows, cols) in expected.items()}
+    assert spans(made) == expected
+    said = describe(made.schedule, made.options)
+    assert said.startswith(f"{'rows' if order == 'C' else 'columns'} of ranks 0.333 | 0.167:0.500")
+    (summary, _), *_ = plan_message.decode(plan_message.encode([made], options, 0.0))
+    assert summary.grid == (2, 2)
+
+
+@pytest.mark.parametrize("order", ["F", pytest.param("C", marks=FAULT)])
+def test_row_and_column_blocks_of_the_order_corner_are_those_of_the_callers_c(order: str) -> None:
+    blocking = Blocking(order="corner", rows=2, columns=4)
+    options = ScheduleOptions(scheduler="kblocks", grid=(1, 1), blocking=blocking, devices=(0,))
+    made = planned(problem_of(1600, 1600, 256, order), "h,h,h", 1, options)
+    blocks = set().union(*computed(made).values())
+    # The last of several is halved twice.
+    assert {row for row, *_ in blocks} == {0, 800, 1200, 1400}
+    assert {col for _, col, *_ in blocks} == {0, 400, 800, 1200, 1400, 1500}
+    assert (made.options.blocking.rows, made.options.blocking.columns) == (2, 4)
+    assert "2x4 blocks" in describe(made.schedule, made.options)
+
+
+@pytest.mark.parametrize("order", ["F", pytest.param("C", marks=FAULT)])
+def test_strips_of_the_other_orders_are_those_of_c_as_it_is_stored(order: str) -> None:
+    blocking = Blocking(order="columns", columns=4)
+    options = ScheduleOptions(scheduler="kblocks", grid=(1, 1), blocking=blocking)
+    made = planned(problem_of(1600, 1600, 256, order), "h,h,h", 1, options)
+    assert {block[0 if order == "C" else 1] for block in computed(made)[0]} == {0, 400, 800, 1200, 1400, 1500}
+    assert made.options.blocking.columns == 4
+    said = describe(made.schedule, made.options)
+    assert f"4 {'row' if order == 'C' else 'column'} blocks" in said
+    assert f"order columns{' along rows of C' if order == 'C' else ''}" in said
+
+
+@pytest.mark.parametrize("scheduler", ["uncut", "kblocks", "cyclic", "auto"])
+def test_reports_name_the_grid_of_the_callers_c(scheduler: str) -> None:
+    options = ScheduleOptions(scheduler=scheduler, grid=(4, 1))
+    problem = problem_of(4000, 100, 1000, "C")
+    several = plan_several(problem, places_of("h,h,h", problem), 4, Machine.uniform(4), options)
+    made = several[0]
+    (summary, _), *_ = plan_message.decode(plan_message.encode(several, options, 0.0))
+    assert summary.grid == (4, 1)
+    assert "4x1" in summary.how
+    assert made.options.grid == (4, 1)
+    assert json.dumps(dataclasses.asdict(made.options))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "grid"),
+    [
+        *(pytest.param(one, grid, marks=FAULT) for one in ("uncut", "kblocks") for grid in ((4, 1), (1, 4))),
+        *(("cyclic", grid) for grid in ((4, 1), (1, 4))),
+        *((one, (2, 2)) for one in ("uncut", "kblocks", "cyclic")),
+    ],
+)
+def test_a_grid_moves_the_same_bytes_between_devices_for_either_order(grid: tuple[int, int], scheduler: str) -> None:
+    options = ScheduleOptions(scheduler=scheduler, grid=grid)
+    moved = [
+        planned(problem_of(4000, 100, 1000, order), "h,h,h", 4, options).schedule.bytes_by_link() for order in "FC"
+    ]
+    assert moved[0]["device_to_device"] == moved[1]["device_to_device"]
+    assert moved[0]["host_to_device"] == moved[1]["host_to_device"]
+
+
+@FAULT
+def test_errors_name_the_callers_grid_and_shares() -> None:
+    problem = problem_of(100, 200, 50, "C")
+    with pytest.raises(ParamError, match=r"grid 3x2 has 6 places, but there are 4 ranks"):
+        planned(problem, "h,h,h", 4, ScheduleOptions(scheduler="uncut", grid=(3, 2)))
+    for scheduler in ("uncut", "kblocks"):
+        with pytest.raises(ParamError, match=r"3 row_shares were given, grid 2x1 has 2 rows"):
+            options = ScheduleOptions(scheduler=scheduler, grid=(2, 1), row_shares=(1, 2, 3))
+            planned(problem, "h,h,h", 2, options)
+    with pytest.raises(PlanError, match=r"of 40000×20000×"):
+        options = ScheduleOptions(scheduler="uncut", tile=1)
+        planned(problem_of(40000, 20000, 50, "C"), "h,h,h", 4, options)
+
+
+@FAULT
+def test_conversion_to_the_problems_orientation_is_its_own_inverse() -> None:
+    swapped, straight = problem_of(3, 4, 5, "C"), problem_of(3, 4, 5, "F")
+    for options in (
+        ScheduleOptions(grid=(2, 3), row_shares=(1, 2), col_shares=(1, 2, 3), devices=(5, 4, 3, 2, 1, 0)),
+        ScheduleOptions(blocking=Blocking(order="corner", rows=2, columns=8)),
+        ScheduleOptions(areas=((1,), (2, 3))),
+        ScheduleOptions(),
+    ):
+        assert options.oriented(straight) is options
+        turned = options.oriented(swapped)
+        assert turned.oriented(swapped) == options
+        assert math.prod(turned.grid or (6, 1)) == 6
