@@ -53,8 +53,9 @@ class PlanSummary:
     scheduler : str
         Name of the scheduler; ``"auto (uncut)"`` if a search chose its options.
     grid : tuple of int
-        Process grid (rows, cols); of columns of ranks (`ScheduleOptions.areas`) the most ranks in one, and how many
-        there are: fewer ranks than their product may compute. `how` says which.
+        Process grid (rows, cols) of the caller's C. Of columns of ranks (`ScheduleOptions.areas`) the most ranks in
+        one, and how many there are, of rows of ranks the other way round: fewer ranks than their product may compute.
+        `how` says which.
     splits : int
         Over how many such grids k is split.
     tile : int

@@ -53,7 +53,7 @@ def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int
     schedule = planned.schedule
     return PlanSummary(
         scheduler=f"auto ({schedule.scheduler})" if asked.scheduler == "auto" else schedule.scheduler,
-        grid=schedule.grid,
+        grid=schedule.callers_grid,
         splits=schedule.splits,
         tile=schedule.tile,
         how=describe(schedule, planned.options),

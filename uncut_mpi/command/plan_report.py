@@ -130,8 +130,10 @@ def to_json(facts: PlanFacts) -> str:
     best first.
     """
     best, problem = facts.result.best, facts.problem
-    value: dict[str, Any] = {name: getattr(problem, name) for name in ("m", "n", "k", "trans_a", "trans_b")}
+    value: dict[str, Any] = dict(zip("mnk", problem.callers_shape, strict=True))
     value |= {
+        "trans_a": problem.trans_a,
+        "trans_b": problem.trans_b,
         "dtype": problem.dtype.name,
         "alpha": facts.alpha,
         "beta": facts.beta,
@@ -170,7 +172,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     schedule = candidate.schedule
     return {
         "scheduler": schedule.scheduler,
-        "grid": f"{schedule.grid[0]}x{schedule.grid[1]}",
+        "grid": "{}x{}".format(*schedule.callers_grid),
         "splits": schedule.splits,
         "how": describe(schedule, candidate.options),
         "tile": schedule.tile,
@@ -197,7 +199,7 @@ def _problem(facts: PlanFacts) -> str:
     )
     old = f" + {facts.beta:g} C" if problem.reads_c else ""
     return (
-        f"C := {facts.alpha:g} {first} {second}{old}, m×n×k = {problem.m}×{problem.n}×{problem.k}, "
+        f"C := {facts.alpha:g} {first} {second}{old}, m×n×k = {problem.shape_text}, "
         f"{problem.dtype.name}, A, B, C at {facts.placement}"
     )
 

@@ -130,7 +130,7 @@ def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], l
 
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     rate = float(machine.gemm_rate(problem.dtype).sum())
-    m, n = (problem.n, problem.m) if problem.swapped else (problem.m, problem.n)  # as the caller wrote it
+    m, n, _ = problem.callers_shape
     return _Term(
         "compute",
         problem.flops / rate,

@@ -138,6 +138,16 @@ class GemmProblem:
         """Floating-point operations counted the usual way, 2mnk (the beta term is ignored)."""
         return 2 * self.m * self.n * self.k
 
+    @property
+    def callers_shape(self) -> tuple[int, int, int]:
+        """(m, n, k) as the caller wrote them: m and n change places where A and B do."""
+        return (self.n, self.m, self.k) if self.swapped else (self.m, self.n, self.k)
+
+    @property
+    def shape_text(self) -> str:
+        """The same as ``m×n×k``."""
+        return "×".join(map(str, self.callers_shape))
+
     @classmethod
     def from_operands(
         cls,

@@ -83,9 +83,8 @@ def schedule(
     devices = options.computing_ranks(num_ranks)
     tile = min(options.tile or choose_tile(problem, placement, machine, devices), max(1, problem.m, problem.n))
     if -(-problem.m // tile) * -(-problem.n // tile) > MAX_TILES:
-        raise PlanError(
-            f"bands of {tile} make more than {MAX_TILES} tiles of {problem.m}×{problem.n}: ask for a larger tile"
-        )
+        shape = "×".join(map(str, problem.callers_shape[:2]))
+        raise PlanError(f"bands of {tile} make more than {MAX_TILES} tiles of {shape}: ask for a larger tile")
     made = _Bands(problem, placement, machine, devices, tile).build()
     return made, dataclasses.replace(options, tile=tile)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from uncut_mpi import _native
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import energy_j, watts_known
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
@@ -27,7 +28,7 @@ class Candidate:
     options : ScheduleOptions
         What it was made with; every searched field is set.
     grid, splits, tile
-        As those of the schedule.
+        As those of the schedule; what a search returns has `Schedule.callers_grid`.
     predicted_s : float
         Simulated time.
     bound_s : float
@@ -56,6 +57,12 @@ class Candidate:
     def __post_init__(self) -> None:
         columns = () if self.options.areas is None else tuple(map(len, self.options.areas))
         object.__setattr__(self, "shape", (*self.grid, self.splits, *columns))
+
+    def of_callers_c(self, problem: GemmProblem) -> Candidate:
+        """Return it with options and grid of the caller's C instead of the problem's."""
+        if not problem.swapped:
+            return self
+        return dataclasses.replace(self, options=self.options.oriented(problem), grid=self.grid[::-1])
 
     @property
     def simulation(self) -> Simulation:

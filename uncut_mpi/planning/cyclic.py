@@ -7,9 +7,9 @@ compared with in the same run, on the same executor.
 
 * Devices and their shares are those of least predicted time (sections 3.1 and 3.3, `uncut_mpi.model.paralia.select`:
   every set of up to `MOST_SEARCHED` ranks is looked at), T the edge of least predicted time (`tile_edge`).
-* Tiles of C are dealt out in the order of columns, each device no more than its share (section 3.6):
-  ``"2d-cyclic"`` (BLAS 3's own), ``"1d-cyclic"`` by tile rows, ``"round-robin"`` one after the other, ``"sequential"``
-  in runs.
+* Tiles of C are dealt out in the order of columns (of rows where C is stored by rows), each device no more than its
+  share (section 3.6): ``"2d-cyclic"`` (BLAS 3's own), ``"1d-cyclic"`` by tile rows, ``"round-robin"`` one after
+  the other, ``"sequential"`` in runs.
 * A tile of A or B is fetched when a device first needs it, from the location with the fastest link that has or is
   getting it, over another device where that is faster (section 3.2), and is kept. With a matrix in host memory no
   transfer takes another way unless `max_hops` is given: which one is faster is judged of links at rest, so that all
@@ -92,7 +92,7 @@ def prepare(
     usual = 0 if on_host else USUAL_HOPS
     hops = usual if options.max_hops is None else options.max_hops
     work = _workload(problem, placement, machine, options, hops)
-    grid = ProcessGrid.choose(len(work.devices), options.grid)
+    grid = ProcessGrid.choose(len(work.devices), options.grid, transposed=problem.swapped)
     ratios = [ratio / sum(work.ratios[: grid.size]) for ratio in work.ratios[: grid.size]]
     devices = work.devices[: grid.size]
     tile = options.tile or paralia.tile_edge(problem, placement, machine, devices, ratios=ratios, max_hops=hops)
@@ -130,14 +130,14 @@ def deal(rows: int, cols: int, grid: ProcessGrid, ratios: Sequence[float], distr
     Return each place's tiles of C, numbered down the columns, in the order in which they are dealt.
 
     A tile goes to the place that the pattern names, or to the next one, in the order of places, that still lacks
-    some of its share.
+    some of its share. Tile rows of a transposed grid's C are the caller's tile columns.
 
     Parameters
     ----------
     rows, cols : int
         Tiles of m and of n.
     grid : ProcessGrid
-        Places, numbered row by row.
+        Places.
     ratios : sequence of float
         Share of each place, of any sum.
     distribution : str
@@ -154,7 +154,7 @@ def deal(rows: int, cols: int, grid: ProcessGrid, ratios: Sequence[float], distr
         if distribution == "2d-cyclic":
             place = grid.rank(row % grid.rows, col % grid.cols)
         elif distribution == "1d-cyclic":
-            place = row % grid.size
+            place = (col if grid.transposed else row) % grid.size
         else:
             place = (previous + 1) % grid.size
         while not left[place]:

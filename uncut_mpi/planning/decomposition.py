@@ -138,8 +138,9 @@ def block_bounds(
         ("col", problem.n, grid.cols, col_shares),
     ):
         if shares is not None and len(shares) != blocks:
+            said = {"row": "col", "col": "row"}[what] if grid.transposed else what
             raise ParamError(
-                f"{len(shares)} {what}_shares were given, grid {grid} has {blocks} {what}s: name one for each"
+                f"{len(shares)} {said}_shares were given, grid {grid} has {blocks} {said}s: name one for each"
             )
         if shares is None:
             bounds.append(tuple(block_starts(extent, blocks)))

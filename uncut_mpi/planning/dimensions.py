@@ -220,7 +220,8 @@ class Dimensions:
             if best.options.areas is not None:
                 changes = {"areas": _in_columns(speeds, [len(column) for column in best.options.areas])}
             else:
-                shares = fit_shares(speeds.reshape(best.grid))
+                by_columns = self._problem.swapped  # so ranks fill the grid
+                shares = fit_shares(speeds.reshape(best.grid, order="F" if by_columns else "C"))
                 changes = {"row_shares": shares.rows, "col_shares": shares.cols}
             if best.options.scheduler == "uncut" and not asked.tile:
                 shared = dataclasses.replace(best.options, **changes)
@@ -605,7 +606,8 @@ class Dimensions:
             return {}
         rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
         devices = self._in_places(ranks)
-        grid = ProcessGrid(*asked) if asked is not None else ProcessGrid.most_square(len(ranks))
+        transposed = self._problem.swapped
+        grid = ProcessGrid.choose(math.prod(asked) if asked else len(ranks), asked, transposed=transposed)
         if rates.max() <= (1 + _SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
             return {**devices, "row_shares": None, "col_shares": None, "areas": None}
         arranged, shares = arrange(ranks, rates.tolist(), grid)

@@ -15,6 +15,9 @@ class ProcessGrid:
     """
     A grid of ranks, numbered row by row: the r-th of those that compute stands at (r // cols, r % cols).
 
+    The grid of a problem whose C is the transpose of the caller's (`GemmProblem.swapped`) is the transpose of the
+    caller's grid, and numbered column by column, so that ranks fill the caller's row by row.
+
     Grid row I holds a contiguous block of the rows of C, grid column J a contiguous block of its
     columns. Ranks of a grid row need the same rows of op(A), ranks of a grid column the same columns
     of op(B). Ranks beyond the grid compute nothing, but may own matrices.
@@ -23,25 +26,28 @@ class ProcessGrid:
     ----------
     rows, cols : int
         Blocks of rows and of columns.
+    transposed : bool
+        Whether it is the transpose of the caller's.
     """
 
     rows: int
     cols: int
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
             raise ParamError(f"grid {self} has an extent below 1")
 
     @classmethod
-    def most_square(cls, num_ranks: int) -> ProcessGrid:
+    def most_square(cls, num_ranks: int, *, transposed: bool = False) -> ProcessGrid:
         """Return the factor pair of `num_ranks` nearest to a square, rows ≤ cols: 8 → 2×4, primes 1×G."""
         if num_ranks < 1:
             raise ParamError(f"{num_ranks} ranks cannot form a grid")
         rows = next(rows for rows in range(math.isqrt(num_ranks), 0, -1) if num_ranks % rows == 0)
-        return cls(rows, num_ranks // rows)
+        return cls(rows, num_ranks // rows, transposed)
 
     @classmethod
-    def choose(cls, num_ranks: int, asked: tuple[int, int] | None) -> ProcessGrid:
+    def choose(cls, num_ranks: int, asked: tuple[int, int] | None, *, transposed: bool = False) -> ProcessGrid:
         """
         Return the grid asked for, or the most square one.
 
@@ -51,8 +57,8 @@ class ProcessGrid:
             If the grid asked for has more places than there are ranks to fill it.
         """
         if asked is None:
-            return cls.most_square(num_ranks)
-        grid = cls(*asked)
+            return cls.most_square(num_ranks, transposed=transposed)
+        grid = cls(*asked, transposed)
         if grid.size > num_ranks:
             raise ParamError(
                 f"grid {grid} has {grid.size} places, but there are {num_ranks} ranks to compute: "
@@ -67,14 +73,17 @@ class ProcessGrid:
 
     def position(self, rank: int) -> tuple[int, int]:
         """Return (grid row, grid column) of a rank in the grid."""
+        if self.transposed:
+            return rank % self.rows, rank // self.rows
         return divmod(rank, self.cols)
 
     def rank(self, row: int, col: int) -> int:
         """Return the rank at (row, col)."""
-        return row * self.cols + col
+        return col * self.rows + row if self.transposed else row * self.cols + col
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.cols}"
+        """Return the caller's grid as ``RxC``."""
+        return f"{self.cols}x{self.rows}" if self.transposed else f"{self.rows}x{self.cols}"
 
 
 def block_starts(extent: int, blocks: int) -> list[int]:

@@ -156,7 +156,9 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     )
 
 
-def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions) -> ProcessGrid:
+def choose_grid(
+    placement: Placement, num_places: int, options: ScheduleOptions, *, transposed: bool = False
+) -> ProcessGrid:
     """
     Return the process grid asked for; else one row of ranks if all is in host memory, else the most square one.
 
@@ -168,12 +170,17 @@ def choose_grid(placement: Placement, num_places: int, options: ScheduleOptions)
     """
     on_host = all(location.space == "host" for location in (placement.a, placement.b, placement.c))
     if options.grid is None and options.row_shares is None and options.col_shares is None and on_host:
-        square = ProcessGrid.most_square(num_places)
+        square = ProcessGrid.most_square(num_places, transposed=transposed)
         rows = [rows for rows in range(1, square.rows + 1) if num_places % rows == 0]
         return next(
-            (ProcessGrid(count, num_places // count) for count in rows if num_places // count <= MOST_IN_A_ROW), square
+            (
+                ProcessGrid(count, num_places // count, transposed)
+                for count in rows
+                if num_places // count <= MOST_IN_A_ROW
+            ),
+            square,
         )
-    return ProcessGrid.choose(num_places, options.grid)
+    return ProcessGrid.choose(num_places, options.grid, transposed=transposed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -265,7 +272,7 @@ class Planner:
 
     def _partition(self, num_places: int, options: ScheduleOptions) -> Partition:
         if options.areas is None:
-            grid = choose_grid(self.placement, num_places, options)
+            grid = choose_grid(self.placement, num_places, options, transposed=self.problem.swapped)
             return Partition.of_grid(self.problem, grid, options.row_shares, options.col_shares)
         named = sum(map(len, options.areas))
         if named != num_places:
@@ -413,10 +420,11 @@ class Prepared:
             return  # far from it: counting takes as long as making few
         tasks = self._least_tasks()
         if tasks > most_tasks:
-            problem, (height, width) = self._planner.problem, self._partition.shape
+            problem = self._planner.problem
+            grid = ProcessGrid(*self._partition.shape, problem.swapped)
             raise PlanError(
-                f"kblocks on {height}x{width} ranks, k split {splits} times, makes at least {tasks} tasks of "
-                f"{problem.m}×{problem.n}×{problem.k}, the limit is {most_tasks}: ask for larger k-blocks, another "
+                f"kblocks on {grid} ranks, k split {splits} times, makes at least {tasks} tasks of "
+                f"{problem.shape_text}, the limit is {most_tasks}: ask for larger k-blocks, another "
                 "grid or fewer ranks"
             )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import check_metric
 
 ROUTINGS = ("origin", "bw", "eta")
@@ -72,10 +73,12 @@ class Blocking:
     growth : int
         How many times as far as the one before it a k-block ends, at least 2.
     columns : int
-        Equal column blocks in which a rank hands its C on; the last of several is halved twice.
+        Equal column blocks in which a rank hands its C on; the last of several is halved twice. Of a C stored by rows
+        they are row blocks, except in the order ``"corner"``.
     rows : int
         Row blocks of the order ``"corner"``, cut as the column blocks are; 1 in the others.
     order : str
+        Of a C stored by rows, rows stand for columns and A for B in what follows.
         ``"k"``: k-blocks over all columns, those of the end of k by column blocks (`tail`). ``"k-columns"``: the same,
         and B's part of the end arrives by column blocks too. ``"columns"``: one column block after the other.
         ``"corner"``: a first block, then with each column block or row block that arrives all that it makes with those
@@ -195,7 +198,8 @@ class ScheduleOptions:
     areas : tuple of tuple of float or None
         Instead of a grid: columns of ranks, each cut into rows of its own (`uncut_mpi.planning.partition`). For each
         column what each of its ranks gets of C, from top to bottom, as positive numbers of any sum; ranks fill them
-        column by column. With k split there are areas for the ranks of one part of k.
+        column by column. Of a C stored by rows they are rows of ranks, each cut into columns of its own, from left to
+        right. With k split there are areas for the ranks of one part of k.
     chunks : int or None
         Chunks p of a batched fetch (section III-E; 8 in the paper). None: two for each destination but the first,
         at most 8. A chain of d hops takes 1 + (d - 1)/p times one, so that no more than half a hop is lost, and each
@@ -229,7 +233,7 @@ class ScheduleOptions:
         start at one time rather one whose C tile is begun.
     distribution : str
         How `cyclic` deals tiles of C out: ``"2d-cyclic"``, ``"1d-cyclic"`` (tile rows), ``"round-robin"`` or
-        ``"sequential"``.
+        ``"sequential"``, the last two in the order in which C is stored.
     blocking : Blocking
         What `kblocks` alone takes.
     tune : int
@@ -247,8 +251,9 @@ class ScheduleOptions:
     `areas` and `blocking`; `cyclic` `grid`, `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands`
     `devices` and `tile`.
 
-    Grid, shares and areas are of the column-major problem: of a C stored by rows (order ``"C"``) the columns count as
-    rows and the rows as columns.
+    Rows and columns are those of the caller's C, in whatever order it is stored. `areas`, `distribution` and most
+    orders of blocks cut C into strips, which follow its storage: whole columns of an F-order C, whole rows of a C-order
+    one.
     """
 
     scheduler: str = "auto"
@@ -273,6 +278,23 @@ class ScheduleOptions:
     blocking: Blocking = Blocking()
     tune: int = 0
     metric: str = "time"
+
+    def oriented(self, problem: GemmProblem) -> ScheduleOptions:
+        """
+        Return options of the caller's C as those of a problem's C, and the other way round.
+
+        A C stored by rows is transposed in its problem, so rows and columns change places: of the grid, its shares,
+        and the blocks of the order ``"corner"``. Ranks still fill the caller's grid row by row
+        (`uncut_mpi.planning.grid`). Strips, in which the other orders of blocks and `areas` cut C, follow its storage
+        in both.
+        """
+        if not problem.swapped:
+            return self
+        blocking = self.blocking
+        if blocking.order == "corner" or blocking.rows > 1:
+            blocking = changed(blocking, order="corner", rows=blocking.columns, columns=blocking.rows)
+        grid = self.grid and self.grid[::-1]
+        return changed(self, grid=grid, row_shares=self.col_shares, col_shares=self.row_shares, blocking=blocking)
 
     def computing_ranks(self, num_ranks: int) -> tuple[int, ...]:
         """

@@ -55,7 +55,7 @@ class Partition:
         col_shares: Sequence[float] | None = None,
     ) -> Partition:
         """
-        Return the blocks of a process grid, filled row by row.
+        Return the blocks of a process grid, in the order in which ranks fill it.
 
         Parameters
         ----------

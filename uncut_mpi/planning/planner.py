@@ -29,7 +29,7 @@ class Planned:
     predicted_s : float
         Time the schedule's model expects.
     options : ScheduleOptions
-        Options it was made with, those of a search's choice included.
+        Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
     """
 
     schedule: Schedule
@@ -84,8 +84,8 @@ def plan_several(
     """
     options.check()
     if options.scheduler != "auto":
-        made = make_schedule(problem, placement, num_ranks, machine, options)
-        return [Planned(made.schedule, made.seconds(machine), made.options)]
+        made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
+        return [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     found = search(problem, placement, num_ranks, machine, options)
     return [
         Planned(one.schedule, one.predicted_s, one.options) for one in varied(found.candidates, max(1, options.tune))
@@ -94,19 +94,20 @@ def plan_several(
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     """Return how a schedule divides its problem, in words; `options` as `Planned` has them."""
+    along = "row" if schedule.problem.swapped else "column"  # of the caller's C: whole ones are stored together
     grid = grid_text(schedule)
     for what, shares in (("rows", options.row_shares), ("columns", options.col_shares)):
         if shares is not None and len(set(shares)) > 1:
             grid += f", {what} {':'.join(f'{share / sum(shares):.3f}' for share in shares)}"
     if options.areas is not None:
         parts = f", {schedule.splits} of k" if schedule.splits > 1 else ""
-        grid = f"columns of ranks {areas_text(options.areas)}{parts}"
+        grid = f"{along}s of ranks {areas_text(options.areas)}{parts}"
     else:
         grid = f"grid {grid}"
     if schedule.scheduler == "cyclic":
         return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid_text(schedule)}"
     if schedule.scheduler == "bands":
-        return f"bands of {schedule.tile} on {schedule.grid[1]} devices"
+        return f"bands of {schedule.tile} on {max(schedule.grid)} devices"
     if schedule.scheduler == "uncut":
         return f"{grid}, tile {schedule.tile}"
     blocking = options.blocking
@@ -117,8 +118,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     where = f", C combined at its {combine}" if combined else ""
     if where and 0 < blocking.away < count:
         where += f" but for the last {blocking.away} of {count}"
-    columns = f"{blocking.columns} column block{'s' if blocking.columns > 1 else ''}"
-    if blocking.rows > 1:
+    columns = f"{blocking.columns} {along} block{'s' if blocking.columns > 1 else ''}"
+    if blocking.order == "corner" and max(blocking.rows, blocking.columns) > 1:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
     if blocking.multiple > 1 and (blocking.columns > 1 or blocking.rows > 1):
         columns += f" at multiples of up to {blocking.multiple}"
@@ -133,17 +134,22 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     blocks = f"k-blocks of {first} to {block}{growth}" if first < block else f"k-blocks of {first}"
     if first == depth:
         blocks = f"one k-block of {depth}"
-    return f"{grid}, {blocks}, {columns}, order {blocking.order}{lanes}{where}"
+    order = (
+        f"{blocking.order} along rows of C"
+        if schedule.problem.swapped and "columns" in blocking.order
+        else blocking.order
+    )
+    return f"{grid}, {blocks}, {columns}, order {order}{lanes}{where}"
 
 
 def grid_text(schedule: Schedule) -> str:
-    """Return a schedule's process grid as ``RxC``, or ``RxCxS`` where k is split."""
-    rows, cols = schedule.grid
+    """Return a schedule's process grid as ``RxC`` of the caller's C, or ``RxCxS`` where k is split."""
+    rows, cols = schedule.callers_grid
     return f"{rows}x{cols}" + (f"x{schedule.splits}" if schedule.splits > 1 else "")
 
 
 def areas_text(areas: Sequence[Sequence[float]]) -> str:
-    """Return the areas of columns of ranks as parts of C: ranks parted by colons, columns by bars."""
+    """Return the areas of columns (or rows) of ranks as parts of C: ranks parted by colons, columns by bars."""
     total = math.fsum(map(math.fsum, areas))
     return " | ".join(":".join(f"{area / total:.3f}" for area in column) for column in areas)
 

@@ -182,7 +182,8 @@ class Schedule:
     scheduler : str
         Name of the scheduler that made it.
     grid : tuple of int
-        Process grid (rows, cols) of the ranks that compute; of columns of ranks (most ranks in one, columns).
+        Process grid (rows, cols) of the ranks that compute; of columns of ranks (most ranks in one, columns). Of the
+        column-major problem; `callers_grid` has the caller's.
     splits : int
         Over how many such grids k is split.
     tile : int
@@ -406,6 +407,11 @@ class Schedule:
                 sizes = np.array([dtype.itemsize for dtype in DType])
                 out[:, 3] = region["rows"] * region["cols"] * sizes[of["dtype"]]
         return out
+
+    @property
+    def callers_grid(self) -> tuple[int, int]:
+        """`grid` of the caller's C: of a C stored by rows, which is transposed here, rows and columns change places."""
+        return self.grid[::-1] if self.problem.swapped else self.grid
 
     def bytes_by_link(self) -> dict[str, int]:
         """Return bytes copied by ``host_to_device``, ``device_to_host``, ``device_to_device`` and ``local`` copies."""

@@ -155,7 +155,8 @@ def search(
         As for `uncut_mpi.planning.planner.plan`.
     options : ScheduleOptions, optional
         What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks, chunks;
-        batching is tried where it allows it. Its `metric` is what is minimised.
+        batching is tried where it allows it. Its `metric` is what is minimised. Of the caller's C, as those of the
+        candidates (`ScheduleOptions.oriented`); on the way they are of the problem's.
     budget_tasks : int, optional
         Tasks of all that is tried, at most; the first candidate is tried whatever it takes. By default
         `uncut_mpi.planning.evaluation.default_budget`; then what each scheduler's own rules give may have as many
@@ -174,7 +175,7 @@ def search(
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     asked = options or ScheduleOptions()
     metric_of(asked.metric, machine)  # before any work
-    made_with = dataclasses.replace(asked, tune=0, metric="time")
+    made_with = dataclasses.replace(asked, tune=0, metric="time").oriented(problem)
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
     first_part = budget if asked.metric == "time" else math.ceil(_TIME_PART * budget)
     with Evaluation(
@@ -188,9 +189,10 @@ def search(
             evaluation.turn_to(asked.metric, budget)
             explorer = _Explorer(problem, num_ranks, evaluation, dimensions, budget, tries_rules=budget_tasks is None)
             explorer.explore(made_with)
+    # Stable: equals of one scheduler stay in the order of trying.
+    found = sorted(evaluation.all_tried, key=lambda one: (one.value, SCHEDULERS.index(one.options.scheduler)))
     return SearchResult(
-        # Stable: equals of one scheduler stay in the order of trying.
-        sorted(evaluation.all_tried, key=lambda one: (one.value, SCHEDULERS.index(one.options.scheduler))),
+        [one.of_callers_c(problem) for one in found],
         evaluation.discarded,
         evaluation.spent,
         asked.metric,

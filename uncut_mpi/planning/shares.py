@@ -91,4 +91,5 @@ def arrange(ranks: Sequence[int], speeds: Sequence[float], grid: ProcessGrid) ->
     of = np.asarray(speeds, np.float64)
     fits = [fit_shares(of[places]) for places in orders]
     best = max(range(len(fits)), key=lambda which: fits[which].balance)
-    return tuple(ranks[index] for index in orders[best].ravel().tolist()), fits[best]
+    order = orders[best].ravel("F" if grid.transposed else "C").tolist()
+    return tuple(ranks[index] for index in order), fits[best]

@@ -70,7 +70,8 @@ class TileWorkers:
     Attributes
     ----------
     grid : ProcessGrid
-        Of blocks of C: the process grid; 1x1 where C's owner alone scales it, or tiles are dealt out.
+        Of blocks of C: the process grid, numbered row by row; 1x1 where C's owner alone scales it, or tiles are dealt
+        out.
     ranks : list of int
         Who computes: each block's rank, or those that tiles are dealt out to.
     row_starts, col_starts : list of int
@@ -291,7 +292,7 @@ def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: Schedul
 def too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:
     """Return the error that says how many tasks a tile makes, in words, and that they are too many."""
     return PlanError(
-        f"tile {tile} makes {tasks} of {problem.m}×{problem.n}×{problem.k}, "
+        f"tile {tile} makes {tasks} of {problem.shape_text}, "
         f"the limit is {most_tasks}: ask for a larger tile, or for none"
     )
 

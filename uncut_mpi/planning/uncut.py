@@ -117,7 +117,7 @@ def prepare(
     placement.check_ranks(num_ranks)
     machine.check_ranks(num_ranks)
     devices = options.computing_ranks(num_ranks)
-    grid = ProcessGrid.choose(len(devices), options.grid)
+    grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
     tile = _tile(problem, placement, grid, devices, machine, options)
     decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
     workers = _workers(problem, placement, decomposition, devices)
@@ -151,4 +151,5 @@ def _workers(
         return TileWorkers(ProcessGrid(1, 1), [placement.c.rank], [0, problem.m], [0, problem.n], decomposition.tile)
     grid = decomposition.grid
     starts = list(decomposition.row_starts), list(decomposition.col_starts)
-    return TileWorkers(grid, list(devices[: grid.size]), *starts, decomposition.tile)
+    ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]
+    return TileWorkers(ProcessGrid(grid.rows, grid.cols), ranks, *starts, decomposition.tile)
