@@ -137,6 +137,7 @@ class KBlocksInput:
     column_alignment: int
     min_slice_bytes: int
     first_block: int
+    most_tasks: int
     most_summands: int
     earliest: bool
     product_lanes: int

@@ -18,7 +18,6 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, ablation_options, plan
 from uncut_mpi.planning.search import search
 
-ENDLESS = pytest.mark.xfail(run=False, strict=True, reason="does not end: what a plan takes is not counted first")
 FEW = 500_000
 """Tasks of what the schedulers' own rules make of the largest problems: a second or two."""
 
@@ -32,14 +31,12 @@ def planned(m: int, n: int, k: int, place: str = "h,h,h", machine: Machine | Non
     return plan(problem, Placement.parse(place), machine.num_ranks, machine, ScheduleOptions(**options))  # type: ignore[arg-type]
 
 
-@ENDLESS
 @pytest.mark.parametrize("scheduler", ["kblocks", "auto"])
 @pytest.mark.parametrize("k", [10**9, 2 * 10**9])
 def test_a_long_k_has_a_plan(k: int, scheduler: str) -> None:
     assert len(planned(4, 4, k, scheduler=scheduler).schedule.tasks) <= FEW
 
 
-@ENDLESS
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1 << 55, 1, 1), (1, 1 << 55, 1), (1, 1, 1 << 55), (1 << 45, 3, 5), (3, 1 << 30, 1 << 25)]
@@ -50,7 +47,6 @@ def test_what_can_be_addressed_has_a_plan(m: int, n: int, k: int, scheduler: str
     assert made.predicted_s > 0
 
 
-@ENDLESS
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("shape", [(1 << 58, 1, 1), (1, 1 << 58, 1), (1, 1, 1 << 58)])
 def test_the_largest_extents_have_a_plan_or_too_little_memory(shape: tuple[int, int, int], scheduler: str) -> None:
@@ -61,14 +57,12 @@ def test_the_largest_extents_have_a_plan_or_too_little_memory(shape: tuple[int, 
     assert len(made.schedule.tasks) <= FEW
 
 
-@ENDLESS
 @pytest.mark.parametrize("shape", [(1 << 40, 2, 3), (2, 1 << 40, 3), (2, 3, 1 << 40)])
 def test_bands_take_an_edge_that_makes_no_more_tiles_than_they_may(shape: tuple[int, int, int]) -> None:
     made = planned(*shape, place="0,0,0", machine=ROOMY, scheduler="bands")
     assert len(made.schedule.tasks) <= FEW
 
 
-@ENDLESS
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -84,36 +78,33 @@ def test_too_many_tasks_are_counted_before_any_is_made(options: dict[str, object
         planned(4, 4, k, machine=ROOMY, **options)
 
 
-@ENDLESS
 @pytest.mark.parametrize("blocking", [Blocking(first=1), Blocking(first=1, growth=2), Blocking(growth=1 << 40)])
 def test_blocks_that_grow_soon_are_long(blocking: Blocking) -> None:
     made = planned(4, 4, 2 * 10**9, scheduler="kblocks", blocking=blocking)
     assert len(made.schedule.tasks) <= FEW
 
 
-@ENDLESS
 def test_many_blocks_of_c_are_refused() -> None:
-    for blocking in (Blocking(columns=10**6), Blocking(rows=10**6, order="corner")):
-        with pytest.raises((ParamError, PlanError), match=r"\d+ .*(limit is|at most) \d+"):
-            planned(4096, 4096, 4096, scheduler="kblocks", blocking=blocking)
+    for name in ("rows", "columns"):
+        with pytest.raises(ParamError, match=rf"{name} = 1000000 \(--{name[:-1]}-blocks\): .* in at most 4096"):
+            Blocking(**{name: 10**6})
+    blocking = Blocking(rows=4096, columns=4096, order="corner")
     with pytest.raises(PlanError, match=r"the limit is \d+: .*--row-blocks"):
-        planned(1 << 20, 1 << 20, 64, machine=ROOMY, blocking=Blocking(rows=4096, columns=4096, order="corner"))
+        planned(1 << 20, 1 << 20, 64, machine=ROOMY, scheduler="kblocks", blocking=blocking)
 
 
-@ENDLESS
 @pytest.mark.parametrize("order", ["k", "columns", "corner"])
 @pytest.mark.parametrize("delivery", ["balanced", "earliest"])
 @pytest.mark.parametrize("place", ["h,h,h", "0,0,0"])
 def test_as_many_blocks_as_there_may_be_are_planned_in_time_in_proportion(
     order: str, delivery: str, place: str
 ) -> None:
-    # 30,000 k-blocks: what awaits what is found without looking at all that came before.
-    blocking = Blocking(block=1000, columns=4, order=order, delivery=delivery)
-    made = planned(40, 40, 30_000_000, place=place, machine=ROOMY, scheduler="kblocks", blocking=blocking)
-    assert 30_000 < len(made.schedule.tasks) <= 1_000_000
+    # 20,000 k-blocks: what awaits what is found without looking at all that came before.
+    blocking = Blocking(block=1000, columns=2, order=order, delivery=delivery)
+    made = planned(40, 40, 20_000_000, place=place, machine=ROOMY, scheduler="kblocks", blocking=blocking)
+    assert 20_000 < len(made.schedule.tasks) <= 1_000_000
 
 
-@ENDLESS
 @pytest.mark.parametrize("tile", [0, 1])
 def test_a_c_that_is_only_scaled_counts_its_tiles(tile: int) -> None:
     problem = GemmProblem(1 << 50, 3, 0, DType.f64)
@@ -125,14 +116,12 @@ def test_a_c_that_is_only_scaled_counts_its_tiles(tile: int) -> None:
         assert len(plan(problem, Placement.parse("h,h,h"), 4, ROOMY, options).schedule.tasks) <= FEW
 
 
-@ENDLESS
 def test_the_steps_of_the_paper_are_bounded_too() -> None:
     for _, options in ablation_options():
         made = plan(GemmProblem(4, 4, 1 << 50, DType.f64), Placement.parse("h,h,h"), 4, ROOMY, options)
         assert len(made.schedule.tasks) <= FEW
 
 
-@ENDLESS
 @pytest.mark.parametrize("scheduler", ["uncut", "kblocks", "cyclic"])
 def test_many_ranks_have_a_plan_of_a_long_k(scheduler: str) -> None:
     machine = dataclasses.replace(Machine.uniform(256), memory_bytes=np.full(256, 1 << 62))
@@ -141,15 +130,13 @@ def test_many_ranks_have_a_plan_of_a_long_k(scheduler: str) -> None:
     assert len(made.schedule.tasks) <= 4_000_000
 
 
-@ENDLESS
 def test_a_budget_of_any_size_bounds_each_schedule_as_well() -> None:
     problem, place = GemmProblem(4, 4, 10**10, DType.f64), Placement.parse("h,h,h")
     result = search(problem, place, 4, ROOMY, ScheduleOptions(blocking=Blocking(first=64)), budget_tasks=1 << 60)
     assert max(len(one.schedule.tasks) for one in result.candidates[:3]) <= 4_000_000
 
 
-@ENDLESS
 def test_grid_bounds_of_every_set_of_many_ranks_are_refused() -> None:
     machine = Machine.uniform(64)
-    with pytest.raises(ParamError, match=r"64 ranks .* name .*subsets"):
+    with pytest.raises(ParamError, match=r"64 ranks, .*name some \(subsets\)"):
         best_grid_bound(GemmProblem(64, 64, 64, DType.f64), Placement.parse("h,h,h"), machine)

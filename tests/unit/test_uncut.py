@@ -619,7 +619,7 @@ def test_too_little_memory_says_which_rank_needs_what_and_what_to_do() -> None:
 
 
 def test_a_tile_far_too_small_is_refused_with_the_count() -> None:
-    with pytest.raises(PlanError, match=r"tile 1 makes \d+ tasks .* the limit is 20000000"):
+    with pytest.raises(PlanError, match=r"tile 1 makes \d+ tasks .* the limit is 4000000"):
         make(cube(4096), "h,h,h", 4, tile=1)
 
 

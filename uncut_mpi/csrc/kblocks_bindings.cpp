@@ -65,6 +65,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_rw("min_slice_bytes", &KInput::min_slice_bytes)
         .def_rw("first_block", &KInput::first_block)
         .def_rw("most_summands", &KInput::most_summands)
+        .def_rw("most_tasks", &KInput::most_tasks)
         .def_rw("earliest", &KInput::earliest)
         .def_rw("at_owner", &KInput::at_owner)
         .def_rw("first_away", &KInput::first_away)
@@ -167,8 +168,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         nb::arg("how"), "Return (step, k start, k stop, first, last, top, bottom, early) of each step.");
     m.def("block_edges", &block_edges, nb::arg("extent"), nb::arg("blocks"), nb::arg("step"), nb::arg("multiple"),
           nb::arg("halvings"), "Return where blocks start, and the extent at the end.");
-    m.def("schedule_kblocks", &schedule_tables, nb::arg("input"),
-          "Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays.");
+    m.def(
+        "schedule_kblocks", &schedule_tables, nb::arg("input"),
+        "Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays. ValueError if there are more than "
+        "`most_tasks`.");
 }
 
 }  // namespace uncut

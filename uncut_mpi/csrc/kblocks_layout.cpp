@@ -1,5 +1,6 @@
 // Who has which blocks, and where: workers with their panels of A, B and C, and who adds up.
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -11,6 +12,9 @@ namespace {
 
 // Fewer of them in a block, and equal blocks would be too unequal.
 constexpr std::int64_t least_multiples = 4;
+
+// Sums of two do not fit 64 bits any more, which is room for none.
+constexpr std::int64_t no_room = std::numeric_limits<std::int64_t>::max() / 2;
 
 constexpr std::int64_t up_to(std::int64_t size, std::int64_t multiple) {
     return (size + multiple - 1) / multiple * multiple;
@@ -37,6 +41,13 @@ class Layout {
     bool at_home(int matrix, int rank) const { return !in_.origin[matrix].on_host && in_.origin[matrix].rank == rank; }
     bool whole() const { return in_.k_starts.size() == 2; }
 
+    // Of two extents, in whole units of the alignment; what no memory has room for, too.
+    std::int64_t bytes(std::int64_t one, std::int64_t other) const {
+        std::int64_t product = 0;
+        if (__builtin_mul_overflow(one, other, &product) || product > no_room) return no_room;
+        return up_to(product, in_.buffer_alignment);
+    }
+
     // As `Layout.add` of planning/layout.py, which places those of the other schedulers.
     int panel(int rank, std::int64_t rows, std::int64_t cols, int matrix, bool sums, Role role) {
         const std::int64_t itemsize = sums ? in_.accumulator_itemsize : in_.itemsize;
@@ -49,7 +60,7 @@ class Layout {
         record.dtype = sums ? in_.accumulator : in_.dtype;
         record.rows = rows, record.cols = cols, record.ld = ld, record.offset = taken;
         in_.buffers.push_back(record);
-        taken += up_to(ld * cols * itemsize, in_.buffer_alignment);
+        taken = std::min(no_room, taken + bytes(ld, cols * itemsize));
         return static_cast<int>(in_.buffers.size()) - 1;
     }
     int operand(int rank, int matrix, std::int64_t rows, std::int64_t cols, bool turned, bool copied) {

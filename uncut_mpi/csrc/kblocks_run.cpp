@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <stdexcept>
 #include <utility>
 
 namespace uncut {
@@ -34,8 +35,13 @@ void KRun::make(Workplace &at) {
     at.tables.clear();
     at.times.clear();
     if (fits) {
-        schedule_kblocks(input, at.tables);
-        num_tasks = static_cast<std::int64_t>(at.tables.tasks.size());
+        try {
+            schedule_kblocks(input, at.tables);
+            num_tasks = static_cast<std::int64_t>(at.tables.tasks.size());
+        } catch (const std::length_error &) {
+            num_tasks = std::max(most_tasks, input.most_tasks) + 1;
+            at.tables = {};  // their memory, too
+        }
     }
     if (fits && num_tasks <= most_tasks) {
         const KTables &made = at.tables;

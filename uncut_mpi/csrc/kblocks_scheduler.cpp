@@ -165,7 +165,7 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
     awaits_.insert(awaits_.end(), before.begin(), before.end());
     // A lane is in order: what one product awaits the next ones need not, nor those that await it.
     const auto next = static_cast<std::int32_t>(out_.tasks.size());
-    std::erase_if(state.arriving, [&](Piece &piece) {
+    const auto is_done_with = [&](Piece &piece) {
         if (!meet(piece, move, rows.shifted(-w.first_row)) || piece.awaited_by[state.lane] >= 0) return false;
         bool awaited = false;
         for (std::size_t lane = 0; lane < before.size(); ++lane)
@@ -174,7 +174,24 @@ void Scheduler::multiply_piece(const KWorker &w, WorkerState &state, const KMove
         piece.awaited_by[state.lane] = next;
         return std::count_if(piece.awaited_by.begin(), piece.awaited_by.end(),
                              [](std::int32_t by) { return by >= 0; }) == in_.product_lanes;
-    });
+    };
+    std::vector<Piece> &pieces = state.arriving;
+    std::size_t kept = state.awaited_until[state.lane];
+    auto until = state.awaited_until;
+    for (std::size_t at = kept; at < pieces.size(); ++at) {
+        if (is_done_with(pieces[at])) {
+            for (std::size_t lane = 0; lane < until.size(); ++lane)
+                until[lane] -= at < state.awaited_until[lane];
+        } else {
+            if (kept != at) pieces[kept] = pieces[at];
+            ++kept;
+        }
+    }
+    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(kept), pieces.end());
+    state.awaited_until = until;
+    std::size_t &first = state.awaited_until[state.lane];
+    while (first < pieces.size() && pieces[first].awaited_by[state.lane] >= 0)
+        ++first;
     const std::int32_t on = compute(w.rank, product_lanes[state.lane]);
     std::int32_t made = task(gemm_task, on, target, {reads.data(), num_reads}, awaits_);
     if (left > 0) {

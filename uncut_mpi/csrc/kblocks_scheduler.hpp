@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -153,6 +154,7 @@ struct KInput {
     std::int64_t itemsize = 8, accumulator_itemsize = 8, min_slice_bytes = 1, first_block = 1;
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
     int most_summands = 8;
+    std::int64_t most_tasks = std::numeric_limits<std::int32_t>::max();  // a schedule of more is given up
     int product_lanes = 1;  // 1 or 2: how many products a rank may have begun
     // Laid out.
     std::array<KDirect, 2> direct;         // of a rank where C is not, and where it is
@@ -206,7 +208,7 @@ void check_kblocks(const KInput &input);
 // Says who has what of each block, and where: workers, adders and buffers.
 void lay_out_kblocks(KInput &input);
 
-// Into tables of which the memory is used.
+// Into tables of which the memory is used. Throws std::length_error if there are more than `most_tasks`.
 void schedule_kblocks(const KInput &input, KTables &tables);
 
 // Undoes `lay_out_kblocks`.

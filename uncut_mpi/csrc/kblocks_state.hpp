@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -95,6 +96,8 @@ struct WorkerState {
     };
     std::vector<Block> blocks;
     std::vector<Piece> arriving;
+    // Before which one all pieces have been awaited on a lane: products look at what has come since.
+    std::array<std::size_t, product_lanes.size()> awaited_until{};
     std::size_t lane = 0;  // of the last product,
     KMove last;            // and what that was; no product yet if it is none
 };
@@ -246,6 +249,7 @@ class Scheduler {
     std::int32_t compute(int rank, int number) { return lane(rank, compute_lane, no_source, number); }
 
     std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits) {
+        if (static_cast<std::int64_t>(out_.tasks.size()) >= in_.most_tasks) throw std::length_error("too many tasks");
         TaskRecord record;
         record.kind = kind;
         record.rank = out_.lanes[on].rank;

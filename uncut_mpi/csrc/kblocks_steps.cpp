@@ -1,6 +1,8 @@
 // The order in which a rank fetches and multiplies, by planning/blocking.py, which says what the orders are for.
 #include <algorithm>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "kblocks_scheduler.hpp"
 
@@ -197,6 +199,7 @@ class Maker {
 template <typename Test>
 KDirect mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
     KDirect found;
+    std::set<std::pair<int, int>> corners;
     for (const KMove &block : moves) {
         if (block.step != finish) continue;
         if (!test(block)) {
@@ -206,9 +209,10 @@ KDirect mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
         }
         found.first = found.any ? std::min(found.first, block.first) : block.first;
         found.any = true;
-        for (KMove &move : moves)
-            if (move.top == block.top && move.first == block.first) move.*flag = true;
+        corners.emplace(block.top, block.first);
     }
+    for (KMove &move : moves)
+        if (found.any && corners.contains({move.top, move.first})) move.*flag = true;
     return found;
 }
 
@@ -249,10 +253,15 @@ void mark_direct(KInput &input) {
         move.direct = move.direct_at_home = false;
     const int first = input.at_owner ? input.first_away : 0;
     // Whether every product about a block of C has all of k.
+    std::vector<KMove> partial;  // products of less, those of the same blocks once
+    for (const KMove &move : moves) {
+        if (move.step != multiply || move.last_k - move.first_k == extent) continue;
+        const bool again = !partial.empty() && partial.back().first == move.first && partial.back().last == move.last &&
+                           partial.back().top == move.top && partial.back().bottom == move.bottom;
+        if (!again) partial.push_back(move);
+    }
     const auto at_once = [&](const KMove &block) {
-        return std::none_of(moves.begin(), moves.end(), [&](const KMove &move) {
-            return move.step == multiply && move.last_k - move.first_k < extent && meet(move, block);
-        });
+        return std::none_of(partial.begin(), partial.end(), [&](const KMove &move) { return meet(move, block); });
     };
     input.direct[0] = mark(moves, &KMove::direct, [&](const KMove &block) {
         if (!whole) return false;

@@ -8,6 +8,12 @@ namespace {
 // other holders, but the earliest are rarely far ahead, and k can have hundreds of steps.
 constexpr int most_blanks = 8;
 
+// Sub-problems that all selections together look at, half a second or so; without batching each takes as long as so many
+// others. Looking at all that are left for each one that is chosen takes the square of their number, so of very many
+// the last ones are taken in their own order.
+constexpr std::int64_t most_looked_at = std::int64_t{1} << 28;
+constexpr std::int64_t cost_without_batching = 32;
+
 }  // namespace
 
 Subproblem Scheduler::next_fixed(Worker &w) const {
@@ -24,6 +30,12 @@ void Scheduler::add_known(Worker &w, const Subproblem &s) {
 }
 
 Subproblem Scheduler::select(Worker &w) {
+    if (looked_at_ > most_looked_at) {
+        Subproblem next = next_fixed(w);
+        while (w.done[sub_index(w, next)])
+            next = next_fixed(w);
+        return next;
+    }
     const Time compute_free = free_[resource_of(w.rank)];
     for (drop_done(w, w.pending); !w.pending.empty() && w.pending.top().eta <= compute_free; drop_done(w, w.pending)) {
         const Ready top = w.pending.top();
@@ -46,6 +58,7 @@ Subproblem Scheduler::select(Worker &w) {
     }
     estimates_.fill(never);
     ++scan_;
+    if (c_is_input_ && !w.c_home) looked_at_ += static_cast<std::int64_t>(w.waiting.size());
     for (std::size_t c = 0; c_is_input_ && !w.c_home && c < w.waiting.size(); ++c) {
         ReadyHeap &heap = w.waiting[c];
         drop_done(w, heap);
@@ -65,6 +78,7 @@ void Scheduler::scan_missing(Worker &w, Time compute_free, Choice &best) {
     const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
     std::array<bool, 2> blank_seen{false, false};
     int blanks = 0;
+    looked_at_ += kt_;
     for (int p = 0; p < kt_; ++p) {
         if (a.known[p] == w.mt && b.known[p] == w.nt) continue;
         if (!a.known[p] && !b.known[p]) {
@@ -77,6 +91,7 @@ void Scheduler::scan_missing(Worker &w, Time compute_free, Choice &best) {
                 continue;
             }
         }
+        looked_at_ += std::int64_t{w.mt} * w.nt * (in_.batch ? 1 : cost_without_batching);
         for (int j = 0; j < w.nt; ++j) {
             const Time b_eta = b.eta[tile_index(j, p)];
             for (int i = 0; i < w.mt; ++i) {

@@ -401,6 +401,7 @@ class Scheduler {
     std::array<std::vector<SingleFetch>, 2> single_;
     std::array<SingleFetch, 4> single_c_{};
     unsigned scan_ = 0;
+    std::int64_t looked_at_ = 0;  // sub-problems, by all selections
 };
 
 }  // namespace uncut

@@ -34,12 +34,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.ports import least_time
 from uncut_mpi.model.problem import GemmProblem
+
+MOST_SEARCHED: Final = 16
+"""Ranks of which every set is looked at: 65,535 sets."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,19 +148,24 @@ def best_grid_bound(
         As for `grid_bound`.
     subsets : iterable of sequences of int, optional
         Sets of ranks, in the order of preference. By default every set of the machine's ranks, small ones
-        first; there are 2ⁿ − 1 of n ranks.
+        first; there are 2ⁿ − 1 of n ranks, so that of more than `MOST_SEARCHED` they have to be named.
     split_k : bool
         Whether k may be split.
 
     Raises
     ------
     ParamError
-        If there is no set of ranks, or a rank does not exist.
+        If there is no set of ranks or there are too many, or a rank does not exist.
     TopologyError
         If the machine has no rate for the problem's type.
     """
     ranks = range(machine.num_ranks)
     if subsets is None:
+        if len(ranks) > MOST_SEARCHED:
+            raise ParamError(
+                f"machine {machine.name} has {len(ranks)} ranks, and all sets of more than {MOST_SEARCHED} "
+                "are too many to look at: name some (subsets)"
+            )
         subsets = (chosen for count in range(1, len(ranks) + 1) for chosen in itertools.combinations(ranks, count))
     best: GridBound | None = None
     for devices in subsets:

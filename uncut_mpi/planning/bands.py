@@ -32,14 +32,12 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.grid import block_starts
 from uncut_mpi.planning.layout import Layout
+from uncut_mpi.planning.limits import MAX_TILES_OF_BANDS, coarse_enough
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 
 MIN_TILE: Final = 128
 """Smallest edge that is chosen: the model knows of no cost of issuing."""
-
-MAX_TILES: Final = 65_536
-"""Most tiles of C; beyond, a larger edge has to be asked for."""
 
 SLOTS: Final = 2
 """Bands of one matrix that a device has room for, and results under way."""
@@ -67,7 +65,7 @@ def schedule(
     ParamError
         If devices or machine do not fit the ranks.
     PlanError
-        If a matrix is in host memory, there is no product, or there are more than `MAX_TILES` tiles.
+        If a matrix is in host memory, there is no product, or there are more than `MAX_TILES_OF_BANDS` tiles.
     CapacityError
         If a rank has too little device memory for its bands.
     """
@@ -81,10 +79,18 @@ def schedule(
             "take another scheduler"
         )
     devices = options.computing_ranks(num_ranks)
-    tile = min(options.tile or choose_tile(problem, placement, machine, devices), max(1, problem.m, problem.n))
-    if -(-problem.m // tile) * -(-problem.n // tile) > MAX_TILES:
+    largest = max(1, problem.m, problem.n)
+    tile = min(options.tile or choose_tile(problem, placement, machine, devices), largest)
+
+    def tiles(edge: int) -> int:
+        return -(-problem.m // edge) * -(-problem.n // edge)
+
+    most = MAX_TILES_OF_BANDS
+    if not options.tile:
+        tile = coarse_enough(tile, largest, tiles, most=most, few=most)
+    if tiles(tile) > most:
         shape = "×".join(map(str, problem.callers_shape[:2]))
-        raise PlanError(f"bands of {tile} make more than {MAX_TILES} tiles of {shape}: ask for a larger tile")
+        raise PlanError(f"bands of {tile} make more than {most} tiles of {shape}: ask for a larger tile")
     made = _Bands(problem, placement, machine, devices, tile).build()
     return made, dataclasses.replace(options, tile=tile)
 

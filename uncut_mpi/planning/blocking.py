@@ -143,6 +143,17 @@ def block_edges(extent: int, blocks: int, step: int, multiple: int = 1) -> tuple
     return tuple(_native.block_edges(extent, blocks, step, multiple, HALVINGS))
 
 
+def count_k_blocks(extent: int, first: int, block: int, growth: int) -> int:
+    """Return how many k-blocks there are of `extent` elements of k, give or take one, without making them."""
+    count, stop = 0, 0
+    size = min(first, block)
+    while stop < extent and size < block:
+        stop += size
+        size = min(block, (growth - 1) * stop)
+        count += 1
+    return count + -(-max(0, extent - stop) // block)
+
+
 def count_blocks(blocks: int) -> int:
     """Return how many blocks `block_edges` makes of `blocks`."""
     return blocks + HALVINGS if blocks > 1 else blocks

@@ -30,9 +30,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
+from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import MAX_TASKS, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles, too_many
+from uncut_mpi.planning.tiles import LARGER_TILE, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
 
 MOST_SEARCHED: Final = 8
 """Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
@@ -96,11 +97,17 @@ def prepare(
     ratios = [ratio / sum(work.ratios[: grid.size]) for ratio in work.ratios[: grid.size]]
     devices = work.devices[: grid.size]
     tile = options.tile or paralia.tile_edge(problem, placement, machine, devices, ratios=ratios, max_hops=hops)
-    tile = min(tile, max(1, problem.m, problem.n, problem.k))
+    largest = max(1, problem.m, problem.n, problem.k)
+    tile = min(tile, largest)
+
+    def products(edge: int) -> int:
+        return -(-problem.m // edge) * -(-problem.n // edge) * -(-problem.k // edge)
+
+    if not options.tile:  # a product has two copies of its own, unless others share them
+        tile = coarse_enough(tile, largest, lambda edge: 3 * products(edge))
+    if products(tile) > most_tasks:  # before that many tiles are dealt
+        raise too_many(problem, f"tile {tile}", f"at least {products(tile)} tasks", most_tasks, LARGER_TILE)
     rows, cols = -(-problem.m // tile), -(-problem.n // tile)
-    products = rows * cols * -(-problem.k // tile)
-    if products > most_tasks:  # before that many tiles are dealt
-        raise too_many(problem, tile, f"at least {products} tasks", most_tasks)
     owned = deal(rows, cols, grid, ratios, options.distribution)
     workers = TileWorkers(ProcessGrid(1, 1), list(devices), [0, problem.m], [0, problem.n], tile, owned)
     engine = ScheduleOptions(

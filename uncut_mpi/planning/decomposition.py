@@ -346,6 +346,7 @@ def _aligned_tiles(largest: int, problem: GemmProblem) -> np.ndarray:
 def _issue_s(tiles: np.ndarray, m_r: int, n_c: int, problem: GemmProblem, copies_per_tile: int) -> np.ndarray:
     rows, cols = -(-m_r // tiles), -(-n_c // tiles)
     steps = -(-problem.k // tiles) if problem.has_product else np.ones_like(tiles)
-    copies = (rows + cols) * steps * copies_per_tile + 2 * rows * cols
-    issue_s: np.ndarray = rows * cols * steps * GEMM_ISSUE_S + copies * COPY_ISSUE_S
+    copies = (rows + cols).astype(np.float64) * steps * copies_per_tile + 2.0 * rows * cols
+    products = rows.astype(np.float64) * cols * steps  # which may be more than fit 64 bits
+    issue_s: np.ndarray = products * GEMM_ISSUE_S + copies * COPY_ISSUE_S
     return issue_s

@@ -25,12 +25,13 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.candidates import Candidate, Progress, progress_of, progress_of_run
+from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule, TileTables
 from uncut_mpi.planning.schedulers import Made, make_schedule, make_tiles, prepare_tiles
 from uncut_mpi.planning.simulate import Simulation, Simulations
-from uncut_mpi.planning.tiles import MAX_TASKS, PreparedTiles
+from uncut_mpi.planning.tiles import PreparedTiles
 
 DEFAULT_BUDGET_TASKS: Final = 80_000
 """Simulated tasks of a search on up to 8 ranks, where it takes mostly 20 to 130 ms."""
@@ -194,6 +195,7 @@ class Evaluation:
             self._charge()  # near the end of the budget one by one, so that little is made in vain
         least_room = MAX_TASKS if must else default_budget(self._num_ranks) if always else 0
         room = max(least_room, self.limit - self.spent if self._too_large < _MOST_TOO_LARGE else 0)
+        room = min(room, MAX_TASKS)
         if not must and (room <= 0 or (self._metric_name == "time" and self.bound_s(options) >= self.least)):
             self.discarded += 1
             return

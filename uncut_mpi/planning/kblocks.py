@@ -50,6 +50,7 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import (
+    COLUMN_TAIL_PARTS,
     HALVINGS,
     Move,
     Step,
@@ -57,21 +58,25 @@ from uncut_mpi.planning.blocking import (
     block_edges,
     blocking_of,
     count_blocks,
+    count_k_blocks,
     forms_sums,
     moves,
 )
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, check_capacity, room_for_panels, user_table
-from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.limits import FEW_TASKS, MAX_STEPS, MAX_TASKS, too_many
+from uncut_mpi.planning.options import ORDERS_BY_K, Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Schedule, native_tables
-from uncut_mpi.planning.tiles import MAX_TASKS
 
 MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
 
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
+
+MOST_K_BLOCKS: Final = 1024
+"""Into how many k-blocks a rank's part of k is cut where nobody asks: of a longer k they are longer."""
 
 MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
@@ -122,9 +127,9 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
 
     k is split over all ranks where it is at least eight times the larger of m and n (and nobody asked for a
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
-    float32, to 8192. A C in host memory is handed on in the order ``"columns"``, any other, or where `Blocking.tail` is
-    given, in the order ``"k"``. In the order ``"corner"`` there are as many row blocks as column blocks. Blocks
-    begin at multiples of 16 bytes. Two products may have begun.
+    float32, to 8192, or to longer ones of which there are `MOST_K_BLOCKS`. A C in host memory is handed on in the order
+    ``"columns"``, any other, or where `Blocking.tail` is given, in the order ``"k"``. In the order ``"corner"`` there
+    are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two products may have begun.
     """
     asked = options.blocking
     if asked.is_complete:
@@ -136,7 +141,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         free = (options.grid, options.row_shares, options.col_shares, options.areas) == (None,) * 4
         splits = num_workers if thin and free else 1
     largest = 8192 if problem.dtype.is_half else 2048
-    block = asked.block or max(asked.first, largest)
+    block = asked.block or max(asked.first, largest, -(-problem.k // (splits * MOST_K_BLOCKS)))
     order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host and not asked.tail else "k")
     columns = asked.columns or 4
     return Blocking(
@@ -292,6 +297,7 @@ class Planner:
         given.most_summands, given.min_slice_bytes = MOST_SUMMANDS, MIN_SLICE_BYTES
         given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
         given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
+        given.most_tasks = MAX_TASKS
         given.set_buffers(user_table(problem, placement))
         for matrix, at in zip((Matrix.A, Matrix.B, Matrix.C), (placement.a, placement.b, placement.c), strict=True):
             given.set_origin(matrix, at.space == "host", -1 if at.rank is None else at.rank)
@@ -322,7 +328,7 @@ class Prepared:
         how = choose(problem, placement, len(devices), options)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
-        self._planner, self._how = planner, how
+        self._planner = planner
         cut = planner.cut(len(devices) // how.splits, options)
         self._partition, self._on_grid = cut.partition, options.areas is None
         # Parts of k that have any come first.
@@ -331,6 +337,9 @@ class Prepared:
         self._combines = forms_sums(problem, self.splits)
         first_away = max(0, count_blocks(how.columns) - how.away)  # column block combined where it is computed
         self._at_owner = how.combine == "owner" and placement.c.space == "device" and first_away > 0
+        self._how = how
+        self._check_size(options, most_tasks)
+        how = self._how
 
         self._given = given = _native.KBlocksInput(planner.given)
         given.combines, given.at_owner, given.first_away = self._combines, self._at_owner, first_away
@@ -338,8 +347,8 @@ class Prepared:
         given.row_blocks, given.column_blocks, given.multiple = how.rows, how.columns, how.multiple
         given.first_block, given.product_lanes = how.first, how.lanes
         given.k_starts = self._k_starts
-        steps = sum(given.add_steps(blocking_of(stop - start, how, whole=planner.whole)) for start, stop in self._parts)
-        self._check_size(steps, most_tasks)
+        for start, stop in self._parts:
+            given.add_steps(blocking_of(stop - start, how, whole=planner.whole))
         given.set_places(cut.places, devices)
         if aligns:
             self._align(cut)
@@ -361,7 +370,12 @@ class Prepared:
         planner = self._planner
         whose = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
         check_capacity(self._given.lay_out(), *whose)
-        return self._schedule(_native.schedule_kblocks(self._given))
+        try:
+            return self._schedule(_native.schedule_kblocks(self._given))
+        except ParamError:  # a ValueError too
+            raise
+        except ValueError as error:
+            raise self._too_many(f"more than {MAX_TASKS} tasks", MAX_TASKS) from error
 
     def run(self, most_tasks: int, *, keeps: bool = False) -> _native.KBlocksRun:
         """
@@ -411,22 +425,82 @@ class Prepared:
 
     def _moves(self, extent: int) -> Steps:
         """Return the steps of a part of k."""
-        return moves(extent, self._how, whole=self._planner.whole)
+        how = self._how
+        many = count_k_blocks(extent, how.first, how.block, how.growth) > MOST_K_BLOCKS  # too large to be kept
+        return (moves.__wrapped__ if many else moves)(extent, how, whole=self._planner.whole)
 
-    def _check_size(self, steps: int, most_tasks: int) -> None:
-        """Refuse what surely has too many tasks before any of it is made."""
-        rows, cols, splits = len(self._partition.places), self._partition.shape[1], self.splits
-        if steps * rows * cols * (rows + cols + splits) <= most_tasks:
-            return  # far from it: counting takes as long as making few
-        tasks = self._least_tasks()
+    def _check_size(self, options: ScheduleOptions, most_tasks: int) -> None:
+        """
+        Refuse what surely has too many tasks before any is made; k-blocks of which nobody asks for others are longer.
+
+        Raises
+        ------
+        PlanError
+            If there are too many all the same.
+        """
+        tasks = self._size(most_tasks)
+        depth = max(stop - start for start, stop in self._parts)
+        if tasks > MAX_TASKS and not options.blocking.block:
+            while tasks > FEW_TASKS and self._how.block < depth:
+                self._how = changed(self._how, block=min(2 * self._how.block, depth))
+                tasks = self._size(FEW_TASKS)
         if tasks > most_tasks:
-            problem = self._planner.problem
-            grid = ProcessGrid(*self._partition.shape, problem.swapped)
-            raise PlanError(
-                f"kblocks on {grid} ranks, k split {splits} times, makes at least {tasks} tasks of "
-                f"{problem.shape_text}, the limit is {most_tasks}: ask for larger k-blocks, another "
-                "grid or fewer ranks"
+            raise self._too_many(f"at least {tasks} tasks", most_tasks)
+        k_blocks, blocks = max(self._count_k_blocks()), self._count_blocks()
+        if k_blocks * blocks > MAX_STEPS:
+            raise too_many(
+                self._planner.problem,
+                f"kblocks with {k_blocks} k-blocks and {blocks} blocks of C on each rank",
+                f"{k_blocks * blocks} pairs of them",
+                MAX_STEPS,
+                "ask for longer k-blocks (block, --k-block), or for fewer blocks (--column-blocks, --row-blocks)",
             )
+
+    def _count_k_blocks(self) -> list[int]:
+        """Return how many there are of each part of k, give or take one."""
+        how = self._how
+        return [count_k_blocks(stop - start, how.first, how.block, how.growth) for start, stop in self._parts]
+
+    def _count_blocks(self) -> int:
+        """Return how many blocks of C each rank has."""
+        return count_blocks(self._how.columns) * count_blocks(self._how.rows)
+
+    def _too_many(self, tasks: str, most_tasks: int) -> PlanError:
+        problem = self._planner.problem
+        grid = ProcessGrid(*self._partition.shape, problem.swapped)
+        return too_many(
+            problem,
+            f"kblocks on {grid} ranks, k split {self.splits} times,",
+            tasks,
+            most_tasks,
+            "ask for larger k-blocks (block, --k-block), another grid or fewer ranks",
+        )
+
+    def _size(self, most_tasks: int) -> int:
+        """Return how many tasks there are at least, or any lower number where they are surely few enough."""
+        counts, blocks = self._count_k_blocks(), self._count_blocks()
+        least = sum(map(self._least_of_k_blocks, counts))
+        if least > most_tasks or max(counts) * blocks > MAX_STEPS:
+            return least
+        rows, cols, splits = len(self._partition.places), self._partition.shape[1], self.splits
+        steps = sum((7 if self._how.order == "columns" else 3) * count + 4 * blocks for count in counts)
+        if steps * rows * cols * (rows + cols + splits) <= most_tasks:
+            return 0  # far from it: counting takes as long as making few
+        return self._least_tasks()
+
+    def _least_of_k_blocks(self, count: int) -> int:
+        """Return how many tasks so many k-blocks make at least, whatever their length: what can be said at once."""
+        how, placement = self._how, self._planner.placement
+        home_a, home_b = placement.a.space == "device", placement.b.space == "device"
+        workers = sum(1 for rows, cols in self._partition.blocks if rows and cols)
+        takers = max(0, workers - home_a) * (self._on_grid or how.rows == 1)
+        if how.order not in ORDERS_BY_K:  # the first block of C alone is made of k-blocks, and it may be empty
+            return count * takers
+        takers += max(0, workers - home_b)
+        tail = how.tail or COLUMN_TAIL_PARTS
+        head = max(0, count - count // tail - 2)  # the others go by column blocks
+        products = max(0, workers - (home_a and home_b))
+        return (count if how.order == "k" else head) * takers + head * products
 
     def _least_tasks(self) -> int:
         """Return how many tasks there are at least: the copies of A and B, products, and partial sums to add up."""

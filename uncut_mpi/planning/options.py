@@ -54,6 +54,7 @@ MOST_PRODUCT_LANES = 2
 MOST_MULTIPLE = 4096
 MOST_TAIL = 4096
 MOST_CHUNKS = 8
+MOST_BLOCKS = 4096
 MOST_TRIED = 16
 
 
@@ -133,6 +134,11 @@ class Blocking:
             )
         if not 0 <= self.lanes <= MOST_PRODUCT_LANES:
             raise ParamError(f"lanes = {self.lanes} (--product-lanes): use 1 or {MOST_PRODUCT_LANES}")
+        for name in ("columns", "rows"):
+            if getattr(self, name) > MOST_BLOCKS:
+                raise ParamError(
+                    f"{name} = {getattr(self, name)} (--{name[:-1]}-blocks): C is handed on in at most {MOST_BLOCKS}"
+                )
         if self.growth == 1:
             raise ParamError("growth = 1 (--k-growth): a k-block ends at least twice as far as the one before it")
         if self.block and self.first > self.block:

@@ -9,10 +9,11 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import bands, cyclic, kblocks, uncut
+from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule, TileTables
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.tiles import MAX_TASKS, PreparedTiles
+from uncut_mpi.planning.tiles import PreparedTiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -17,13 +18,14 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.errors import ParamError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.layout import Layout, aligned_ld
+from uncut_mpi.planning.limits import MAX_TASKS, too_many
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, TileTables, native_tables
 
@@ -36,9 +38,6 @@ MIN_CHUNK_BYTES: Final = 256 * 1024
 CHUNKS_PER_HOP: Final = 2
 """Chunks for each hop of a chain but the first, where the options leave their number open."""
 
-MAX_TASKS: Final = 20_000_000
-"""Most tasks of a schedule; beyond, its tables alone would take gigabytes on every rank."""
-
 USUAL_HOPS: Final = 1
 """Most ranks that a tile is relayed over where nothing is asked for, as in PARALiA."""
 
@@ -48,6 +47,13 @@ How many times as fast as a link a chain over relays has to be: it occupies two 
 
 Links that differ by less, as by the distance to a host's memory or by how they were measured, stay in use.
 """
+
+LARGER_TILE: Final = "ask for a larger tile, or for none"
+
+_MOST_PS: Final = 2.0**60
+# Of the estimate of how long all tasks take one after the other: chunks and relays, and links that share a port.
+_TASKS_PER_COPY: Final = 32
+_PORT_WEIGHT: Final = 4.0
 
 _PRIVATE_NONE: Final = -1
 _PS_PER_S: Final = 1e12
@@ -124,6 +130,12 @@ def _tile_sizes(extent: int, tile: int) -> list[int]:
     return [min(tile, extent - start) for start in range(0, extent, tile)]
 
 
+def _tiles_by_size(extent: int, tile: int) -> Counter[int]:
+    """Return how many tiles of an extent have which size, of however many there are."""
+    whole, rest = divmod(extent, tile)
+    return Counter({size: count for size, count in ((tile, whole), (rest, 1)) if size and count})
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class PreparedTiles:
     """
@@ -143,6 +155,8 @@ class PreparedTiles:
         Where its A, B and C live.
     layout : Layout
         Panels of the ranks, to which the caches of relays are added: one schedule alone can be made.
+    unit_ps : int
+        Of times in `given` (ps).
     """
 
     given: _native.UncutInput
@@ -151,6 +165,7 @@ class PreparedTiles:
     problem: GemmProblem
     placement: Placement
     layout: Layout
+    unit_ps: int = 1
 
     def schedule(self, make: Callable[[], TileTables] | None = None) -> tuple[Schedule, float]:
         """
@@ -172,7 +187,8 @@ class PreparedTiles:
         except ParamError:  # a ValueError too: who waits for what is over
             raise
         except ValueError as error:
-            raise too_many(self.problem, tile, f"more than {given.most_tasks} tasks", given.most_tasks) from error
+            tasks = f"more than {given.most_tasks} tasks"
+            raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
         for rank, matrix, slots in caches:
             rows, cols = given.slot_shape[matrix]
             self.layout.add(rank, (rows, slots * cols), self.problem.dtype, Matrix(matrix), Role.CACHE)
@@ -187,7 +203,7 @@ class PreparedTiles:
             buffers=self.layout.table(),
             **native_tables(*tables),
         )
-        return result, end_ps / _PS_PER_S
+        return result, end_ps * self.unit_ps / _PS_PER_S
 
 
 def prepare_tiles(
@@ -226,7 +242,7 @@ def prepare_tiles(
     PlanError
         If there would surely be more than `most_tasks` tasks.
     """
-    _check_size(problem, placement, workers, options, most_tasks)
+    tasks = _check_size(problem, placement, workers, options, most_tasks)
     num_ranks = machine.num_ranks
     layout = Layout(num_ranks, problem, placement)
     panels = _Panels(layout, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
@@ -234,26 +250,40 @@ def prepare_tiles(
     native = _native_input(problem, placement, machine, options, workers, panels)
     _set_relays(native, problem, machine, options, layout)
     native.most_tasks = most_tasks
-    return PreparedTiles(native, chosen, grid, problem, placement, layout)
+    return PreparedTiles(native, chosen, grid, problem, placement, layout, _set_unit(native, problem, machine, tasks))
+
+
+def _set_unit(given: _native.UncutInput, problem: GemmProblem, machine: Machine, tasks: int) -> int:
+    """Count times in longer units than picoseconds where days of them might not fit 64 bits, and return the unit."""
+    rows, cols = given.slot_shape[2]
+    longest = 2.0 * rows * cols * min(given.tile, problem.k) * max(given.ps_per_flop)
+    longest += max(given.slot_bytes) * max(*given.ps_per_byte, *given.port_ps_per_byte, 0.0) * _PORT_WEIGHT
+    unit = max(1, math.ceil(longest * _TASKS_PER_COPY * tasks / _MOST_PS))
+    if unit > 1:
+        given.latency_ps = [latency // unit for latency in given.latency_ps]
+        for name in ("ps_per_flop", "ps_per_byte", "port_ps_per_byte"):
+            setattr(given, name, [each / unit for each in getattr(given, name)])
+    return unit
 
 
 def _check_size(
     problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions, most_tasks: int
-) -> None:
-    """Refuse what is surely too large before any of it is made."""
-    tasks = _least_tasks(problem, placement, workers, options)
+) -> int:
+    """Refuse what is surely too large before any of it is made, and return how many tasks there are at least."""
+    tasks = least_tasks(problem, placement, workers, options)
     if tasks > most_tasks:
-        raise too_many(problem, workers.tile, f"{tasks} tasks or more", most_tasks)
+        raise too_many(problem, f"tile {workers.tile}", f"{tasks} tasks or more", most_tasks, LARGER_TILE)
+    return tasks
 
 
-def _least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
+def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
     """Return how many tasks there are at least: products, and copies of tiles of A, B and C."""
     steps = -(-problem.k // workers.tile)
-    products = workers.num_tiles() * steps
     if not problem.has_product:
-        return products
+        return workers.num_tiles()
+    products = workers.num_tiles() * steps
     if workers.owned:
-        height = len(_tile_sizes(workers.row_starts[-1], workers.tile))
+        height = -(-workers.row_starts[-1] // workers.tile)
         for rank, owned in zip(workers.ranks, workers.owned, strict=True):
             heights, widths = {tile % height for tile in owned}, {tile // height for tile in owned}
             products += len(heights) * steps * (placement.a != Location.device(rank))
@@ -271,8 +301,8 @@ def _least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorker
         (cols, rows, placement.b, problem.trans_b == "T"),
     ):
         takers = len(others) - (location.space == "device")  # the owner of a matrix fetches none of it
-        sizes = Counter(size for extent in blocks for size in _tile_sizes(extent, workers.tile))
-        depths = Counter(_tile_sizes(problem.k, workers.tile))
+        sizes: Counter[int] = sum((_tiles_by_size(extent, workers.tile) for extent in blocks), Counter())
+        depths = _tiles_by_size(problem.k, workers.tile)
         for (size, tiles), (depth, deep) in itertools.product(sizes.items(), depths.items()):
             columns = depth if inner_is_columns else size
             chunks = _chunks_of_tile(size * depth * problem.dtype.itemsize, columns, takers, options)
@@ -287,14 +317,6 @@ def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: Schedul
     most = CHUNKS_PER_HOP * (takers - 1) if options.chunks is None else options.chunks
     least_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
     return max(1, min(most, options.most_chunks, columns // MIN_CHUNK_COLUMNS, size_bytes // least_bytes))
-
-
-def too_many(problem: GemmProblem, tile: int, tasks: str, most_tasks: int) -> PlanError:
-    """Return the error that says how many tasks a tile makes, in words, and that they are too many."""
-    return PlanError(
-        f"tile {tile} makes {tasks} of {problem.shape_text}, "
-        f"the limit is {most_tasks}: ask for a larger tile, or for none"
-    )
 
 
 def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOptions) -> bool:

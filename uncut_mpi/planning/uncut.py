@@ -51,9 +51,10 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.planning.tiles import MAX_TASKS, PreparedTiles, TileWorkers, prepare_tiles
+from uncut_mpi.planning.tiles import PreparedTiles, TileWorkers, least_tasks, prepare_tiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,8 +120,15 @@ def prepare(
     devices = options.computing_ranks(num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
     tile = _tile(problem, placement, grid, devices, machine, options)
-    decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
-    workers = _workers(problem, placement, decomposition, devices)
+
+    def cut(tile: int) -> tuple[Decomposition, TileWorkers]:
+        decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
+        return decomposition, _workers(problem, placement, decomposition, devices)
+
+    if not options.tile:
+        largest = max(1, problem.m, problem.n, problem.k)
+        tile = coarse_enough(tile, largest, lambda edge: least_tasks(problem, placement, cut(edge)[1], options))
+    decomposition, workers = cut(tile)
     chosen = changed(options, scheduler="uncut", tile=decomposition.tile, grid=(grid.rows, grid.cols))
     prepared = prepare_tiles(
         problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks

@@ -1,0 +1,55 @@
+"""How large a schedule may be, so that planning takes seconds and gigabytes at most, whatever is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from uncut_mpi.errors import PlanError
+from uncut_mpi.model.problem import GemmProblem
+
+MAX_TASKS: Final = 4_000_000
+"""
+Most tasks of a schedule.
+
+To plan, encode and lower a task takes about 0.4 kB and 3 µs on rank 0, with the proof 1.5 kB: 2 GB or 6 GB and some
+10 s for so many. A product of 65,536³ on 1,024 ranks has 1.4 million.
+"""
+
+FEW_TASKS: Final = MAX_TASKS // 64
+"""Tasks of what a scheduler's own rules make where their usual tiles or k-blocks would make more than `MAX_TASKS`."""
+
+MAX_TILES_OF_BANDS: Final = 65_536
+"""Most tiles of C of `bands`, whose tasks are made one by one here and not in the core."""
+
+MAX_STEPS: Final = 1 << 17
+"""Most pairs of a k-block and a block of C that each rank of `kblocks` follows."""
+
+
+def coarse_enough(
+    size: int, largest: int, count: Callable[[int], int], *, most: int = MAX_TASKS, few: int = FEW_TASKS
+) -> int:
+    """
+    Return a tile or block, or twice, four times ... as large a one where it makes more tasks than there may be.
+
+    Parameters
+    ----------
+    size : int
+        What a scheduler's rules choose (elements).
+    largest : int
+        Beyond which nothing changes (elements).
+    count : callable
+        How many tasks a size makes.
+    most, few : int, optional
+        When it is enlarged, and until when.
+    """
+    if count(size) <= most:
+        return size
+    while size < largest and count(size) > few:
+        size = min(2 * size, largest)
+    return size
+
+
+def too_many(problem: GemmProblem, what: str, tasks: str, most_tasks: int, mend: str) -> PlanError:
+    """Return the error that says what makes how many tasks, in words, that they are too many, and what to do."""
+    return PlanError(f"{what} makes {tasks} of {problem.shape_text}, the limit is {most_tasks}: {mend}")
