@@ -1,0 +1,98 @@
+"""Numpy arrays in all kinds of host memory that programs have: page-locked, of files, parts of each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers.collective import collective_assert, expect
+from uncut_mpi import ParamError
+
+pytestmark = [
+    pytest.mark.mpi(min_size=1),
+    pytest.mark.multigpu(num=1),
+    pytest.mark.xfail(strict=False, reason="such memory is not registered with CUDA"),
+]
+SIZE = 512
+
+
+def random(seed):
+    return np.random.default_rng(seed).uniform(-1, 1, (SIZE, SIZE))
+
+
+def check(comm, session, a, b, c, what):
+    """C := A B with these arrays of rank 0 is right."""
+    ours = session.rank == 0
+    matrices = [session.register(array if ours else None, root=0) for array in (a, b, c)]
+    session.gemm(*matrices)
+    right = not ours or np.allclose(c, np.asarray(a) @ np.asarray(b), rtol=0, atol=1e-10)
+    for matrix in matrices:
+        session.release(matrix)
+    collective_assert(comm, right, what)
+
+
+def test_memory_that_the_program_has_page_locked_is_used_as_it_is(comm, session):
+    cupyx = pytest.importorskip("cupyx")
+    arrays = []
+    for seed in range(3):
+        arrays.append(cupyx.empty_pinned((SIZE, SIZE)))
+        arrays[-1][...] = random(seed)
+    check(comm, session, *arrays, "cupyx.empty_pinned")
+    torch = pytest.importorskip("torch")
+    check(comm, session, *(torch.from_numpy(random(seed)).pin_memory().numpy() for seed in range(3)), "pin_memory")
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_mapped_files_are_operands(comm, session, tmp_path, mode):
+    random(1).tofile(tmp_path / "a")
+    a = np.memmap(tmp_path / "a", np.float64, mode, shape=(SIZE, SIZE))
+    check(comm, session, a, random(2), random(3), f"mode {mode}")
+    if mode == "r":
+        matrix = session.register(a if session.rank == 0 else None, root=0)
+        other = session.empty_host((SIZE, SIZE))
+        expect(comm, ParamError, ["read-only"], lambda: session.gemm(other, other, matrix))
+        session.release(matrix)
+        session.release(other)
+
+
+def test_parts_of_a_matrix_are_registered_before_and_after_the_whole(comm, session):
+    data, b = random(1), random(2)
+    ours = session.rank == 0
+    part = session.register(data[:100] if ours else None, root=0)
+    whole = session.register(data if ours else None, root=0)
+    inner = session.register(data[50:150] if ours else None, root=0)
+    other = session.register(b if ours else None, root=0)
+    found = []
+    for matrix, rows in ((part, slice(0, 100)), (whole, slice(None)), (inner, slice(50, 150))):
+        c = session.gemm(matrix, other)
+        found.append(not ours or np.allclose(c.array, data[rows] @ b, rtol=0, atol=1e-10))
+        session.release(c)
+    session.release(whole)
+    c = session.gemm(inner, other)
+    found.append(not ours or np.allclose(c.array, data[50:150] @ b, rtol=0, atol=1e-10))
+    runtime = session._backend._runtime
+    still = not ours or runtime.pointerGetAttributes(data[100:].ctypes.data).type != 0
+    for matrix in (part, inner, other, c):
+        session.release(matrix)
+    gone = not ours or runtime.pointerGetAttributes(data.ctypes.data).type == 0
+    collective_assert(comm, all(found) and still and gone, f"{found} {still} {gone}")
+
+
+def test_two_sessions_have_one_array(comm, open_session):
+    data = random(1)
+    with open_session(comm) as one, open_session(comm) as two:
+        ours = comm.rank == 0
+        first = one.register(data if ours else None, root=0)
+        second = two.register(data if ours else None, root=0)
+        one.release(first)
+        c = two.gemm(second, second)
+        right = not ours or np.allclose(c.array, data @ data, rtol=0, atol=1e-10)
+        still = not ours or two._backend._runtime.pointerGetAttributes(data.ctypes.data).type != 0
+    collective_assert(comm, right and still, f"{right} {still}")
+
+
+def test_small_arrays_that_share_pages_are_operands(comm, session):
+    block = np.zeros(3 * 40 * 40 + 7)
+    a, b, c = (block[7 + i * 1600 : 7 + (i + 1) * 1600].reshape(40, 40) for i in range(3))
+    a[...], b[...] = random(1)[:40, :40], random(2)[:40, :40]
+    check(comm, session, a, b, c, "neighbours")
