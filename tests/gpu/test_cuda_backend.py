@@ -147,11 +147,18 @@ def test_new_arrays_have_the_shape_type_and_order_asked_for(backend, order):
 
 def test_host_memory_is_registered_once(backend):
     block = np.zeros(1 << 20, np.uint8)
-    assert backend.pin(block.ctypes.data, block.nbytes)
-    assert not backend.pin(block.ctypes.data, block.nbytes)
-    backend.unpin(block.ctypes.data)
-    assert backend.pin(block.ctypes.data, block.nbytes)
-    backend.unpin(block.ctypes.data)
+    runtime = backend._runtime
+
+    def registered(address=block.ctypes.data):
+        return runtime.pointerGetAttributes(address).type != 0
+
+    for _ in range(2):
+        assert not registered()
+        assert backend.pin(block.ctypes.data, block.nbytes)
+        assert backend.pin(block.ctypes.data + 100, 1000)  # counted: it lies in what is registered
+        backend.unpin(block.ctypes.data)
+        assert registered()
+        backend.unpin(block.ctypes.data + 100)
 
 
 def test_awaiting_the_caller_waits_for_its_stream(backend, cupy):

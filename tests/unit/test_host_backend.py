@@ -18,7 +18,7 @@ from uncut_mpi.device.host.backend import HostProbe
 from uncut_mpi.device.host.executor import _Patience
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import bytes_at, matrix_at
-from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, Pin, ProgressBoard
 from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
@@ -610,7 +610,7 @@ def test_matrices_go_in_and_out_with_their_leading_dimension(backend):
 
 
 def test_pinning_host_memory_leaves_nothing_to_undo(backend):
-    assert backend.pin(4096, 4096) is False
+    assert backend.pin(4096, 4096) is Pin.FOREIGN
 
 
 def test_ranks_share_the_memory_that_is_left():

@@ -22,7 +22,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.entries import Binding, CallResult, PlanEntry, PlanKey
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.matrix import Matrix, overlap
+from uncut_mpi.api.matrix import READ_ONLY, Matrix, overlap
 from uncut_mpi.api.memory import Arena
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.trace import Trace, merge_times
@@ -141,7 +141,7 @@ class CallMachinery:
                 "convert them to one"
             )
         if not result.info.writeable:
-            raise ParamError("C is a read-only array: pass a writeable one")
+            raise ParamError(f"C {READ_ONLY}")
         problem = GemmProblem.from_operands(
             first.info.stored,
             second.info.stored,
@@ -184,7 +184,7 @@ class CallMachinery:
             if wanted != found:
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
             if name == "C" and not new.info.writeable:
-                raise ParamError("C is a read-only array: pass a writeable one")
+                raise ParamError(f"C {READ_ONLY}")
         for name, matrix in (("A", matrices[0]), ("B", matrices[1])):
             if overlap(matrix.info, matrices[2].info):
                 raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")

@@ -16,9 +16,9 @@ import numpy as np
 
 from uncut_mpi.api.arrays import element_type, take
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.matrix import Matrix, MatrixInfo, extent_bytes, host_view, layout_of
+from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, extent_bytes, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
-from uncut_mpi.device.interface import Allocation, Backend
+from uncut_mpi.device.interface import Allocation, Backend, Pin
 from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
@@ -120,8 +120,6 @@ class MatrixStore:
                 flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info
             )
         self._held[number] = held
-        if info.location == Location.host(root):
-            self._pin(held, extent_bytes(info.stored, info.dtype) if self._group.rank == root else 0)
         return self._publish(held, array if held.address else None)
 
     # -- using -------------------------------------------------------------------------------
@@ -211,7 +209,7 @@ class MatrixStore:
             if source.location != Location.host():
                 raise ParamError(f"{source} is not in shared host memory: use empty_host")
             if not target.info.writeable:
-                raise ParamError(f"{target} is a read-only array: pass a writeable one")
+                raise ParamError(f"{target} {READ_ONLY}")
             owner = target.location.rank
             if owner != self._group.rank and not (owner is None and self._group.rank == 0):
                 return
@@ -314,14 +312,16 @@ class MatrixStore:
         ground = ground_of(address, nbytes, _process(root))
         if ground.trouble:
             raise ParamError(f"the array cannot be read: {ground.trouble}")
-        writeable = taken.writeable and ground.writeable
+        # Last, since it is to be undone; and here, since what devices may write depends on it.
+        pin = self._backend.pin(address, nbytes) if nbytes else Pin.FOREIGN
+        writeable = taken.writeable and ground.writeable and pin is not Pin.READABLE
         info = MatrixInfo(number, stored, dtype, Location.host(root), ground.pieces, writeable=writeable)
-        return _Held(info, address, keep=array), array
+        return _Held(info, address, keep=array, pinned=bool(pin)), array
 
     def _pin(self, held: _Held, nbytes: int) -> None:
         try:
             with agreement.collective(self._group, "pinning a host matrix"):
-                held.pinned = self._backend.pin(held.address, nbytes) if nbytes else False
+                held.pinned = bool(self._backend.pin(held.address, nbytes)) if nbytes else False
         except BaseException as error:
             if is_agreed(error):  # raised by all ranks, so all of them give it back
                 self._free([held.info.number])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
 from uncut_mpi.model.problem import StoredMatrix
+
+READ_ONLY: Final = "is a read-only array, or lies in a file that a device may only read: pass a writeable one"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         with agreement.collective(group, "preparing the link probe"):
             mine = host.address + rank * nbytes
             host.array(np.uint8, nbytes, offset_bytes=rank * nbytes)[:] = 1  # so that no page fault is measured
-            pinned = backend.pin(mine, nbytes)
+            pinned = bool(backend.pin(mine, nbytes))
             scratch = backend.allocate(2 * nbytes)
         handles = exchange.exchange_handles(group, scratch.handle)
         with agreement.collective(group, "opening the peers' link probe"):

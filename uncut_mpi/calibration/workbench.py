@@ -93,7 +93,7 @@ class Workbench:
         try:
             with agreement.collective(group, "preparing the host memory of a calibration"):
                 self._host.array(np.uint8)[::_PAGE_BYTES] = 1  # touched: no page fault is measured
-                self._pinned = backend.pin(self._host.address, self._host.nbytes)
+                self._pinned = bool(backend.pin(self._host.address, self._host.nbytes))
             self.device_bytes = max(self.areas.device_bytes, 2 * compute_bytes)
             memory = self._share(self.device_bytes, "memory")
             flags = self._share(4 * MAX_FLAGS, "flags")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,16 @@ class Allocation:
     address: int
     nbytes: int
     handle: bytes
+
+
+class Pin(enum.IntEnum):
+    """What became of host memory that was to be registered; true if it is to be given back."""
+
+    FOREIGN = 0
+    """Nothing was to be done: the program has registered it, or it is managed memory, or the device is the host."""
+    WRITEABLE = 1
+    READABLE = 2
+    """The device may read it, and no more: it lies in a file, or may not be written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -307,12 +318,19 @@ class Backend(abc.ABC):
         """Return how a caller's device array can be shared (see `owns`)."""
 
     @abc.abstractmethod
-    def pin(self, address: int, nbytes: int) -> bool:
-        """Register host memory with the device; False if it was registered already (then never unpin it)."""
+    def pin(self, address: int, nbytes: int) -> Pin:
+        """
+        Register host memory with the device, so that its copies need no thread of the host.
+
+        Raises
+        ------
+        ParamError
+            If that cannot be done for all of it.
+        """
 
     @abc.abstractmethod
     def unpin(self, address: int) -> None:
-        """Undo a `pin` that returned True."""
+        """Undo a `pin` that returned something true."""
 
     @abc.abstractmethod
     def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:

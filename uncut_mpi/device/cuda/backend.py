@@ -23,6 +23,7 @@ from uncut_mpi.device.cuda.library import (
     load_blas,
     load_driver,
 )
+from uncut_mpi.device.cuda.pinning import pinned_memory
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
 from uncut_mpi.device.cuda.probe import CudaProbe
@@ -34,6 +35,7 @@ from uncut_mpi.device.interface import (
     Backend,
     DeviceIdentity,
     FlagTable,
+    Pin,
     Probe,
     ProgressBoard,
 )
@@ -44,8 +46,6 @@ from uncut_mpi.planning.lower import OperationList
 
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20
-_HOST_REGISTER_FLAGS = 1 | 2  # portable, mapped
-_HOST_MEMORY_ALREADY_REGISTERED = 712
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
 _TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
 
@@ -96,7 +96,7 @@ class CudaBackend(Backend):
         self._imports = ImportCache(self._runtime, ordinal, uuids)
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
-        self._pinned: set[int] = set()
+        self._pinned, self._pins = pinned_memory(self._runtime), object()
         self._others: list[Any] = []  # events behind what the caller gave to other streams than the first
         self._preparation = Preparation(self._native, self._description(), self._malloc)
         self.tuning = ProductTuning(self._native, self._preparation)
@@ -214,25 +214,17 @@ class CudaBackend(Backend):
             return AdoptedArray(address, None, 0, f"CUDA cannot export it ({error})", array)
         return AdoptedArray(address, handle, address - base, "", array)
 
-    def pin(self, address: int, nbytes: int) -> bool:
-        """Register host memory with the device; False if it was registered already (then never unpin it)."""
+    def pin(self, address: int, nbytes: int) -> Pin:
+        """See `Backend.pin`; memory in which other matrices of this process lie is registered once for all of them."""
         if nbytes == 0:
-            return False
+            return Pin.FOREIGN
         with self._current(f"registering {nbytes} bytes of host memory"):
-            try:
-                self._runtime.hostRegister(address, nbytes, _HOST_REGISTER_FLAGS)
-            except self._runtime.CUDARuntimeError as error:
-                if error.status == _HOST_MEMORY_ALREADY_REGISTERED:
-                    return False
-                raise
-        self._pinned.add(address)
-        return True
+            return self._pinned.pin(self._pins, address, nbytes)
 
     def unpin(self, address: int) -> None:
-        """Undo a `pin` that returned True."""
-        self._pinned.discard(address)
+        """See `Backend.unpin`."""
         with self._current("unregistering host memory"):
-            self._runtime.hostUnregister(address)
+            self._pinned.unpin(self._pins, address)
 
     def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:
         """Return a new cupy array in memory of its own, which peers can open whatever cupy's allocator is."""
@@ -377,8 +369,7 @@ class CudaBackend(Backend):
             return  # lanes still wait for peers: every call that frees would wait with them
         with self._current("closing the device"):
             self._imports.close_all()
-            for address in list(self._pinned):
-                self.unpin(address)
+            self._pinned.unpin_all(self._pins)
             for address in list(self._allocations):
                 del self._allocations[address]
                 self._runtime.free(address)

@@ -22,6 +22,7 @@ from uncut_mpi.device.interface import (
     DeviceIdentity,
     Executable,
     FlagTable,
+    Pin,
     Probe,
     ProgressBoard,
 )
@@ -127,12 +128,12 @@ class HostBackend(Backend):
         """See `Backend.close_peer`."""
         self._take(self._peers, address, "close_peer").close()
 
-    def pin(self, address: int, nbytes: int) -> bool:
+    def pin(self, address: int, nbytes: int) -> Pin:
         """See `Backend.pin`: there is nothing to register, so there is nothing to undo either."""
-        return False
+        return Pin.FOREIGN
 
     def unpin(self, address: int) -> None:
-        """See `Backend.unpin`; never called, since `pin` returns False."""
+        """See `Backend.unpin`; never called, since `pin` returns nothing true."""
 
     @staticmethod
     def _take(held: dict[int, Segment], address: int, what: str) -> Segment:
