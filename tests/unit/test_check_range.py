@@ -479,3 +479,12 @@ def test_the_sum_of_many_large_doubles_may_be_beyond_float64_though_none_is():
     assert case.check("freivalds").passed
     case.c_out[3, 5] *= 1.01
     assert not case.check("freivalds").passed
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+@pytest.mark.parametrize("scalar", ["alpha", "beta"])
+def test_a_scalar_that_is_not_finite_makes_what_float64_makes(scalar, value):
+    case = make(30, 20, 8, DType.f32, **{scalar: value})
+    assert case.check("full").passed
+    case.c_out[3, 4] = 1.0
+    assert not case.check("full").passed

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from uncut_mpi.command.tolerance import (
 
 # Where sums or bounds in float64 reach this, elements are computed again in long double.
 _FLOAT64_REACH: Final = 2.0**1000
+
+# Makes of any float64 a factor whose products with others of its kind are far from overflow.
+_SCALE: Final = 2.0**-550
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,9 +114,9 @@ def _expect(
     scalars_are_finite = math.isfinite(operands.alpha) and math.isfinite(operands.beta)
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
-        a = _take(operands.a, at_rows, slice(start, start + width), real, "C")
-        b = _take(operands.b, slice(start, start + width), at_cols, real, "F")
-        product += a @ b
+        a = _take(operands.a, at_rows, slice(start, start + width), np.float64)
+        b = _take(operands.b, slice(start, start + width), at_cols, np.float64)
+        product += _product(a, b, real)
         inherited |= ~np.isfinite(a).all(axis=1)[:, None] | ~np.isfinite(b).all(axis=0)
         a, b = np.abs(a), np.abs(b)
         if tolerance.operands:
@@ -123,7 +126,7 @@ def _expect(
             squares += np.where(few, math.inf, np.square(a) @ np.square(b))
             limit = operand_limit(operands.dtype)
             rounds_up |= (a >= limit).any(axis=1)[:, None] | (b >= limit).any(axis=0)
-        of_block = a @ b
+        of_block = _product(a, b, real)
         magnitude += of_block
         np.maximum(block, of_block, out=block)
         np.maximum(partial, np.abs(product), out=partial)
@@ -144,7 +147,7 @@ def _expect(
         rounded += tolerance.operand_bound(magnitude, np.abs(value), abs(alpha) * np.sqrt(squares))
     before, behind = (up, down), (abs(alpha) * up, abs(alpha) * down)
     if operands.c_in is not None:
-        scaled = _take(operands.c_in, at_rows, at_cols, real, "C")
+        scaled = _take(operands.c_in, at_rows, at_cols, real)
         inherited |= ~np.isfinite(scaled)
         rounded += np.abs(scaled) * scalar_error(operands.dtype, operands.beta)
         scaled *= beta
@@ -168,12 +171,12 @@ def _sums_by_sign(
     signed: list[Any] = [0.0, 0.0]
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
-        a = _take(operands.a, at_rows, slice(start, start + width), real, "C")
-        b = _take(operands.b, slice(start, start + width), at_cols, real, "F")
+        a = _take(operands.a, at_rows, slice(start, start + width), np.float64)
+        b = _take(operands.b, slice(start, start + width), at_cols, np.float64)
         for sign, opposite in ((1, 0), (-1, 1)):
             part = np.maximum(sign * a, 0)
-            signed[opposite] += part @ np.maximum(b, 0)
-            signed[1 - opposite] += part @ np.maximum(-b, 0)
+            signed[opposite] += _product(part, np.maximum(b, 0), real)
+            signed[1 - opposite] += _product(part, np.maximum(-b, 0), real)
     return signed[0], signed[1]
 
 
@@ -182,7 +185,7 @@ def _judge(
 ) -> Finding:
     """Compare C with what it should be, apart from `ignored` elements."""
     real = expected.value.dtype.type
-    found = _take(operands.c_out, _range(rows), _range(cols), real, "C")
+    found = _take(operands.c_out, _range(rows), _range(cols), real)
     inherited, limit = expected.inherited, overflow_limit(operands.dtype)
     considered = np.ones(found.shape, bool) if ignored is None else ~ignored
     right, wrong = ~considered, None
@@ -216,6 +219,26 @@ def _judge(
     return dataclasses.replace(finding, **counts)
 
 
+def _product(a: np.ndarray, b: np.ndarray, real: type[np.floating[Any]]) -> np.ndarray:
+    """
+    Return the product of float64 matrices in the type `real`, of long double with the significant bits of float64.
+
+    numpy multiplies matrices of long double a hundred times slower. So numbers from 1 up and those below are multiplied
+    apart, the former scaled so that no product overflows; what underflows is nothing beside sums that need this.
+    """
+    product: np.ndarray = a @ b
+    if real is np.float64:
+        return product
+    plain = np.abs(a) @ np.abs(b)
+    (a_large, a_small), (b_large, b_small) = (
+        (np.where(large, one * _SCALE, 0), np.where(large, 0, one)) for one in (a, b) for large in (np.abs(one) >= 1,)
+    )
+    once = (a_large @ b_small + a_small @ b_large).astype(real) / real(_SCALE)
+    twice = (a_large @ b_large).astype(real) / real(_SCALE) / real(_SCALE)
+    wide: np.ndarray = np.where(plain < _FLOAT64_REACH, product, twice + once + a_small @ b_small)
+    return wide
+
+
 def _range(places: np.ndarray) -> slice | np.ndarray:
     """Return a slice where these places follow each other: it selects much faster."""
     first, last = int(places[0]), int(places[-1])
@@ -223,12 +246,8 @@ def _range(places: np.ndarray) -> slice | np.ndarray:
 
 
 def _take(
-    matrix: np.ndarray,
-    rows: slice | np.ndarray,
-    cols: slice | np.ndarray,
-    real: type[np.floating[Any]],
-    order: Literal["C", "F"],
+    matrix: np.ndarray, rows: slice | np.ndarray, cols: slice | np.ndarray, real: type[np.floating[Any]]
 ) -> np.ndarray:
     """Return a part in another type; one selection after the other, since two lists of places at once mean pairs."""
     part = matrix[rows][:, cols] if isinstance(rows, slice) else matrix[:, cols][rows]
-    return part.astype(real, order=order)
+    return part.astype(real)
