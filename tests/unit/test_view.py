@@ -369,6 +369,15 @@ def test_without_matplotlib_a_png_is_an_error_that_says_what_to_install_and_the_
     assert render("x.json", [shown])
 
 
+@pytest.mark.xfail(strict=True, reason="text and traces name no problem and no machine")
+def test_files_of_every_kind_say_which_problem_they_show():
+    schedule = make("h,2,0")
+    shown = Timeline.of(schedule, *invented_times(schedule), "predicted", machine="node seven")
+    title = "m×n×k = 3000×2600×2000, f64, A, B, C at h,2,0; scheduler uncut; machine node seven"
+    assert render("x.txt", [shown]).decode().splitlines()[0] == title
+    assert json.loads(render("x.json", [shown]))["otherData"]["title"] == title
+
+
 def test_importing_the_room_does_not_load_matplotlib():
     code = "import uncut_mpi.view, sys; assert not [m for m in sys.modules if m.startswith(('matplotlib', 'mpi4py'))]"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
