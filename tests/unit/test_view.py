@@ -369,7 +369,6 @@ def test_without_matplotlib_a_png_is_an_error_that_says_what_to_install_and_the_
     assert render("x.json", [shown])
 
 
-@pytest.mark.xfail(strict=True, reason="text and traces name no problem and no machine")
 def test_files_of_every_kind_say_which_problem_they_show():
     schedule = make("h,2,0")
     shown = Timeline.of(schedule, *invented_times(schedule), "predicted", machine="node seven")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.view.timeline import Activity, Timeline
+from uncut_mpi.view.words import title_of
 
 
 def to_perfetto(timelines: Sequence[Timeline]) -> str:
@@ -34,7 +35,9 @@ def to_perfetto(timelines: Sequence[Timeline]) -> str:
         events += _flows(timeline, first_process, first_flow)
         first_process += timeline.num_ranks
         first_flow += len(timeline.awaits)
-    about = {"timelines": [timeline.name for timeline in timelines]}
+    about: dict[str, Any] = {"timelines": [timeline.name for timeline in timelines]}
+    if timelines:
+        about["title"] = title_of(timelines[0].schedule, timelines[0].machine)
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     return json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n"
 

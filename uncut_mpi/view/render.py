@@ -11,6 +11,7 @@ from uncut_mpi.view.figure import draw_timelines, import_figure
 from uncut_mpi.view.perfetto import to_perfetto
 from uncut_mpi.view.text import to_text
 from uncut_mpi.view.timeline import Timeline
+from uncut_mpi.view.words import title_of
 
 SUFFIXES: Final = (".json", ".png", ".txt")
 _TEXT_WIDTH: Final = 160
@@ -61,4 +62,6 @@ def render(path: str, timelines: Sequence[Timeline]) -> bytes:
     suffix = pathlib.PurePath(path).suffix
     if suffix == ".png":
         return draw_timelines(timelines)
-    return (to_perfetto(timelines) if suffix == ".json" else to_text(timelines, _TEXT_WIDTH)).encode()
+    if suffix == ".json":
+        return to_perfetto(timelines).encode()
+    return f"{title_of(timelines[0].schedule, timelines[0].machine)}\n{to_text(timelines, _TEXT_WIDTH)}".encode()
