@@ -28,9 +28,11 @@ def status_of(path: str | os.PathLike[str]) -> os.stat_result:
     ------
     OSError
         Also where Python has a ValueError: for a NUL, or a character that names of files cannot have.
+    TypeError
+        If it is no path.
     """
     try:
-        return os.stat(path)
+        return os.stat(os.fspath(path))  # of a number it would be the status of a stream
     except ValueError:
         raise OSError(errno.EINVAL, "its name has a character that no file can have") from None
 

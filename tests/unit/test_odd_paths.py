@@ -280,7 +280,6 @@ def test_texts_of_a_machine_file_are_texts(tmp_path, field, value):
         load_machine(str(path))
 
 
-@pytest.mark.xfail(strict=True, reason="a number is taken for a descriptor of this process, or raises TypeError")
 @pytest.mark.parametrize("value", [0, 987, None, 1.5, ["h200-4x"], object()])
 def test_what_is_no_path_is_no_machine(value):
     with pytest.raises(ParamError, match="neither one that ships"):

@@ -48,7 +48,7 @@ def load_machine(name_or_path: str | pathlib.Path) -> Machine:
             text = (_FOLDER / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8")
         else:
             text = read_regular(name_or_path, _MOST_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise ParamError(
             f"machine {str(name_or_path)!r} is neither one that ships with the package nor a file that can be read "
