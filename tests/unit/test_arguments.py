@@ -62,6 +62,35 @@ def test_files_are_multiplied_with_alpha_1_and_no_c():
     assert (args.alpha, args.beta, args.m) == (1.0, 0.0, None)
 
 
+@pytest.mark.parametrize(
+    ("words", "files", "generated"),
+    [
+        ([], (0, 0), (2, 5)),
+        (["--repeat", "3"], (2, 3), (2, 3)),
+        (["--warmup", "1"], (1, 5), (1, 5)),
+        (["--warmup", "0", "--repeat", "1"], (0, 1), (0, 1)),
+        (["--tune", "4"], (2, 5), (2, 5)),
+        (["--trace", "t.txt"], (0, 0), (2, 5)),
+    ],
+)
+def test_files_are_multiplied_once_unless_a_measurement_is_asked_for(words, files, generated):
+    for given, (warmup, repeat) in (([*words, "A.npy", "B.npy", "-o", "OUT.npy"], files), (words, generated)):
+        found = parse(given)
+        assert (found.warmup, found.repeat) == (warmup, repeat)
+
+
+def test_a_machine_is_named_or_what_is_there_is_planned_for():
+    assert parse([]).machine is None
+    assert parse(["--machine", "h200-4x"]).machine == "h200-4x"
+
+
+@pytest.mark.parametrize("flag", ["-o", "-c", "--json", "--trace", "--machine"])
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000])
+def test_a_name_that_no_file_can_have_is_refused(flag, name):
+    with pytest.raises(ParamError, match="is not the name of a file"):
+        parse([flag, name])
+
+
 def test_a_c_file_is_added_unless_beta_says_otherwise():
     words = ["A.npy", "B.npy", "-c", "C.npy", "-o", "OUT.npy"]
     assert parse(words).beta == 1.0

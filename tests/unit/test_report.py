@@ -151,6 +151,26 @@ def test_a_product_of_nothing_is_reported():
     assert "rate        0 TFLOP/s" in text(empty)
 
 
+def test_one_product_says_what_it_took_and_claims_no_measurement():
+    once = dataclasses.replace(FACTS, samples_s=(), first_call_s=1.5, planned_s=0.3, call_s=1.25)
+    lines = [line for line in text(once).splitlines() if not line.startswith("#")]
+    assert lines[2:] == [
+        "took        1.500 s: planned and reserved in 300.0 ms, multiplied in 1.250 s (slowest rank; one call, "
+        "--repeat N measures)",
+        *text(FACTS).splitlines()[-3:],
+    ]
+    value = json.loads(to_json(once))
+    assert list(value) == KEYS.split()
+    assert (value["first_call_s"], value["samples_s"], value["predicted_s"]) == (1.5, [], 0.0005)
+    assert [value[name] for name in ("median_s", "min_s", "max_s", "tflop_per_s")] == [None] * 4
+
+
+def test_why_nothing_was_checked_is_said():
+    unchecked = dataclasses.replace(FACTS, passed=None, error=None, check_detail="nothing to check: C is 0×5")
+    assert "check       nothing to check: C is 0×5\nUNCHECKED\n" in text(unchecked)
+    assert "check       none\nUNCHECKED\n" in text(dataclasses.replace(unchecked, check_detail=""))
+
+
 def test_what_a_search_minimised_is_said_if_it_is_not_the_time():
     assert "for the least" not in text(FACTS)
     facts = dataclasses.replace(FACTS, scheduler="auto (uncut)", about=dataclasses.replace(ABOUT, metric="edp"))
