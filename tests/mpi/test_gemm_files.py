@@ -184,7 +184,6 @@ def test_a_report_that_cannot_be_written_is_a_status_and_loses_no_file(comm, job
     collective_assert(comm, json.loads(facts.read_text())["passed"] is True, facts)
 
 
-@pytest.mark.xfail(strict=True, reason="a file that cannot be completed takes the report with it")
 def test_a_result_that_cannot_be_written_is_reported_all_the_same(comm, job, folder, monkeypatch):
     def full(self):
         self.discard()

@@ -103,10 +103,12 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         if arguments.ablation:
             return _ablation(session, arguments, product, about, say)
         measured = _measure(session, arguments, product, arguments.options)
+        facts = _facts(about, measured)
+        if session.rank == 0:
+            say(report.text(facts))  # first, so that it is printed whatever happens to the files
         if arguments.out_path is not None and (measured.check is None or measured.check.passed):
             write_result(session, product, arguments)
-        facts = _facts(about, measured)
-        _publish(session, arguments, report.text(facts), report.to_json(facts), say, measured.picture)
+        _write_facts(session, arguments, report.to_json(facts), measured.picture)
         return measured.check is None or measured.check.passed
 
 
@@ -243,7 +245,9 @@ def _ablation(session: Session, arguments: GemmArguments, product: Product, abou
     facts = []
     for name, options in ablation_options(base):
         facts.append((name, _facts(about, _measure(session, arguments, product, options))))
-    _publish(session, arguments, report.ablation_text(facts), report.ablation_json(facts), say)
+    if session.rank == 0:
+        say(report.ablation_text(facts))
+    _write_facts(session, arguments, report.ablation_json(facts))
     return all(one.passed is not False for _, one in facts)
 
 
@@ -343,10 +347,9 @@ def _unchecked(about: report.About) -> str:
     return f"nothing to check: C is {about.m}×{about.n} and has no elements" if 0 in (about.m, about.n) else ""
 
 
-def _publish(session: Session, arguments: GemmArguments, text: str, json: str, say: Say, picture: bytes = b"") -> None:
-    with session.together("writing the report"):
+def _write_facts(session: Session, arguments: GemmArguments, json: str, picture: bytes = b"") -> None:
+    with session.together("writing the facts"):
         if session.rank == 0:
-            say(text)
             if arguments.json_path is not None:
                 artifacts.write_file("--json", arguments.json_path, json.encode())
             if arguments.trace_path is not None:
