@@ -306,6 +306,26 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path, way):
     assert os.listdir(tmp_path) == ["out.npy"]
 
 
+@pytest.mark.xfail(strict=True, reason="some file systems have no hard links, which is noticed after the work")
+def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
+    def link(*unused, **more):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "out.npy"
+    with create(path, np.eye(3)) as out:
+        out.target.write_lines(np.eye(3))
+        out.commit()
+    np.testing.assert_array_equal(np.load(path), np.eye(3))
+    with create(tmp_path / "two.npy", np.eye(3)) as out:
+        (tmp_path / "two.npy").write_bytes(b"mine")
+        with pytest.raises(DataFileError, match="exists"):
+            out.commit()
+    assert (tmp_path / "two.npy").read_bytes() == b"mine"
+    assert sorted(os.listdir(tmp_path)) == ["out.npy", "two.npy"]
+
+
 def test_an_existing_file_is_replaced_only_at_commit(tmp_path, way):
     path = tmp_path / "out.npy"
     path.write_bytes(b"mine")
