@@ -306,7 +306,6 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path, way):
     assert os.listdir(tmp_path) == ["out.npy"]
 
 
-@pytest.mark.xfail(strict=True, reason="some file systems have no hard links, which is noticed after the work")
 def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
     def link(*unused, **more):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

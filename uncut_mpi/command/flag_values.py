@@ -66,6 +66,8 @@ def finite(text: str) -> float:
     value = float(text) if is_number(text) else math.nan
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a finite number")
+    if value == 0 and any(int(digit) for digit in text.lower().partition("e")[0] if digit.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is too small: as a number of 64 bits it would be 0")
     return value
 
 

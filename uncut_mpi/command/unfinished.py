@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 
@@ -87,10 +88,18 @@ class UnfinishedFile:
         self._named = False
 
     def _link(self, name: str) -> None:
-        if self._named:
-            os.link(self._hidden, name)
-        else:
+        if not self._named:
             self._link_nameless(name)
+            return
+        try:
+            os.link(self._hidden, name)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            # The file system has no links: an empty file takes the name if nobody has it, and is replaced at once.
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            os.replace(self._hidden, name)
+            self._named = False
 
     def _link_nameless(self, name: str) -> None:
         # A file without a name is linked through its descriptor. Only linkat, which Python calls when a
