@@ -29,7 +29,7 @@ namespace {
 using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr std::size_t line = 128;  // two cache lines: processors fetch them in pairs
+constexpr std::size_t line = 128;         // two cache lines: processors fetch them in pairs
 constexpr std::size_t reason_bytes = 40;  // at the end of a line
 constexpr int looks_per_clock = 32;
 
@@ -49,7 +49,8 @@ class Meeting {
   public:
     Meeting(Room room, std::size_t rank, std::size_t size, std::size_t record_bytes)
         : room_(std::move(room)), rank_(rank), size_(size), bytes_(record_bytes) {
-        if (rank >= size || sizeof(std::uint64_t) + record_bytes + reason_bytes > line || room_.size() < room_bytes(size))
+        if (rank >= size || sizeof(std::uint64_t) + record_bytes + reason_bytes > line ||
+            room_.size() < room_bytes(size))
             throw std::invalid_argument("the ranks' records do not fit into the memory where they meet");
     }
 

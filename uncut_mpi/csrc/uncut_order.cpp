@@ -8,9 +8,9 @@ namespace {
 // other holders, but the earliest are rarely far ahead, and k can have hundreds of steps.
 constexpr int most_blanks = 8;
 
-// Sub-problems that all selections together look at, half a second or so; without batching each takes as long as so many
-// others. Looking at all that are left for each one that is chosen takes the square of their number, so of very many
-// the last ones are taken in their own order.
+// Sub-problems that all selections together look at, half a second or so; without batching each takes as long as so
+// many others. Looking at all that are left for each one that is chosen takes the square of their number, so of very
+// many the last ones are taken in their own order.
 constexpr std::int64_t most_looked_at = std::int64_t{1} << 28;
 constexpr std::int64_t cost_without_batching = 32;
 
