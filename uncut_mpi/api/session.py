@@ -293,7 +293,8 @@ class Session:
         What is the same memory is judged by the memory, not by its address: two maps of one file, a window of MPI,
         shared memory of other sessions and processes, managed memory seen from host and device are known. It cannot
         be known of device memory that the program itself has mapped from another process (CUDA IPC, virtual memory
-        management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either.
+        management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either. It is
+        looked up once: leave a registered mapping as it is, and a mapped file no shorter, until the release.
         """
 
         def convert() -> tuple[int, DType | None]:

@@ -193,6 +193,8 @@ def from_dlpack(given: Any, stream: int | None = None) -> Exported:
     dtype = _dtype_of(tensor, given)
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _packed(shape)
+    if not tensor.data and 0 not in shape:  # which numpy 1 took for a number
+        raise ParamError(f"{type_text(given)} shows no memory: its address is 0")
     return Exported(
         (tensor.data or 0) + tensor.byte_offset,
         shape,

@@ -111,7 +111,7 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
 def type_text(value: object) -> str:
     """Return the name of a value's type with its article: ``"an int"``, ``"a str"``."""
     name = type(value).__name__
-    article = "an" if name[:1].lower() in ("a", "e", "i", "o") or name.startswith("ndarray") else "a"
+    article = "an" if name[:1].lower() in ("a", "e", "i", "o") or name == "ndarray" else "a"
     return f"{article} {name}"
 
 
