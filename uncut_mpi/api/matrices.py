@@ -24,7 +24,7 @@ from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
-from uncut_mpi.model.problem import StoredMatrix
+from uncut_mpi.model.problem import Order, StoredMatrix
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -63,7 +63,7 @@ class MatrixStore:
 
     # -- making ------------------------------------------------------------------------------
 
-    def empty_host(self, shape: tuple[int, int], kind: DType, order: str) -> Matrix:
+    def empty_host(self, shape: tuple[int, int], kind: DType, order: Order) -> Matrix:
         """See `Session.empty_host`."""
         stored = StoredMatrix(*shape, order)
         self._collect()
@@ -77,7 +77,7 @@ class MatrixStore:
         array = host_view(segment.array(kind.numpy, stored.rows * stored.cols), info)
         return self._publish(held, array)
 
-    def empty_device(self, shape: tuple[int, int], kind: DType, rank: int, order: str) -> Matrix:
+    def empty_device(self, shape: tuple[int, int], kind: DType, rank: int, order: Order) -> Matrix:
         """See `Session.empty_device`."""
         array = None
         with agreement.collective(self._group, "allocating a device matrix"):

@@ -12,7 +12,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
-from uncut_mpi.model.problem import StoredMatrix
+from uncut_mpi.model.problem import Order, StoredMatrix
 
 READ_ONLY: Final = "is a read-only array, or lies in a file that a device may only read: pass a writeable one"
 
@@ -87,7 +87,7 @@ class Matrix:
         return self.info.dtype
 
     @property
-    def order(self) -> str:
+    def order(self) -> Order:
         """``"F"`` or ``"C"``."""
         return self.info.stored.order
 

@@ -30,10 +30,12 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
+from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import flag, real_number, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.problem import Order, Trans
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -107,7 +109,7 @@ class Session:
         self,
         comm: Any,
         *,
-        backend: str | BackendMaker = "auto",
+        backend: BackendName | BackendMaker = "auto",
         devices: Sequence[int] | None = None,
         allow_shared_gpu: bool = False,
         machine: Machine | None = None,
@@ -200,7 +202,7 @@ class Session:
 
     # -- matrices ----------------------------------------------------------------------------
 
-    def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: str = "C") -> Matrix:
+    def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Matrix:
         """
         Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
 
@@ -226,7 +228,9 @@ class Session:
             wanted = self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order))
             return self._store.empty_host(wanted.shape, wanted.dtype, wanted.order)
 
-    def empty_device(self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: str = "C") -> Matrix:
+    def empty_device(
+        self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C"
+    ) -> Matrix:
         """
         Return an uninitialised matrix in the device memory of one rank. Collective.
 
@@ -407,8 +411,8 @@ class Session:
         *,
         alpha: float = 1.0,
         beta: float = 0.0,
-        trans_a: str = "N",
-        trans_b: str = "N",
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
         options: ScheduleOptions | None = None,
         stream: Any = None,
     ) -> Matrix:
@@ -465,8 +469,8 @@ class Session:
         c: Matrix,
         *,
         reads_c: bool = True,
-        trans_a: str = "N",
-        trans_b: str = "N",
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
         scales_only: bool = False,
         options: ScheduleOptions | None = None,
     ) -> GemmPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from uncut_mpi.device.interface import Backend, DeviceIdentity
+from uncut_mpi.device.interface import BACKENDS, Backend, BackendName, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
 from uncut_mpi.errors import ParamError, TopologyError, agreed
 from uncut_mpi.model.arguments import flag, shown, whole_number
@@ -13,7 +13,6 @@ from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import node_rank
 
-BACKENDS = ("auto", "cuda", "host")
 BackendMaker = Callable[[int, int], Backend]
 """Makes a backend of a caller's own from (local rank, ranks of the node)."""
 
@@ -62,7 +61,7 @@ class Sight:
 
 
 def start_backend(
-    group: Group, *, backend: str | BackendMaker, devices: Sequence[int] | None, allow_shared_gpu: bool
+    group: Group, *, backend: BackendName | BackendMaker, devices: Sequence[int] | None, allow_shared_gpu: bool
 ) -> Started:
     """
     Choose and open the backend, the same kind on every rank. Collective.
@@ -82,7 +81,7 @@ def start_backend(
         if not callable(backend):
             if not isinstance(backend, str) or backend not in BACKENDS:
                 raise ParamError(f"backend {shown(backend)} does not exist: use one of {', '.join(BACKENDS)}")
-            backend = str(backend)
+            backend = next(name for name in BACKENDS if name == backend)
         named = None if devices is None else _ordinals(devices)
         allow_shared_gpu = flag("allow_shared_gpu", allow_shared_gpu)
     asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "

@@ -10,7 +10,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.problem import MOST_BYTES
+from uncut_mpi.model.problem import MOST_BYTES, Order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class NewMatrix:
 
     shape: tuple[int, int]
     dtype: DType
-    order: str
+    order: Order
     rank: int | None = None
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ def new_matrix(shape: object, dtype: object, order: object) -> NewMatrix:
     kind = DType.parse(dtype)
     if max(rows * cols, rows, cols) * kind.itemsize >= MOST_BYTES:
         raise ParamError(f"shape = {shown(shape)} is more than can be addressed ({MOST_BYTES} bytes): use less")
-    return NewMatrix((rows, cols), kind, str(order))
+    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C")
 
 
 def rank_of(name: str, value: object, size: int) -> int:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, HelpRequested, join_negative_values, make_parser
+from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
 
 __all__ = ["GemmArguments", "HelpRequested", "parse"]
@@ -111,12 +113,12 @@ class GemmArguments:
     n: int | None
     k: int | None
     dtype: DType | None
-    trans_a: str
-    trans_b: str
+    trans_a: Trans
+    trans_b: Trans
     alpha: float
     beta: float
     place: Placement
-    backend: str
+    backend: BackendName
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool
     machine: str | None

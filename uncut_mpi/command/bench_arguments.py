@@ -11,6 +11,7 @@ from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, positive, shown, whole
 from uncut_mpi.command.flags import add_machine, base_parser
+from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
@@ -113,7 +114,7 @@ class BenchArguments:
         Of the random data.
     """
 
-    backend: str
+    backend: BackendName
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool
     dataset: str

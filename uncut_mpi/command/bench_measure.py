@@ -27,7 +27,7 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.problem import GemmProblem, Trans
 from uncut_mpi.planning.ranks import ranks_by_use
 
 _FEWEST: Final = 3
@@ -68,7 +68,7 @@ class Work:
     compute: int
 
     @property
-    def trans_a(self) -> str:
+    def trans_a(self) -> Trans:
         """How A is stored: transposed for Choi's bands, whose sends are contiguous then, as their authors keep it."""
         return "T" if self.method.partition(":")[0] == "bands" else "N"
 

@@ -10,6 +10,7 @@ from typing import Final
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.flag_values import path, positive
 from uncut_mpi.command.flags import add_machine, base_parser
+from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError
 
 DEFAULT_TIME_LIMIT_S: Final = 45.0
@@ -49,7 +50,7 @@ class CalibrateArguments:
         Where the machine file goes as well, kept or not.
     """
 
-    backend: str
+    backend: BackendName
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool
     quick: bool

@@ -16,6 +16,7 @@ import numpy as np
 from uncut_mpi.command.lines import blocks
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason
 
 # numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
@@ -51,7 +52,7 @@ class MatrixFile:
     path: str
     rows: int
     cols: int
-    order: str
+    order: Order
     dtype: DType
     offset_bytes: int
 
@@ -153,7 +154,7 @@ def open_operands(
     return opened["A"], opened["B"], opened.get("C")
 
 
-def output_order(files: Mapping[str, MatrixFile | None]) -> str:
+def output_order(files: Mapping[str, MatrixFile | None]) -> Order:
     """
     Return the order of the result: that of C where there is a C, else C where A and B are both in C order, else F.
 
@@ -203,7 +204,7 @@ def _not_npy(path: str, why: object) -> DataFileError:
     return DataFileError(f"{path} is not a .npy file: {textwrap.shorten(said, 120)}; write it with numpy.save")
 
 
-def _read_block(descriptor: int, block: np.ndarray, order: str, at: int) -> int:
+def _read_block(descriptor: int, block: np.ndarray, order: Order, at: int) -> int:
     """Read whole lines from a place in a file on, and return how many bytes; raises EOFError where they end sooner."""
     lines = block.T if order == "F" else block
     target = lines if lines.flags.c_contiguous else np.empty(lines.shape, lines.dtype)

@@ -24,6 +24,7 @@ from uncut_mpi.command.flag_values import (
     positive,
     whole,
 )
+from uncut_mpi.device.interface import BACKENDS
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
@@ -45,7 +46,6 @@ USUAL_REPEAT: Final = 5
 
 _MOST_SAID: Final = 400  # of a message, in characters
 
-BACKENDS: Final = ("auto", "cuda", "host")
 
 _EPILOG: Final = """\
 Without files, matrices are generated (uniform in (-1, 1), every mantissa bit random), and alpha and beta are

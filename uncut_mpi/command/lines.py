@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import Order
 
 # Bytes converted at a time where the layouts of array and file differ.
 _BLOCK_BYTES: Final = 16 << 20
@@ -27,12 +28,12 @@ def lines_of(num_lines: int, share: int, count: int) -> slice:
     return slice(num_lines * share // count, num_lines * (share + 1) // count)
 
 
-def index(order: str, lines: slice) -> tuple[slice, slice]:
+def index(order: Order, lines: slice) -> tuple[slice, slice]:
     """Return what selects these lines of a whole matrix."""
     return (slice(None), lines) if order == "F" else (lines, slice(None))
 
 
-def blocks(shape: tuple[int, ...], order: str, dtype: DType) -> list[tuple[slice, slice]]:
+def blocks(shape: tuple[int, ...], order: Order, dtype: DType) -> list[tuple[slice, slice]]:
     """Return ranges of whole lines, in order, each of about `_BLOCK_BYTES` or one line."""
     length, count = shape if order == "F" else shape[::-1]
     step = max(1, _BLOCK_BYTES // max(1, length * dtype.itemsize))

@@ -9,6 +9,7 @@ import numpy as np
 
 from uncut_mpi.command.lines import blocks, index
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import Order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class NonFinite:
         )
 
 
-def find(matrix: str, path: str, values: np.ndarray, order: str, lines: slice) -> NonFinite | None:
+def find(matrix: str, path: str, values: np.ndarray, order: Order, lines: slice) -> NonFinite | None:
     """
     Return what is not finite in these lines (columns in F order, rows in C order) of a matrix, None if all is.
 

@@ -14,6 +14,7 @@ from uncut_mpi.command.lines import blocks
 from uncut_mpi.command.unfinished import UnfinishedFile
 from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason, status_of
 
 
@@ -42,7 +43,7 @@ class OutputTarget:
     open_path: str
     rows: int
     cols: int
-    order: str
+    order: Order
     dtype: DType
     offset_bytes: int
 
@@ -105,7 +106,7 @@ class OutputFile:
         self._overwrite = overwrite
 
     @classmethod
-    def create(cls, path: str, rows: int, cols: int, dtype: DType, order: str, *, overwrite: bool) -> OutputFile:
+    def create(cls, path: str, rows: int, cols: int, dtype: DType, order: Order, *, overwrite: bool) -> OutputFile:
         """
         Make the unfinished file, with its header written and its whole size reserved on the disk.
 
@@ -228,7 +229,7 @@ def _reserve(descriptor: int, path: str, size: int) -> None:
         ) from None
 
 
-def _raw(block: np.ndarray, order: str) -> memoryview:
+def _raw(block: np.ndarray, order: Order) -> memoryview:
     """Return the bytes of a block in file order, without a copy where it lies so already."""
     lines = np.ascontiguousarray(block.T if order == "F" else block)
     return lines.reshape(-1).view(np.uint8).data

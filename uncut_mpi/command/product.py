@@ -18,6 +18,7 @@ from uncut_mpi.command.lines import index, lines_of
 from uncut_mpi.command.output import OutputFile
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location
+from uncut_mpi.model.problem import Order
 
 Fill = Callable[[np.ndarray, slice], None]
 """Writes a range of lines (columns in F order, rows in C order) of a matrix into an array of their shape."""
@@ -40,7 +41,7 @@ class Source:
 
     rows: int
     cols: int
-    order: str
+    order: Order
     fill: Fill
 
 
@@ -130,7 +131,7 @@ def make_product(
     extents: tuple[int, int, int],
     dtype: DType,
     sources: tuple[Source, Source, Source | None],
-    result_order: str,
+    result_order: Order,
 ) -> Product:
     """Make, fill and place the matrices. Collective."""
     m, n, k = extents
@@ -284,7 +285,7 @@ def _placed(session: Session, source: Source, dtype: DType, place: Location) -> 
     return matrix, host
 
 
-def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Location, order: str) -> Matrix:
+def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Location, order: Order) -> Matrix:
     if place.space == "device":
         assert place.rank is not None  # a device has an owner
         return session.empty_device(shape, dtype, rank=place.rank, order=order)

@@ -10,10 +10,16 @@ Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places (`GemmPro
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
+
+Order: TypeAlias = Literal["F", "C"]
+"""How a matrix is stored: by columns or by rows."""
+
+Trans: TypeAlias = Literal["N", "T"]
+"""Whether op transposes."""
 
 MOST_BYTES: Final = 1 << 62
 """No matrix is as large: offsets, and sums of a few of them, fit 64 bits."""
@@ -36,7 +42,7 @@ class StoredMatrix:
 
     rows: int
     cols: int
-    order: str = "F"
+    order: Order = "F"
     ld: int = 0
 
     def __post_init__(self) -> None:
