@@ -113,6 +113,22 @@ def test_what_is_no_number_is_a_parameter_error_on_every_rank(comm, session, fil
     collective_assert(comm, len({str(one) for one in allgather(comm, said)}) == 1, said)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
+@pytest.mark.parametrize("value", [1e39, -1e300, 1e-46, -1e-300])
+@pytest.mark.xfail(strict=True, reason="scalars are cut without a word")
+def test_a_scalar_that_the_type_of_sums_cannot_hold_is_an_error_on_every_rank(comm, session, dtype, value):
+    a = session.empty_host((4, 4), dtype)
+    a.array[...] = 1
+    session.barrier()
+    plan = session.plan(a, a, session.empty_host((4, 4), dtype))
+    said = [outcome(call) for call in (lambda: session.gemm(a, a, alpha=value), lambda: plan.execute(1.0, value))]
+    for scalar in (3e38, 1e-45, float("inf"), 0.0):  # what it can hold, and what is no number anyway
+        said.append("ParamError float32" if outcome(lambda scalar=scalar: plan.execute(scalar)) == "worked" else "no")
+    plan.close()
+    session.release(a)
+    collective_assert(comm, all("ParamError" in one and "float32" in one for one in said), said)
+
+
 @pytest.mark.parametrize("odd_rank", [0, -1])
 def test_an_odd_argument_on_one_rank_is_an_error_on_all(comm, session, filled, odd_rank):
     odd = comm.rank == odd_rank % comm.size
