@@ -9,6 +9,7 @@ barrier no rank may leave alone: what goes wrong is carried as a value and raise
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 import weakref
@@ -60,6 +61,8 @@ _MAX_DIGESTS = 64
 _FLAG_PERIOD = 1 << 30
 _EPOCHS = 1 << 32
 _NO_DIGEST = bytes(16)
+# Between them numbers are neither 0 nor infinite in float32: half its least one, and half a unit above its largest.
+_LEAST_FLOAT32, _MOST_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
 
 
 class CallMachinery:
@@ -346,6 +349,9 @@ class CallMachinery:
             factor = alpha if type(alpha) is float else real_number("alpha", alpha)
             scale = beta if type(beta) is float else real_number("beta", beta)
             plan = find(factor, scale)
+            if plan.scales_in_float32:
+                check_float32("alpha", factor)
+                check_float32("beta", scale)
             digest = _call_digest(plan, matrices, factor, scale)
             if plan.trials is not None:  # ranks that run different schedules would wait for each other
                 digest = agreement.digest_of(digest + struct.pack("<q", plan.trials.state)).tobytes()
@@ -546,6 +552,16 @@ def _call_digest(entry: PlanEntry, matrices: Operands, alpha: float, beta: float
         known = agreement.digest_of(entry.key_digest + which).tobytes()
         entry.call_digests[which] = known
     return known
+
+
+def check_float32(name: str, value: float) -> None:
+    """Raise ParamError for a finite scalar that float32 has as an infinity or as 0. Local."""
+    if value and not _LEAST_FLOAT32 < abs(value) < _MOST_FLOAT32 and math.isfinite(value):
+        becomes = "0" if abs(value) < 1 else "infinite"
+        raise ParamError(
+            f"{name} = {value} becomes {becomes} in float32, in which products of this type are scaled: "
+            "scale the matrices instead, or use float64"
+        )
 
 
 def check_trans(name: str, value: object) -> str:

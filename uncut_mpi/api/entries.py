@@ -10,6 +10,7 @@ import numpy as np
 
 from uncut_mpi.api.trials import Trials
 from uncut_mpi.device.interface import Executable
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Lowering, OperationList
@@ -132,6 +133,7 @@ class PlanEntry:
     def __init__(self, key: PlanKey) -> None:
         self.key = key
         self.key_digest = key.digest()
+        self.scales_in_float32 = key.problem.dtype is not DType.f64
         self.bindings: dict[tuple[int, ...], Binding] = {}
         self.call_digests: dict[bytes, bytes] = {}  # of matrices and scalars, made once
         self.closed = False  # by a caller who had it; one that was only dropped from a cache may be bound again
