@@ -28,6 +28,7 @@ import numpy as np
 
 from uncut_mpi.device.interface import Backend, DeviceIdentity, Probe
 from uncut_mpi.errors import TopologyError, UncutError, agreed
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
@@ -87,13 +88,13 @@ def obtain_machine(
         If ranks give different machines.
     """
     key = machine_key(identities)
-    described = "machine=None" if given is None else f"machine={given.name} of {given.num_ranks} ranks"
+    described = "machine=None" if given is None else f"machine={given.name} of {counted(given.num_ranks, 'rank')}"
     agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: described)
     if given is not None:
         if given.num_ranks != group.size:
             raise agreed(
                 TopologyError(
-                    f"machine {given.name} has {given.num_ranks} ranks, the session has {group.size}: "
+                    f"machine {given.name} has {counted(given.num_ranks, 'rank')}, the session has {group.size}: "
                     "measure this one, or start as many ranks"
                 )
             )

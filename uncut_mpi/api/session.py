@@ -30,9 +30,8 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
-from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError, is_agreed
-from uncut_mpi.model.arguments import flag, real_number, shown, type_text, whole_number
+from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import Order, Trans

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from uncut_mpi.device.interface import BACKENDS, Backend, BackendName, DeviceIdentity
+from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
 from uncut_mpi.errors import ParamError, TopologyError, agreed
-from uncut_mpi.model.arguments import flag, shown, whole_number
+from uncut_mpi.model.arguments import BACKENDS, BackendName, counted, flag, shown, whole_number
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import node_rank
@@ -95,7 +95,8 @@ def start_backend(
             )
         if named is not None and backend in ("auto", "cuda") and len(named) < group.size:
             raise ParamError(
-                f"devices ({named}) names {len(named)} devices for {group.size} ranks: name one for every rank"
+                f"devices ({named}) names {counted(len(named), 'device')} for {counted(group.size, 'rank')}: "
+                "name one for every rank"
             )
     if callable(backend):
         make = backend

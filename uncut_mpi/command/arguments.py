@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, HelpRequested, join_negative_values, make_parser
-from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import Trans

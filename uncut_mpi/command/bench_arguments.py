@@ -11,8 +11,8 @@ from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, positive, shown, whole
 from uncut_mpi.command.flags import add_machine, base_parser
-from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions

@@ -20,6 +20,7 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
+from uncut_mpi.model.arguments import there_are
 from uncut_mpi.regular import open_regular, reason
 from uncut_mpi.view.rates import draw_rates
 from uncut_mpi.view.render import check_drawable
@@ -44,7 +45,7 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
     """
     too_many = [count for count in arguments.compute or () if count > comm.size]
     if too_many:
-        raise agreed(ParamError(f"--compute {too_many[0]}: there are {comm.size} ranks; start more or leave it out"))
+        raise agreed(ParamError(f"--compute {too_many[0]}: {there_are(comm.size, 'rank')}; start more or leave it out"))
     with Session(
         comm,
         backend=arguments.backend,

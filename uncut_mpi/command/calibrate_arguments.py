@@ -10,8 +10,8 @@ from typing import Final
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.flag_values import path, positive
 from uncut_mpi.command.flags import add_machine, base_parser
-from uncut_mpi.device.interface import BackendName
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import BackendName
 
 DEFAULT_TIME_LIMIT_S: Final = 45.0
 

@@ -24,8 +24,8 @@ from uncut_mpi.command.flag_values import (
     positive,
     whole,
 )
-from uncut_mpi.device.interface import BACKENDS
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import BACKENDS
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.planning.metrics import METRICS

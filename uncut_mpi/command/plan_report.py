@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.command.report import bytes_text, time_text
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -102,7 +103,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
     searched = f"{len(facts.result.candidates)} schedules, {facts.result.tasks_simulated} tasks simulated"
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
-        _line("machine", f"{machine.name}, {machine.num_ranks} ranks: {machine.provenance.split(';')[0]}"),
+        _line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
         *_borrowed_rate(machine, facts.problem.dtype),
         _line("problem", _problem(facts)),
         _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),

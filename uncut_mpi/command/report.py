@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.nonfinite import NonFinite
+from uncut_mpi.model.arguments import counted
 
 _LABEL_WIDTH: Final = 11
 
@@ -108,8 +109,8 @@ class About:
         if self.backend == "host":
             names = ", ".join(dict.fromkeys(self.devices))
             return (
-                f"host backend, {_counted(self.ranks, 'rank')} on {_counted(self.nodes, 'node')}, {names}, "
-                f"{_counted(self.cores, 'core')}"
+                f"host backend, {counted(self.ranks, 'rank')} on {counted(self.nodes, 'node')}, {names}, "
+                f"{counted(self.cores, 'core')}"
             )
         return ", ".join(f"{count} × {name}" for name, count in Counter(self.devices).items())
 
@@ -320,7 +321,7 @@ def _line(label: str, content: str) -> str:
 
 
 def _header(about: About) -> list[str]:
-    ranks = f"{_counted(about.ranks, 'rank')} on {_counted(about.nodes, 'node')}"
+    ranks = f"{counted(about.ranks, 'rank')} on {counted(about.nodes, 'node')}"
     entries = (
         ("version", f"uncut_mpi {about.version}"),
         ("command", about.command_line),
@@ -333,10 +334,6 @@ def _header(about: About) -> list[str]:
         ("machine", about.machine),
     )
     return [f"# {label:<{_LABEL_WIDTH - 2}} {content}" for label, content in entries]
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _software(versions: Mapping[str, str]) -> list[str]:

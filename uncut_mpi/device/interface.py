@@ -11,16 +11,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
-
-BackendName: TypeAlias = Literal["auto", "cuda", "host"]
-BACKENDS: Final[tuple[BackendName, ...]] = get_args(BackendName)
-"""What a caller may ask for; auto is one of the others."""
 
 MAX_LANES = 256
 """Lanes a rank may use; the width of one rank's row of progress words."""

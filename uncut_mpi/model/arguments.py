@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+
+BackendName: TypeAlias = Literal["auto", "cuda", "host"]
+BACKENDS: Final[tuple[BackendName, ...]] = get_args(BackendName)
+"""What a caller may ask for; auto is one of the others."""
 
 _SHOWN_CHARACTERS = 60
 
@@ -106,6 +111,16 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     except Exception:  # also of an int with too many digits to print
         return f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number and its noun: ``"1 rank"``, ``"2 ranks"``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def there_are(count: int, what: str) -> str:
+    """Return ``"there is 1 rank"``, ``"there are 2 ranks"``."""
+    return f"there {'is' if count == 1 else 'are'} {counted(count, what)}"
 
 
 def type_text(value: object) -> str:

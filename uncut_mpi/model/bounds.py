@@ -34,6 +34,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.ports import Port, least_time
@@ -134,7 +135,7 @@ def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     return _Term(
         "compute",
         problem.flops / rate,
-        f"2·{m}·{n}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {machine.num_ranks} ranks",
+        f"2·{m}·{n}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {counted(machine.num_ranks, 'rank')}",
     )
 
 

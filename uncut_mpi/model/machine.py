@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
@@ -199,7 +200,7 @@ class Machine:
             If it is not.
         """
         if self.num_ranks != num_ranks:
-            raise ParamError(f"machine {self.name} has {self.num_ranks} ranks, the session has {num_ranks}")
+            raise ParamError(f"machine {self.name} has {counted(self.num_ranks, 'rank')}, the session has {num_ranks}")
 
     @staticmethod
     def _known_rate(rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray | None:

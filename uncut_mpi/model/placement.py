@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import there_are
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -105,7 +106,7 @@ class Placement:
         for name, location in (("A", self.a), ("B", self.b), ("C", self.c)):
             if location.rank is not None and not 0 <= location.rank < num_ranks:
                 raise ParamError(
-                    f"matrix {name} is placed on rank {location.rank}, but there are {num_ranks} ranks "
+                    f"matrix {name} is placed on rank {location.rank}, but {there_are(num_ranks, 'rank')} "
                     f"(0 to {num_ranks - 1}): start more ranks or place it on one of these"
                 )
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import there_are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class ProcessGrid:
         grid = cls(*asked, transposed)
         if grid.size > num_ranks:
             raise ParamError(
-                f"grid {grid} has {grid.size} places, but there are {num_ranks} ranks to compute: "
+                f"grid {grid} has {grid.size} places, but {there_are(num_ranks, 'rank')} to compute: "
                 "ask for a smaller grid or use more ranks"
             )
         return grid

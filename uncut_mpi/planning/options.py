@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import there_are
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import check_metric
 
@@ -315,8 +316,8 @@ class ScheduleOptions:
             return tuple(range(num_ranks))
         if max(self.devices) >= num_ranks:
             raise ParamError(
-                f"rank {max(self.devices)} shall compute (devices, --compute-ranks), but there are {num_ranks} ranks "
-                f"(0 to {num_ranks - 1}): start more ranks or leave it out"
+                f"rank {max(self.devices)} shall compute (devices, --compute-ranks), "
+                f"but {there_are(num_ranks, 'rank')} (0 to {num_ranks - 1}): start more ranks or leave it out"
             )
         return self.devices
 

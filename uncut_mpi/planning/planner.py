@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -107,7 +108,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     if schedule.scheduler == "cyclic":
         return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid_text(schedule)}"
     if schedule.scheduler == "bands":
-        return f"bands of {schedule.tile} on {max(schedule.grid)} devices"
+        return f"bands of {schedule.tile} on {counted(max(schedule.grid), 'device')}"
     if schedule.scheduler == "uncut":
         return f"{grid}, tile {schedule.tile}"
     blocking = options.blocking

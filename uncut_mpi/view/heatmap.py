@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.view.figure import import_figure, to_png
@@ -29,8 +30,8 @@ def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
     """
     if machine.num_ranks != schedule.num_ranks:
         raise ParamError(
-            f"a schedule of {schedule.num_ranks} ranks on machine {machine.name} of {machine.num_ranks} ranks: "
-            "use the machine that it was planned for"
+            f"a schedule of {counted(schedule.num_ranks, 'rank')} on machine {machine.name} "
+            f"of {counted(machine.num_ranks, 'rank')}: use the machine that it was planned for"
         )
     size = machine.num_ranks + 1
     moved = np.zeros((size, size), np.int64)
