@@ -11,19 +11,20 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import opener
 
-SAME_ON_MANY_RANKS = {
-    *("test_api_matrices.py", "test_api_arrays.py", "test_odd_arguments.py", "test_same_memory.py"),
-    *("test_api_measure.py", "test_api_trace.py", "test_api_tuning.py"),
-    *("test_bench.py", "test_calibrate.py", "test_gemm_errors.py"),
+MOST_RANKS = {
+    **dict.fromkeys(("test_api_arguments.py", "test_api_arrays.py", "test_gemm_files.py", "test_odd_arguments.py"), 3),
+    **dict.fromkeys(("test_random_arrays.py", "test_same_memory.py", "test_api_random_arguments.py"), 3),
+    **dict.fromkeys(("test_api_matrices.py", "test_api_measure.py", "test_api_trace.py", "test_api_tuning.py"), 4),
+    **dict.fromkeys(("test_bench.py", "test_calibrate.py", "test_gemm_errors.py"), 4),
 }
-"""What runs on 1 to 4 ranks alone: more take longer and do nothing else."""
+"""On how many ranks files run at most: more take longer and do nothing else."""
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
     """Leave out what is the same on many ranks; None has pytest decide."""
     from mpi4py import MPI
 
-    return True if MPI.COMM_WORLD.size > 4 and collection_path.name in SAME_ON_MANY_RANKS else None
+    return True if MPI.COMM_WORLD.size > MOST_RANKS.get(collection_path.name, MPI.COMM_WORLD.size) else None
 
 
 @pytest.fixture(scope="session")
