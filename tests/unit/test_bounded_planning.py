@@ -140,3 +140,11 @@ def test_grid_bounds_of_every_set_of_many_ranks_are_refused() -> None:
     machine = Machine.uniform(64)
     with pytest.raises(ParamError, match=r"64 ranks, .*name some \(subsets\)"):
         best_grid_bound(GemmProblem(64, 64, 64, DType.f64), Placement.parse("h,h,h"), machine)
+
+
+def test_columns_of_many_ranks_are_found_once() -> None:
+    # Of 128 ranks of different speeds; dealt anew for each number of columns this took the fourth power of the ranks.
+    rates = {"f64": np.linspace(20.0, 60.0, 128)}
+    machine = dataclasses.replace(Machine.uniform(128), gemm_tflop_per_s=rates, typical_gemm_tflop_per_s=rates)
+    result = search(GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("h,h,h"), 128, machine)
+    assert result.tasks_simulated <= 2 * 5_000 * 128

@@ -66,6 +66,9 @@ _LONG: Final = 4
 _GROWTHS: Final = (2, 3, 4)
 _FIRST_BLOCKS: Final = (128, 256, 512, 1024)
 _FIRST_BLOCK_OF_HALVES: Final = 2048
+_MOST_IN_COLUMNS: Final = 64
+"""Ranks that are dealt to columns of ranks, which takes the cube of their number; of more, what is uneven evens out."""
+
 _MOST_ARRANGEMENTS: Final = 24
 """Ways to place the owners of matrices of which all are tried; of more, those that move one of them."""
 
@@ -524,7 +527,7 @@ class Dimensions:
             return
         ranks = best.options.devices or tuple(range(self._num_ranks))
         speeds = self._speeds_of(best)
-        if len(ranks) < 3 or speeds is None or len(speeds) < len(ranks):
+        if not 3 <= len(ranks) <= _MOST_IN_COLUMNS or speeds is None or len(speeds) < len(ranks):
             return
         of = dict(zip(ranks, speeds.tolist(), strict=True))
         alone = [rank for rank in ranks if self._has_operands(rank)]

@@ -438,15 +438,19 @@ class Prepared:
         PlanError
             If there are too many all the same.
         """
+        how, depth = self._how, -(-self._planner.problem.k // self.splits)
+        most_k_blocks = depth // how.block + (how.block // how.first).bit_length() + 3
+        blocks = self._count_blocks()
+        if most_k_blocks * blocks <= MAX_STEPS and self._are_few(self.splits * most_k_blocks, most_tasks):
+            return  # far from it: counting takes as long as making few
         tasks = self._size(most_tasks)
-        depth = max(stop - start for start, stop in self._parts)
         if tasks > MAX_TASKS and not options.blocking.block:
             while tasks > FEW_TASKS and self._how.block < depth:
                 self._how = changed(self._how, block=min(2 * self._how.block, depth))
                 tasks = self._size(FEW_TASKS)
         if tasks > most_tasks:
             raise self._too_many(f"at least {tasks} tasks", most_tasks)
-        k_blocks, blocks = max(self._count_k_blocks()), self._count_blocks()
+        k_blocks = max(self._count_k_blocks())
         if k_blocks * blocks > MAX_STEPS:
             raise too_many(
                 self._planner.problem,
@@ -482,11 +486,13 @@ class Prepared:
         least = sum(map(self._least_of_k_blocks, counts))
         if least > most_tasks or max(counts) * blocks > MAX_STEPS:
             return least
+        return 0 if self._are_few(sum(counts), most_tasks) else self._least_tasks()
+
+    def _are_few(self, k_blocks: int, most_tasks: int) -> bool:
+        """Return whether so many k-blocks in all have surely no more tasks than so many."""
         rows, cols, splits = len(self._partition.places), self._partition.shape[1], self.splits
-        steps = sum((7 if self._how.order == "columns" else 3) * count + 4 * blocks for count in counts)
-        if steps * rows * cols * (rows + cols + splits) <= most_tasks:
-            return 0  # far from it: counting takes as long as making few
-        return self._least_tasks()
+        steps = (7 if self._how.order == "columns" else 3) * k_blocks + 4 * splits * self._count_blocks()
+        return steps * rows * cols * (rows + cols + splits) <= most_tasks
 
     def _least_of_k_blocks(self, count: int) -> int:
         """Return how many tasks so many k-blocks make at least, whatever their length: what can be said at once."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -132,20 +133,27 @@ def columns_of_ranks(areas: Sequence[float], columns: int) -> list[int]:
     columns : int
         From 1 to the number of ranks.
     """
-    count, total = len(areas), math.fsum(areas)
-    before = [0.0, *itertools.accumulate(area / total for area in areas)]
-    # least[c][i]: of the first i ranks in c columns.
-    least = [[math.inf] * (count + 1) for _ in range(columns + 1)]
-    cut = [[0] * (count + 1) for _ in range(columns + 1)]
-    least[0][0] = 0.0
-    for column in range(1, columns + 1):
-        for upto in range(column, count + 1):
-            for since in range(column - 1, upto):
-                cost = least[column - 1][since] + (upto - since) * (before[upto] - before[since])
-                if cost < least[column][upto] - 1e-12:
-                    least[column][upto], cut[column][upto] = cost, since
+    count, cut = len(areas), _best_cuts(tuple(areas))
     sizes, upto = [], count
     for column in range(columns, 0, -1):
         sizes.append(upto - cut[column][upto])
         upto = cut[column][upto]
     return sizes[::-1]
+
+
+@functools.lru_cache(maxsize=4)  # a search asks for every number of columns
+def _best_cuts(areas: tuple[float, ...]) -> list[list[int]]:
+    """Return [columns][ranks]: where the last of so many columns begins, of the first so many ranks."""
+    count, total = len(areas), math.fsum(areas)
+    before = [0.0, *itertools.accumulate(area / total for area in areas)]
+    # least[c][i]: of the first i ranks in c columns.
+    least = [[math.inf] * (count + 1) for _ in range(count + 1)]
+    cut = [[0] * (count + 1) for _ in range(count + 1)]
+    least[0][0] = 0.0
+    for column in range(1, count + 1):
+        for upto in range(column, count + 1):
+            for since in range(column - 1, upto):
+                cost = least[column - 1][since] + (upto - since) * (before[upto] - before[since])
+                if cost < least[column][upto] - 1e-12:
+                    least[column][upto], cut[column][upto] = cost, since
+    return cut

@@ -257,7 +257,7 @@ def _set_unit(given: _native.UncutInput, problem: GemmProblem, machine: Machine,
     """Count times in longer units than picoseconds where days of them might not fit 64 bits, and return the unit."""
     rows, cols = given.slot_shape[2]
     longest = 2.0 * rows * cols * min(given.tile, problem.k) * max(given.ps_per_flop)
-    longest += max(given.slot_bytes) * max(*given.ps_per_byte, *given.port_ps_per_byte, 0.0) * _PORT_WEIGHT
+    longest += max(given.slot_bytes) * _slowest_ps_per_byte(machine)
     unit = max(1, math.ceil(longest * _TASKS_PER_COPY * tasks / _MOST_PS))
     if unit > 1:
         given.latency_ps = [latency // unit for latency in given.latency_ps]
@@ -409,6 +409,14 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
         for link, weight in zip(port.links, port.weights, strict=True)
     ]
     return given
+
+
+@functools.lru_cache(maxsize=32)
+def _slowest_ps_per_byte(machine: Machine) -> float:
+    """Return what a byte takes over the slowest link or port, many of which share one."""
+    links = machine.bandwidth_gb_per_s.astype(np.float64)
+    rates = [float(links[links > 0].min(initial=np.inf)), *(port.expected_gb_per_s for port in machine.ports)]
+    return 1000.0 * _PORT_WEIGHT * machine.num_ranks / min(rates)
 
 
 @functools.lru_cache(maxsize=32)

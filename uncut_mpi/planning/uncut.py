@@ -44,6 +44,7 @@ Without caching no copy is ever nearer than another, so the order is the fixed o
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
@@ -52,9 +53,12 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
-from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.options import MOST_CHUNKS, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.tiles import PreparedTiles, TileWorkers, least_tasks, prepare_tiles
+
+_MOST_TASKS_EACH: Final = 1 + 2 * MOST_CHUNKS
+"""Tasks that are counted for a sub-problem at most: its product, and chunks of tiles of A and B."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,10 +129,12 @@ def prepare(
         decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
         return decomposition, _workers(problem, placement, decomposition, devices)
 
-    if not options.tile:
+    decomposition, workers = cut(tile)
+    products = max(decomposition.num_sub_problems(), workers.num_tiles())
+    if not options.tile and products > MAX_TASKS // _MOST_TASKS_EACH:
         largest = max(1, problem.m, problem.n, problem.k)
         tile = coarse_enough(tile, largest, lambda edge: least_tasks(problem, placement, cut(edge)[1], options))
-    decomposition, workers = cut(tile)
+        decomposition, workers = cut(tile)
     chosen = changed(options, scheduler="uncut", tile=decomposition.tile, grid=(grid.rows, grid.cols))
     prepared = prepare_tiles(
         problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks
