@@ -175,6 +175,14 @@ class KBlocksRun:
     @property
     def num_tasks(self) -> int: ...
     @property
+    def moved_bytes(self) -> int:
+        """Bytes of copies from one memory to another."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the buffers of all ranks."""
+
+    @property
     def seconds(self) -> float:
         """End of the last task."""
 

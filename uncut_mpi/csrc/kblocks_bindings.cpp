@@ -136,6 +136,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_ro("fits", &KRun::fits)
         .def_ro("num_tasks", &KRun::num_tasks)
         .def_ro("seconds", &KRun::seconds)
+        .def_ro("moved_bytes", &KRun::moved_bytes)
+        .def_ro("held_bytes", &KRun::held_bytes)
         .def("make",
              [](KRun &self, const SimulatedMachine &machine) {
                  require(!self.begun, "a run is begun once");

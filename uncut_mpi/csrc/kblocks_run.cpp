@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -27,6 +28,20 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
     return found;
 }
 
+std::int64_t moved_by(const KTables &tables, const KInput &input) {
+    std::int64_t moved = 0;
+    for (const TaskRecord &task : tables.tasks) {
+        if (task.kind != copy_task) continue;
+        const LaneRecord &lane = tables.lanes[static_cast<std::size_t>(task.lane)];
+        if (lane.source == lane.destination) continue;
+        const OperandRecord &to = tables.operands[static_cast<std::size_t>(task.first_operand)];
+        const RegionRecord &region = tables.regions[static_cast<std::size_t>(to.region)];
+        const bool sums = input.buffers[static_cast<std::size_t>(region.buffer)].dtype != input.dtype;
+        moved += region.rows * region.cols * (sums ? input.accumulator_itemsize : input.itemsize);
+    }
+    return moved;
+}
+
 }  // namespace
 
 void KRun::make(Workplace &at) {
@@ -49,6 +64,8 @@ void KRun::make(Workplace &at) {
         for (const double end : at.times.end)
             seconds = std::max(seconds, end);
         progress = progress_of(made, at.times, input.num_ranks);
+        moved_bytes = moved_by(made, input);
+        held_bytes = std::accumulate(input.rank_bytes.begin(), input.rank_bytes.end(), std::int64_t{0});
     }
     if (keeps) {
         tables = std::exchange(at.tables, {});

@@ -39,6 +39,8 @@ class Candidate:
         Returns its run as the model sees it, always the same one. A search looks at few of them.
     progress : callable
         Returns when each rank has done its part, and how much that is: arrays of (s, operations).
+    known_bytes : int or None
+        What `total_bytes` returns, where that is known.
     shape : tuple of int
         How it cuts its problem: grid, splits of k and, of columns of ranks, how many each has.
     """
@@ -52,6 +54,7 @@ class Candidate:
     value: float
     run: Callable[[], Simulation]
     progress: Callable[[], Progress]
+    known_bytes: int | None = None
     shape: tuple[int, ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +76,14 @@ class Candidate:
     def schedule(self) -> Schedule:
         """The schedule."""
         return self.simulation.schedule
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that it copies from one memory to another, and those of its buffers on all devices."""
+        if self.known_bytes is not None:
+            return self.known_bytes
+        moved = self.schedule.bytes_by_link()
+        return sum(moved.values()) - moved["local"] + int(self.schedule.softbuf_bytes().sum())
 
     @property
     def energy_j(self) -> float:

@@ -289,7 +289,8 @@ class Evaluation:
                 return None
             simulated = _Once(functools.partial(_simulation_of, made, run, self._machine, self._simulations.machine))
             progress = functools.partial(progress_of_run, run)
-            found = self._candidate(options, made.options, made, run.seconds, simulated, progress)
+            known_bytes = run.moved_bytes + run.held_bytes
+            found = self._candidate(options, made.options, made, run.seconds, simulated, progress, known_bytes)
             self._alike[alike] = found
             return found
 
@@ -358,11 +359,13 @@ class Evaluation:
         seconds: float,
         run: Callable[[], Simulation],
         progress: Callable[[], Progress],
+        known_bytes: int | None = None,
     ) -> Candidate:
         if named is not options:
             self._asked[options] = named
         value = seconds if self._metric_name == "time" else self._metric.value(run())
-        return Candidate(named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
+        made_with = (named, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
+        return Candidate(*made_with, known_bytes)
 
 
 class _Ahead(NamedTuple):

@@ -9,7 +9,8 @@ A search that ends early goes on from other places. The budget counts tasks of w
 equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. Whatever is left of it, what
 each scheduler's own rules give (`cyclic` on all ranks) is simulated, so that no choice is worse, unless it alone has
 more tasks than that. A candidate whose bound is no better than the best of the batches before is not simulated, and
-one that surely has more tasks than are left is not made (`uncut_mpi.planning.evaluation`).
+one that surely has more tasks than are left is not made (`uncut_mpi.planning.evaluation`). Of all that are as fast, to
+half a per cent, the choice is one that copies and holds little (`TIE`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ from uncut_mpi.planning.dimensions import DIMENSIONS, REFINEMENTS, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ORDERS_BY_K, SCHEDULERS, ScheduleOptions, changed
+
+TIE: Final = 0.005
+"""
+Values that differ by no more than this part are equal: predictions are off by more than that, and what is simulated
+differs as much from run to run. Of equals the choice is the best of those that take least, by the bytes that they copy
+between memories and those that their buffers take.
+"""
+
+_AS_LITTLE: Final = 1 / 3
+"""What takes no more than so much more than the least takes as little: no time is given for less."""
 
 _ROUNDS: Final = 3
 _OURS: Final = ("uncut", "kblocks")
@@ -192,11 +203,21 @@ def search(
     # Stable: equals of one scheduler stay in the order of trying.
     found = sorted(evaluation.all_tried, key=lambda one: (one.value, SCHEDULERS.index(one.options.scheduler)))
     return SearchResult(
-        [one.of_callers_c(problem) for one in found],
+        [one.of_callers_c(problem) for one in _with_ties_broken(found)],
         evaluation.discarded,
         evaluation.spent,
         asked.metric,
     )
+
+
+def _with_ties_broken(found: list[Candidate]) -> list[Candidate]:
+    """Return candidates with the choice first, which is the best or as good as that and takes less (`TIE`)."""
+    tied = [one for one in found if one.value <= (1 + TIE) * found[0].value]
+    if len(tied) == 1:
+        return found
+    enough = (1 + _AS_LITTLE) * min(one.total_bytes for one in tied)
+    choice = next(one for one in tied if one.total_bytes <= enough)
+    return [choice, *(one for one in found if one is not choice)]
 
 
 class _Explorer:
