@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,6 +21,8 @@ BACKENDS: Final[tuple[BackendName, ...]] = get_args(BackendName)
 """What a caller may ask for; auto is one of the others."""
 
 _SHOWN_CHARACTERS = 60
+_MOST = (1 << 63) - 1
+_MOST_ITEMS = 1 << 16
 
 
 def whole_number(name: str, value: object) -> int:
@@ -47,6 +49,56 @@ def whole_number(name: str, value: object) -> int:
         except Exception:  # whatever the caller's type raises
             pass
     raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass a whole number")
+
+
+def count(name: str, value: object) -> int:
+    """
+    Return a caller's whole number that fits 64 bits as an int: a number of something, or of a rank.
+
+    Raises
+    ------
+    ParamError
+        If it is none. The caller checks what range it may have.
+    """
+    number = whole_number(name, value)
+    if abs(number) > _MOST:
+        raise ParamError(f"{name} has {number.bit_length()} bits, beyond what 64 can hold: pass a smaller number")
+    return number
+
+
+def word(name: str, value: object) -> str:
+    """
+    Return a caller's word as a str.
+
+    Raises
+    ------
+    ParamError
+        If it is no text. The caller checks which words there are.
+    """
+    if not isinstance(value, str):
+        raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass a word")
+    return str.__str__(value)
+
+
+def items(name: str, value: object) -> tuple[object, ...]:
+    """
+    Return a caller's sequence, or array of one dimension or more, as a tuple of what it has.
+
+    Raises
+    ------
+    ParamError
+        If it is text, no sequence, or longer than any sequence of options.
+    """
+    if type(value) is tuple:
+        return value
+    try:
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) <= _MOST_ITEMS:
+            return tuple(value)
+    except Exception:  # whatever the caller's type raises
+        pass
+    raise ParamError(f"{name} = {shown(value)} is no sequence: pass a tuple, or None")
 
 
 def real_number(name: str, value: object, *, finite: bool = False) -> float:

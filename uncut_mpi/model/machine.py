@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError, TopologyError
-from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, word
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 
 FORMAT_VERSION: Final = 8
+
+MOST_RANKS: Final = 4096
+"""Tables of links have the square of their number."""
 
 _PER_RANK: Final = {
     "multiprocessors": 1,
@@ -113,6 +116,7 @@ class Machine:
     steady: bool = True
 
     def __post_init__(self) -> None:
+        self._convert()
         size = self.num_ranks + 1
         for name in ("bandwidth_gb_per_s", "latency_s"):
             table = getattr(self, name)
@@ -153,6 +157,44 @@ class Machine:
                         f"port {port.name} of machine {self.name} names link {source} to {destination}, "
                         f"locations are 0 to {size - 1}"
                     )
+
+    def _convert(self) -> None:
+        """Turn what was given into arrays of one type each, and Python's own values."""
+
+        def convert(name: str, to: Callable[[str, object], Any]) -> None:
+            object.__setattr__(self, name, to(f"{name} of a machine", getattr(self, name)))
+
+        for name in ("name", "key", "provenance"):
+            convert(name, word)
+        for name in ("serial_copies", "steady"):
+            convert(name, flag)
+        for name in ("bandwidth_gb_per_s", "latency_s"):
+            convert(name, _numbers)
+        for name in _PER_RANK:
+            convert(name, _whole_numbers if name == "multiprocessors" else _numbers)
+        convert("memory_bytes", _whole_numbers)
+        if self.memory_bytes.ndim != 1 or not 1 <= len(self.memory_bytes) <= MOST_RANKS or self.memory_bytes.min() < 0:
+            raise ParamError(
+                f"memory_bytes of machine {self.name} has shape {self.memory_bytes.shape}: name a number of 0 or more "
+                f"for each rank, of which there are 1 to {MOST_RANKS}"
+            )
+        for name in ("gemm_tflop_per_s", "typical_gemm_tflop_per_s", "gemm_shape"):
+            table = getattr(self, name)
+            if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
+                raise ParamError(f"{name} of machine {self.name} is {type_text(table)}: pass a dict by names of types")
+            if name != "gemm_shape":
+                made = {key: _numbers(f"{name}[{key}] of a machine", rate) for key, rate in table.items()}
+                object.__setattr__(self, name, made)
+        object.__setattr__(self, "ports", items("ports of a machine", self.ports))
+        for name, kind, values in (
+            ("ports", Port, self.ports),
+            ("gemm_shape", GemmShape, self.gemm_shape.values()),
+            ("row_rates", RowRates, [self.row_rates]),
+            ("costs", IssueCosts, [self.costs]),
+        ):
+            for one in values:
+                if not isinstance(one, kind):
+                    raise ParamError(f"{name} of machine {self.name} has {type_text(one)}: pass a {kind.__name__}")
 
     @property
     def num_ranks(self) -> int:
@@ -199,11 +241,13 @@ class Machine:
         ParamError
             If it is not.
         """
-        if self.num_ranks != num_ranks:
+        if self.num_ranks != count("num_ranks", num_ranks):
             raise ParamError(f"machine {self.name} has {counted(self.num_ranks, 'rank')}, the session has {num_ranks}")
 
     @staticmethod
     def _known_rate(rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray | None:
+        if not isinstance(dtype, DType):
+            raise ParamError(f"dtype = {shown(dtype)} is {type_text(dtype)}: pass a DType (DType.parse)")
         # A machine measured before there was tf32 has the rate of f32 for it, which is no faster.
         return rates.get(dtype.name, rates.get(DType.f32.name) if dtype is DType.tf32 else None)
 
@@ -226,8 +270,8 @@ class Machine:
             Ranks that use their host links at once, in one direction.
         """
         table: np.ndarray = self.bandwidth_gb_per_s.copy()
-        if len(sharing):
-            ranks = list(sharing)
+        ranks = self._ranks("sharing", sharing)
+        if ranks:
             table[self.host, ranks] = self.host_rates(ranks)[0]
             table[ranks, self.host] = self.host_rates(ranks, inward=False, outward=True)[1]
         return table
@@ -248,7 +292,14 @@ class Machine:
         ndarray of float64, shape (2, len(ranks))
             GB/s from the host and to the host; 0 for a way that is idle. Max-min fair under `ports`.
         """
-        return _host_rates(self, tuple(ranks), inward, outward)
+        return _host_rates(self, self._ranks("ranks", ranks), flag("inward", inward), flag("outward", outward))
+
+    def _ranks(self, name: str, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return ranks of this machine that a caller names."""
+        chosen = tuple(count(f"{name}[{at}]", rank) for at, rank in enumerate(items(name, ranks)))
+        if not all(0 <= rank < self.num_ranks for rank in chosen):
+            raise ParamError(f"{name} = {shown(chosen)} of machine {self.name}: name some of 0 to {self.num_ranks - 1}")
+        return chosen
 
     def subset(self, ranks: Sequence[int]) -> Machine:
         """
@@ -259,7 +310,7 @@ class Machine:
         ParamError
             If a rank does not exist or occurs twice.
         """
-        chosen = list(ranks)
+        chosen = [count(f"ranks[{at}]", rank) for at, rank in enumerate(items("ranks", ranks))]
         if len(set(chosen)) < len(chosen) or not chosen or not all(0 <= rank < self.num_ranks for rank in chosen):
             raise ParamError(
                 f"ranks {chosen} of machine {self.name} were asked for: "
@@ -303,6 +354,13 @@ class Machine:
         memory_bytes: int = 140 * 10**9,
     ) -> Machine:
         """Return a machine of equal devices and equal links, for tests and for planning without a measurement."""
+        num_ranks = count("num_ranks", num_ranks)
+        if not 1 <= num_ranks <= MOST_RANKS:
+            raise ParamError(f"{num_ranks} ranks were asked for, a machine has 1 to {MOST_RANKS}")
+        link_gb_per_s = real_number("link_gb_per_s", link_gb_per_s, finite=True)
+        host_gb_per_s = real_number("host_gb_per_s", host_gb_per_s, finite=True)
+        latency_s = real_number("latency_s", latency_s, finite=True)
+        memory_bytes = count("memory_bytes", memory_bytes)
         size = num_ranks + 1
         bandwidth = np.full((size, size), link_gb_per_s)
         bandwidth[num_ranks, :] = bandwidth[:, num_ranks] = host_gb_per_s
@@ -428,6 +486,28 @@ def _text(data: Mapping[str, Any], name: str) -> str:
     if not isinstance(data[name], str):
         raise TypeError(f"{name} is {type(data[name]).__name__}, not text")
     return str(data[name])
+
+
+def _numbers(name: str, value: object) -> np.ndarray:
+    """Return a caller's real numbers as an array of float64, itself if it is one."""
+    try:
+        found = np.asarray(value)
+        if found.dtype.kind in "iuf":
+            return found.astype(np.float64, copy=False)
+    except Exception:  # whatever the caller's type raises
+        pass
+    raise ParamError(f"{name} = {shown(value)} is {type_text(value)}: pass an array of real numbers")
+
+
+def _whole_numbers(name: str, value: object) -> np.ndarray:
+    """Return a caller's whole numbers, in whatever type, as an array of int64."""
+    found = _numbers(name, value)
+    whole = np.asarray(value)
+    if whole.dtype.kind == "i":
+        return whole.astype(np.int64, copy=False)
+    if not (np.abs(found) < 2.0**63).all() or (found != np.rint(found)).any():
+        raise ParamError(f"{name} = {shown(value)}: pass whole numbers that fit 64 bits")
+    return whole.astype(np.int64)
 
 
 def _rates(data: dict[str, list[float]]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Final
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import shown
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.regular import read_regular, reason
 
@@ -51,10 +52,15 @@ def load_machine(name_or_path: str | pathlib.Path) -> Machine:
     except (OSError, ValueError, TypeError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise ParamError(
-            f"machine {str(name_or_path)!r} is neither one that ships with the package nor a file that can be read "
+            f"machine {_quoted(name_or_path)} is neither one that ships with the package nor a file that can be read "
             f"({why}): use one of {', '.join(names)}, or the path of a file with Machine.to_json's text"
         ) from None
     try:
         return Machine.from_json(text)
     except ParamError as error:
         raise ParamError(f"{name_or_path}: {error}") from None
+
+
+def _quoted(value: object) -> str:
+    """Return what a caller asked for in quotes, a path as it is written."""
+    return repr(str(value)) if isinstance(value, str | pathlib.PurePath) else shown(value)

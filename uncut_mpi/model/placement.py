@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import there_are
+from uncut_mpi.model.arguments import count, shown, there_are, type_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -26,6 +26,14 @@ class Location:
 
     space: str
     rank: int | None
+
+    def __post_init__(self) -> None:
+        space = self.space
+        if not isinstance(space, str) or space not in ("device", "host"):
+            raise ParamError(f"space = {shown(space)} of a location: use 'device' or 'host'")
+        object.__setattr__(self, "space", str.__str__(space))
+        if self.rank is not None or space == "device":
+            object.__setattr__(self, "rank", count("rank", self.rank))
 
     @classmethod
     def device(cls, rank: int) -> Location:
@@ -47,10 +55,11 @@ class Location:
         ParamError
             If the text is none of these.
         """
-        match = re.fullmatch(r"(h?)(\d{0,18})", text.strip())  # Python reads no number of some thousand digits
+        # Python reads no number of some thousand digits.
+        match = re.fullmatch(r"(h?)(\d{0,18})", text.strip()) if isinstance(text, str) else None
         if match is None or not match.group(0):
             raise ParamError(
-                f"placement {text[:60]!r} is not a location: write h for host memory, a rank number for its device, "
+                f"placement {shown(text)} is not a location: write h for host memory, a rank number for its device, "
                 "or both, as h2, for host memory of that rank alone"
             )
         host, rank = match.groups()
@@ -79,6 +88,12 @@ class Placement:
     b: Location
     c: Location
 
+    def __post_init__(self) -> None:
+        for name in ("a", "b", "c"):
+            location = getattr(self, name)
+            if not isinstance(location, Location):
+                raise ParamError(f"{name} = {shown(location)} is {type_text(location)}: pass a Location")
+
     @classmethod
     def parse(cls, text: str) -> Placement:
         """
@@ -89,9 +104,9 @@ class Placement:
         ParamError
             If there are not three of them or one cannot be parsed.
         """
-        parts = text.split(",")
+        parts = text.split(",") if isinstance(text, str) else []
         if len(parts) != 3:
-            raise ParamError(f"placement {text!r} has {len(parts)} parts: write three, for A, B and C, as 0,0,h")
+            raise ParamError(f"placement {shown(text)} has {len(parts)} parts: write three, for A, B and C, as 0,0,h")
         return cls(*(Location.parse(part) for part in parts))
 
     def check_ranks(self, num_ranks: int) -> None:

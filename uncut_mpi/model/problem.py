@@ -13,6 +13,7 @@ import dataclasses
 from typing import Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType
 
 Order: TypeAlias = Literal["F", "C"]
@@ -46,8 +47,12 @@ class StoredMatrix:
     ld: int = 0
 
     def __post_init__(self) -> None:
-        if self.order not in ("F", "C"):
-            raise ParamError(f"order {self.order!r}: use 'F' (column-major) or 'C' (row-major)")
+        order = self.order
+        if not isinstance(order, str) or order not in ("F", "C"):
+            raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
+        object.__setattr__(self, "order", str.__str__(order))
+        for name in ("rows", "cols", "ld"):
+            object.__setattr__(self, name, count(name, getattr(self, name)))
         if self.rows < 0 or self.cols < 0:
             raise ParamError(f"shape {self.rows}×{self.cols} has a negative extent")
         least = max(1, self.rows if self.order == "F" else self.cols)
@@ -102,12 +107,17 @@ class GemmProblem:
     swapped: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.dtype, DType):
+            raise ParamError(f"dtype = {shown(self.dtype)} is {type_text(self.dtype)}: pass a DType (DType.parse)")
+        for name in ("m", "n", "k", "lda", "ldb", "ldc"):
+            object.__setattr__(self, name, count(name, getattr(self, name)))
+        for name in ("reads_c", "scales_only", "swapped"):
+            object.__setattr__(self, name, flag(name, getattr(self, name)))
         for name in ("m", "n", "k"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is negative")
         for name in ("trans_a", "trans_b"):
-            if getattr(self, name) not in ("N", "T"):
-                raise ParamError(f"{name} = {getattr(self, name)!r}: use 'N' or 'T'")
+            object.__setattr__(self, name, _transposition(name, getattr(self, name)))
         for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, max(1, rows))
@@ -175,9 +185,10 @@ class GemmProblem:
         ParamError
             If a shape does not fit the others; the message gives all three.
         """
-        for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
-            if trans not in ("N", "T"):
-                raise ParamError(f"{name} = {trans!r}: use 'N' or 'T'")
+        for name, matrix in (("A", a), ("B", b), ("C", c)):
+            if not isinstance(matrix, StoredMatrix):
+                raise ParamError(f"{name} = {shown(matrix)} is {type_text(matrix)}: pass a StoredMatrix")
+        trans_a, trans_b = _transposition("trans_a", trans_a), _transposition("trans_b", trans_b)
         m, k = (a.rows, a.cols) if trans_a == "N" else (a.cols, a.rows)
         k_b, n = (b.rows, b.cols) if trans_b == "N" else (b.cols, b.rows)
         if k != k_b or (c.rows, c.cols) != (m, n):
@@ -206,3 +217,9 @@ class GemmProblem:
             scales_only=alpha_is_zero,
             swapped=c.order == "C",
         )
+
+
+def _transposition(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in ("N", "T"):
+        raise ParamError(f"{name} = {shown(value)}: use 'N' or 'T'")
+    return str.__str__(value)

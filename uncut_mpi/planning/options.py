@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import there_are
+from uncut_mpi.model.arguments import count, flag, items, real_number, shown, there_are, type_text, word
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import check_metric
 
@@ -57,6 +57,51 @@ MOST_TAIL = 4096
 MOST_CHUNKS = 8
 MOST_BLOCKS = 4096
 MOST_TRIED = 16
+
+
+def _convert(options: object, kinds: Mapping[str, Callable[[str, object], Any]]) -> None:
+    """Turn what was given into Python's own values once, so that equal options compare, hash and print equally."""
+    for name, convert in kinds.items():
+        value = getattr(options, name)
+        if value is not None or name not in _MAY_BE_NONE:
+            object.__setattr__(options, name, convert(name, value))
+
+
+def _tries(name: str, value: object) -> int:
+    try:
+        return count(name, value)
+    except ParamError:
+        raise ParamError(f"{name} = {shown(value)} is not a whole number from 0 to {MOST_TRIED}") from None
+
+
+def _counts(name: str, value: object) -> tuple[int, ...]:
+    return tuple(count(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
+
+
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    return tuple(real_number(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
+
+
+def _columns(name: str, value: object) -> tuple[tuple[float, ...], ...]:
+    return tuple(_numbers(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
+
+
+_BLOCKING: Final[Mapping[str, Callable[[str, object], Any]]] = {
+    **dict.fromkeys(
+        ("splits", "first", "block", "growth", "columns", "rows", "lanes", "away", "multiple", "tail"), count
+    ),
+    **dict.fromkeys(("order", "delivery", "combine"), word),
+}
+_SCHEDULE: Final[Mapping[str, Callable[[str, object], Any]]] = {
+    **dict.fromkeys(("tile", "tile_min", "chunks", "min_chunk_bytes", "compute_lanes", "max_hops"), count),
+    **dict.fromkeys(("caching", "overlap", "batch", "wr_lazy"), flag),
+    **dict.fromkeys(("scheduler", "routing", "order", "distribution", "metric"), word),
+    **dict.fromkeys(("grid", "devices"), _counts),
+    **dict.fromkeys(("row_shares", "col_shares"), _numbers),
+    "areas": _columns,
+    "tune": _tries,
+}
+_MAY_BE_NONE: Final = {"grid", "devices", "row_shares", "col_shares", "areas", "chunks", "min_chunk_bytes", "max_hops"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +171,7 @@ class Blocking:
     tail: int = 0
 
     def __post_init__(self) -> None:
+        _convert(self, _BLOCKING)
         for name in ("splits", "first", "block", "growth", "columns", "rows", "away", "tail"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is below 0")
@@ -368,11 +414,11 @@ class ScheduleOptions:
         return tuple(name for name in self.given if name not in _TAKES[scheduler])
 
     def __post_init__(self) -> None:
-        for name in ("grid", "devices", "row_shares", "col_shares", "areas"):
-            value = _as_tuples(getattr(self, name))
-            if value is not None:
-                _check_sequence(name, value)
-            object.__setattr__(self, name, value)
+        _convert(self, _SCHEDULE)
+        if self.grid is not None and len(self.grid) != 2:
+            raise ParamError(f"grid = {shown(self.grid)} has {len(self.grid)} numbers: pass two, rows and columns")
+        if not isinstance(self.blocking, Blocking):
+            raise ParamError(f"blocking = {shown(self.blocking)} is {type_text(self.blocking)}: pass a Blocking")
         if self.scheduler not in SCHEDULERS:
             raise ParamError(f"scheduler {self.scheduler!r} does not exist: use one of {', '.join(SCHEDULERS)}")
         if self.routing not in ROUTINGS:
@@ -390,8 +436,8 @@ class ScheduleOptions:
             raise ParamError(f"chunks = {self.chunks} is below 1")
         if self.min_chunk_bytes is not None and self.min_chunk_bytes < 1:
             raise ParamError(f"min_chunk_bytes = {self.min_chunk_bytes} is below 1")
-        if not isinstance(self.tune, int) or not 0 <= self.tune <= MOST_TRIED:
-            raise ParamError(f"tune = {self.tune!r} is not a whole number from 0 to {MOST_TRIED}")
+        if not 0 <= self.tune <= MOST_TRIED:
+            raise ParamError(f"tune = {self.tune} is not a whole number from 0 to {MOST_TRIED}")
         if self.tune > 1 and self.scheduler != "auto":
             raise ParamError(
                 f"tune = {self.tune} with scheduler {self.scheduler!r}: it tries what a search finds, so take "
@@ -427,8 +473,6 @@ class ScheduleOptions:
             self._check_areas(self.areas)
 
     def _check_areas(self, areas: tuple[tuple[float, ...], ...]) -> None:
-        for column in areas:
-            _check_sequence("a column of areas", column)
         if not (areas and all(areas) and _are_shares([one for column in areas for one in column])):
             raise ParamError(
                 f"areas = {areas} are not all positive numbers, {_MOST_SHARES:g} at most in all: name one for each "
@@ -454,20 +498,6 @@ def changed(options: _Options, /, **changes: Any) -> _Options:
     for name, value in changes.items():
         setters[name](made, value)
     return made
-
-
-def _as_tuples(value: Any) -> Any:
-    """Return sequences and arrays, and those within, as tuples of Python's numbers, which compare and hash."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_as_tuples(one) for one in value)
-    return value
-
-
-def _check_sequence(name: str, value: Any) -> None:
-    if not isinstance(value, tuple):
-        raise ParamError(f"{name} = {value!r} is no sequence: pass a tuple, or None")
 
 
 def _are_shares(values: Sequence[float]) -> bool:
