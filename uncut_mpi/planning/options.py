@@ -59,10 +59,18 @@ MOST_BLOCKS = 4096
 MOST_TRIED = 16
 
 
+_SMALL: Final = 1 << 62
+
+
 def _convert(options: object, kinds: Mapping[str, Callable[[str, object], Any]]) -> None:
     """Turn what was given into Python's own values once, so that equal options compare, hash and print equally."""
     for name, convert in kinds.items():
         value = getattr(options, name)
+        kind = type(value)
+        if (kind is bool and convert is flag) or (kind is str and convert is word):
+            continue  # as it mostly is: a search makes hundreds of options
+        if kind is int and convert is count and -_SMALL < value < _SMALL:
+            continue
         if value is not None or name not in _MAY_BE_NONE:
             object.__setattr__(options, name, convert(name, value))
 
