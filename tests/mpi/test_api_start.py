@@ -8,6 +8,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from uncut_mpi.api import start
 from uncut_mpi.device.host import HostBackend
+from uncut_mpi.model.arguments import counted
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -151,7 +152,8 @@ def test_ranks_share_a_gpu_only_when_allowed(comm, gpus):
 def test_too_few_named_devices_are_refused_by_every_backend_that_uses_them(comm, gpus, backend):
     gpus([f"GPU-{rank}" for rank in range(comm.size)])
     kind, message = attempt(comm, backend=backend, devices=range(comm.size - 1))
-    good = kind == "ParamError" and f"{comm.size - 1} devices" in message and f"{comm.size} ranks" in message
+    wanted = f"names {counted(comm.size - 1, 'device')} for {counted(comm.size, 'rank')}: name one for every rank"
+    good = kind == "ParamError" and wanted in message
     collective_assert(comm, good, f"{kind}: {message}")
 
 
