@@ -17,6 +17,7 @@ from uncut_mpi.bench import main
 from uncut_mpi.command.bench_arguments import TRIED
 from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, DeviceError, agreed
+from uncut_mpi.model.arguments import there_are
 from uncut_mpi.model.datasets import Case
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -243,7 +244,7 @@ def test_a_file_that_is_not_ours_is_left_as_it_is(comm, mpi_tmp_path, capfd):
     collective_assert(comm, run(comm, folder, "--sample", "1") == 2)
     collective_assert(comm, run(comm, path, "--compute", str(comm.size + 1)) == 2)
     said = capfd.readouterr().err
-    collective_assert(comm, comm.rank or f"--compute {comm.size + 1}: there are {comm.size} ranks" in said, said)
+    collective_assert(comm, comm.rank or f"--compute {comm.size + 1}: {there_are(comm.size, 'rank')}" in said, said)
 
 
 def test_fewer_ranks_compute_where_it_is_asked_for(comm, mpi_tmp_path):
