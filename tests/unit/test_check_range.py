@@ -488,3 +488,20 @@ def test_a_scalar_that_is_not_finite_makes_what_float64_makes(scalar, value):
     assert case.check("full").passed
     case.c_out[3, 4] = 1.0
     assert not case.check("full").passed
+
+
+@pytest.mark.xfail(strict=True, reason="a bound overflows, and whatever is infinite bounds nothing")
+@pytest.mark.parametrize("limit", [check.FULL_CHECK_LIMIT, 0], ids=["elements", "sums"])
+@pytest.mark.parametrize("alpha", [3e306, 1e307, 1e308, -1e308])
+def test_a_huge_alpha_leaves_no_bound_infinite(alpha, limit):
+    rng = np.random.default_rng(1)
+    a, b = (rng.uniform(-1, 1, (64, 64)) * 1e-3 for _ in range(2))  # so that the products are finite
+    result = alpha * (a @ b)
+    given = {"a": a, "b": b, "c_in": None, "dtype": DType.f64, "alpha": alpha, "beta": 0.0, "full_limit": limit}
+    right = check.check_shared(c_out=result, **given)
+    assert right.passed, right.detail
+    assert 0 < right.tolerance < 1e-6
+    for wrong in (0.0, math.nan, math.inf, -result[3, 4], float(np.finfo(np.float64).max)):
+        spoiled = result.copy()
+        spoiled[3, 4] = wrong
+        assert not check.check_shared(c_out=spoiled, **given).passed, wrong
