@@ -111,7 +111,8 @@ def compare(
         bound, expected = np.where(right, 1.0, bound), np.where(right, 0.0, expected)
     ratio = error / bound
     # NaN compares false with everything, so it must be made the worst of all.
-    ratio[~(ratio <= math.inf) | ~np.isfinite(error)] = math.inf
+    # And a bound that is not finite bounds nothing, so nothing passes by it.
+    ratio[~(ratio <= math.inf) | ~np.isfinite(error) | ~np.isfinite(bound)] = math.inf
     if wrong is not None:
         ratio[wrong] = math.inf
         expected = np.where(wrong, 0.0, expected)

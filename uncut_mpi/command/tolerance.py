@@ -261,7 +261,8 @@ def _deviations(events: int) -> float:
 
 def _underflow(k: int, alpha: float, dtype: DType) -> float:
     """Return what k products and the operations with alpha and beta may lose to underflow."""
-    return (k * max(1.0, abs(alpha)) + 3) * _SMALLEST[dtype]
+    least = _SMALLEST[dtype]
+    return k * (max(1.0, abs(alpha)) * least) + 3 * least  # the smallest first: k times alpha may overflow
 
 
 def _gamma(n: int, u: float) -> float:
