@@ -378,7 +378,6 @@ with um.Session(W, backend="host", machine=M) as s:
     job(comm, tmp_path, body, check)
 
 
-@pytest.mark.xfail(run=False, reason="hangs on one rank")
 @pytest.mark.mpi(min_size=2)
 def test_what_is_done_together_is_a_text_on_every_rank(comm, open_session):
     def together(session, what):
@@ -390,7 +389,6 @@ def test_what_is_done_together_is_a_text_on_every_rank(comm, open_session):
     collective_assert(comm, all("ParamError" in one for one in said[:2]) and said[2] == "worked", said)
 
 
-@pytest.mark.xfail(strict=True, reason="a rank that gave up ends the waits of others")
 @pytest.mark.mpi(min_size=3)
 def test_a_rank_that_gave_up_neither_shortens_the_wait_of_others_nor_is_blamed(comm, open_session):
     session = open_session(comm, arrival_timeout_s=1.6)

@@ -36,6 +36,6 @@ class Exclusive:
             self.cut_short = True
         # What has its cause elsewhere is raised from here, without the way down to where it met the call.
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt("in a call of a session, which cannot be used any more") from None
+            raise KeyboardInterrupt("in a call of a session, which other ranks may still be in: leave it") from None
         if isinstance(error, PeerFailedError):
             raise error.with_traceback(None) from error.__cause__

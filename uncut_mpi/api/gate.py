@@ -18,6 +18,7 @@ import numpy as np
 
 from uncut_mpi.api.exclusive import Exclusive
 from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
+from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.order import DeviceOrder
@@ -141,7 +142,7 @@ class Gate:
 
     def _check_left(self) -> None:
         try:
-            self._exchange.check_left("waiting inside a call")
+            self._exchange.check_left("waiting for other ranks", by_giving_up=False)
         except PeerFailedError as error:
             self._note_left(str(error), broken=True)
             raise
@@ -209,7 +210,7 @@ class Gate:
         StallError
             If a rank does not begin a call in the time allowed; names it. The session is broken then.
         PeerFailedError
-            If a rank has left the session by an error of its own; names it. The session is broken then.
+            If a rank has left the session by an error of its own; names it. The session has ended then.
         """
         if digest is None:
             digest = agreement.digest_of(str(text).encode("utf-8", "surrogatepass")).tobytes()
@@ -239,7 +240,7 @@ class Gate:
         return bool(records["flags"].all())
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def together(self, what: object) -> Iterator[None]:
         """See `Session.together`."""
         error: BaseException | None = None
         try:
@@ -249,6 +250,9 @@ class Gate:
                 raise
             error = caught
         with self.exclusive():
+            if not isinstance(what, str):
+                wrong = ParamError(f"what = {shown(what)} is {type_text(what)}: pass what is done, as a text")
+                error, what = error or wrong, "together()"
             self.open("together", what, error=error, waits_for_ever=True)
 
     def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:

@@ -47,6 +47,8 @@ class _Kept:
 
 
 _kept: dict[bytes, _Kept] = {}
+_in_use: list[Holdings] = []
+"""What devices may still work on, so that nothing of it may be freed, nor by the garbage collector."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +67,10 @@ def enter(group: Group) -> Ticket:
     for key in sorted(mine):
         found = [over.get(member, {}).get(key) for member in _kept[key].members]
         if None not in found:
-            _kept.pop(key).holdings.give_back(in_use=any(found))
+            holdings = _kept.pop(key).holdings
+            if any(found):
+                _in_use.append(holdings)
+            holdings.give_back(in_use=any(found))
     key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
     return Ticket(key, tuple(process for process, _, _ in facts))
 

@@ -94,7 +94,11 @@ class Meeting {
         if (everyone.size() != size_ * bytes_) throw std::invalid_argument("the records' memory has a wrong size");
         if (!present()) {
             const nb::gil_scoped_release unlocked;
-            if (!spin(spin_s)) return is_left() ? abandoned : waiting;
+            if (!spin(spin_s)) {
+                if (!is_left()) return waiting;
+                // Who left may have met with everybody before: then all were there when the mark was made.
+                if (!present()) return abandoned;
+            }
         }
         const std::uint8_t *own = place_of(rank_) + sizeof(std::uint64_t);
         int outcome = met_alike;

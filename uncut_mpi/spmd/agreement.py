@@ -285,9 +285,17 @@ class CallExchange:
         if self._outcome == _ABANDONED:
             self.check_left(what)
 
-    def check_left(self, what: str) -> None:
+    def check_left(self, what: str, *, by_giving_up: bool = True) -> None:
         """
         Check that no rank has left. Local.
+
+        Parameters
+        ----------
+        what : str
+            What this rank waits in, for the error.
+        by_giving_up : bool, default True
+            Whether ranks count that have only given up waiting: who waits for the same as they does so as long as it
+            likes.
 
         Raises
         ------
@@ -301,6 +309,8 @@ class CallExchange:
         for rank, reason in left:
             gone.setdefault(reason, []).append(rank)
         gone.pop("", None)
+        if not gone and not by_giving_up:
+            return
         if gone:
             # The launcher may end the job as soon as this rank ends; what the other has to say comes first.
             time.sleep(_LAST_WORDS_S)
