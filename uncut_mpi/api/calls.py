@@ -37,7 +37,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     TaskTimes,
 )
-from uncut_mpi.errors import CapacityError, DeviceError, ParamError, StallError, UncutError, is_agreed
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, StallError, is_agreed
 from uncut_mpi.model.arguments import real_number, shown, type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -218,7 +218,7 @@ class CallMachinery:
         key: PlanKey | None = None
         try:
             key = make_key()
-        except UncutError as caught:
+        except Exception as caught:  # carried to every rank by the opening record
             error = caught
         self.gate.open("plan", repr(key), error=error)
         assert key is not None  # no rank had an error

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -38,15 +39,19 @@ class _Kept:
         What is to be given back.
     over : bool
         Whether this rank makes no call in it any more.
+    offered : bool
+        Whether a thread of this process is asking the others whether they have dropped it too.
     """
 
     members: tuple[bytes, ...]
     leave: Callable[[str], None]
     holdings: Holdings
     over: bool = False
+    offered: bool = False
 
 
 _kept: dict[bytes, _Kept] = {}
+_mutex = threading.RLock()  # a collection of garbage may drop a session where it is held
 _in_use: list[Holdings] = []
 """What devices may still work on, so that nothing of it may be freed, nor by the garbage collector."""
 
@@ -61,7 +66,10 @@ class Ticket:
 
 def enter(group: Group) -> Ticket:
     """Give back the sessions that all their ranks have dropped, if these are ranks of `group`. Collective."""
-    mine = {key: kept.holdings.in_use for key, kept in _kept.items() if kept.over}
+    with _mutex:  # another thread may open a session meanwhile, and one of them alone gives a session back
+        mine = {key: kept.holdings.in_use for key, kept in _kept.items() if kept.over and not kept.offered}
+        for key in mine:
+            _kept[key].offered = True
     facts: list[tuple[bytes, int, dict[bytes, bool]]] = group.allgather_objects((_process, next(_numbers), mine))
     over = {process: keys for process, _, keys in facts}
     for key in sorted(mine):
@@ -71,6 +79,8 @@ def enter(group: Group) -> Ticket:
             if any(found):
                 _in_use.append(holdings)
             holdings.give_back(in_use=any(found))
+        else:
+            _kept[key].offered = False
     key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
     return Ticket(key, tuple(process for process, _, _ in facts))
 
@@ -86,13 +96,15 @@ def keep(session: Any, ticket: Ticket, leave: Callable[[str], None], holdings: H
     leave, holdings
         See `_Kept`; they must not refer to `session`.
     """
-    _kept[ticket.key] = _Kept(ticket.members, leave, holdings)
+    with _mutex:
+        _kept[ticket.key] = _Kept(ticket.members, leave, holdings)
     weakref.finalize(session, _dropped, ticket.key, os.getpid())
 
 
 def forget(ticket: Ticket) -> None:
     """Note that a session is closed: there is nothing left to give back. Local."""
-    _kept.pop(ticket.key, None)
+    with _mutex:
+        _kept.pop(ticket.key, None)
 
 
 def end(ticket: Ticket) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.errors import from_wire, to_wire
+from uncut_mpi.errors import agreed, from_wire, to_wire
 from uncut_mpi.model.dtypes import DType
 
 # Rows and columns that are taken at a time.
@@ -168,5 +168,5 @@ def agree(work: Callable[[], Any], gather: Gather) -> list[Any]:
     everybody = gather(mine)
     for rank, (worked, value) in enumerate(everybody):
         if not worked:
-            raise from_wire(*value, rank=rank)
+            raise agreed(from_wire(*value, rank=rank))
     return [value for _, value in everybody]
