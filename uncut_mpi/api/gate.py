@@ -105,8 +105,8 @@ class Gate:
             raise ParamError("the session is closed: make a new one")
         if self.foreign:
             raise ParamError(
-                "this process is a fork of the one that made the session: make calls there, and start processes "
-                "that do not use it by other means than fork"
+                "this process is a fork of the one that made the session: make calls there; a fork may do what "
+                "needs neither sessions nor MPI"
             )
         if self.broken or self.left:
             raise ParamError(self.why)

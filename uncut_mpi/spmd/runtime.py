@@ -103,8 +103,8 @@ def require_mpi() -> None:
         raise TopologyError("MPI is not initialised: call MPI.Init_thread() first, or leave mpi4py.rc.initialize on")
     if os.getpid() != _late.process:
         raise TopologyError(
-            f"this process is a fork of process {_late.process}, which runs MPI: use sessions there alone, and start "
-            "processes that do not by other means than fork (multiprocessing: the start method spawn)"
+            f"this process is a fork of process {_late.process}, which runs MPI: use sessions there alone; a fork "
+            "may do what needs neither sessions nor MPI"
         )
     if MPI.Is_finalized():
         raise TopologyError("MPI is already finalised: make and close sessions before MPI.Finalize()")
