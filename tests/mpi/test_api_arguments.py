@@ -153,6 +153,8 @@ SESSION_ARGUMENTS = {
     "devices=3": {"devices": 3},
     "devices='01'": {"devices": "01"},
     "devices of text": {"devices": ["a"]},
+    "devices of bytes": {"devices": b"01"},
+    "devices of no dimension": {"devices": np.array(2.0)},
     "devices of floats": {"devices": [0.0]},
     "timeout_s='x'": {"timeout_s": "x"},
     "timeout_s=nan": {"timeout_s": float("nan")},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
 from uncut_mpi.errors import ParamError, TopologyError, agreed
-from uncut_mpi.model.arguments import BACKENDS, BackendName, counted, flag, shown, whole_number
+from uncut_mpi.model.arguments import BACKENDS, BackendName, counted, flag, items, shown, whole_number
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import node_rank
@@ -82,7 +82,9 @@ def start_backend(
             if not isinstance(backend, str) or backend not in BACKENDS:
                 raise ParamError(f"backend {shown(backend)} does not exist: use one of {', '.join(BACKENDS)}")
             backend = next(name for name in BACKENDS if name == backend)
-        named = None if devices is None else _ordinals(devices)
+        named = (
+            None if devices is None else [whole_number("a device of devices", one) for one in items("devices", devices)]
+        )
         allow_shared_gpu = flag("allow_shared_gpu", allow_shared_gpu)
     asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "
     asked += f"allow_shared_gpu={allow_shared_gpu}"
@@ -118,12 +120,6 @@ def start_backend(
         return _open(group, lambda: make_host(group.local_rank, group.size), reason)
     reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
     return _open(group, lambda: make_cuda(ordinals[group.rank]), reason)
-
-
-def _ordinals(devices: object) -> list[int]:
-    if isinstance(devices, str) or not isinstance(devices, Iterable):
-        raise ParamError(f"devices = {shown(devices)}: name one device for every rank, as (0, 1)")
-    return [whole_number("a device of devices", device) for device in devices]
 
 
 def _open(group: Group, make: Callable[[], Backend], reason: str) -> Started:
