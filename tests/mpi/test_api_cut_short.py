@@ -1,0 +1,152 @@
+"""Calls that do not end as they should: interrupted inside, stalled, entered where none is possible; who is awaited."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from tests.helpers.collective import allgather, collective_assert
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+def outcome(call):
+    try:
+        call()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "worked"
+
+
+class Interrupting:
+    """An array whose reading is interrupted."""
+
+    __dlpack__ = None
+
+    def __init__(self, error):
+        self.error = error
+
+    def __dlpack_device__(self):
+        raise self.error
+
+
+@pytest.mark.xfail(run=False, reason="hangs")
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_an_array_is_read_is_carried_to_every_rank_and_the_session_goes_on(
+    comm, open_session, error
+):
+    odd = comm.rank == comm.size - 1
+    with open_session(comm) as session:
+        said = outcome(lambda: session.register(Interrupting(error()) if odd else None, root=comm.size - 1))
+        a = session.empty_host((4, 4))
+        a.array[...] = 1.0
+        session.barrier()
+        c = session.gemm(a, a)
+        good = bool((c.array == 4.0).all())
+    wanted = error.__name__ if odd else "PeerFailedError"
+    collective_assert(comm, good and said.startswith(wanted), said)
+
+
+@pytest.mark.xfail(run=False, reason="hangs")
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupt_inside_a_call_ends_the_session_for_all(comm, open_session, monkeypatch):
+    odd = comm.rank == comm.size - 1
+    session = open_session(comm)
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        if odd:
+            patch.setattr(session._group, "allgather_variable", interrupted)
+        first = outcome(lambda: session.gather(1))
+    second = outcome(session.barrier)
+    wanted = "KeyboardInterrupt" if odd else f"rank {comm.size - 1} left the session by KeyboardInterrupt"
+    collective_assert(comm, wanted in first and "ParamError" in second and "left" in second, f"{first}; {second}")
+    collective_assert(comm, session.broken and outcome(session.close) == "worked")
+
+
+def test_an_interrupt_before_a_call_has_opened_ends_nothing(comm, open_session, monkeypatch):
+    with open_session(comm) as session:
+        a, c = session.empty_host((4, 4)), session.empty_host((4, 4))
+        a.array[...] = 1.0
+        session.barrier()
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session._backend, "mark_caller", interrupted)
+            said = outcome(lambda: session.gemm(a, a, c))
+        session.gemm(a, a, c)
+        good = bool((c.array == 4.0).all())
+    collective_assert(comm, good and "KeyboardInterrupt" in said, said)
+
+
+@pytest.mark.xfail(strict=True, reason="its call works, on this rank alone")
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.host_backend
+def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session, monkeypatch):
+    session = open_session(comm, timeout_s=0.3)
+    a = session.empty_host((4, 4))
+    a.array[...] = 1.0
+    session.barrier()
+    session.gemm(a, a)
+    fire = session._calls._finish
+
+    def late(report):
+        if comm.rank == comm.size - 1:
+            allgather(comm, None)  # the others wait no more
+        fire(report)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session._calls, "_finish", late)
+        said = outcome(lambda: session.gemm(a, a))
+    if comm.rank != comm.size - 1:
+        allgather(comm, None)
+    wanted = "gave up" if comm.rank == comm.size - 1 else "closing barrier"
+    collective_assert(comm, "StallError" in said and wanted in said and session.broken, said)
+
+
+@pytest.mark.xfail(strict=True, reason="the body runs, and the end is refused")
+def test_nothing_is_done_together_where_no_call_is_possible(comm, open_session):
+    session = open_session(comm)
+    session.close()
+    done = []
+
+    def together():
+        with session.together("what cannot be"):
+            done.append(1)
+
+    said = outcome(together)
+    collective_assert(comm, not done and "the session is closed" in said, f"{said} {done}")
+
+
+@pytest.mark.xfail(strict=True, reason="waits inside a call say other ranks")
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_is_awaited_inside_a_call_is_named(comm, open_session, monkeypatch, caplog):
+    monkeypatch.setattr("uncut_mpi.spmd.group.PATIENCE_S", 0.05)
+    late = comm.size - 1
+
+    class Slow:
+        """An array that takes a while to be read."""
+
+        def __init__(self):
+            self.array = np.ones((3, 3))
+
+        @property
+        def __array_interface__(self):
+            time.sleep(0.3)
+            return self.array.__array_interface__
+
+    with caplog.at_level(logging.WARNING, logger="uncut_mpi"), open_session(comm) as session:
+        session.register(Slow() if comm.rank == late else None, root=late)
+    said = [record.getMessage() for record in caplog.records]
+    named = [text for text in said if f"for rank {late};" in text]
+    counts = allgather(comm, (len(named), len(said)))
+    good = counts[late] == (0, 0) and sum(one[0] for one in counts) > 0 and all(one[0] == one[1] for one in counts)
+    collective_assert(comm, good, f"{counts} {said}")
