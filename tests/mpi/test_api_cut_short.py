@@ -33,7 +33,6 @@ class Interrupting:
         raise self.error
 
 
-@pytest.mark.xfail(run=False, reason="hangs")
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_while_an_array_is_read_is_carried_to_every_rank_and_the_session_goes_on(
@@ -51,7 +50,6 @@ def test_an_interrupt_while_an_array_is_read_is_carried_to_every_rank_and_the_se
     collective_assert(comm, good and said.startswith(wanted), said)
 
 
-@pytest.mark.xfail(run=False, reason="hangs")
 @pytest.mark.mpi(min_size=2)
 def test_an_interrupt_inside_a_call_ends_the_session_for_all(comm, open_session, monkeypatch):
     odd = comm.rank == comm.size - 1
@@ -87,7 +85,6 @@ def test_an_interrupt_before_a_call_has_opened_ends_nothing(comm, open_session, 
     collective_assert(comm, good and "KeyboardInterrupt" in said, said)
 
 
-@pytest.mark.xfail(strict=True, reason="its call works, on this rank alone")
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.host_backend
 def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session, monkeypatch):
@@ -112,7 +109,6 @@ def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session
     collective_assert(comm, "StallError" in said and wanted in said and session.broken, said)
 
 
-@pytest.mark.xfail(strict=True, reason="the body runs, and the end is refused")
 def test_nothing_is_done_together_where_no_call_is_possible(comm, open_session):
     session = open_session(comm)
     session.close()
@@ -126,7 +122,6 @@ def test_nothing_is_done_together_where_no_call_is_possible(comm, open_session):
     collective_assert(comm, not done and "the session is closed" in said, f"{said} {done}")
 
 
-@pytest.mark.xfail(strict=True, reason="waits inside a call say other ranks")
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_is_awaited_inside_a_call_is_named(comm, open_session, monkeypatch, caplog):
     monkeypatch.setattr("uncut_mpi.spmd.group.PATIENCE_S", 0.05)

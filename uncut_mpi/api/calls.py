@@ -89,7 +89,7 @@ class CallMachinery:
         store.on_release.append(self._forget_matrix)
 
         board_bytes, room_bytes = group.size * MAX_LANES * 4, agreement.room_bytes(group)
-        control_bytes = room_bytes + board_bytes + group.size * 8
+        control_bytes = room_bytes + board_bytes + 2 * group.size * 8
         self._control = exchange.shared_segment(group, control_bytes, "the progress board")
         room = self._control.array(np.uint8, room_bytes)
         self._board = ProgressBoard(
@@ -98,8 +98,9 @@ class CallMachinery:
             ),
             group.rank,
         )
-        arrivals = self._control.array(np.uint64, group.size, offset_bytes=room_bytes + board_bytes)
-        self._order = DeviceOrder(group, identities[group.rank].uuid, arrivals)
+        words = self._control.array(np.uint64, (2, group.size), offset_bytes=room_bytes + board_bytes)
+        self._order = DeviceOrder(group, identities[group.rank].uuid, words[0])
+        group.count_steps(words[1])
         self._softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
         self._flags = Arena(group, backend, store.mappings, counters, "flags")
         self.gate = Gate(group, self._order, arrival_timeout_s, room)
@@ -515,6 +516,7 @@ class CallMachinery:
 
     def _let_go(self) -> None:
         self._order.close()
+        self._group.count_steps(None)
         # Arrays of the segment would keep it mapped.
         del self._order, self._board
         self.gate.let_go()

@@ -20,7 +20,7 @@ from uncut_mpi.api.exclusive import Exclusive
 from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import Group, name_ranks
 from uncut_mpi.spmd.order import DeviceOrder
 
 CLOSE = "close"
@@ -73,7 +73,7 @@ class Gate:
         self._exchange = agreement.CallExchange(group, room)
         group.check_left = self._check_left
         self._busy = threading.Lock()
-        self._exclusive = Exclusive(self._busy)
+        self._exclusive = Exclusive(self._busy, self._cut_short)
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._forks, self._mpi_is_gone = _forks[0], group.is_gone
@@ -131,10 +131,24 @@ class Gate:
         if self.closed or self.broken or self.left or self.foreign or not self._busy.acquire(blocking=False):
             return
         try:
-            self._note_left(f"this rank left the session by {reason}", broken=self._exclusive.cut_short)
-            self._exchange.leave(reason)
+            self._leave(reason, broken=False)
         finally:
             self._busy.release()
+
+    def _leave(self, reason: str, *, broken: bool) -> None:
+        self._note_left(f"this rank left the session by {reason}", broken=broken)
+        self._exchange.leave(reason)
+
+    def _cut_short(self, error: BaseException) -> None:
+        """
+        End the session if an error of this rank alone has ended a call that all had opened.
+
+        The others are in the middle of it, and would wait for what this rank does not do any more. Before a call has
+        opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
+        """
+        inside = self._exclusive.opened and not self._exchange.pending
+        if inside and not (self.closed or self.broken or self.left or self.foreign):
+            self._leave(type(error).__name__, broken=True)
 
     def _note_left(self, why: str, *, broken: bool) -> None:
         self.left, self.why = True, f"{why}; make a new session, on all ranks"
@@ -227,6 +241,7 @@ class Gate:
         except PeerFailedError as left:
             self._note_left(str(left), broken=False)
             raise
+        self._exclusive.opened = True
         if error is None and self._exchange.unanimous():
             return ready
         text = text if isinstance(text, str) else text()
@@ -242,6 +257,7 @@ class Gate:
     @contextlib.contextmanager
     def together(self, what: object) -> Iterator[None]:
         """See `Session.together`."""
+        self.exclusive()  # refuses at once where no call is possible
         error: BaseException | None = None
         try:
             yield
@@ -261,6 +277,10 @@ class Gate:
             self._exchange.mine["status"] = True
         try:
             records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+        except StallError:
+            self.broken = True
+            self._exchange.leave()
+            raise
         except PeerFailedError as left:
             self._note_left(str(left), broken=True)
             raise
@@ -270,7 +290,7 @@ class Gate:
 
     def _refuse(self, calls: list[str], error: BaseException | None) -> None:
         who = ", ".join(
-            f"{agreement.name_ranks([rank for rank, call in enumerate(calls) if call == name])} called {name}"
+            f"{name_ranks([rank for rank, call in enumerate(calls) if call == name])} called {name}"
             for name in dict.fromkeys(calls)
         )
         ended = ""

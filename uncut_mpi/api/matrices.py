@@ -103,7 +103,7 @@ class MatrixStore:
         if self._group.rank == root:
             try:
                 held, array = self._describe(array, number, root, kind)
-            except Exception as caught:  # carried to every rank by the agreement below
+            except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
                 error = caught
         agreement.collective_result(self._group, error, "registering a matrix")
         infos = self._group.allgather_objects(held.info if held else None)
@@ -332,7 +332,7 @@ class MatrixStore:
         for held in self._held.values():
             if held.segment is not None and held.segment.memory == memory:
                 return held.segment
-        raise ParamError(f"no matrix of this session lies in {memory} any more")
+        raise agreed(ParamError(f"no matrix of this session lies in {memory} any more"))
 
     def _take_number(self) -> int:
         self._next += 1

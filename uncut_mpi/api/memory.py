@@ -120,10 +120,10 @@ class Arena:
         self._opened.clear()
         self._own = None
 
-    def _attempt(self, nbytes: int) -> Exception | None:
+    def _attempt(self, nbytes: int) -> BaseException | None:
         try:
             self._replace(nbytes)
-        except Exception as caught:  # carried to every rank by the agreement that ends a growth
+        except BaseException as caught:  # also an interrupt: the other ranks wait in what ends a growth
             return caught
         return None
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import PeerFailedError, RankMismatchError, StallError, UncutError, agreed, from_wire, to_wire
-from uncut_mpi.spmd.group import Group, Missing, Progress
+from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
 
 DIGEST_BYTES = 16
 
@@ -108,18 +108,6 @@ def by_rank(values: Sequence[object]) -> str:
     for rank, value in enumerate(values):
         ranks.setdefault(str(value), []).append(rank)
     return ", ".join(f"{name_ranks(those)}: {value}" for value, those in ranks.items())
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2`` or ``ranks 0-2, 5`` for ascending rank numbers."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def collective_result(group: Group, error: BaseException | None, what: str, timeout_s: float | None = None) -> None:
@@ -316,10 +304,17 @@ class CallExchange:
             time.sleep(_LAST_WORDS_S)
             who = ", ".join(f"{name_ranks(ranks)} left the session by {reason}" for reason, ranks in gone.items())
             raise agreed(PeerFailedError(f"{what}: {who}, so it has ended on all ranks: see that rank's output"))
+        who = name_ranks([rank for rank, _ in left])
         raise StallError(
-            f"{what}: {name_ranks([rank for rank, _ in left])} waited for this rank and gave up, so the session has "
-            "ended here too: begin every call on all ranks in time, or raise arrival_timeout_s"
+            f"{what}, rank {self._group.rank}: {who} waited for this rank and gave up, "
+            "so the session has ended here too: begin and end every call on all ranks in time, or raise "
+            "arrival_timeout_s (inside a call timeout_s)"
         )
+
+    @property
+    def pending(self) -> bool:
+        """Whether an exchange was begun that an interrupt has ended; the next one goes on with it. Local."""
+        return self._meeting.pending
 
     def leave(self, reason: str = "") -> None:
         """

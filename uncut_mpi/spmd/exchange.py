@@ -72,7 +72,7 @@ def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: f
     if group.local_rank == 0:
         try:
             segment = Segment.create(nbytes, purpose, use_file=use_file, interleave=True)
-        except Exception as caught:  # carried to every rank by the agreement below
+        except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
             error = caught
     try:
         facts = group.allgather_objects(
@@ -91,7 +91,7 @@ def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: f
             leader = group.node_of.index(group.node)
             try:
                 segment = Segment.open(facts[leader][0])
-            except Exception as caught:  # carried to every rank by the agreement below
+            except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
                 error = caught
         _agree_opened(group, error, purpose, timeout_s)
         if segment is None:

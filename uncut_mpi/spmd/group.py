@@ -86,6 +86,18 @@ class Backoff:
         time.sleep(min(max(_SLEEP_MIN_S, self._share * waited), _SLEEP_MAX_S))
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2`` or ``ranks 0-2, 5`` for ascending rank numbers."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
 class Group:
     """
     The ranks of one session, on a duplicate of the caller's communicator. Collective.
@@ -144,6 +156,7 @@ class Group:
         self._freed = False
         self.bytes_broadcast = 0
         self.check_left: Callable[[], None] | None = None
+        self._steps: memoryview | None = None
         self.is_gone: Callable[[], bool] = MPI.Is_finalized
         # Nonblocking, so that waiting for a rank that opens no session is told like any other wait.
         self.rank, self.size = comm.rank, comm.size
@@ -213,8 +226,10 @@ class Group:
         StallError
             Past the deadline.
         """
+        if self._steps is not None:
+            self._steps[self.rank] += 1  # every collective call of MPI waits once
         if not request.Test():
-            self.watch(request.Test, what, timeout_s, keep=(request, keep), missing=missing)
+            self.watch(request.Test, what, timeout_s, keep=(request, keep), missing=missing or self._behind)
 
     def watch(
         self,
@@ -292,7 +307,7 @@ class Group:
                 logger.warning("%s; it goes on waiting", self._waited(what, waited_s, absent, whom, to))
 
     def _waited(self, what: str, waited_s: float, absent: Sequence[int], whom: str, to: str) -> str:
-        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else whom
+        who = name_ranks(absent) if absent else whom
         return (
             f"{what}: rank {self.rank} of {self.size} waited {waited_s:.3g} s for {who}{to}; "
             "a rank has failed, is still computing, or does not make this collective call"
@@ -303,6 +318,24 @@ class Group:
         """Raise `TopologyError` if MPI is finalised. Not collective."""
         if MPI.Is_finalized():
             require_mpi()
+
+    def count_steps(self, words: np.ndarray[Any, Any] | None) -> None:
+        """
+        Count this rank's waits for MPI where the others see them, so that a wait names who is behind. Not collective.
+
+        Parameters
+        ----------
+        words : ndarray of uint64, shape (size,), or None
+            Zeros in memory that all ranks share, from the same call on; None ends it.
+        """
+        if self._steps is not None:
+            self._steps.release()  # so that the memory can be unmapped
+        self._steps = None if words is None else memoryview(words)  # type: ignore[arg-type]  # as in order.py
+
+    def _behind(self) -> list[int]:
+        """Return the ranks that have begun fewer waits than this one, as far as that is counted. Not collective."""
+        steps = self._steps
+        return [] if steps is None else [rank for rank, step in enumerate(steps) if step < steps[self.rank]]
 
     def check_usable(self) -> None:
         """Raise unless collective calls are possible. Not collective."""
@@ -412,7 +445,7 @@ class Group:
         for rank, one in enumerate(gathered):
             if one[:1] == b"\1":
                 name, message = pickle.loads(one[1:])
-                raise PeerFailedError(f"rank {rank} could not send its part of {what}: {name}: {message}")
+                raise agreed(PeerFailedError(f"rank {rank} could not send its part of {what}: {name}: {message}"))
         return [pickle.loads(memoryview(one)[1:]) for one in gathered]
 
     def bcast_envelope(
