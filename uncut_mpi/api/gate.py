@@ -10,7 +10,6 @@ no message of its own. What follows inside a call is in lockstep.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 
@@ -22,20 +21,10 @@ from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group, name_ranks
 from uncut_mpi.spmd.order import DeviceOrder
+from uncut_mpi.spmd.runtime import is_fork
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
-
-
-_forks = [0]
-"""How many forks lie between this process and the one that the program began in: cheaper to ask than its number."""
-
-
-def _count_fork() -> None:
-    _forks[0] += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Gate:
@@ -76,7 +65,7 @@ class Gate:
         self._exclusive = Exclusive(self._busy, self._cut_short)
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
-        self._forks, self._mpi_is_gone = _forks[0], group.is_gone
+        self._mpi_is_gone = group.is_gone
         self.on_close: Callable[[], None] = lambda: None
 
     def let_go(self) -> None:
@@ -96,14 +85,14 @@ class Gate:
             If MPI is finalised.
         """
         # Part of every call, so all that is mostly not the case is asked at once.
-        if self.closed or self.broken or self.left or self._forks != _forks[0] or self._mpi_is_gone():
+        if self.closed or self.broken or self.left or is_fork[0] or self._mpi_is_gone():
             self._refuse_all()
         return self._exclusive
 
     def _refuse_all(self) -> None:
         if self.closed:
             raise ParamError("the session is closed: make a new one")
-        if self.foreign:
+        if is_fork[0]:
             raise ParamError(
                 "this process is a fork of the one that made the session: make calls there; a fork may do what "
                 "needs neither sessions nor MPI"
@@ -111,11 +100,6 @@ class Gate:
         if self.broken or self.left:
             raise ParamError(self.why)
         self._group.check_mpi()
-
-    @property
-    def foreign(self) -> bool:
-        """Whether this process is a fork of the one that made the session, which the other ranks know. Local."""
-        return self._forks != _forks[0]
 
     def leave(self, reason: str) -> None:
         """
@@ -128,7 +112,7 @@ class Gate:
         reason : str
             By what this rank leaves, as the name of an error's type.
         """
-        if self.closed or self.broken or self.left or self.foreign or not self._busy.acquire(blocking=False):
+        if self.closed or self.broken or self.left or is_fork[0] or not self._busy.acquire(blocking=False):
             return
         try:
             self._leave(reason, broken=False)
@@ -147,7 +131,7 @@ class Gate:
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
         inside = self._exclusive.opened and not self._exchange.pending
-        if inside and not (self.closed or self.broken or self.left or self.foreign):
+        if inside and not (self.closed or self.broken or self.left or is_fork[0]):
             self._leave(type(error).__name__, broken=True)
 
     def _note_left(self, why: str, *, broken: bool) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from uncut_mpi.api.holdings import Holdings
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.runtime import is_fork
 
 _process = os.urandom(8)
 _numbers = itertools.count()
@@ -98,7 +99,7 @@ def keep(session: Any, ticket: Ticket, leave: Callable[[str], None], holdings: H
     """
     with _mutex:
         _kept[ticket.key] = _Kept(ticket.members, leave, holdings)
-    weakref.finalize(session, _dropped, ticket.key, os.getpid())
+    weakref.finalize(session, _dropped, ticket.key)
 
 
 def forget(ticket: Ticket) -> None:
@@ -113,8 +114,8 @@ def end(ticket: Ticket) -> None:
         _kept[ticket.key].over = True
 
 
-def _dropped(key: bytes, process: int) -> None:
+def _dropped(key: bytes) -> None:
     kept = _kept.get(key)
-    if kept is not None and os.getpid() == process:  # a fork leaves nothing
+    if kept is not None and not is_fork[0]:  # a fork leaves nothing
         kept.leave("leaving without close()")
         kept.over = True

@@ -38,6 +38,7 @@ from uncut_mpi.model.problem import Order, Trans
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.runtime import is_fork
 
 logger = logging.getLogger("uncut_mpi")
 _T = TypeVar("_T")
@@ -516,7 +517,7 @@ class Session:
         PeerFailedError
             If a rank has left the session by an error; names it.
         """
-        if self._gate.closed or self._gate.foreign:
+        if self._gate.closed or is_fork[0]:
             return
         if self._group.is_gone():
             self._holdings.give_back_alone()
@@ -542,7 +543,7 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None or is_agreed(error):
             self.close()
-        elif not self._gate.foreign:
+        elif not is_fork[0]:
             # The other ranks need not share this error: no collective call may follow it, but those who wait are told.
             self._gate.leave(f"{type(error).__name__}")
             lifetime.end(self._ticket)
@@ -607,7 +608,7 @@ class Session:
             return self._calls.trace(entry, same, matrices, alpha, beta, stream, asked)
 
     def _discard(self, entry: PlanEntry) -> None:
-        if not (self._gate.closed or self.broken or self._gate.foreign):
+        if not (self._gate.closed or self.broken or is_fork[0]):
             entry.close()
 
 

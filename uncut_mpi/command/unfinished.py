@@ -98,7 +98,11 @@ class UnfinishedFile:
                 raise
             # The file system has no links: an empty file takes the name if nobody has it, and is replaced at once.
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            os.replace(self._hidden, name)
+            try:
+                os.replace(self._hidden, name)
+            except OSError:
+                os.unlink(name)
+                raise
             self._named = False
 
     def _link_nameless(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,29 +61,27 @@ def _load() -> Any:
 
 
 class _Late:
-    """
-    `mpi4py.MPI`, loaded when something of it is first used: whoever only looks at a class starts no MPI.
-
-    Attributes
-    ----------
-    process : int
-        The process that loaded it, of which others may be forks.
-    """
-
-    process = 0
+    """`mpi4py.MPI`, loaded when something of it is first used: whoever only looks at a class starts no MPI."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(_load(), name)
         setattr(self, name, value)
-        self.process = self.process or os.getpid()
         return value
 
 
-_late = _Late()
-
-
 if not TYPE_CHECKING:
-    MPI = _late
+    MPI = _Late()
+
+is_fork = [False]
+"""Whether this process is a fork of one that ran MPI, and can use neither MPI nor sessions; asked at every call."""
+
+
+def _note_fork() -> None:
+    loaded = sys.modules.get("mpi4py.MPI")
+    is_fork[0] |= loaded is not None and loaded.Is_initialized()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def world() -> MPI.Intracomm:
@@ -101,10 +100,10 @@ def require_mpi() -> None:
     """
     if not MPI.Is_initialized():
         raise TopologyError("MPI is not initialised: call MPI.Init_thread() first, or leave mpi4py.rc.initialize on")
-    if os.getpid() != _late.process:
+    if is_fork[0]:
         raise TopologyError(
-            f"this process is a fork of process {_late.process}, which runs MPI: use sessions there alone; a fork "
-            "may do what needs neither sessions nor MPI"
+            "this process is a fork of one that runs MPI: use sessions there alone; a fork may do what needs neither "
+            "sessions nor MPI"
         )
     if MPI.Is_finalized():
         raise TopologyError("MPI is already finalised: make and close sessions before MPI.Finalize()")

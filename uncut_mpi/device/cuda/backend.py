@@ -47,6 +47,7 @@ from uncut_mpi.planning.lower import OperationList
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
+_MOST_EVENTS = 64
 _TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
 
 # Pointer attributes of the driver.
@@ -97,7 +98,9 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned, self._pins = pinned_memory(self._runtime), object()
-        self._others: list[Any] = []  # events behind what the caller gave to other streams than the first
+        # Behind what callers gave to other streams than the first: an event for each, made at its first use.
+        self._events: dict[int, Any] = {}
+        self._marked: list[int] = []
         self._preparation = Preparation(self._native, self._description(), self._malloc)
         self.tuning = ProductTuning(self._native, self._preparation)
 
@@ -261,23 +264,25 @@ class CudaBackend(Backend):
 
     def mark_caller(self, stream: Any = None) -> None:
         """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
-        self._others = []
         given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
         first, *others = given
         with device_errors("marking the caller's stream"):
             self._native.mark_stream(first)
+        self._marked = others
+        if len(self._events) > _MOST_EVENTS:
+            self._events.clear()
         for handle in others:
             with self._current("marking the caller's stream"):
-                event = self._cupy.cuda.Event(disable_timing=True)
-                self._runtime.eventRecord(event.ptr, handle)
-            self._others.append(event)
+                if handle not in self._events:
+                    self._events[handle] = self._cupy.cuda.Event(disable_timing=True)
+                self._runtime.eventRecord(self._events[handle].ptr, handle)
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
         with device_errors("awaiting the caller's stream"):
             self._native.await_mark()
-            for event in self._others:
-                event.synchronize()
+            for handle in self._marked:
+                self._events[handle].synchronize()
 
     # -- plans -------------------------------------------------------------------------------
 

@@ -120,8 +120,8 @@ class PinnedMemory:
             kind = Pin.READABLE
             status = self._register(start, end - start, _PORTABLE_MAPPED | _READ_ONLY)
         if status:
-            for one in met:
-                self._register(one.start, one.stop - one.start, one.flags)
+            lost = [one for one in met if self._register(one.start, one.stop - one.start, one.flags)]
+            self._ranges = [one for one in self._ranges if one not in lost]
             if status == _ALREADY_REGISTERED or met:
                 raise _in_part(address, stop - address, "the program or another matrix uses")
             raise ParamError(
