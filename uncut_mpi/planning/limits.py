@@ -17,7 +17,7 @@ To plan, encode and lower a task takes about 0.4 kB and 3 µs on rank 0, with th
 """
 
 FEW_TASKS: Final = MAX_TASKS // 64
-"""Tasks of what a scheduler's own rules make where their usual tiles or k-blocks would make more than `MAX_TASKS`."""
+"""If the usual tiles or k-blocks would make more than `MAX_TASKS`, they grow until there are at most so many."""
 
 MAX_TILES_OF_BANDS: Final = 65_536
 """Most tiles of C of `bands`, whose tasks are made one by one here and not in the core."""

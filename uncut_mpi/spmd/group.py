@@ -287,7 +287,9 @@ class Group:
             if waited_s > _GRACE_S and self.check_left is not None:
                 try:
                     self.check_left()
-                except BaseException:
+                except PeerFailedError:
+                    if done():  # what was awaited of that rank was on its way
+                        return
                     self._stalled.append(keep)
                     raise
             if waited_s <= min(patience_s, math.inf if timeout_s is None else timeout_s):
