@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class CudaBackend(Backend):
         self._pinned, self._pins = pinned_memory(self._runtime), object()
         # Behind what callers gave to other streams than the first: an event for each, made at its first use.
         self._events: dict[int, Any] = {}
-        self._marked: list[int] = []
+        self._marked: Sequence[int] = ()
         self._preparation = Preparation(self._native, self._description(), self._malloc)
         self.tuning = ProductTuning(self._native, self._preparation)
 
@@ -264,14 +265,18 @@ class CudaBackend(Backend):
 
     def mark_caller(self, stream: Any = None) -> None:
         """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
+        if stream is None and "torch" not in sys.modules:  # as mostly, and this is part of every call
+            self._marked = ()
+            with device_errors("marking the caller's stream"):
+                self._native.mark_stream(self._cupy.cuda.get_current_stream(self._ordinal).ptr)
+            return
         given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
-        first, *others = given
+        first, *self._marked = given
         with device_errors("marking the caller's stream"):
             self._native.mark_stream(first)
-        self._marked = others
         if len(self._events) > _MOST_EVENTS:
             self._events.clear()
-        for handle in others:
+        for handle in self._marked:
             with self._current("marking the caller's stream"):
                 if handle not in self._events:
                     self._events[handle] = self._cupy.cuda.Event(disable_timing=True)
