@@ -379,6 +379,28 @@ with um.Session(W, backend="host", machine=M) as s:
     job(comm, tmp_path, body, check)
 
 
+def test_the_wait_for_a_rank_that_opens_a_session_too_late_ends_on_both(comm, tmp_path):
+    body = """
+if W.rank == 1:
+    time.sleep(1)
+try:
+    um.Session(W, backend="host", machine=M, arrival_timeout_s=0.3)
+except um.StallError as error:
+    print(f"gave up: {error}", flush=True)
+else:
+    print("opened", flush=True)
+    raise SystemExit(5)
+raise SystemExit(4)
+"""
+
+    def check(status, output):
+        assert status == 4, (status, output)
+        assert "gave up: opening a session: rank 0 of 2 waited 0.3 s for other ranks" in output, output
+        assert "gave up: opening a session: rank 1 of 2 waited 0.3 s for other ranks" in output, output
+
+    job(comm, tmp_path, body, check)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_what_is_done_together_is_a_text_on_every_rank(comm, open_session):
     def together(session, what):

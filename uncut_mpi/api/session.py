@@ -69,9 +69,9 @@ class Session:
     timeout_s : float, default 60
         A call fails when no task, nor a part of a long one, finishes anywhere for so long.
     arrival_timeout_s : float, optional
-        A call fails when a rank begins no call for so long after this one; by default ranks wait for
-        each other as in any MPI call. `gather` and `together` wait for what ranks do on their own, and
-        have no limit.
+        A call, the opening of this session too, fails when a rank begins no call for so long after this one; by
+        default ranks wait for each other as in any MPI call. `gather` and `together` wait for what ranks do on their
+        own, and have no limit.
     max_plans : int, default 32
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
@@ -103,6 +103,8 @@ class Session:
     ------
     ParamError, TopologyError
         On all ranks; see the parameters.
+    StallError
+        If another rank opens no session within `arrival_timeout_s`, where one was given.
     """
 
     def __init__(
@@ -119,7 +121,11 @@ class Session:
         verify: bool = False,
         tune_products: bool = False,
     ) -> None:
-        self._group = Group(comm)
+        try:
+            limit_s = None if arrival_timeout_s is None else _seconds("arrival_timeout_s", arrival_timeout_s)
+        except ParamError:  # raised below, on all ranks
+            limit_s = None
+        self._group = Group(comm, limit_s)
         try:
             self._ticket = lifetime.enter(self._group)
             with agreement.collective(self._group, "opening a session"):
@@ -132,7 +138,7 @@ class Session:
                     raise ParamError(f"max_plans = {max_plans} is below 1")
                 timeout_s = _seconds("timeout_s", timeout_s)
                 if arrival_timeout_s is not None:
-                    arrival_timeout_s = _seconds("arrival_timeout_s", arrival_timeout_s)
+                    limit_s = _seconds("arrival_timeout_s", arrival_timeout_s)
                 verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
             settings = f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}"
             agreement.agree(self._group, settings.encode(), lambda: settings)
@@ -161,7 +167,7 @@ class Session:
                 self.counters,
                 machine=self.machine,
                 timeout_s=timeout_s,
-                arrival_timeout_s=arrival_timeout_s,
+                arrival_timeout_s=limit_s,
                 verify=verify,
             )
         except BaseException:

@@ -15,7 +15,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,6 +33,7 @@ _YIELD_S, _YIELD_SHARED_S = 50e-3, 5e-3
 _SLEEP_SHARE, _SLEEP_SHARE_SHARED = 1 / 256, 1 / 8
 _SLEEP_MIN_S, _SLEEP_MAX_S = 50e-6, 1e-3
 
+_OPENING: Final = "opening a session"
 logger = logging.getLogger("uncut_mpi")
 
 PATIENCE_S = 30.0
@@ -109,6 +110,8 @@ class Group:
     ----------
     comm : mpi4py.MPI.Comm
         An intracommunicator; it is duplicated, so that no message of the program is touched.
+    timeout_s : float, optional
+        How long this rank waits for others to make the same call; by default for ever.
 
     Attributes
     ----------
@@ -138,9 +141,11 @@ class Group:
     TopologyError
         If MPI is not running, was not initialised for the threads that use it, or does not belong to
         the launcher of this job.
+    StallError
+        Past `timeout_s`. Nobody can be named: ranks share nothing yet by which one could see the others.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, timeout_s: float | None = None) -> None:
         require_mpi()
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise ParamError(
@@ -158,10 +163,12 @@ class Group:
         self.check_left: Callable[[], None] | None = None
         self._steps: memoryview | None = None
         self.is_gone: Callable[[], bool] = MPI.Is_finalized
-        # Nonblocking, so that waiting for a rank that opens no session is told like any other wait.
+        # Nonblocking, so that waiting for a rank that opens no session is told and bounded like any other wait; and
+        # once more, because the duplicate is there also where a rank has given up waiting for it.
         self.rank, self.size = comm.rank, comm.size
         self._comm, request = comm.Idup()
-        self.wait(request, "opening a session", None, None)
+        self.wait(request, _OPENING, timeout_s, None)
+        self.wait(self._comm.Ibarrier(), _OPENING, timeout_s, None)
         self._find_nodes()
 
     def _find_nodes(self) -> None:
