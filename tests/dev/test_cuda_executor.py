@@ -108,7 +108,7 @@ def product(problem, matrices, alpha, beta):
 def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):
     build = ScheduleBuilder(1, GemmProblem(6, 5, 4, DType.f64), Placement.parse("0,0,0"))
     a, b, c = (
-        build.buffer(owner=0, rows=r, cols=s, dtype=DType.f64, role=Role.PANEL, ld=9, offset=0)
+        build.buffer(at=0, rows=r, cols=s, dtype=DType.f64, role=Role.PANEL, ld=9, offset=0)
         for r, s in ((6, 4), (4, 5), (6, 5))
     )
     whole = RegionRef(c, 0, 0, 6, 5)
@@ -158,8 +158,8 @@ def test_operations_go_out_in_list_order_each_on_a_stream_of_its_lane(fake):
 def test_consecutive_waits_of_a_lane_are_one_batch_with_progress_words(fake):
     # Two producers on other ranks, awaited by one task: two waits, one batch, a word before each.
     build = ScheduleBuilder(3, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    parts = [build.buffer(owner=r, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(3)]
-    goal = build.buffer(owner=0, rows=8, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0)
+    parts = [build.buffer(at=r, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(3)]
+    goal = build.buffer(at=0, rows=8, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0)
     pushes = [
         build.task(
             Kind.COPY,
@@ -198,8 +198,8 @@ def test_waits_flush_remote_writes_only_where_the_device_can(fake):
 def long_chain(length):
     """One lane of `length` copies behind a wait for rank 1, which copies once."""
     build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    there = build.buffer(owner=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
-    here = build.buffer(owner=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    there = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    here = build.buffer(at=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
     push = build.task(
         Kind.COPY, build.copy_lane(1, 1, 0), RegionRef(here, 0, 0, 1, 1), [(RegionRef(there, 0, 0, 1, 1), F.ONE, N)]
     )

@@ -58,7 +58,7 @@ class Exchange:
 
         def buffers(rows: int, cols: int) -> list[int]:
             return [
-                build.buffer(owner=r, rows=rows, cols=cols, dtype=DType.f64, role=Role.PANEL, offset=0)
+                build.buffer(at=r, rows=rows, cols=cols, dtype=DType.f64, role=Role.PANEL, offset=0)
                 for r in range(ranks)
             ]
 
@@ -91,9 +91,7 @@ class Exchange:
 def ring(ranks: int) -> Schedule:
     """One word handed round the ranks HOPS times, each hop behind the flag of the one before."""
     build = ScheduleBuilder(ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    at = [
-        build.buffer(owner=r, rows=HOPS + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(ranks)
-    ]
+    at = [build.buffer(at=r, rows=HOPS + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(ranks)]
     last: list[int] = []
     for hop in range(HOPS):
         here, there = hop % ranks, (hop + 1) % ranks

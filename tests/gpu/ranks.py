@@ -23,7 +23,7 @@ from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, Pr
 from uncut_mpi.errors import StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.schedule import Schedule, Space, buffer_bytes
+from uncut_mpi.planning.schedule import Schedule, buffer_bytes
 
 PATIENCE_S = 90.0
 
@@ -39,10 +39,10 @@ class Rank:
         self._host: dict[int, np.ndarray] = {}
         self._owned = {}
         sizes = buffer_bytes(schedule.buffers)
-        for index, buffer in enumerate(schedule.buffers):
-            if max(0, int(buffer["owner"])) != rank:
+        for index, (owner, in_host) in enumerate(zip(schedule.owners(), schedule.in_host(), strict=True)):
+            if max(0, owner) != rank:
                 continue
-            if buffer["space"] == Space.HOST:
+            if in_host:
                 self._host[index] = np.zeros(max(1, int(sizes[index])), np.uint8)
                 self.backend.pin(self._host[index].ctypes.data, self._host[index].nbytes)
             else:
@@ -225,10 +225,10 @@ class ProcessRanks:
         self._all("prepare", exports, epoch)
 
     def write(self, index: int, values: np.ndarray) -> None:
-        self._one(max(0, int(self.schedule.buffers["owner"][index])), "write", index, values)
+        self._one(max(0, int(self.schedule.owners()[index])), "write", index, values)
 
     def read(self, index: int) -> np.ndarray:
-        return self._one(max(0, int(self.schedule.buffers["owner"][index])), "read", index)
+        return self._one(max(0, int(self.schedule.owners()[index])), "read", index)
 
     def run(self, alpha: float = 1.0, beta: float = 0.0, timeout_s: float = 20.0) -> list[ExecutionReport]:
         reports = self._all("run", alpha, beta, self.epoch, timeout_s)

@@ -15,13 +15,13 @@ from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, Role, Space
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
 
 pytestmark = pytest.mark.gpu
 
@@ -198,10 +198,10 @@ def test_an_operand_whose_factor_is_zero_is_not_read(started, dtype, alpha, beta
     m, n, k = 70, 50, 90
     wide = dtype.accumulator
     build = ScheduleBuilder(1, GemmProblem(m, n, k, dtype), Placement.parse("0,0,0"))
-    a = build.buffer(owner=0, rows=m, cols=k, dtype=dtype, role=Role.PANEL, ld=m + 3, offset=0)
-    b = build.buffer(owner=0, rows=k, cols=n, dtype=dtype, role=Role.PANEL, ld=k + 1, offset=0)
-    c = build.buffer(owner=0, rows=m, cols=n, dtype=wide, role=Role.PANEL, ld=m + 2, offset=0)
-    d = build.buffer(owner=0, rows=m, cols=n, dtype=dtype, role=Role.PANEL, ld=m + 5, offset=0)
+    a = build.buffer(at=0, rows=m, cols=k, dtype=dtype, role=Role.PANEL, ld=m + 3, offset=0)
+    b = build.buffer(at=0, rows=k, cols=n, dtype=dtype, role=Role.PANEL, ld=k + 1, offset=0)
+    c = build.buffer(at=0, rows=m, cols=n, dtype=wide, role=Role.PANEL, ld=m + 2, offset=0)
+    d = build.buffer(at=0, rows=m, cols=n, dtype=dtype, role=Role.PANEL, ld=m + 5, offset=0)
     whole, other = RegionRef(c, 0, 0, m, n), RegionRef(d, 0, 0, m, n)
     reads = [(RegionRef(a, 0, 0, m, k), F.ALPHA, N), (RegionRef(b, 0, 0, k, n), F.ONE, N), (whole, F.BETA, N)]
     last = build.task(Kind.GEMM, build.compute_lane(0), whole, reads)
@@ -241,7 +241,7 @@ def test_single_precision_products_are_strict(started):
     # TF32 keeps 10 bits of the mantissa: its error would be a thousand times the bound.
     m = 256
     build = ScheduleBuilder(1, GemmProblem(m, m, m, DType.f32), Placement.parse("0,0,0"))
-    a, b, c = (build.buffer(owner=0, rows=m, cols=m, dtype=DType.f32, role=Role.PANEL, offset=0) for _ in range(3))
+    a, b, c = (build.buffer(at=0, rows=m, cols=m, dtype=DType.f32, role=Role.PANEL, offset=0) for _ in range(3))
     whole = [RegionRef(x, 0, 0, m, m) for x in (a, b, c)]
     build.task(Kind.GEMM, build.compute_lane(0), whole[2], [(whole[0], F.ONE, N), (whole[1], F.ONE, N)])
     ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
@@ -263,10 +263,9 @@ def test_single_precision_products_are_strict(started):
 def test_combine_sums_weighs_converts_and_rounds_once(started, rows, cols, dtype):
     wide = dtype.accumulator
     build = ScheduleBuilder(1, GemmProblem(rows, cols, 1, dtype), Placement.parse("0,0,0"))
-    out = build.buffer(owner=0, rows=rows + 2, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 5, offset=0)
+    out = build.buffer(at=0, rows=rows + 2, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 5, offset=0)
     parts = [
-        build.buffer(owner=0, rows=rows, cols=cols, dtype=wide, role=Role.PANEL, ld=rows + i, offset=0)
-        for i in range(4)
+        build.buffer(at=0, rows=rows, cols=cols, dtype=wide, role=Role.PANEL, ld=rows + i, offset=0) for i in range(4)
     ]
     target = RegionRef(out, 1, 0, rows, cols)
     factors = [F.ONE, F.ALPHA, F.BETA, F.ONE]
@@ -295,8 +294,8 @@ def test_conversion_to_a_half_type_rounds_as_numpy_does(started, dtype):
     values = np.concatenate([special.astype(np.float32), bits])[:, None]
     rows = len(values)
     build = ScheduleBuilder(1, GemmProblem(rows, 1, 1, dtype), Placement.parse("0,0,0"))
-    out = build.buffer(owner=0, rows=rows, cols=1, dtype=dtype, role=Role.PANEL, offset=0)
-    part = build.buffer(owner=0, rows=rows, cols=1, dtype=DType.f32, role=Role.PANEL, offset=0)
+    out = build.buffer(at=0, rows=rows, cols=1, dtype=dtype, role=Role.PANEL, offset=0)
+    part = build.buffer(at=0, rows=rows, cols=1, dtype=DType.f32, role=Role.PANEL, offset=0)
     build.task(Kind.COMBINE, build.compute_lane(0), RegionRef(out, 0, 0, rows, 1),
                [(RegionRef(part, 0, 0, rows, 1), F.ONE, N)])  # fmt: skip
     ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
@@ -311,16 +310,16 @@ def test_conversion_to_a_half_type_rounds_as_numpy_does(started, dtype):
 
 def test_copies_keep_leading_dimensions_and_cross_between_host_and_device(started):
     build = ScheduleBuilder(1, GemmProblem(8, 8, 8, DType.f64), Placement.parse("h,0,h"))
-    source = build.buffer(owner=HOST, rows=40, cols=30, dtype=DType.f64, role=Role.PANEL, space=Space.HOST, ld=47)
-    middle = build.buffer(owner=0, rows=33, cols=21, dtype=DType.f64, role=Role.PANEL, ld=36, offset=0)
-    second = build.buffer(owner=0, rows=20, cols=20, dtype=DType.f64, role=Role.PANEL, offset=0)
-    target = build.buffer(owner=HOST, rows=25, cols=26, dtype=DType.f64, role=Role.PANEL, space=Space.HOST, ld=31)
+    source = build.buffer(at=Location.host(), rows=40, cols=30, dtype=DType.f64, role=Role.PANEL, ld=47)
+    middle = build.buffer(at=0, rows=33, cols=21, dtype=DType.f64, role=Role.PANEL, ld=36, offset=0)
+    second = build.buffer(at=0, rows=20, cols=20, dtype=DType.f64, role=Role.PANEL, offset=0)
+    target = build.buffer(at=Location.host(), rows=25, cols=26, dtype=DType.f64, role=Role.PANEL, ld=31)
     steps = [
         (RegionRef(middle, 2, 1, 20, 20), RegionRef(source, 5, 7, 20, 20)),
         (RegionRef(second, 0, 0, 20, 20), RegionRef(middle, 2, 1, 20, 20)),
         (RegionRef(target, 3, 4, 20, 20), RegionRef(second, 0, 0, 20, 20)),
     ]
-    lanes = [build.copy_lane(0, HOST, 0), build.copy_lane(0, 0, 0), build.copy_lane(0, 0, HOST)]
+    lanes = [build.copy_lane(0, build.host, 0), build.copy_lane(0, 0, 0), build.copy_lane(0, 0, build.host)]
     last = []
     for lane, (to, of) in zip(lanes, steps, strict=True):
         last = [build.task(Kind.COPY, lane, to, [(of, F.ONE, N)], last)]
@@ -343,7 +342,7 @@ def chain(length, ranks):
     """A value handed round between ranks `length` times, one element per hop, each behind a flag."""
     build = ScheduleBuilder(ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
     rows = length // ranks + 2
-    at = [build.buffer(owner=r, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(ranks)]
+    at = [build.buffer(at=r, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(ranks)]
     last = []
     for hop in range(length):
         here, there = hop % ranks, (hop + 1) % ranks
@@ -382,8 +381,8 @@ def test_a_product_of_three_processes_is_right(processes_with, started, setting)
 def test_more_than_five_thousand_operations_on_a_lane(processes_with, started, setting):
     length = 3000
     build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    here = build.buffer(owner=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
-    there = build.buffer(owner=1, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    here = build.buffer(at=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    there = build.buffer(at=1, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
     push, back = build.copy_lane(0, 0, 1), build.copy_lane(1, 1, 0)
     order = [
         build.task(

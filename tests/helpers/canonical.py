@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 
-from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule, Space
+from uncut_mpi.model.locations import end_name, location_at
+from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule
 
 
 def canonical_digest(schedule: Schedule) -> str:
     """Return 32 hexadecimal digits that schedules of the same tasks share."""
     digest = hashlib.blake2b(digest_size=16)
-    lanes = [_lane(*lane) for lane in schedule.lanes.tolist()]
-    places = [_place(space, owner) for owner, space in zip(*_owners(schedule), strict=True)]
+    lanes = [_lane(schedule, *lane) for lane in schedule.lanes.tolist()]
+    places = [_place(schedule, at) for at in schedule.buffers["location"].tolist()]
     buffers = [
         (place, *(int(record[name]) for name in ("role", "matrix", "dtype", "rows", "cols", "ld", "offset")))
         for place, record in zip(places, schedule.buffers, strict=True)
@@ -36,16 +37,13 @@ def canonical_digest(schedule: Schedule) -> str:
     return digest.hexdigest()
 
 
-def _owners(schedule: Schedule) -> tuple[list[int], list[int]]:
-    return schedule.buffers["owner"].tolist(), schedule.buffers["space"].tolist()
+def _place(schedule: Schedule, at: int) -> str:
+    where = location_at(schedule.locations, at)
+    return where.space + ("" if where.rank is None else f"{' of' * (where.space == 'host')} {where.rank}")
 
 
-def _place(space: int, owner: int) -> str:
-    return f"device {owner}" if space == Space.DEVICE else "host" if owner < 0 else f"host of {owner}"
-
-
-def _lane(rank: int, kind: int, source: int, destination: int) -> str:
+def _lane(schedule: Schedule, rank: int, kind: int, source: int, destination: int) -> str:
     if kind == LaneKind.COMPUTE:
         return f"{rank} COMPUTE {destination}"
-    ends = ({-1: "host", -3: "devices"}.get(end, str(end)) for end in (source, destination))
+    ends = (end_name(schedule.locations, end) for end in (source, destination))
     return f"{rank} {LaneKind(kind).name} {'→'.join(ends)}"

@@ -82,7 +82,7 @@ def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None
     """Point an operand at another region of the same shape in memory of the same kind and owner."""
     operand = rng.randrange(len(schedule.operands))
     old = schedule.regions[schedule.operands["region"][operand]]
-    kind = ["owner", "space", "dtype"]
+    kind = ["location", "dtype"]
     like = schedule.buffers[kind][schedule.regions["buffer"]] == schedule.buffers[kind][old["buffer"]]
     like &= (schedule.regions["rows"] == old["rows"]) & (schedule.regions["cols"] == old["cols"])
     others = np.flatnonzero(like & (schedule.regions != old))
@@ -103,7 +103,7 @@ def reuse_a_buffer_early(schedule: Schedule, rng: random.Random) -> Schedule | N
         if keep != gone
         and buffers["role"][keep] != Role.USER
         and buffers["role"][gone] != Role.USER
-        and all(buffers[name][keep] == buffers[name][gone] for name in ("owner", "dtype"))
+        and all(buffers[name][keep] == buffers[name][gone] for name in ("location", "dtype"))
         and all(buffers[name][keep] >= buffers[name][gone] for name in ("rows", "cols"))
     ]
     if not pairs:

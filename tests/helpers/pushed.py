@@ -44,12 +44,12 @@ class Pushed:
 
         def user(matrix: Matrix, shape: tuple[int, int]) -> int:
             return build.buffer(
-                owner=0, rows=shape[0], cols=shape[1], dtype=self.dtype, role=Role.USER, matrix=matrix,
+                at=0, rows=shape[0], cols=shape[1], dtype=self.dtype, role=Role.USER, matrix=matrix,
                 ld=shape[0] + self.pad,
             )  # fmt: skip
 
         def panel(owner: int, shape: tuple[int, int], dtype: DType) -> int:
-            return build.buffer(owner=owner, rows=shape[0], cols=shape[1], dtype=dtype, role=Role.PANEL, offset=0)
+            return build.buffer(at=owner, rows=shape[0], cols=shape[1], dtype=dtype, role=Role.PANEL, offset=0)
 
         def push(source: int, target: int, to: RegionRef, of: RegionRef, awaits: Sequence[int] = ()) -> int:
             return build.task(Kind.COPY, build.copy_lane(source, source, target), to, [(of, F.ONE, N)], awaits)

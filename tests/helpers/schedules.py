@@ -17,7 +17,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.schedule import HOST, Factor, Kind, Matrix, Op, Role, Schedule, Space
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 
 ALIGNMENT = 256
 
@@ -141,21 +141,20 @@ class _Summa:
 
     def user_buffer(self, matrix: Matrix, where: Location, shape: tuple[int, int], ld: int) -> int:
         at = self.builder.buffer(
-            owner=HOST if where.rank is None else where.rank,
+            at=where,
             rows=shape[0],
             cols=shape[1],
             ld=ld,
             dtype=self.problem.dtype,
             role=Role.USER,
             matrix=matrix,
-            space=Space.DEVICE if where.space == "device" else Space.HOST,
         )
         self.place_of[at] = where
         return at
 
     def softbuf(self, rank: int, rows: int, cols: int, dtype: DType, role: Role, matrix: Matrix) -> int:
         at = self.builder.buffer(
-            owner=rank, rows=rows, cols=cols, dtype=dtype, role=role, matrix=matrix, offset=self.used[rank]
+            at=rank, rows=rows, cols=cols, dtype=dtype, role=role, matrix=matrix, offset=self.used[rank]
         )
         self.used[rank] += -(-max(1, rows * cols * dtype.itemsize) // ALIGNMENT) * ALIGNMENT
         self.place_of[at] = Location.device(rank)
@@ -184,7 +183,7 @@ class _Summa:
 
     def copy(self, target: RegionRef, source: RegionRef, group: int = -1) -> None:
         to, at = self.place_of[target.buffer], self.place_of[source.buffer]
-        ends = [(HOST if place.space == "host" else place.rank) for place in (at, to)]
+        ends = [(self.builder.host if place.space == "host" else place.rank) for place in (at, to)]
         private = [place.rank for place in (at, to) if place.space == "host" and place.rank is not None]
         devices = [place.rank for place in (at, to) if place.space == "device"]
         rank = private[0] if private else devices[-1] if self.options.pull else devices[0]

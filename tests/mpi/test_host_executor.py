@@ -32,7 +32,7 @@ class Rank:
         sizes = buffer_bytes(self.schedule.buffers)
         own = {
             index: self.backend.allocate(int(sizes[index]))
-            for index in np.flatnonzero(self.schedule.buffers["owner"] == rank).tolist()
+            for index in np.flatnonzero(self.schedule.owners() == rank).tolist()
         }
         self.board = Segment.create(comm.size * MAX_LANES * 4, "progress board") if rank == 0 else None
         shared = comm.allgather(

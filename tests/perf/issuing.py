@@ -19,7 +19,6 @@ from mpi4py import MPI
 
 import uncut_mpi as um
 from uncut_mpi.planning.lower import Code, lower
-from uncut_mpi.planning.schedule import Space
 
 TURNS, CALLS = 5, 200
 # Name, extents, placement, options: small tiles, of which nearly every operation is issued while the GPU is busy.
@@ -33,7 +32,7 @@ LISTS = (
 def lines_of(schedule):
     """Return a rank's operations as the bare loop reads them, and how many there are of each kind."""
     listed = lower(schedule).rank_list(0)
-    in_host = listed.buffers["space"] == Space.HOST
+    in_host = listed.in_host()
     lines, counts = [], {}
     for one in listed.operations:
         code, lane = Code(one["code"]), int(one["lane"])

@@ -23,7 +23,6 @@ from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.product import generated_sources, make_product, reset_result
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code
-from uncut_mpi.planning.schedule import Space
 
 READ, WRITE, LINK, GEMM, COMBINE = "host reads", "host writes", "device copies", "products", "combines"
 COPIES = (READ, WRITE, LINK)
@@ -46,7 +45,7 @@ SETS = [
 def kinds_of(program):
     """Return the kind of every operation ("" for those that only order others) and its bytes."""
     kinds, sizes = [], []
-    space = program.buffers["space"]
+    in_host = program.in_host()
     for operation in program.operations:
         kind, size = "", 0
         if operation["code"] == Code.GEMM:
@@ -56,7 +55,7 @@ def kinds_of(program):
         elif operation["code"] == Code.COPY:
             to, source = program.operands[operation["first_operand"] : operation["first_operand"] + 2]
             size = int(to["rows"] * to["cols"]) * 8
-            from_host, to_host = (space[operand["buffer"]] == Space.HOST for operand in (source, to))
+            from_host, to_host = (in_host[operand["buffer"]] for operand in (source, to))
             kind = READ if from_host else WRITE if to_host else LINK
         kinds.append(kind)
         sizes.append(size)

@@ -112,7 +112,7 @@ def test_what_stays_slow_of_a_transposed_b_is_the_part_with_the_last_columns():
 def test_what_does_not_fit_with_panels_is_planned_without(machine):
     problem = GemmProblem(70001, 70001, 70001, DType.f64)
     schedule = plan(problem, Placement.parse("0,0,0"), 4, machine, ScheduleOptions(scheduler="kblocks")).schedule
-    homes = schedule.buffers[(schedule.buffers["owner"] == 0) & (schedule.buffers["offset"] >= 0)]
+    homes = schedule.buffers[(schedule.buffers["location"] == 0) & (schedule.buffers["offset"] >= 0)]
     assert not (homes["matrix"] == A).any()
 
 

@@ -25,7 +25,7 @@ def spans(probe, num_ranks):
             region = schedule.regions[operand["region"]]
             buffer = schedule.buffers[region["buffer"]]
             where, offset = probe.windows[int(region["buffer"])]
-            assert (where == num_ranks) == (buffer["owner"] < 0)
+            assert (where == num_ranks) == (int(buffer["location"]) == num_ranks)
             size = DType(int(buffer["dtype"])).itemsize
             last = offset + (int(buffer["ld"]) * (int(region["cols"]) - 1) + int(region["rows"])) * size
             found.append((where, offset, last, index, place == 0))

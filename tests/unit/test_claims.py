@@ -19,6 +19,7 @@ from uncut_mpi.model.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.grid_bounds import grid_bound
 from uncut_mpi.model.link_map import LinkMap, slowdown
+from uncut_mpi.model.locations import host_index, in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.paralia import extra_transfer_bytes, predict
 from uncut_mpi.model.placement import Placement
@@ -29,7 +30,7 @@ from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_co
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.routing import best_source, pipeline
-from uncut_mpi.planning.schedule import HOST, Kind, Matrix, Schedule
+from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
 from uncut_mpi.planning.simulate import simulate
 
 HHH = Placement.parse("h,h,h")
@@ -53,10 +54,8 @@ def copied_bytes(schedule: Schedule, matrix: Matrix, *, from_host: bool, to_host
     total = 0
     for task, source, destination, size in schedule.copies().tolist():
         buffer = schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]
-        if schedule.buffers["matrix"][buffer] == matrix and (source == HOST, destination == HOST) == (
-            from_host,
-            to_host,
-        ):
+        ends = tuple(in_host(schedule.locations, [source, destination]))
+        if schedule.buffers["matrix"][buffer] == matrix and ends == (from_host, to_host):
             total += size
     return total
 
@@ -329,7 +328,7 @@ def test_paralia_1_a_grid_of_4_by_2_saves_half_of_what_a_and_three_quarters_of_w
 def test_paralia_1_without_caching_gpu_0_of_fig_2_fetches_12_tiles_instead_of_8() -> None:
     # Its two tiles of C in a row, with two steps of k.
     cached = made(problem_of(TILE, 2 * TILE, 2 * TILE), "h,h,h", uniform(1), tile=TILE)
-    assert sum(source == HOST for _, source, _, _ in cached.schedule.copies().tolist()) == 8
+    assert sum(source == host_index(1) for _, source, _, _ in cached.schedule.copies().tolist()) == 8
     assert 3 * cached.decomposition.num_sub_problems() == 12
 
 

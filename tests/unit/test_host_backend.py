@@ -50,8 +50,7 @@ class Cluster:
         self.board = np.zeros((count, MAX_LANES), np.uint32)
         sizes = buffer_bytes(schedule.buffers)
         self._owned = []
-        for buffer, nbytes in zip(schedule.buffers, sizes, strict=True):
-            owner = max(0, int(buffer["owner"]))
+        for owner, nbytes in zip(np.maximum(schedule.owners(), 0).tolist(), sizes, strict=True):
             self._owned.append((owner, self.backends[owner].allocate(int(nbytes))))
         flags = [self.backends[r].allocate(4 * int(lowering.num_flags()[r])) for r in range(count)]
         for r in range(count):
@@ -419,7 +418,7 @@ def one_task(
     build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
 
     def region(rows: int, cols: int, dtype: DType) -> RegionRef:
-        index = build.buffer(owner=0, rows=rows, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 3, offset=0)
+        index = build.buffer(at=0, rows=rows, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 3, offset=0)
         return RegionRef(index, 0, 0, rows, cols)
 
     target = region(*write)

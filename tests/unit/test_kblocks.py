@@ -15,6 +15,7 @@ from tests.helpers.faults import FAULTS, Fault, spoiled
 from tests.helpers.random_kblocks import random_schedule, slow_where_misaligned
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import ANY_DEVICE, host_index
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
@@ -24,7 +25,7 @@ from uncut_mpi.planning.blocking import block_edges, count_blocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import describe, plan
-from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Kind, LaneKind, Matrix, Schedule
+from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
@@ -447,9 +448,8 @@ def test_a_device_that_copies_in_turn_has_one_lane_for_fetches_and_one_for_resul
     # From the host each of the ranks fetches a part.
     schedule = plan(problem, Placement.parse("h,h,h"), 4, machine, options).schedule
     ends = {(int(lane["source"]), int(lane["destination"])) for lane in schedule.lanes if lane["kind"] != 0}
-    assert ends == {(HOST, 0), (HOST, 1), (HOST, 2), (HOST, 3), (0, HOST), (1, HOST), (2, HOST), (3, HOST)} | {
-        (rank, ANY_DEVICE) for rank in range(4)
-    }
+    host = host_index(4)
+    assert ends == {pair for rank in range(4) for pair in ((host, rank), (rank, host), (rank, ANY_DEVICE))}
 
 
 @pytest.mark.parametrize(("grid", "splits"), [((4, 1), 1), ((2, 2), 1), ((2, 1), 2)])
@@ -481,13 +481,13 @@ def test_every_byte_crosses_the_host_links_once() -> None:
     schedule = cube(8192, "h,h,h", order="columns")
     copies = schedule.copies()
     matrix = 8192**2 * 8
-    assert copies[copies[:, 1] == HOST, 3].sum() == 3 * matrix
-    assert copies[copies[:, 2] == HOST, 3].sum() == matrix
+    assert copies[copies[:, 1] == host_index(4), 3].sum() == 3 * matrix
+    assert copies[copies[:, 2] == host_index(4), 3].sum() == matrix
     # One grid row: whole columns only.
     assert schedule.grid == (1, 4)
     for task, source, destination, _ in copies.tolist():
         for operand, end in zip(schedule.operands_of(task), (destination, source), strict=True):
-            if end == HOST:
+            if end == host_index(4):
                 region = schedule.regions[operand["region"]]
                 assert region["rows"] == schedule.buffers[region["buffer"]]["rows"]
 

@@ -79,7 +79,7 @@ def given() -> _native.KBlocksInput:
     made, problem = _native.KBlocksInput(), GemmProblem(64, 48, 512, DType.f64)
     made.num_ranks, made.k_starts, made.column_blocks, made.halvings = 2, [0, 512], 2, 2
     made.first_away = 4
-    made.set_buffers(user_table(problem, Placement.parse("0,0,0")))
+    made.set_buffers(user_table(made.num_ranks, problem, Placement.parse("0,0,0")))
     for matrix in range(3):
         made.set_origin(matrix, False, 0)
     return made

@@ -25,7 +25,7 @@ class Sketch:
         problem = GemmProblem(100, 100, 1, DType.f32)
         self.builder = ScheduleBuilder(num_ranks, problem, Placement.parse("0,0,0"))
         self.buffer = self.builder.buffer(
-            owner=0, rows=100, cols=100, ld=110, dtype=DType.f32, role=Role.STAGING, offset=0
+            at=0, rows=100, cols=100, ld=110, dtype=DType.f32, role=Role.STAGING, offset=0
         )
         self.count = 0
 

@@ -15,6 +15,7 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model import paralia
 from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Location, Placement
@@ -25,7 +26,7 @@ from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import HOST, Kind, Role, Schedule
+from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.verify import verify
 
@@ -219,12 +220,12 @@ def test_a_product_is_of_whole_bands_and_two_of_each_matrix_have_room() -> None:
     a = schedule.regions[schedule.operands["region"][gemms["first_operand"] + 1]]
     assert set(zip(a["rows"].tolist(), a["cols"].tolist(), strict=True)) == {(1000, 256)}
     # Device 3 has no matrix: two bands of A and of B, two results; all bytes of A and B that it sees are whole columns.
-    own = schedule.buffers[(schedule.buffers["owner"] == 3)]
+    own = schedule.buffers[(schedule.buffers["location"] == 3)]
     assert sorted(own["rows"].tolist()) == [256, 256, 1000, 1000, 1000, 1000]
     # "The copy kernel of the results received" adds beta C, on C's owner; its own products need none.
     sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
     assert (len(sums), set(sums["rank"].tolist())) == (48, {0})
-    assert (schedule.copies()[:, 1:3] != HOST).all()
+    assert not in_host(schedule.locations, schedule.copies()[:, 1:3]).any()
 
 
 def test_a_band_of_b_stays_while_those_of_a_pass() -> None:

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import host_index
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import HOST, TASK_DTYPE, Kind, Role, Schedule, Space, buffer_bytes, expand_ranges
+from uncut_mpi.planning.schedule import TASK_DTYPE, Kind, Role, Schedule, buffer_bytes, expand_ranges
 
-TABLES = ("tasks", "operands", "regions", "awaits", "buffers", "lanes")
+TABLES = ("tasks", "operands", "regions", "awaits", "buffers", "lanes", "locations")
 
 
 def small() -> Schedule:
@@ -89,7 +90,7 @@ def test_bytes_too_many_are_refused() -> None:
 def test_another_format_version_is_refused_with_both_versions() -> None:
     data = bytearray(small().encode())
     struct.pack_into("<I", data, 8, 77)
-    with pytest.raises(ScheduleError, match="format 77 was found, this version reads 2"):
+    with pytest.raises(ScheduleError, match="format 77 was found, this version reads 3"):
         Schedule.decode(bytes(data))
 
 
@@ -101,7 +102,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 def test_another_number_of_tables_is_refused() -> None:
     data = bytearray(small().encode())
-    struct.pack_into("<I", data, 12, 7)
+    struct.pack_into("<I", data, 12, 8)
     with pytest.raises(ScheduleError, match="not an uncut_mpi schedule"):
         Schedule.decode(bytes(data))
 
@@ -166,11 +167,12 @@ def test_a_damaged_byte_raises_nothing_but_schedule_errors(at: int, flip: int) -
         ("regions", "col", 0, 21, "leaves its buffer"),
         ("regions", "rows", 0, 2**62, "leaves its buffer"),
         ("regions", "cols", 0, 2**63 - 1, "leaves its buffer"),
-        ("buffers", "owner", 0, 3, "owner does not exist"),
-        ("buffers", "owner", 0, -2, "owner does not exist"),
+        ("buffers", "location", 0, 7, "location does not exist"),
+        ("buffers", "location", 0, -1, "location does not exist"),
+        ("locations", "node", 1, 1, "is not that of one node with 3 ranks"),
+        ("locations", "rank", 3, 0, "is not that of one node with 3 ranks"),
         ("buffers", "ld", 0, 11, "leading dimension is below its rows"),
         ("buffers", "dtype", 0, 5, "is unknown"),
-        ("buffers", "space", 0, 2, "is unknown"),
         ("buffers", "role", 0, 4, "is unknown"),
         ("buffers", "matrix", 0, 3, "is unknown"),
     ],
@@ -229,7 +231,7 @@ def test_copies_and_bytes_are_counted_per_kind_of_link() -> None:
         GemmProblem(8, 2, 4, DType.f64), Placement.parse("1,h,0"), 2, options=SummaOptions(steps=1, c_mode="lazy")
     )
     copies = schedule.copies()
-    assert copies[:, 1:].tolist() == [[1, 0, 8 * 4 * 8], [HOST, 0, 4 * 2 * 8]]
+    assert copies[:, 1:].tolist() == [[1, 0, 8 * 4 * 8], [host_index(schedule.num_ranks), 0, 4 * 2 * 8]]
     assert (schedule.tasks["kind"][copies[:, 0]] == Kind.COPY).all()
     assert schedule.bytes_by_link() == {
         "host_to_device": 64,
@@ -249,7 +251,7 @@ def test_softbuf_bytes_is_the_end_of_the_last_buffer_of_each_rank() -> None:
     schedule = small()
     own = schedule.buffers[schedule.buffers["offset"] >= 0]
     ends = own["offset"] + buffer_bytes(own)
-    expected = [int(ends[own["owner"] == rank].max(initial=0)) for rank in range(3)]
+    expected = [int(ends[own["location"] == rank].max(initial=0)) for rank in range(3)]
     assert schedule.softbuf_bytes().tolist() == expected
     assert expected[0] > 0
     assert expected[2] == 0
@@ -283,7 +285,7 @@ def test_the_builder_merges_equal_regions_lanes_and_awaits() -> None:
     assert len(np.unique(schedule.lanes)) == len(schedule.lanes)
     user = schedule.buffers[schedule.buffers["role"] == Role.USER]
     assert user["ld"].tolist() == [20, 12, 6]
-    assert user["space"].tolist() == [Space.DEVICE, Space.HOST, Space.DEVICE]
+    assert schedule.in_host()[:3].tolist() == [False, True, False]
     for task in range(len(schedule.tasks)):
         awaited = schedule.awaited(task).tolist()
         assert awaited == sorted(set(awaited))

@@ -17,6 +17,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.datasets import uncut_irregular
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
@@ -29,7 +30,7 @@ from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_ene
 from uncut_mpi.planning.options import ORDERS_BY_K, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use
-from uncut_mpi.planning.schedule import HOST, Kind, Space
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import SearchResult, _Explorer, search
 from uncut_mpi.planning.simulate import simulate
 
@@ -613,11 +614,11 @@ def test_whole_columns_come_from_the_host_where_rows_far_apart_are_slow(trans_a:
     schedule = find(problem, "h,h,h", machine).best.schedule
     copies = schedule.copies()
     narrow = 0
-    for task in copies[(copies[:, 1] == HOST) | (copies[:, 2] == HOST), 0].tolist():
+    for task in copies[in_host(schedule.locations, copies[:, 1:3]).any(axis=1), 0].tolist():
         for operand in schedule.operands_of(task):
             region = schedule.regions[operand["region"]]
             buffer = schedule.buffers[region["buffer"]]
-            narrow += buffer["space"] == Space.HOST and region["rows"] < buffer["rows"]
+            narrow += in_host(schedule.locations, buffer["location"]) and region["rows"] < buffer["rows"]
     assert narrow == 0
 
 

@@ -16,6 +16,7 @@ from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import host_index
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
@@ -23,7 +24,7 @@ from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import HOST, Factor, Kind, LaneKind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op, Role, Schedule
 from uncut_mpi.planning.schedulers import make_schedule, make_tiles, prepare_tiles
 from uncut_mpi.planning.simulate import Simulations, simulate, union_seconds
 
@@ -177,8 +178,8 @@ def test_narrow_rows_slow_a_copy() -> None:
     times = simulate(schedule, machine)
     copies = schedule.copies()
     lasting = (times.end_s - times.start_s)[copies[:, 0]]
-    assert lasting[copies[:, 2] == -1] == pytest.approx(write)
-    assert sorted(set(lasting[copies[:, 1] == -1].round(12))) == pytest.approx([whole, fetch])
+    assert lasting[copies[:, 2] == host_index(1)] == pytest.approx(write)
+    assert sorted(set(lasting[copies[:, 1] == host_index(1)].round(12))) == pytest.approx([whole, fetch])
 
 
 @pytest.mark.parametrize(
@@ -211,14 +212,14 @@ def test_rows_that_lie_close_together_cost_less(rows: int, share: float) -> None
     times = simulate(schedule, machine_of(1, row_rates=table))
     copies = schedule.copies()
     lasting = (times.end_s - times.start_s)[copies[:, 0]]
-    assert lasting[copies[:, 2] == -1] == pytest.approx(64 * 64 * 8 / share / 10e9)
+    assert lasting[copies[:, 2] == host_index(1)] == pytest.approx(64 * 64 * 8 / share / 10e9)
 
 
 def host_reads(schedule: Schedule, machine: Machine) -> dict[tuple[int, int], float]:
     """Return what fetches from the host get of their link's bandwidth, by the first row and the rows that they read."""
     times, found = simulate(schedule, machine), {}
     for at, source, _, moved in schedule.copies().tolist():
-        if source == -1:
+        if source == host_index(schedule.num_ranks):
             read = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"][at] + 1]]
             share = moved / (times.end_s - times.start_s)[at] / 10e9
             found[int(read["row"]), int(read["rows"])] = share
@@ -438,7 +439,7 @@ def three_copies(*, serial_copies: bool) -> Schedule:
     build = ScheduleBuilder(4, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"), serial_copies=serial_copies)
     rows = 10**6 // 8
     goals = [
-        build.buffer(owner=rank, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=index * 10**6)
+        build.buffer(at=rank, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=index * 10**6)
         for index, rank in enumerate((0, 1, 2, 1, 3))
     ]
     whole = [RegionRef(goal, 0, 0, rows, 1) for goal in goals]
@@ -474,11 +475,11 @@ def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() ->
     # Copy, copy, COMBINE, COMBINE, copy: each awaits the one before on a lane of its own.
     build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
     c, sums = (
-        RegionRef(build.buffer(owner=0, rows=10, cols=10, dtype=DType.f64, role=Role.PANEL, offset=at), 0, 0, 10, 10)
+        RegionRef(build.buffer(at=0, rows=10, cols=10, dtype=DType.f64, role=Role.PANEL, offset=at), 0, 0, 10, 10)
         for at in (0, 10**4)
     )
     copy, combine = [(c, Factor.ONE, Op.N)], [(sums, Factor.ONE, Op.N), (c, Factor.BETA, Op.N)]
-    lanes = [build.copy_lane(0, 0, 0), build.copy_lane(0, 0, HOST), build.compute_lane(0, 0), build.compute_lane(0, 1)]
+    lanes = [*(build.copy_lane(0, 0, to) for to in (0, build.host)), *(build.compute_lane(0, at) for at in (0, 1))]
     last: list[int] = []
     for lane, of in zip([*lanes, lanes[0]], (copy, copy, combine, combine, copy), strict=True):
         kind = Kind.COMBINE if of is combine else Kind.COPY
@@ -497,7 +498,7 @@ def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() ->
 def test_a_combine_takes_its_bytes_at_the_rate_of_its_type_and_a_start(dtype: str, each: int) -> None:
     build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType[dtype]), Placement.parse("0,0,0"))
     narrow, wide = (
-        build.buffer(owner=0, rows=1000, cols=1000, dtype=kind, role=Role.PANEL, offset=offset)
+        build.buffer(at=0, rows=1000, cols=1000, dtype=kind, role=Role.PANEL, offset=offset)
         for kind, offset in ((DType[dtype], 0), (DType[dtype].accumulator, 10**8))
     )
     c, sums = RegionRef(narrow, 0, 0, 1000, 1000), RegionRef(wide, 0, 0, 1000, 1000)
@@ -519,7 +520,7 @@ def test_copies_have_fair_rates_from_each_start_and_end_to_the_next(seed: int) -
     # its end: what the simulator leaves alone when something begins or ends did not have to change.
     rng = np.random.default_rng(seed)
     ranks = int(rng.integers(3, 9))
-    host, machine = ranks, machine_of(ranks, costs=IssueCosts())
+    machine = machine_of(ranks, costs=IssueCosts())
     links = [(a, b) for a in range(ranks + 1) for b in range(ranks + 1) if a != b]
     ports = list(device_ports(range(ranks), 130.0, 120.0))
     for number in range(int(rng.integers(1, 6))):
@@ -533,7 +534,7 @@ def test_copies_have_fair_rates_from_each_start_and_end_to_the_next(seed: int) -
     schedule = make(900, 800, 700, place, ranks, reads_c=True, tile=160, chunks=chunks, min_chunk_bytes=1)
     run, copies = simulate(schedule, machine), schedule.copies()
     start, end = run.start_s[copies[:, 0]], run.end_s[copies[:, 0]]
-    ends = np.where(copies[:, 1:3] < 0, host, copies[:, 1:3])
+    ends = copies[:, 1:3]
     across = ends[:, 0] != ends[:, 1]  # a copy within a device has no link
     # Lanes that meet on a link share it too.
     wires = [Port.of(f"{link}", float(machine.bandwidth_gb_per_s[link]), [link]) for link in links]

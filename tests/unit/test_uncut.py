@@ -20,6 +20,7 @@ from tests.helpers.interpret import mismatch, random_data, random_order
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import ANY_DEVICE, host_index, location_at
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
@@ -27,7 +28,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import tiles, uncut
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import ANY_DEVICE, HOST, Factor, Kind, LaneKind, Matrix, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Role, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
@@ -259,7 +260,7 @@ def test_transfers_of_the_paper_16384_cubed_on_8_gpus_from_host() -> None:
 
 def test_a_matrix_at_home_is_read_and_written_in_place() -> None:
     schedule = make(cube(32), "0,0,0", 4)
-    on_0 = schedule.buffers[schedule.buffers["owner"] == 0]
+    on_0 = schedule.buffers[schedule.owners() == 0]
     assert set(on_0["role"].tolist()) == {Role.USER}
     assert schedule.softbuf_bytes()[0] == 0
     copies = schedule.copies()
@@ -274,8 +275,8 @@ def test_caching_fetches_each_tile_once_per_rank_and_without_it_each_sub_problem
     assert bytes_into(kept, Matrix.A) == 4 * 32 * tile_bytes
     assert bytes_into(anew, Matrix.A) == 4 * 4 * 4 * 8 * tile_bytes
     copies = anew.copies()
-    into_panels = copies[copies[:, 2] != HOST]
-    assert (into_panels[:, 1] == HOST).all()  # always from the origin
+    into_panels = copies[copies[:, 2] != host_index(4)]
+    assert (into_panels[:, 1] == host_index(4)).all()  # always from the origin
 
 
 def test_without_overlap_every_rank_has_one_lane_and_pulls() -> None:
@@ -291,11 +292,12 @@ def test_with_overlap_copies_are_issued_where_the_data_is() -> None:
     schedule = make(cube(32), "1,h,h2", 4)
     for task, source, destination, _ in schedule.copies():
         issuer = int(schedule.tasks["rank"][task])
-        buffers = [schedule.buffers[schedule.regions["buffer"][o["region"]]] for o in schedule.operands_of(task)]
-        private = [int(b["owner"]) for b in buffers if b["space"] == 1 and b["owner"] != HOST]
+        buffers = schedule.regions["buffer"][schedule.operands_of(task)["region"]]
+        places = [location_at(schedule.locations, at) for at in schedule.buffers["location"][buffers]]
+        private = [at.rank for at in places if at.space == "host" and at.rank is not None]
         if private:
             assert issuer == private[0] == 2
-        elif source == HOST:
+        elif source == host_index(4):
             assert issuer == destination
         else:
             assert issuer == source
@@ -313,7 +315,7 @@ def test_results_between_devices_have_lanes_of_their_own(place: str) -> None:
     kinds = schedule.lanes["kind"][schedule.tasks["lane"]]
     for task, _, destination, _ in schedule.copies():
         matrix, role = written_role(schedule, task)
-        result = matrix == Matrix.C and role == Role.USER and destination != HOST
+        result = matrix == Matrix.C and role == Role.USER and destination != host_index(4)
         assert kinds[task] == (LaneKind.RESULT if result else LaneKind.COPY)
     assert (kinds == LaneKind.RESULT).any() == (place != "0,2,h")
 
@@ -323,7 +325,7 @@ def test_a_device_that_copies_in_turn_has_one_lane_of_a_kind_to_devices(place: s
     machine = dataclasses.replace(Machine.uniform(4), serial_copies=True)
     schedule = make(problem_of(64, 64, 64), place, 4, machine, tile=16)
     ends = schedule.lanes[schedule.lanes["kind"] != LaneKind.COMPUTE]
-    to_devices = [lane for lane in ends if lane["source"] == lane["rank"] and lane["destination"] != HOST]
+    to_devices = [lane for lane in ends if lane["source"] == lane["rank"] and lane["destination"] != host_index(4)]
     assert to_devices
     assert all(lane["destination"] == ANY_DEVICE for lane in to_devices)
     assert len({(int(lane["rank"]), int(lane["kind"])) for lane in to_devices}) == len(to_devices)
@@ -490,7 +492,7 @@ def test_wr_lazy_needs_room_for_c_twice() -> None:
 def test_wr_lazy_fetches_c_after_the_last_tiles_of_a_and_b_that_it_needs() -> None:
     schedule = make(cube(64), "h,h,h", 4, order="fixed")
     for rank in range(4):
-        copies = [c for c in schedule.copies() if c[2] == rank and c[1] == HOST]
+        copies = [c for c in schedule.copies() if c[2] == rank and c[1] == host_index(4)]
         first_of_c = min(c[0] for c in copies if written_role(schedule, c[0])[0] == Matrix.C)
         gemms = of_kind(schedule, Kind.GEMM)
         before = gemms[(schedule.tasks["rank"][gemms] == rank) & (gemms < first_of_c)]
@@ -603,7 +605,7 @@ def test_panels_are_aligned_and_do_not_overlap() -> None:
     assert (buffers["offset"][3:] % 256 == 0).all()
     assert (buffers["ld"][3:] * np.where(buffers["dtype"][3:] == DType.f32, 4, 2) % 64 == 0).all()
     for rank in range(3):
-        own = np.sort(buffers[buffers["owner"] == rank], order="offset")
+        own = np.sort(buffers[buffers["location"] == rank], order="offset")
         ends = own["offset"] + own["ld"] * own["cols"] * np.where(own["dtype"] == DType.f32, 4, 2)
         assert (ends[:-1] <= own["offset"][1:]).all()
 

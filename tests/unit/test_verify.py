@@ -13,11 +13,12 @@ from tests.helpers.faults import FAULTS, changed
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.locations import host_index, location_index
+from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import AWAIT_DTYPE, HOST, Factor, Kind, Matrix, Op, Role, Schedule, Space
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify import Proof, verify
 from uncut_mpi.planning.verify_lists import verify_lists
 
@@ -335,7 +336,7 @@ class Hand:
         self.builder = ScheduleBuilder(1, GemmProblem(4, 4, 4, dtype), Placement.parse("0,0,0"))
         for at in range(7):
             role = {"role": Role.USER, "matrix": Matrix(at)} if at < 3 else {"role": Role.STAGING, "offset": at * 256}
-            self.builder.buffer(owner=0, rows=4, cols=4, dtype=dtype, **role)
+            self.builder.buffer(at=0, rows=4, cols=4, dtype=dtype, **role)
 
     def task(self, kind: Kind, write: RegionRef | int, *reads: tuple[RegionRef | int, Factor], lane: int = 0) -> Hand:
         """Append a task that awaits nothing; an integer stands for the whole buffer."""
@@ -493,13 +494,13 @@ def test_overlapping_buffers_are_refused() -> None:
             at = rng.choice(own)
             back = -(-int(schedule.buffers["offset"][at]) // 2 // 8) * 8 if rng.random() < 0.5 else 0
             moved = set_buffer(schedule, at, offset=back)
-            others = schedule.buffers[(schedule.buffers["owner"] == schedule.buffers["owner"][at])]
+            others = schedule.buffers[(schedule.buffers["location"] == schedule.buffers["location"][at])]
             others = others[(others["offset"] >= 0) & (others["offset"] != schedule.buffers["offset"][at])]
             spans = [(int(o["offset"]), int(o["offset"] + span(o))) for o in others]
             stop = back + span(schedule.buffers[at])
             if any(max(back, a) < min(stop, b) for a, b in spans):
                 found += 1
-                refused(moved, f"overlap in the SoftBuf of rank {schedule.buffers['owner'][at]}")
+                refused(moved, f"overlap in the SoftBuf of rank {schedule.buffers['location'][at]}")
             else:
                 verify(moved)
     assert found >= 20
@@ -535,8 +536,8 @@ def test_equal_inputs_and_other_memories_are_no_overlap() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"owner": 0}, "does not lie at 1"),
-        ({"space": Space.HOST}, "does not lie at 1"),
+        ({"location": 0}, "does not lie at 1"),
+        ({"location": host_index(2)}, "does not lie at 1"),
         ({"rows": 7, "ld": 7}, "has shape 7×12"),
         ({"ld": 9}, "leading dimension 9"),
         ({"dtype": DType.f32}, "type f32"),
@@ -556,7 +557,7 @@ def test_two_buffers_for_one_of_the_caller_s_matrices_are_refused() -> None:
 
 def test_a_schedule_without_the_caller_s_c_is_refused() -> None:
     schedule = plain()
-    refused(set_buffer(schedule, 2, role=Role.CACHE, offset=4096, owner=0), "no buffer is the caller's C")
+    refused(set_buffer(schedule, 2, role=Role.CACHE, offset=4096, location=0), "no buffer is the caller's C")
 
 
 @pytest.mark.parametrize(
@@ -564,8 +565,8 @@ def test_a_schedule_without_the_caller_s_c_is_refused() -> None:
     [
         ({"offset": -1}, "has no place in a SoftBuf"),
         ({"offset": 100004}, "multiple of its element size"),
-        ({"space": Space.HOST}, "not in a device's SoftBuf"),
-        ({"owner": HOST}, "not in a device's SoftBuf"),
+        ({"location": host_index(2)}, "not in a device's SoftBuf"),
+        ({"location": location_index(Location.host(0), 2)}, "not in a device's SoftBuf"),
     ],
 )
 def test_a_buffer_outside_every_softbuf_is_refused(fields: dict[str, int], words: str) -> None:

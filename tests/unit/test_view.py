@@ -59,7 +59,7 @@ def joins_matter(schedule):
 def by_hand(lengths):
     """Rank 0 copies and multiplies on two lanes, `lengths` = (lane, start, end) per task; rank 1 does nothing."""
     build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    square = [build.buffer(owner=0, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for _ in range(2)]
+    square = [build.buffer(at=0, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for _ in range(2)]
     lanes = (build.compute_lane(0, 0), build.compute_lane(0, 1), build.copy_lane(0, 0, 0))
     for lane, _, _ in lengths:
         to, of = (RegionRef(buffer, 0, 0, 4, 4) for buffer in square)

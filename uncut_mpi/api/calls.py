@@ -291,7 +291,7 @@ class CallMachinery:
                 return
 
     def _addresses(self, entry: PlanEntry, operands: Sequence[Matrix], staged: Collection[int]) -> np.ndarray:
-        buffers = entry.schedule.buffers
+        buffers, owners = entry.schedule.buffers, entry.schedule.owners()
         addresses = np.zeros(len(buffers), np.int64)
         for index in entry.program.buffers_used():
             buffer = buffers[index]
@@ -299,7 +299,7 @@ class CallMachinery:
                 matrix = operands[buffer["matrix"]]
                 addresses[index] = self._store.address(matrix, staged=matrix.info.number in staged)
             else:
-                addresses[index] = self._softbuf.addresses[buffer["owner"]] + buffer["offset"]
+                addresses[index] = self._softbuf.addresses[owners[index]] + buffer["offset"]
         return addresses
 
     def _binding_key(self, matrices: Operands) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Lowering, OperationList
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.schedule import Role, Schedule, Space, expand_ranges
+from uncut_mpi.planning.schedule import Role, Schedule, expand_ranges
 
 
 class CallResult(NamedTuple):
@@ -219,6 +219,6 @@ def _touched_by_peers(schedule: Schedule) -> list[int]:
     operand = expand_ranges(tasks["first_operand"], tasks["num_operands"])
     rank = np.repeat(tasks["rank"], tasks["num_operands"])
     buffer = schedule.regions["buffer"][schedule.operands["region"][operand]]
-    of = schedule.buffers[buffer]
-    foreign = (of["role"] == Role.USER) & (of["space"] == Space.DEVICE) & (of["owner"] != rank)
+    users = schedule.buffers["role"][buffer] == Role.USER
+    foreign = users & ~schedule.in_host()[buffer] & (schedule.owners()[buffer] != rank)
     return [int(index) for index in np.unique(buffer[foreign])]

@@ -16,7 +16,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.layout import aligned_ld
-from uncut_mpi.planning.schedule import HOST, Factor, Kind, Op, Role, Schedule, Space
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 
 SMALL_BYTES: Final = 4096
 """Bytes of a transfer that counts as one of few bytes."""
@@ -194,12 +194,11 @@ class ProbeBuild:
         if key not in self._windows:
             on_host = where == self.num_ranks
             self._windows[key] = self.build.buffer(
-                owner=HOST if on_host else where,
+                at=where,
                 rows=rows,
                 cols=cols,
                 dtype=dtype,
                 role=Role.USER if on_host else Role.PANEL,
-                space=Space.HOST if on_host else Space.DEVICE,
                 ld=max(ld, rows),
                 offset=0,
             )
@@ -270,9 +269,7 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
                 continue
             source, destination = one.link
             rank = issuer(one.link, areas.num_ranks)
-            lane = built.build.copy_lane(
-                rank, *(HOST if end == areas.num_ranks else end for end in (source, destination))
-            )
+            lane = built.build.copy_lane(rank, source, destination)
             rows = (one.width_bytes or one.nbytes) // 8
             cols = one.nbytes // (8 * rows)
             far = row_distance(one.width_bytes) // 8 if one.width_bytes else rows
@@ -310,7 +307,7 @@ def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
         here, there = ranks[hop % len(ranks)], ranks[(hop + 1) % len(ranks)]
         if len(ranks) == 1:
             # Lanes are told apart by their ends; where the bytes go is the region's business.
-            lane = built.build.copy_lane(here, here, here if hop % 2 else HOST)
+            lane = built.build.copy_lane(here, here, here if hop % 2 else built.build.host)
         else:
             lane = built.build.copy_lane(here, here, there)
         to = built.window(there, areas.destination((here, there), hop), rows, 1)
@@ -341,7 +338,7 @@ def turns(areas: Areas, edge: int, count: int, result_offset: int, *, copies: bo
         if copies:
             to = built.window(0, areas.destination(link, turn), rows, 1)
             source = built.window(areas.num_ranks, areas.source(link, turn), rows, 1)
-            last = [built.copy(built.build.copy_lane(0, HOST, 0), to, source, last)]
+            last = [built.copy(built.build.copy_lane(0, built.build.host, 0), to, source, last)]
         lane = _PRODUCT_LANES[0 if copies else turn % 2]
         last = [built.combine(0, edge, edge, DType.f64, result_offset, lane, last)]
     return built.probe()

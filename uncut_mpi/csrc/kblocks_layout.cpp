@@ -54,7 +54,7 @@ class Layout {
         const std::int64_t ld = up_to(rows, in_.column_alignment / itemsize);
         std::int64_t &taken = in_.rank_bytes[static_cast<std::size_t>(rank)];
         BufferRecord record;
-        record.owner = rank;
+        record.location = rank;
         record.role = role;
         record.matrix = static_cast<std::uint8_t>(matrix);
         record.dtype = sums ? in_.accumulator : in_.dtype;

@@ -283,13 +283,15 @@ class Scheduler {
     }
     std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
-        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_owner, rank), there, source, {});
+        return copy(lane(origin.rank < 0 ? rank : origin.rank, copy_lane, host_location(in_.num_ranks), rank), there,
+                    source, {});
     }
     void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, Tasks awaits) {
         if (!goal.on_host) {
             push_result(rank, goal.rank, there, source, awaits);
         } else {
-            copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_owner), there, source, awaits);
+            copy(lane(goal.rank < 0 ? rank : goal.rank, copy_lane, rank, host_location(in_.num_ranks)), there, source,
+                 awaits);
         }
     }
 

@@ -10,8 +10,12 @@ enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
 
-// Ends of lanes that are no rank: shared host memory, none (of a compute lane), all devices but the lane's own.
-inline constexpr std::int32_t host_owner = -1, no_source = -2, any_device = -3;
+// Ends of lanes that are no memory: none (of a compute lane), all devices but the lane's own.
+inline constexpr std::int32_t no_source = -2, any_device = -3;
+
+// Memories as model/locations.py numbers them: devices by rank, the node's host, each rank's private host memory.
+constexpr int host_location(int num_ranks) { return num_ranks; }
+constexpr bool in_host(int location, int num_ranks) { return location >= num_ranks; }
 
 struct TaskRecord {
     std::uint8_t kind = 0, pad = 0;
@@ -31,8 +35,8 @@ struct LaneRecord {
     std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
 };
 struct BufferRecord {
-    std::int32_t owner = 0;
-    std::uint8_t space = 0, role = 0, matrix = 0, dtype = 0;
+    std::int32_t location = 0;
+    std::uint8_t role = 0, matrix = 0, dtype = 0, pad = 0;
     std::int64_t rows = 0, cols = 0, ld = 0, offset = 0;
 };
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&

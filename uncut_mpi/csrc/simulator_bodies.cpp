@@ -11,7 +11,6 @@
 namespace uncut {
 namespace {
 
-constexpr std::uint8_t in_host = 1;
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
 constexpr std::int64_t even_extent = 256;     // GemmShape.uneven of model/costs.py
@@ -69,7 +68,7 @@ double host_row_share(const std::vector<std::pair<double, double>> &table, std::
 }  // namespace
 
 int Simulator::State::location(const BufferRecord &buffer) const {
-    return buffer.space == in_host ? host_ : buffer.owner;
+    return in_host(buffer.location, m_.num_ranks) ? host_ : buffer.location;
 }
 
 void Simulator::State::make_bodies() {
@@ -116,7 +115,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     if (!contiguous && to.rows > 0 && there != nullptr) {
         // Memory of all ranks begins at a line (segments.py), a caller's own anywhere.
         const BufferRecord &memory = t_.buffers[there->buffer];
-        const std::int64_t begins = memory.owner < 0 ? (there->row + there->col * memory.ld) * item : -1;
+        const std::int64_t begins = memory.location == host_location(m_.num_ranks) ? (there->row + there->col * memory.ld) * item : -1;
         limit *= host_row_share(*rows, to.rows * item, memory.ld * item, begins);
     } else if (!contiguous && to.rows > 0) {
         limit *= row_share(*rows, static_cast<double>(to.rows * item));

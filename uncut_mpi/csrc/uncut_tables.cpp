@@ -110,10 +110,7 @@ std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     // Adding one moves the lanes, and what they point to.
     const auto number = static_cast<std::int32_t>(out_.lanes.size());
     *lane = number;
-    return add_lane({l.issuer, result ? result_lane : copy_lane, l.source == host_ ? host_owner : l.source,
-                     l.destination == host_ ? host_owner
-                     : together             ? any_device
-                                            : l.destination});
+    return add_lane({l.issuer, result ? result_lane : copy_lane, l.source, together ? any_device : l.destination});
 }
 
 // Room for a copy of a tile in a relay's cache; the caller has asked `has_slot`.

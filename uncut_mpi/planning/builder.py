@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.locations import ANY_DEVICE, host_index, location_index, location_table
+from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import (
-    ANY_DEVICE,
     AWAIT_DTYPE,
     BUFFER_DTYPE,
-    HOST,
     LANE_DTYPE,
+    NO_SOURCE,
     OPERAND_DTYPE,
     REGION_DTYPE,
     TASK_DTYPE,
@@ -26,7 +26,6 @@ from uncut_mpi.planning.schedule import (
     Op,
     Role,
     Schedule,
-    Space,
 )
 
 
@@ -64,28 +63,33 @@ class ScheduleBuilder:
     def buffer(
         self,
         *,
-        owner: int,
+        at: Location | int,
         rows: int,
         cols: int,
         dtype: DType,
         role: Role,
         matrix: Matrix = Matrix.NONE,
-        space: Space = Space.DEVICE,
         ld: int | None = None,
         offset: int = -1,
     ) -> int:
-        """Add a buffer and return its index; `ld` defaults to the rows."""
+        """Add a buffer, on the device of a rank or where else, and return its index; `ld` defaults to the rows."""
+        where = at if isinstance(at, int) else location_index(at, self._about[0])
         self._buffers.append(
-            (owner, space, role, matrix, dtype, rows, cols, ld if ld is not None else max(1, rows), offset)
+            (where, role, matrix, dtype, 0, rows, cols, ld if ld is not None else max(1, rows), offset)
         )
         return len(self._buffers) - 1
 
+    @property
+    def host(self) -> int:
+        """The host end of copy lanes."""
+        return host_index(self._about[0])
+
     def compute_lane(self, rank: int, number: int = 0) -> int:
         """Return the index of compute lane `number` of `rank`, added at first use."""
-        return self._lane((rank, LaneKind.COMPUTE, -2, number))
+        return self._lane((rank, LaneKind.COMPUTE, NO_SOURCE, number))
 
     def copy_lane(self, rank: int, source: int, destination: int) -> int:
-        """Return the index of the lane on which `rank` issues copies source → destination."""
+        """Return the index of the lane on which `rank` issues copies source → destination (locations)."""
         return self._lane((rank, LaneKind.COPY, source, self._end(rank, source, destination)))
 
     def result_lane(self, rank: int, source: int, destination: int) -> int:
@@ -93,7 +97,7 @@ class ScheduleBuilder:
         return self._lane((rank, LaneKind.RESULT, source, self._end(rank, source, destination)))
 
     def _end(self, rank: int, source: int, destination: int) -> int:
-        together = self._serial_copies and source == rank and destination not in (rank, HOST)
+        together = self._serial_copies and source == rank and destination not in (rank, self.host)
         return ANY_DEVICE if together else destination
 
     def task(
@@ -145,6 +149,7 @@ class ScheduleBuilder:
             awaits=np.array(self._awaits, AWAIT_DTYPE),
             buffers=np.array(self._buffers, BUFFER_DTYPE) if buffers is None else buffers,
             lanes=np.array(list(self._lanes), LANE_DTYPE),
+            locations=location_table(num_ranks),
         )
         schedule.check()
         return schedule

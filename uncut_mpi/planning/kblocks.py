@@ -45,6 +45,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -298,7 +299,7 @@ class Planner:
         given.halvings, given.step = HALVINGS, elements_aligned(problem)  # a transposed B is aligned along n
         given.buffer_alignment, given.column_alignment = BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
         given.most_tasks = MAX_TASKS
-        given.set_buffers(user_table(problem, placement))
+        given.set_buffers(user_table(given.num_ranks, problem, placement))
         for matrix, at in zip((Matrix.A, Matrix.B, Matrix.C), (placement.a, placement.b, placement.c), strict=True):
             given.set_origin(matrix, at.space == "host", -1 if at.rank is None else at.rank)
         return given
@@ -405,6 +406,7 @@ class Prepared:
             splits=self.splits,
             tile=self.tile,
             buffers=np.frombuffer(buffers, BUFFER_DTYPE),
+            locations=location_table(self._planner.machine.num_ranks),
             **native_tables(*native),
         )
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import location_index
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, HOST, Matrix, Role, Space, buffer_bytes
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Role, buffer_bytes
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -33,14 +34,14 @@ class Layout:
     def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
         self.softbuf_bytes = [0] * num_ranks
         self._about = (num_ranks, problem, placement)
-        self._records = [*user_records(problem, placement)]
+        self._records = [*user_records(num_ranks, problem, placement)]
 
     def add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
         """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
         rows, cols = shape
         offset = self.softbuf_bytes[rank]
         ld = aligned_ld(rows, dtype)
-        self._records.append((rank, Space.DEVICE, role, matrix, dtype, rows, cols, ld, offset))
+        self._records.append((rank, role, matrix, dtype, 0, rows, cols, ld, offset))
         size = ld * cols * dtype.itemsize
         self.softbuf_bytes[rank] = offset + -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
         return len(self._records) - 1
@@ -85,7 +86,7 @@ def check_capacity(
 
 # A search asks for the same ones all the time.
 @functools.lru_cache(maxsize=64)
-def user_records(problem: GemmProblem, placement: Placement) -> tuple[tuple[int, ...], ...]:
+def user_records(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[tuple[int, ...], ...]:
     """Return the buffers of the caller's A, B and C, as the first records of a table."""
     records: list[tuple[int, ...]] = []
     for matrix, location, shape, ld in (
@@ -93,16 +94,15 @@ def user_records(problem: GemmProblem, placement: Placement) -> tuple[tuple[int,
         (Matrix.B, placement.b, problem.b_shape, problem.ldb),
         (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
     ):
-        space = Space.HOST if location.space == "host" else Space.DEVICE
-        owner = HOST if location.rank is None else location.rank
-        records.append((owner, space, Role.USER, matrix, problem.dtype, *shape, ld, -1))
+        at = location_index(location, num_ranks)
+        records.append((at, Role.USER, matrix, problem.dtype, 0, *shape, ld, -1))
     return tuple(records)
 
 
 @functools.lru_cache(maxsize=64)
-def user_table(problem: GemmProblem, placement: Placement) -> np.ndarray:
+def user_table(num_ranks: int, problem: GemmProblem, placement: Placement) -> np.ndarray:
     """Return the same as a table that cannot be written to."""
-    table = np.array(list(user_records(problem, placement)), BUFFER_DTYPE)
+    table = np.array(list(user_records(num_ranks, problem, placement)), BUFFER_DTYPE)
     table.flags.writeable = False
     return table
 
@@ -111,7 +111,7 @@ def user_table(problem: GemmProblem, placement: Placement) -> np.ndarray:
 def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
     """Return what the caller's matrices take of each rank's device memory."""
     resident = [0] * num_ranks
-    sizes = buffer_bytes(user_table(problem, placement)).tolist()
+    sizes = buffer_bytes(user_table(num_ranks, problem, placement)).tolist()
     for size, at in zip(sizes, (placement.a, placement.b, placement.c), strict=True):
         if at.space == "device":
             assert at.rank is not None  # a device location always names its rank

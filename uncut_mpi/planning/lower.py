@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import in_host
 from uncut_mpi.planning.schedule import Kind, Role, Schedule, expand_ranges
 
 
@@ -82,6 +83,8 @@ class OperationList:
         This rank's lanes.
     buffers : ndarray of BUFFER_DTYPE
         The schedule's buffers, all of them.
+    locations : ndarray of LOCATION_DTYPE
+        The memories of the job, into which buffers and lanes point.
     num_events : int
         Events the list uses, numbered from 0.
     num_flags : int
@@ -96,6 +99,7 @@ class OperationList:
     operands: np.ndarray
     lanes: np.ndarray
     buffers: np.ndarray
+    locations: np.ndarray
     num_events: int
     num_flags: int
     flag_tasks: np.ndarray
@@ -103,6 +107,10 @@ class OperationList:
     def buffers_used(self) -> np.ndarray:
         """Return the indices of the buffers that this rank's operations touch, ascending."""
         return np.unique(self.operands["buffer"])
+
+    def in_host(self) -> np.ndarray:
+        """Return whether each buffer lies in host memory."""
+        return in_host(self.locations, self.buffers["location"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -253,6 +261,7 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
         operands=operands,
         lanes=lanes,
         buffers=schedule.buffers,
+        locations=schedule.locations,
         num_events=len(recorded),
         num_flags=len(incoming),
         flag_tasks=incoming[:, 0].copy(),  # slots are numbered in this order

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import HOST, Schedule
+from uncut_mpi.planning.schedule import Schedule
 
 if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no simulator
     from uncut_mpi.planning.simulate import Simulation
@@ -40,8 +41,8 @@ class Metric(NamedTuple):
 def working_ranks(schedule: Schedule) -> np.ndarray:
     """Return the ranks whose devices take part: those with tasks, and owners of device memory that tasks touch."""
     touched = np.unique(schedule.regions["buffer"][schedule.operands["region"]])
-    owners = schedule.buffers["owner"][touched]
-    taking: np.ndarray = np.union1d(np.unique(schedule.tasks["rank"]), owners[owners != HOST])
+    owners = schedule.owners()[touched]
+    taking: np.ndarray = np.union1d(np.unique(schedule.tasks["rank"]), owners[owners != NOBODY])
     return taking
 
 

@@ -31,17 +31,12 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import LOCATION_DTYPE, host_index, in_host, location_table
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 
-HOST: Final = -1
-"""Owner of memory that every rank of the node can read; also the host end of a copy lane."""
-
-ANY_DEVICE: Final = -3
-"""Destination of a lane that carries a rank's copies to all other devices."""
-
-END_NAMES: Final = {HOST: "host", ANY_DEVICE: "devices"}
-"""Ends of copy lanes that are no rank, in words."""
+NO_SOURCE: Final = -2
+"""Source of a compute lane."""
 
 
 class Kind(enum.IntEnum):
@@ -67,13 +62,6 @@ class Op(enum.IntEnum):
 
     N = 0
     T = 1
-
-
-class Space(enum.IntEnum):
-    """Kind of memory a buffer lies in."""
-
-    DEVICE = 0
-    HOST = 1
 
 
 class Role(enum.IntEnum):
@@ -115,11 +103,11 @@ class Matrix(enum.IntEnum):
 
 BUFFER_DTYPE: Final = np.dtype(
     [
-        ("owner", "<i4"),  # rank, or HOST for shared host memory
-        ("space", "u1"),
+        ("location", "<i4"),  # index into locations
         ("role", "u1"),
         ("matrix", "u1"),
         ("dtype", "u1"),
+        ("pad", "u1"),
         ("rows", "<i8"),
         ("cols", "<i8"),
         ("ld", "<i8"),  # elements
@@ -134,8 +122,8 @@ LANE_DTYPE: Final = np.dtype(
     [
         ("rank", "<i4"),  # whose device issues it
         ("kind", "<i4"),
-        ("source", "<i4"),  # COPY, RESULT: rank or HOST; COMPUTE: -2
-        ("destination", "<i4"),  # COPY, RESULT: rank, HOST or ANY_DEVICE; COMPUTE: number of the lane on its rank
+        ("source", "<i4"),  # COPY, RESULT: location, of host memory the node's; COMPUTE: NO_SOURCE
+        ("destination", "<i4"),  # COPY, RESULT: the same, or ANY_DEVICE; COMPUTE: number of the lane on its rank
     ]
 )
 TASK_DTYPE: Final = np.dtype(
@@ -160,10 +148,11 @@ _TABLES: Final = (
     ("awaits", AWAIT_DTYPE),
     ("buffers", BUFFER_DTYPE),
     ("lanes", LANE_DTYPE),
+    ("locations", LOCATION_DTYPE),
 )
 _MAGIC: Final = b"UNCUTSCH"
-FORMAT_VERSION: Final = 2
-_HEADER: Final = struct.Struct("<8sIIQ6Q")
+FORMAT_VERSION: Final = 3
+_HEADER: Final = struct.Struct("<8sIIQ7Q")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +177,7 @@ class Schedule:
         Over how many such grids k is split.
     tile : int
         Tile edge in elements; 0 where the scheduler has none.
-    tasks, operands, regions, awaits, buffers, lanes : ndarray
+    tasks, operands, regions, awaits, buffers, lanes, locations : ndarray
         Tables of the dtypes in this module; read-only.
     """
 
@@ -205,6 +194,7 @@ class Schedule:
     awaits: np.ndarray
     buffers: np.ndarray
     lanes: np.ndarray
+    locations: np.ndarray
 
     def __post_init__(self) -> None:
         for name, dtype in _TABLES:
@@ -368,13 +358,17 @@ class Schedule:
             )
         require(
             (buffers["dtype"] <= max(DType))
-            & (buffers["space"] <= max(Space))
             & (buffers["role"] <= max(Role))
             & np.isin(buffers["matrix"], list(Matrix)),
-            "a buffer's dtype, space, role or matrix is unknown",
+            "a buffer's dtype, role or matrix is unknown",
         )
         require((buffers["rows"] >= 0) & (buffers["cols"] >= 0), "a buffer's extent is negative")
-        require((buffers["owner"] >= HOST) & (buffers["owner"] < self.num_ranks), "a buffer's owner does not exist")
+        if not np.array_equal(self.locations, location_table(self.num_ranks)):
+            raise ScheduleError(f"the table of locations is not that of one node with {self.num_ranks} ranks")
+        require(
+            (buffers["location"] >= 0) & (buffers["location"] < len(self.locations)),
+            "a buffer's location does not exist",
+        )
         require(buffers["ld"] >= np.maximum(buffers["rows"], 1), "a buffer's leading dimension is below its rows")
 
     # -- summaries ---------------------------------------------------------------------------
@@ -383,8 +377,17 @@ class Schedule:
         """Return the SoftBuf bytes that each rank needs, int64 of shape (num_ranks,)."""
         needed = np.zeros(self.num_ranks, np.int64)
         own = self.buffers[self.buffers["offset"] >= 0]
-        np.maximum.at(needed, own["owner"], own["offset"] + buffer_bytes(own))
+        np.maximum.at(needed, self.locations["rank"][own["location"]], own["offset"] + buffer_bytes(own))
         return needed
+
+    def owners(self) -> np.ndarray:
+        """Return the rank that each buffer belongs to, NOBODY for host memory that all ranks read."""
+        ranks: np.ndarray = self.locations["rank"][self.buffers["location"]]
+        return ranks
+
+    def in_host(self) -> np.ndarray:
+        """Return whether each buffer lies in host memory."""
+        return in_host(self.locations, self.buffers["location"])
 
     def copies(self) -> np.ndarray:
         """
@@ -393,16 +396,17 @@ class Schedule:
         Returns
         -------
         ndarray of int64, shape (number of copies, 4)
-            Source and destination are ranks, or HOST for host memory of either kind.
+            Source and destination are locations; for private host memory too that of its node's host.
         """
         at = np.flatnonzero(self.tasks["kind"] == Kind.COPY)
         first = self.tasks["first_operand"][at]
         out = np.empty((len(at), 4), np.int64)
+        host = host_index(self.num_ranks)
         out[:, 0] = at
         for column, which in ((1, 1), (2, 0)):
             region = self.regions[self.operands["region"][first + which]]
             of = self.buffers[region["buffer"]]
-            out[:, column] = np.where(of["space"] == Space.HOST, HOST, of["owner"])
+            out[:, column] = np.where(in_host(self.locations, of["location"]), host, of["location"])
             if which == 0:
                 sizes = np.array([dtype.itemsize for dtype in DType])
                 out[:, 3] = region["rows"] * region["cols"] * sizes[of["dtype"]]
@@ -417,7 +421,7 @@ class Schedule:
         """Return bytes copied by ``host_to_device``, ``device_to_host``, ``device_to_device`` and ``local`` copies."""
         copies = self.copies()
         source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
-        host_in, host_out = source == HOST, destination == HOST
+        host_in, host_out = in_host(self.locations, source), in_host(self.locations, destination)
         local = source == destination
         return {
             "host_to_device": int(size[host_in & ~host_out].sum()),

@@ -37,7 +37,7 @@ from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import HOST, Kind, Schedule, TileTables, rows_by_rank
+from uncut_mpi.planning.schedule import Kind, Schedule, TileTables, rows_by_rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +96,7 @@ class Simulation:
         size = self.schedule.num_ranks + 1
         table = np.zeros((size, size), np.int64)
         copies = self.schedule.copies()
-        ends = np.where(copies[:, 1:3] == HOST, size - 1, copies[:, 1:3])
-        np.add.at(table, (ends[:, 0], ends[:, 1]), copies[:, 3] if bytes_moved else 1)
+        np.add.at(table, (copies[:, 1], copies[:, 2]), copies[:, 3] if bytes_moved else 1)
         return table
 
 

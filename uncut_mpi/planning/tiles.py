@@ -19,6 +19,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -201,6 +202,7 @@ class PreparedTiles:
             splits=1,
             tile=tile,
             buffers=self.layout.table(),
+            locations=location_table(given.num_ranks),
             **native_tables(*tables),
         )
         return result, end_ps * self.unit_ps / _PS_PER_S

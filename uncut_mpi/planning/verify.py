@@ -18,11 +18,12 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import NOBODY, location_at
 from uncut_mpi.planning import contents
 from uncut_mpi.planning.contents import CIn, Content, Fragment, Memory, Part, Partial, Piece, Rect
 from uncut_mpi.planning.happens_before import Clocks
 from uncut_mpi.planning.lower import Lowering
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule, Space
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 from uncut_mpi.planning.verify_memory import verify_memory
 
@@ -109,8 +110,8 @@ class _Follower:
         self._rects: list[Rect] = list(zip(*(corner.tolist() for corner in corners), strict=True))
         buffers = schedule.buffers
         self._dtype = [DType(code) for code in buffers["dtype"].tolist()]
-        self._owner: list[int] = buffers["owner"].tolist()
-        self._on_host: list[bool] = (buffers["space"] == Space.HOST).tolist()
+        self._owner: list[int] = schedule.owners().tolist()
+        self._on_host: list[bool] = schedule.in_host().tolist()
         self._inputs: dict[int, Content] = {}  # the caller's A and B: read only, so no history is kept
         self._user_c = -1
         self._memory: list[Memory] = []
@@ -123,7 +124,7 @@ class _Follower:
         touched: list[list[Rect]] = [[] for _ in self._dtype]
         for buffer, rect in zip(self._buffer_of, self._rects, strict=True):
             touched[buffer].append(rect)
-        for at, (_, _, role, matrix, _, rows, cols, _, _) in enumerate(self.schedule.buffers.tolist()):
+        for at, (_, role, matrix, _, _, rows, cols, _, _) in enumerate(self.schedule.buffers.tolist()):
             content: Content = None
             rects = touched[at]
             if role == Role.USER and matrix == Matrix.C:
@@ -168,7 +169,7 @@ class _Follower:
                     f"rank {rank} cannot compute on {self._describe_buffer(buffer)}: operands of GEMM and COMBINE "
                     "lie in the issuing rank's device memory"
                 )
-            if on_host and owner not in (-1, rank):
+            if on_host and owner not in (NOBODY, rank):
                 raise ScheduleError(
                     f"rank {rank} cannot reach {self._describe_buffer(buffer)}: rank {owner} has to issue this copy"
                 )
@@ -409,9 +410,9 @@ def describe_buffer(schedule: Schedule, buffer: int) -> str:
     """Return a buffer as text: index, role, matrix, place."""
     record = schedule.buffers[buffer]
     matrix = "" if record["matrix"] == Matrix.NONE else f" of {Matrix(record['matrix']).name}"
-    owner = int(record["owner"])
-    place = "host" if record["space"] == Space.HOST else "device"
-    return f"buffer {buffer} ({Role(record['role']).name}{matrix}, {place}{'' if owner < 0 else f' of rank {owner}'})"
+    where = location_at(schedule.locations, int(record["location"]))
+    place = where.space + ("" if where.rank is None else f" of rank {where.rank}")
+    return f"buffer {buffer} ({Role(record['role']).name}{matrix}, {place})"
 
 
 def _text(rect: Rect) -> str:

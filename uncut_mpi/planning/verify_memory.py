@@ -8,8 +8,8 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
-from uncut_mpi.planning.schedule import HOST, Matrix, Role, Schedule, Space, buffer_bytes
+from uncut_mpi.model.locations import location_index
+from uncut_mpi.planning.schedule import Matrix, Role, Schedule, buffer_bytes
 
 
 def verify_memory(
@@ -53,7 +53,7 @@ def _verify_user_buffers(schedule: Schedule) -> None:
     }
     seen: dict[Matrix, int] = {}
     for at in np.flatnonzero(schedule.buffers["role"] == Role.USER).tolist():
-        owner, space, _, code, dtype, rows, cols, ld, offset = schedule.buffers[at].tolist()
+        where, _, code, dtype, _, rows, cols, ld, offset = schedule.buffers[at].tolist()
         if code == Matrix.NONE:
             raise ScheduleError(f"buffer {at} is the caller's but belongs to no matrix")
         matrix = Matrix(code)
@@ -61,7 +61,7 @@ def _verify_user_buffers(schedule: Schedule) -> None:
             raise ScheduleError(f"buffers {seen[matrix]} and {at} are both the caller's {matrix.name}")
         seen[matrix] = at
         location, shape, lead = expected[matrix]
-        if (owner, space) != _place(location):
+        if where != location_index(location, schedule.num_ranks):
             raise ScheduleError(f"buffer {at} is the caller's {matrix.name} but does not lie at {location}")
         if ((rows, cols), ld, dtype) != (shape, lead, problem.dtype):
             raise ScheduleError(
@@ -74,11 +74,6 @@ def _verify_user_buffers(schedule: Schedule) -> None:
         raise ScheduleError("no buffer is the caller's C")
 
 
-def _place(location: Location) -> tuple[int, int]:
-    space = Space.DEVICE if location.space == "device" else Space.HOST
-    return (HOST if location.rank is None else location.rank, space)
-
-
 def _verify_softbuf(schedule: Schedule) -> None:
     buffers = schedule.buffers
     own = np.flatnonzero(buffers["role"] != Role.USER)
@@ -86,15 +81,16 @@ def _verify_softbuf(schedule: Schedule) -> None:
     sizes = np.array([dtype.itemsize for dtype in DType], np.int64)[table["dtype"]]
     for wrong, what in (
         (table["offset"] < 0, "has no place in a SoftBuf"),
-        ((table["owner"] < 0) | (table["space"] != Space.DEVICE), "is not the caller's, yet not in a device's SoftBuf"),
+        (schedule.in_host()[own], "is not the caller's, yet not in a device's SoftBuf"),
         (table["offset"] % sizes != 0, "does not start at a multiple of its element size"),
     ):
         if wrong.any():
             raise ScheduleError(f"buffer {int(own[np.argmax(wrong)])} {what}")
     extent = buffer_bytes(table)
     own, table, extent = own[extent > 0], table[extent > 0], extent[extent > 0]
-    order = np.lexsort((table["offset"], table["owner"]))
-    owner, start = table["owner"][order], table["offset"][order]
+    owners = schedule.owners()[own]
+    order = np.lexsort((table["offset"], owners))
+    owner, start = owners[order], table["offset"][order]
     stop = start + extent[order]
     clash = (owner[1:] == owner[:-1]) & (start[1:] < stop[:-1])
     if clash.any():

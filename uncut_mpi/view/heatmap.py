@@ -36,7 +36,7 @@ def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
     size = machine.num_ranks + 1
     moved = np.zeros((size, size), np.int64)
     copies = schedule.copies()
-    np.add.at(moved, (copies[:, 1], copies[:, 2]), copies[:, 3])  # the host is −1: the last
+    np.add.at(moved, (copies[:, 1], copies[:, 2]), copies[:, 3])  # the host is the last
     edge = 2.2 + 0.72 * size
     figure = import_figure()(figsize=(max(7.5, edge + 1.2), edge), dpi=120, layout="constrained")
     axis = figure.subplots()

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.planning.schedule import HOST, Kind, Matrix, Op, Role, Schedule, expand_ranges
+from uncut_mpi.model.locations import end_name
+from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule, expand_ranges
 
 _NAMES: Final = {Matrix.A: "A", Matrix.B: "B", Matrix.C: "C", Matrix.NONE: "scratch"}
 _Place = tuple[int, int]
@@ -106,7 +107,7 @@ def make_labels(schedule: Schedule, parts: Parts) -> list[str]:
         labels[task] = f"{names[first[task]]} combined"
     chunks = _chunks(schedule, parts)
     for task, source, destination, _ in schedule.copies().tolist():
-        ends = "->".join("host" if end == HOST else str(end) for end in (source, destination))
+        ends = "->".join(end_name(schedule.locations, end) for end in (source, destination))
         labels[task] = f"{names[first[task] + 1]}{chunks.get(task, '')} {ends}"
     return labels
 

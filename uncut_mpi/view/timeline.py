@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.locations import end_name, in_host
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.schedule import END_NAMES, HOST, Kind, LaneKind, Schedule, rows_by_rank
+from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule, rows_by_rank
 from uncut_mpi.view.parts import find_parts, make_labels
 
 
@@ -140,7 +141,7 @@ class Timeline:
         return cls(
             name=name,
             num_ranks=schedule.num_ranks,
-            lanes=tuple(_lane(record) for record in schedule.lanes),
+            lanes=tuple(_lane(record, schedule.locations) for record in schedule.lanes),
             task=timed,
             rank=tasks["rank"][timed].astype(np.int64),
             lane=tasks["lane"][timed].astype(np.int64),
@@ -222,10 +223,10 @@ class Timeline:
         return times, np.column_stack((busy[:-1], busy[1:])).ravel()
 
 
-def _lane(record: np.void) -> Lane:
+def _lane(record: np.void, locations: np.ndarray) -> Lane:
     if record["kind"] == LaneKind.COMPUTE:
         return Lane(int(record["rank"]), True, f"compute {record['destination']}")
-    ends = (END_NAMES.get(int(end), str(end)) for end in (record["source"], record["destination"]))
+    ends = (end_name(locations, int(end)) for end in (record["source"], record["destination"]))
     kind = "results" if record["kind"] == LaneKind.RESULT else "copy"
     return Lane(int(record["rank"]), False, "{} {}->{}".format(kind, *ends))
 
@@ -236,8 +237,9 @@ def _activities(schedule: Schedule, copies: np.ndarray) -> np.ndarray:
     task, source, destination = copies[:, 0], copies[:, 1], copies[:, 2]
     activity[task] = Activity.PEER
     activity[task[source == destination]] = Activity.LOCAL
-    activity[task[(source == HOST) & (destination != HOST)]] = Activity.HOST_IN
-    activity[task[(destination == HOST) & (source != HOST)]] = Activity.HOST_OUT
+    from_host, to_host = in_host(schedule.locations, source), in_host(schedule.locations, destination)
+    activity[task[from_host & ~to_host]] = Activity.HOST_IN
+    activity[task[to_host & ~from_host]] = Activity.HOST_OUT
     return activity
 
 

@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 
+from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.placement import Location
-from uncut_mpi.planning.schedule import HOST, Kind, Matrix, Role, Schedule, Space, expand_ranges
+from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule, expand_ranges
 from uncut_mpi.view.parts import find_parts
 
 
@@ -116,8 +117,8 @@ def _ports(schedule: Schedule, used: np.ndarray, elements: dict[Matrix, np.ndarr
     source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
     crossing = source != destination
     into, out_of = (
-        np.bincount(end[crossing & (end != HOST)], size[crossing & (end != HOST)], num_ranks).astype(np.int64)
-        for end in (destination, source)
+        np.bincount(end[kept], size[kept], num_ranks).astype(np.int64)
+        for end, kept in ((end, crossing & ~in_host(schedule.locations, end)) for end in (destination, source))
     )
     least_into, least_out_of = _host_c_elements(schedule, source=True), np.zeros(num_ranks, np.int64)
     if not schedule.problem.has_product:
@@ -140,7 +141,7 @@ def _host_c_elements(schedule: Schedule, *, source: bool) -> np.ndarray:
     # A copy's operands are its destination and its source.
     there = schedule.regions[schedule.operands["region"][copies["first_operand"] + int(source)]]
     of = schedule.buffers[there["buffer"]]
-    is_c = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & (of["space"] == Space.HOST)
+    is_c = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & in_host(schedule.locations, of["location"])
     columns = [there[name].astype(np.int64) for name in ("row", "col", "rows", "cols")]
     rectangles = np.stack([copies["rank"].astype(np.int64), *columns], axis=1)[is_c]
     found = np.zeros(schedule.num_ranks, np.int64)

@@ -10,8 +10,9 @@ from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
 from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import END_NAMES, LaneKind, Space
+from uncut_mpi.planning.schedule import LaneKind
 
 
 class DeadContextError(DeviceError):
@@ -75,7 +76,7 @@ class CudaExecutable(Executable):
                 operations=as_bytes(program.operations),
                 operands=as_bytes(program.operands),
                 addresses=np.ascontiguousarray(addresses, np.int64),
-                in_host=(program.buffers["space"] == Space.HOST).astype(np.uint8),
+                in_host=program.in_host().astype(np.uint8),
                 num_lanes=len(program.lanes),
                 num_events=program.num_events,
                 own_flags=flags.own,
@@ -155,5 +156,6 @@ class CudaExecutable(Executable):
         record = self._program.lanes[lane]
         if record["kind"] == LaneKind.COMPUTE:
             return f"compute lane {record['destination']}"
-        ends = (END_NAMES.get(int(end), f"rank {end}") for end in (record["source"], record["destination"]))
+        names = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
+        ends = (f"rank {name}" if name.isdigit() else name for name in names)
         return "{} lane {} to {}".format("result" if record["kind"] == LaneKind.RESULT else "copy", *ends)

@@ -16,7 +16,6 @@ from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
 from uncut_mpi.errors import CapacityError, DeviceError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Space
 
 _LEAST_SCRATCH_BYTES = 2 << 20
 _HOST_SCRATCH_BYTES = 4096
@@ -78,7 +77,7 @@ class Preparation:
         lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
         signatures = sorted(gemm_signatures(program, addresses) - self._warm, key=repr)
         dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
-        host = bool((program.buffers["space"] == Space.HOST).any())
+        host = bool(program.in_host().any())
         copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
         kernels = [signature for signature in combines if ("combine", signature) not in self._warm]
         todo = WarmupList(lanes)

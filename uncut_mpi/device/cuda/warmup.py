@@ -16,16 +16,17 @@ import numpy as np
 
 from uncut_mpi.device.cuda.kernels import types_of
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import host_index, location_table
 from uncut_mpi.planning.lower import BOUND_OPERAND_DTYPE, OPERATION_DTYPE, Code, OperationList
 from uncut_mpi.planning.schedule import (
     BUFFER_DTYPE,
     LANE_DTYPE,
+    NO_SOURCE,
     Factor,
     LaneKind,
     Matrix,
     Op,
     Role,
-    Space,
 )
 
 _ALIGNMENT: Final = 256
@@ -174,7 +175,7 @@ class WarmupList:
     def program(self) -> OperationList:
         """Return the list; buffer 0 is device scratch, buffer 1 host scratch."""
         buffers = np.array(
-            [(0, space, Role.STAGING, Matrix.NONE, DType.f64, 1, 1, 1, 0) for space in (Space.DEVICE, Space.HOST)],
+            [(at, Role.STAGING, Matrix.NONE, DType.f64, 0, 1, 1, 1, 0) for at in (0, host_index(1))],
             BUFFER_DTYPE,
         )
         return OperationList(
@@ -182,8 +183,9 @@ class WarmupList:
             num_ranks=1,
             operations=np.array(self._operations, OPERATION_DTYPE),
             operands=np.array(self._operands, BOUND_OPERAND_DTYPE),
-            lanes=np.array([(0, LaneKind.COMPUTE, -2, lane) for lane in range(self._num_lanes)], LANE_DTYPE),
+            lanes=np.array([(0, LaneKind.COMPUTE, NO_SOURCE, lane) for lane in range(self._num_lanes)], LANE_DTYPE),
             buffers=buffers,
+            locations=location_table(1),
             num_events=0,
             num_flags=0,
             flag_tasks=np.zeros(0, np.int32),

@@ -29,8 +29,9 @@ from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError
+from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import END_NAMES, LaneKind
+from uncut_mpi.planning.schedule import LaneKind
 
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 0x80000000
@@ -159,7 +160,7 @@ class HostExecutable(Executable):
         if record["kind"] == LaneKind.COMPUTE:
             name = f"compute lane {record['destination']}"
         else:
-            ends = (END_NAMES.get(int(end), str(end)) for end in (record["source"], record["destination"]))
+            ends = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
             kind = "result" if record["kind"] == LaneKind.RESULT else "copy"
             name = f"{kind} lane {'→'.join(ends)}"
         slot = self.slots[index]

@@ -1,0 +1,90 @@
+"""
+The memories of a job, numbered: every device by its rank, then one host per node, then each rank's private host memory.
+
+Buffers of a schedule and ends of its lanes are such numbers. What a memory is stands in the table alone, so that no
+other module knows how many hosts there are.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import there_are
+from uncut_mpi.model.placement import Location
+
+ANY_DEVICE: Final = -3
+"""Destination of a lane that carries a rank's copies to all other devices."""
+
+NOBODY: Final = -1
+"""Rank of a memory that belongs to a node."""
+
+
+class Space(enum.IntEnum):
+    """Kind of memory a buffer lies in."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+LOCATION_DTYPE: Final = np.dtype(
+    [
+        ("space", "<i4"),
+        ("rank", "<i4"),  # whose memory; NOBODY for host memory that all ranks of the node read
+        ("node", "<i4"),
+    ]
+)
+
+
+@functools.lru_cache(maxsize=64)
+def location_table(num_ranks: int) -> np.ndarray:
+    """Return the memories of a job on one node as records of LOCATION_DTYPE, read-only."""
+    devices = [(Space.DEVICE, rank, 0) for rank in range(num_ranks)]
+    private = [(Space.HOST, rank, 0) for rank in range(num_ranks)]
+    table = np.array([*devices, (Space.HOST, NOBODY, 0), *private], LOCATION_DTYPE)
+    table.flags.writeable = False
+    return table
+
+
+def location_index(location: Location, num_ranks: int) -> int:
+    """
+    Return the number of a memory, as it stands in `location_table`.
+
+    Raises
+    ------
+    ParamError
+        If its rank does not exist.
+    """
+    if location.rank is None:
+        return host_index(num_ranks)
+    if location.rank >= num_ranks:
+        raise ParamError(f"there is no memory {location}: there are {there_are(num_ranks, 'rank')}")
+    return location.rank + (num_ranks + 1 if location.space == "host" else 0)
+
+
+def host_index(num_ranks: int) -> int:
+    """Return the number of the host memory that all ranks read: also the host end of lanes, for private memory too."""
+    return num_ranks
+
+
+def in_host(locations: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return whether memories (numbers, any shape) are host memory."""
+    host: np.ndarray = locations["space"][at] == Space.HOST
+    return host
+
+
+def location_at(locations: np.ndarray, at: int) -> Location:
+    """Return the memory of a number."""
+    space, rank, _ = locations[at].tolist()
+    return Location("host" if space == Space.HOST else "device", None if rank == NOBODY else rank)
+
+
+def end_name(locations: np.ndarray, end: int) -> str:
+    """Return an end of a copy lane in words: ``host``, ``devices``, or the rank of a device."""
+    if end == ANY_DEVICE:
+        return "devices"
+    return "host" if locations["space"][end] == Space.HOST else str(end)
