@@ -220,6 +220,36 @@ def fit_shares(speeds: list[float], rows: int) -> tuple[list[float], list[float]
 
 # -- the simulator -----------------------------------------------------------------------------
 
+class ProductCost:
+    """GemmShape of model/costs.py, with its fields in order."""
+
+    def __init__(
+        self,
+        block_rows: float,
+        block_cols: float,
+        half_depth: float,
+        overhead_s: float,
+        tail_elements: float,
+        c_s_per_byte: float,
+        uneven: float,
+        misaligned: float,
+        idle_use: float,
+        waves: bool,
+        c_half_depth: float,
+        /,
+    ) -> None: ...
+    def work(self, m: int, n: int, k: int, multiprocessors: int, aligned: bool, /) -> tuple[float, float]:
+        """Return (operations, occupancy)."""
+
+    def moving_s(self, extra_bytes: float, k: int, /) -> float: ...
+    def seconds(self, operations: float, flop_per_s: float, extra_bytes: float, k: int, /) -> float: ...
+
+def is_uneven(m: int, n: int, /) -> bool:
+    """Return whether C has rows or columns above 256 that are no multiple of it."""
+
+def row_share(table: list[tuple[float, float]], width: float, /) -> float:
+    """Return what a copy of rows so many bytes wide gets of the bandwidth."""
+
 class SimulatedMachine:
     """A machine as the simulator takes it; bytes and seconds; planning/simulate.py fills it."""
 
@@ -231,17 +261,7 @@ class SimulatedMachine:
     port_links: list[int]
     port_weights: list[float]
     gemm_rate: list[float]
-    block_rows: list[float]
-    block_cols: list[float]
-    gemm_waves: list[bool]
-    half_depth: list[float]
-    gemm_overhead: list[float]
-    gemm_tail: list[float]
-    gemm_uneven: list[float]
-    gemm_misaligned: list[float]
-    gemm_idle_use: list[float]
-    c_s_per_byte: list[float]
-    c_half_depth: list[float]
+    products: list[ProductCost]
     multiprocessors: list[int]
     combine_rate: list[float]
     half_combine_rate: list[float]

@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.costs import GemmShape, RowTable, is_uneven
+from uncut_mpi.model.costs import GemmShape, RowTable
 
 # Edges of the blocks that products are cut into on GPUs, in whole waves; and those of the smallest ones where a library
 # chooses from several sizes, so that there are no waves to be seen.
@@ -106,7 +107,7 @@ def fit_gemm_shape(
         raise ParamError(f"{len(times)} products were timed, at least 3 positive times are needed to fit their rate")
     ones, depths = np.ones(len(times)), np.array([float(k) for _, _, k in shapes])
     extra = np.zeros(len(times)) if not len(extra_bytes) else np.asarray(extra_bytes, np.float64)
-    uneven = np.array([is_uneven(m, n) for m, n, _ in shapes])
+    uneven = np.array([_native.is_uneven(m, n) for m, n, _ in shapes])
     operations = np.array([2.0 * m * n * k for m, n, k in shapes])
     fastest = float((operations / times).max())
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "costs.hpp"
 #include "records.hpp"
 
 namespace uncut {
@@ -22,11 +23,8 @@ struct SimulatedMachine {
     std::vector<double> port_weights;
     std::vector<std::vector<std::pair<std::size_t, double>>> ports_of;  // (port, weight) per link: by `prepare`
 
-    std::vector<double> gemm_rate;  // flop/s [dtype * num_ranks + rank], 0 where unknown
-    // per dtype
-    std::vector<double> block_rows, block_cols, half_depth, gemm_overhead, gemm_tail, c_s_per_byte, gemm_uneven,
-        gemm_misaligned, gemm_idle_use, c_half_depth;
-    std::vector<bool> gemm_waves;
+    std::vector<double> gemm_rate;                        // flop/s [dtype * num_ranks + rank], 0 where unknown
+    std::vector<ProductCost> products;                    // per dtype
     std::vector<std::int64_t> multiprocessors;            // per rank
     std::vector<double> combine_rate, half_combine_rate;  // bytes per second, per rank
     // (row width in bytes, share of the bandwidth): model/costs.py

@@ -131,6 +131,18 @@ class HeldSimulations {
 }  // namespace
 
 void bind_simulator(nb::module_ &m) {
+    nb::class_<ProductCost>(m, "ProductCost", "GemmShape of model/costs.py.")
+        .def(nb::init<double, double, double, double, double, double, double, double, double, bool, double>())
+        .def("work",
+             [](const ProductCost &cost, std::int64_t rows, std::int64_t cols, std::int64_t depth,
+                std::int64_t multiprocessors, bool aligned) {
+                 const ProductCost::Work work = cost.work(rows, cols, depth, multiprocessors, aligned);
+                 return std::pair(work.operations, work.occupancy);
+             })
+        .def("moving_s", &ProductCost::moving_s)
+        .def("seconds", &ProductCost::seconds);
+    m.def("is_uneven", &is_uneven);
+    m.def("row_share", &row_share);
     nb::class_<SimulatedMachine>(m, "SimulatedMachine", "A machine as the simulator takes it; bytes and seconds.")
         .def(nb::init<>())
         .def("prepare", &SimulatedMachine::prepare)
@@ -142,17 +154,7 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("port_links", &SimulatedMachine::port_links)
         .def_rw("port_weights", &SimulatedMachine::port_weights)
         .def_rw("gemm_rate", &SimulatedMachine::gemm_rate)
-        .def_rw("block_rows", &SimulatedMachine::block_rows)
-        .def_rw("block_cols", &SimulatedMachine::block_cols)
-        .def_rw("gemm_waves", &SimulatedMachine::gemm_waves)
-        .def_rw("half_depth", &SimulatedMachine::half_depth)
-        .def_rw("gemm_overhead", &SimulatedMachine::gemm_overhead)
-        .def_rw("gemm_tail", &SimulatedMachine::gemm_tail)
-        .def_rw("gemm_uneven", &SimulatedMachine::gemm_uneven)
-        .def_rw("gemm_misaligned", &SimulatedMachine::gemm_misaligned)
-        .def_rw("gemm_idle_use", &SimulatedMachine::gemm_idle_use)
-        .def_rw("c_s_per_byte", &SimulatedMachine::c_s_per_byte)
-        .def_rw("c_half_depth", &SimulatedMachine::c_half_depth)
+        .def_rw("products", &SimulatedMachine::products)
         .def_rw("multiprocessors", &SimulatedMachine::multiprocessors)
         .def_rw("combine_rate", &SimulatedMachine::combine_rate)
         .def_rw("half_combine_rate", &SimulatedMachine::half_combine_rate)

@@ -13,20 +13,7 @@ namespace {
 
 constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
 constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
-constexpr std::int64_t even_extent = 256;     // GemmShape.uneven of model/costs.py
 constexpr std::int64_t alignment_bytes = 16;  // GemmShape.misaligned
-
-// What a copy of rows so many bytes wide gets of the bandwidth: RowRates of model/costs.py.
-double row_share(const std::vector<std::pair<double, double>> &table, double width) {
-    if (table.empty()) return 1;
-    if (width <= table.front().first) return table.front().second * width / table.front().first;
-    for (std::size_t i = 1; i < table.size(); ++i) {
-        const auto &[below, low] = table[i - 1];
-        const auto &[above, high] = table[i];
-        if (width <= above) return low + (high - low) * std::log(width / below) / std::log(above / below);
-    }
-    return table.back().second;
-}
 
 // How much of host memory a device learns the pages of at once: what lies in several such lines is several rows.
 constexpr std::int64_t page_line = 65536;
@@ -115,7 +102,8 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     if (!contiguous && to.rows > 0 && there != nullptr) {
         // Memory of all ranks begins at a line (segments.py), a caller's own anywhere.
         const BufferRecord &memory = t_.buffers[there->buffer];
-        const std::int64_t begins = memory.location == host_location(m_.num_ranks) ? (there->row + there->col * memory.ld) * item : -1;
+        const std::int64_t begins =
+            memory.location == host_location(m_.num_ranks) ? (there->row + there->col * memory.ld) * item : -1;
         limit *= host_row_share(*rows, to.rows * item, memory.ld * item, begins);
     } else if (!contiguous && to.rows > 0) {
         limit *= row_share(*rows, static_cast<double>(to.rows * item));
@@ -162,31 +150,14 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const
     const std::int64_t k = a.op != 0 ? left.rows : left.cols;
     Body body;
     if (c.rows == 0 || c.cols == 0 || k == 0) return body;
-    const auto odd = [](std::int64_t extent) { return extent > even_extent && extent % even_extent != 0; };
-    double factor = odd(c.rows) || odd(c.cols) ? 1 + m_.gemm_uneven[dtype] : 1;
-    if (!is_aligned(task)) factor *= 1 + m_.gemm_misaligned[dtype];
-    const double depth = factor * static_cast<double>(k) + m_.half_depth[dtype];
-    const double rows = m_.block_rows[dtype], cols = m_.block_cols[dtype];
-    const double wanted = static_cast<double>(c.rows) * static_cast<double>(c.cols);
-    double elements = wanted;
-    if (rows > 1 || cols > 1) {
-        const double blocks =
-            std::ceil(static_cast<double>(c.rows) / rows) * std::ceil(static_cast<double>(c.cols) / cols);
-        const auto width = static_cast<double>(m_.multiprocessors[task.rank]);
-        const double slots = m_.gemm_waves[dtype] ? std::ceil(blocks / width) * width : blocks;
-        elements = slots * rows * cols;
-        body.demand = blocks / slots;
-    }
-    const double tail = m_.gemm_tail[dtype];
-    const double idle = 1 - body.demand * elements / (elements + tail);
-    body.demand = 1 - m_.gemm_idle_use[dtype] * idle;  // what another kernel cannot have
-    const double operations = 2.0 * (elements * depth + tail * static_cast<double>(k));
+    const ProductCost &cost = m_.products[static_cast<std::size_t>(dtype)];
+    const auto [operations, occupancy] = cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task));
+    body.demand = 1 - cost.idle_use * (1 - occupancy);  // what another kernel cannot have
     // C is written once in any case, which is part of `half_depth`.
     const std::int64_t item = element_bytes[t_.buffers[c.buffer].dtype];
     const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - accumulator_bytes[dtype];
-    const double half = m_.c_half_depth[dtype], hidden = half > 0 ? 1 + static_cast<double>(k) / half : 1;
-    const double moving_s = m_.c_s_per_byte[dtype] * wanted * static_cast<double>(moved) / hidden;
-    body.amount = m_.gemm_overhead[dtype] + std::max(operations / rate + moving_s, 0.0);
+    const double extra_bytes = static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
+    body.amount = cost.seconds(operations, rate, extra_bytes, k);
     return body;
 }
 

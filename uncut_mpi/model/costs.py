@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from typing import Final
 
+from uncut_mpi import _native
 from uncut_mpi.errors import ParamError
-
-_EVEN: Final = 256
 
 
 class _NonNegative:
@@ -112,14 +111,7 @@ class GemmShape(_NonNegative):
         occupancy : float
             In (0, 1]; another kernel can use `idle_use` of what is left meanwhile.
         """
-        elements, occupancy = float(m * n), 1.0
-        if self.block_rows > 1 or self.block_cols > 1:
-            blocks = math.ceil(m / self.block_rows) * math.ceil(n / self.block_cols)
-            slots = math.ceil(blocks / multiprocessors) * multiprocessors if self.waves else blocks
-            elements, occupancy = slots * self.block_rows * self.block_cols, blocks / slots
-        factor = (1.0 + self.uneven * is_uneven(m, n)) * (1.0 + self.misaligned * (not aligned))
-        operations = 2.0 * (elements * (factor * k + self.half_depth) + self.tail_elements * k)
-        return operations, occupancy * elements / max(elements + self.tail_elements, 1.0)
+        return self.native().work(m, n, k, multiprocessors, aligned)
 
     def seconds(
         self,
@@ -146,8 +138,8 @@ class GemmShape(_NonNegative):
         aligned : bool, optional
             As for `work`.
         """
-        busy_s = self.work(m, n, k, multiprocessors, aligned=aligned)[0] / flop_per_s
-        return self.overhead_s + max(busy_s + self.moving_s(extra_bytes, k), 0.0)
+        cost = self.native()
+        return cost.seconds(cost.work(m, n, k, multiprocessors, aligned)[0], flop_per_s, extra_bytes, k)
 
     def moving_s(self, extra_bytes: float, k: int) -> float:
         """
@@ -158,13 +150,16 @@ class GemmShape(_NonNegative):
         extra_bytes, k
             As for `seconds`.
         """
-        hidden = 1.0 + k / self.c_half_depth if self.c_half_depth else 1.0
-        return self.c_s_per_byte * extra_bytes / hidden
+        return self.native().moving_s(extra_bytes, k)
+
+    def native(self) -> _native.ProductCost:
+        """Return this as the core has it, where the formula stands that the simulator uses too."""
+        return _native_cost(self)
 
 
-def is_uneven(m: int, n: int) -> bool:
-    """Return whether C has rows or columns above 256 that are no multiple of it (`GemmShape`)."""
-    return any(extent > _EVEN and extent % _EVEN for extent in (m, n))
+@functools.lru_cache(maxsize=256)
+def _native_cost(shape: GemmShape) -> _native.ProductCost:
+    return _native.ProductCost(*(getattr(shape, field.name) for field in dataclasses.fields(shape)))
 
 
 RowTable = tuple[tuple[float, float], ...]
@@ -208,15 +203,7 @@ class RowRates:
     def of_local(self, width_bytes: float) -> float:
         """Return the share of the bandwidth within a device that rows of a width get."""
         table = self.local or self.device
-        if not table or width_bytes <= 0:
-            return 1.0
-        (first, least), (_, most) = table[0], table[-1]
-        if width_bytes <= first:
-            return least * width_bytes / first
-        for (below, low), (above, high) in itertools.pairwise(table):
-            if width_bytes <= above:
-                return low + (high - low) * math.log(width_bytes / below) / math.log(above / below)
-        return most
+        return _native.row_share(list(table), width_bytes) if width_bytes > 0 else 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -302,17 +302,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     ]
     native.gemm_rate = np.concatenate(rates).tolist()
     shapes = [machine.gemm_shape.get(dtype.name, GemmShape()) for dtype in DType]
-    native.block_rows = [shape.block_rows for shape in shapes]
-    native.block_cols = [shape.block_cols for shape in shapes]
-    native.gemm_waves = [shape.waves for shape in shapes]
-    native.half_depth = [shape.half_depth for shape in shapes]
-    native.gemm_overhead = [shape.overhead_s for shape in shapes]
-    native.gemm_tail = [shape.tail_elements for shape in shapes]
-    native.gemm_uneven = [shape.uneven for shape in shapes]
-    native.gemm_misaligned = [shape.misaligned for shape in shapes]
-    native.gemm_idle_use = [shape.idle_use for shape in shapes]
-    native.c_s_per_byte = [shape.c_s_per_byte for shape in shapes]
-    native.c_half_depth = [shape.c_half_depth for shape in shapes]
+    native.products = [shape.native() for shape in shapes]
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]
     combine = np.where(machine.combine_gb_per_s > 0, machine.combine_gb_per_s, 0.5 * within)

@@ -1,0 +1,50 @@
+#include "costs.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace uncut {
+
+bool is_uneven(std::int64_t m, std::int64_t n) {
+    constexpr std::int64_t even = 256;
+    const auto odd = [](std::int64_t extent) { return extent > even && extent % even != 0; };
+    return odd(m) || odd(n);
+}
+
+ProductCost::Work ProductCost::work(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t multiprocessors,
+                                    bool aligned) const {
+    const auto rows = static_cast<double>(m), cols = static_cast<double>(n), depth = static_cast<double>(k);
+    double elements = rows * cols, occupancy = 1;
+    if (block_rows > 1 || block_cols > 1) {
+        const double blocks = std::ceil(rows / block_rows) * std::ceil(cols / block_cols);
+        const auto width = static_cast<double>(multiprocessors);
+        const double slots = waves ? std::ceil(blocks / width) * width : blocks;
+        elements = slots * block_rows * block_cols;
+        occupancy = slots > 0 ? blocks / slots : 1;
+    }
+    const double factor = (is_uneven(m, n) ? 1 + uneven : 1) * (aligned ? 1 : 1 + misaligned);
+    const double operations = 2.0 * (elements * (factor * depth + half_depth) + tail_elements * depth);
+    return {operations, occupancy * elements / std::max(elements + tail_elements, 1.0)};
+}
+
+double ProductCost::moving_s(double extra_bytes, std::int64_t k) const {
+    const double hidden = c_half_depth > 0 ? 1 + static_cast<double>(k) / c_half_depth : 1;
+    return c_s_per_byte * extra_bytes / hidden;
+}
+
+double ProductCost::seconds(double operations, double flop_per_s, double extra_bytes, std::int64_t k) const {
+    return overhead_s + std::max(operations / flop_per_s + moving_s(extra_bytes, k), 0.0);
+}
+
+double row_share(const std::vector<std::pair<double, double>> &table, double width) {
+    if (table.empty()) return 1;
+    if (width <= table.front().first) return table.front().second * width / table.front().first;
+    for (std::size_t i = 1; i < table.size(); ++i) {
+        const auto &[below, low] = table[i - 1];
+        const auto &[above, high] = table[i];
+        if (width <= above) return low + (high - low) * std::log(width / below) / std::log(above / below);
+    }
+    return table.back().second;
+}
+
+}  // namespace uncut
