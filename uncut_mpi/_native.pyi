@@ -1,6 +1,7 @@
 """Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -212,6 +213,11 @@ def kblocks_steps(how: KBlocking) -> list[tuple[int, int, int, int, int, int, in
 
 def block_edges(extent: int, blocks: int, step: int, multiple: int, halvings: int) -> list[int]:
     """As planning.blocking.block_edges."""
+
+# -- the contract ------------------------------------------------------------------------------
+
+def contract() -> dict[str, Any]:
+    """Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits."""
 
 # -- shares of a grid --------------------------------------------------------------------------
 

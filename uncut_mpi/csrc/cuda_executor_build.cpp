@@ -11,8 +11,6 @@ namespace {
 constexpr std::int64_t checkpoint_interval = 64;
 constexpr std::uint32_t max_batch_ops = 96;
 
-constexpr std::int64_t element_bytes[] = {8, 4, 2, 2, 4};
-
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned rows_per_thread = 4;
 constexpr unsigned blocks_per_multiprocessor = 16;
@@ -36,9 +34,8 @@ unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
 // cores are fed by slow kernels, half types' 5 times as slow (docs/performance.md, 2026-11-22). What A's padding holds
 // reaches C's padding alone, which nobody reads.
 std::int64_t rows_to_add(const Operand &a, const Operand &c) {
-    constexpr std::int64_t alignment_bytes = 16;
     if (a.op != 0 || a.dtype == dtype_f32) return 0;
-    const std::int64_t step = alignment_bytes / element_bytes[a.dtype], more = (step - c.rows % step) % step;
+    const std::int64_t step = alignment_bytes / bytes_of(a.dtype), more = (step - c.rows % step) % step;
     return more <= a.room && more <= c.room ? more : 0;
 }
 
@@ -82,7 +79,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         for (std::int64_t j = operation.first_operand; j < stop; ++j) {
             const Operand &operand = program.operands[j];
             if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.num_buffers ||
-                operand.dtype > dtype_tf32 || operand.factor > factor_beta)
+                operand.dtype >= element_types.size() || operand.factor > factor_beta)
                 refuse(operation, "an operand is malformed");
             if (program.addresses[operand.buffer] == 0 && operand.rows > 0 && operand.cols > 0)
                 refuse(operation, "buffer " + std::to_string(operand.buffer) + " has no address");
@@ -221,7 +218,7 @@ void Executor::add_copy(const Program &program, const Operation &operation) {
     const Operand &from = program.operands[operation.first_operand + 1];
     if (to.rows != from.rows || to.cols != from.cols || to.dtype != from.dtype)
         refuse(operation, "its regions differ in shape or type");
-    const std::int64_t size = element_bytes[to.dtype];
+    const std::int64_t size = bytes_of(to.dtype);
     Copy copy{};
     copy.destination = address_of(program, to);
     copy.source = address_of(program, from);
@@ -251,7 +248,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     const Operand *operands = program.operands + operation.first_operand;
     const Operand &c = operands[0], &a = operands[1], &b = operands[2];
     const bool same = a.dtype == b.dtype;
-    const bool half = a.dtype == dtype_f16 || a.dtype == dtype_bf16;
+    const bool half = element_types[a.dtype].is_half();
     if (!same || (c.dtype != a.dtype && !(half && c.dtype == dtype_f32)))
         refuse(operation, "cuBLAS has no product for its types");
     Gemm gemm{};

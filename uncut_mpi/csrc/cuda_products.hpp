@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "cuda_driver.hpp"
+#include "records.hpp"
 
 namespace uncut::cuda {
-
-enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
 
 // Whether products of a type are worth it: the library's choice for f64 is within 1 % of the best in the mean.
 bool is_tunable(int dtype);

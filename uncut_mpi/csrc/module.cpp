@@ -4,6 +4,7 @@
 namespace nb = nanobind;
 
 namespace uncut {
+void bind_contract(nb::module_ &m);
 void bind_uncut_scheduler(nb::module_ &m);
 void bind_kblocks_scheduler(nb::module_ &m);
 void bind_shares(nb::module_ &m);
@@ -14,6 +15,7 @@ void bind_meeting(nb::module_ &m);
 
 NB_MODULE(_native, m) {
     m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator, the CUDA executor, meetings of ranks.";
+    uncut::bind_contract(m);
     uncut::bind_uncut_scheduler(m);
     uncut::bind_kblocks_scheduler(m);
     uncut::bind_shares(m);

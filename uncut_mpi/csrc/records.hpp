@@ -1,14 +1,39 @@
-// The records and codes of planning/schedule.py, byte for byte.
+// The contract between Python and the core: the records and codes of planning/schedule.py and planning/lower.py, byte
+// for byte, element types, and limits. Each fact stands here once; contract.cpp tells Python, and a test compares all.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace uncut {
 
-enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2 };
-enum Factor : std::uint8_t { one = 1, alpha = 2, beta = 3 };
+enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2, join_task = 3 };
+enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
+enum MatrixCode : std::uint8_t { a_matrix = 0, b_matrix = 1, c_matrix = 2, no_matrix = 255 };
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
+
+// Element types: model/dtypes.py.
+enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
+struct ElementType {
+    const char *name;
+    std::int64_t bytes;
+    DTypeCode accumulator;  // in which products are summed
+    constexpr bool is_half() const { return bytes == 2; }
+};
+inline constexpr std::array<ElementType, 5> element_types = {{
+    {"f64", 8, dtype_f64},
+    {"f32", 4, dtype_f32},
+    {"f16", 2, dtype_f32},
+    {"bf16", 2, dtype_f32},
+    {"tf32", 4, dtype_tf32},
+}};
+constexpr std::int64_t bytes_of(int dtype) { return element_types[static_cast<std::size_t>(dtype)].bytes; }
+
+inline constexpr std::size_t max_summands = 8;       // regions that one COMBINE reads
+inline constexpr std::size_t max_lanes = 256;        // of one rank
+inline constexpr std::int64_t alignment_bytes = 16;  // of columns, for tensor cores to be fed fast
 
 // Ends of lanes that are no memory: none (of a compute lane), all devices but the lane's own.
 inline constexpr std::int32_t no_source = -2, any_device = -3;

@@ -11,10 +11,6 @@
 namespace uncut {
 namespace {
 
-constexpr std::array<std::int64_t, 5> element_bytes = {8, 4, 2, 2, 4};
-constexpr std::array<std::int64_t, 5> accumulator_bytes = {8, 4, 4, 4, 4};
-constexpr std::int64_t alignment_bytes = 16;  // GemmShape.misaligned
-
 // How much of host memory a device learns the pages of at once: what lies in several such lines is several rows.
 constexpr std::int64_t page_line = 65536;
 
@@ -75,7 +71,7 @@ void Simulator::State::make_bodies() {
 Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     const RegionRecord &to = t_.regions[operand(task, 0).region], &from = t_.regions[operand(task, 1).region];
     const BufferRecord &target = t_.buffers[to.buffer], &source = t_.buffers[from.buffer];
-    const std::int64_t item = element_bytes[target.dtype];
+    const std::int64_t item = bytes_of(target.dtype);
     Body body;
     body.amount = static_cast<double>(to.rows * to.cols * item);
     int from_at = location(source), to_at = location(target);
@@ -117,7 +113,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
 // Whether all columns of a region begin at multiples of 16 bytes, if its buffer does.
 bool Simulator::State::is_aligned(const RegionRecord &region) const {
     const BufferRecord &buffer = t_.buffers[region.buffer];
-    const std::int64_t item = element_bytes[buffer.dtype];
+    const std::int64_t item = bytes_of(buffer.dtype);
     const bool begins = (region.row + region.col * buffer.ld) * item % alignment_bytes == 0;
     return begins && (region.cols <= 1 || buffer.ld * item % alignment_bytes == 0);
 }
@@ -134,7 +130,7 @@ bool Simulator::State::is_aligned(const TaskRecord &task) const {
     const RegionRecord &c = t_.regions[operand(task, 0).region], &a = t_.regions[operand(task, 1).region],
                        &b = t_.regions[operand(task, 2).region];
     if (!is_aligned(a) || !is_aligned(b) || !is_aligned(c)) return false;
-    const std::int64_t step = alignment_bytes / element_bytes[t_.buffers[a.buffer].dtype];
+    const std::int64_t step = alignment_bytes / bytes_of(t_.buffers[a.buffer].dtype);
     const bool turned = operand(task, 1).op != 0;
     const std::int64_t missing = (step - c.rows % step) % step;
     if (missing > 0 && (turned || missing > room(a) || missing > room(c))) return false;
@@ -154,8 +150,9 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const
     const auto [operations, occupancy] = cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task));
     body.demand = 1 - cost.idle_use * (1 - occupancy);  // what another kernel cannot have
     // C is written once in any case, which is part of `half_depth`.
-    const std::int64_t item = element_bytes[t_.buffers[c.buffer].dtype];
-    const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - accumulator_bytes[dtype];
+    const std::int64_t item = bytes_of(t_.buffers[c.buffer].dtype);
+    const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) -
+                               bytes_of(element_types[static_cast<std::size_t>(dtype)].accumulator);
     const double extra_bytes = static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
     body.amount = cost.seconds(operations, rate, extra_bytes, k);
     return body;
@@ -165,12 +162,12 @@ Simulator::State::Body Simulator::State::combine_body(const TaskRecord &task) co
     double bytes = 0;
     for (std::size_t o = 0; o < task.num_operands; ++o) {
         const RegionRecord &region = t_.regions[operand(task, o).region];
-        bytes += static_cast<double>(region.rows * region.cols * element_bytes[t_.buffers[region.buffer].dtype]);
+        bytes += static_cast<double>(region.rows * region.cols * bytes_of(t_.buffers[region.buffer].dtype));
     }
     Body body;
     const int dtype = t_.buffers[t_.regions[operand(task, 0).region].buffer].dtype;
-    const bool half = element_bytes[dtype] < accumulator_bytes[dtype];
-    body.amount = bytes / (half ? m_.half_combine_rate : m_.combine_rate)[task.rank];
+    body.amount = bytes / (element_types[static_cast<std::size_t>(dtype)].is_half() ? m_.half_combine_rate
+                                                                                    : m_.combine_rate)[task.rank];
     if (bytes > 0) body.amount += m_.combine_start;
     return body;
 }

@@ -38,6 +38,9 @@ from uncut_mpi.model.problem import GemmProblem
 NO_SOURCE: Final = -2
 """Source of a compute lane."""
 
+MAX_SUMMANDS: Final = 8
+"""Regions that one COMBINE reads at most."""
+
 
 class Kind(enum.IntEnum):
     """What a task does."""

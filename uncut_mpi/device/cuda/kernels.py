@@ -12,8 +12,7 @@ from typing import Final
 
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
-
-MAX_SOURCES: Final = 8
+from uncut_mpi.planning.schedule import MAX_SUMMANDS
 
 _TYPES: Final = {
     DType.f64: "double",
@@ -24,13 +23,15 @@ _TYPES: Final = {
 }
 
 # `arguments` is CombineArguments of csrc/cuda_executor.hpp, field by field.
-_PRELUDE: Final = """
+_PRELUDE: Final = (
+    f"#define MAX_SUMMANDS {MAX_SUMMANDS}\n"
+    + """
 struct arguments {
     unsigned long long destination;
     long long ld, rows, cols;
-    unsigned long long source[8];
-    long long source_ld[8];
-    double factor[8];
+    unsigned long long source[MAX_SUMMANDS];
+    long long source_ld[MAX_SUMMANDS];
+    double factor[MAX_SUMMANDS];
 };
 struct half_bits { unsigned short bits; };
 struct bfloat_bits { unsigned short bits; };
@@ -97,6 +98,7 @@ __device__ inline void put(T *out, long long apart, long long left, bool whole, 
     }
 }
 """
+)
 
 _KERNEL: Final = """
 extern "C" __global__ void {name}(const arguments a) {{
@@ -155,8 +157,8 @@ def kernel_source(signatures: Iterable[int]) -> str:
 
 def _one(signature: int) -> str:
     written, reads = types_of(signature)
-    if len(reads) > MAX_SOURCES:
-        raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SOURCES} are supported")
+    if len(reads) > MAX_SUMMANDS:
+        raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SUMMANDS} are supported")
     involved = (written, *reads)
     wide = DType.f64 in involved
     if wide and any(dtype.is_half for dtype in involved):

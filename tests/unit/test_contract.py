@@ -1,0 +1,80 @@
+"""What Python and the core both know is the same in both: records, codes, element types, limits, names of the core."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import numpy as np
+import pytest
+
+import uncut_mpi
+from uncut_mpi import _native
+from uncut_mpi.device.interface import MAX_LANES
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import ANY_DEVICE, host_index
+from uncut_mpi.planning import kblocks, lower, schedule
+
+CONTRACT = _native.contract()
+RECORDS = {
+    "tasks": schedule.TASK_DTYPE,
+    "operands": schedule.OPERAND_DTYPE,
+    "regions": schedule.REGION_DTYPE,
+    "lanes": schedule.LANE_DTYPE,
+    "buffers": schedule.BUFFER_DTYPE,
+    "operations": lower.OPERATION_DTYPE,
+    "bound_operands": lower.BOUND_OPERAND_DTYPE,
+}
+ENUMERATIONS = (
+    schedule.Kind, schedule.Factor, schedule.Matrix, schedule.Role, schedule.LaneKind, lower.Code
+)  # fmt: skip
+
+
+def test_nothing_of_the_contract_is_left_out() -> None:
+    assert set(CONTRACT["records"]) == set(RECORDS)
+    assert set(CONTRACT["enumerations"]) == {one.__name__ for one in ENUMERATIONS}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_have_the_same_fields_at_the_same_places(name: str) -> None:
+    dtype: np.dtype = RECORDS[name]
+    fields = tuple((field, dtype.fields[field][1], dtype.fields[field][0].itemsize) for field in dtype.names)
+    assert CONTRACT["records"][name] == (dtype.itemsize, fields)
+
+
+@pytest.mark.parametrize("one", ENUMERATIONS)
+def test_codes_have_the_same_values(one: type) -> None:
+    assert CONTRACT["enumerations"][one.__name__] == {member.name: int(member) for member in one}
+
+
+def test_element_types_have_the_same_codes_sizes_and_accumulators() -> None:
+    assert CONTRACT["types"] == [(one.name, one.itemsize, one.accumulator.name) for one in DType]
+
+
+def test_limits_and_numbers_of_ends_are_the_same() -> None:
+    assert CONTRACT["limits"] == {
+        "max_summands": schedule.MAX_SUMMANDS,
+        "max_lanes": MAX_LANES,
+        "alignment_bytes": 16,
+        "no_source": schedule.NO_SOURCE,
+        "any_device": ANY_DEVICE,
+        "host_of_5": host_index(5),
+    }
+    assert kblocks.MOST_SUMMANDS == schedule.MAX_SUMMANDS
+
+
+def test_the_stub_names_what_the_core_has() -> None:
+    tree = ast.parse((pathlib.Path(uncut_mpi.__file__).parent / "_native.pyi").read_text())
+
+    def names(body: list[ast.stmt]) -> set[str]:
+        found = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+        return found | {one.target.id for one in body if isinstance(one, ast.AnnAssign)}
+
+    def shown(one: object) -> set[str]:
+        return {name for name in vars(one) if not name.startswith("_")}
+
+    assert {name for name in names(tree.body) if not name.startswith("_")} == shown(_native)
+    for one in tree.body:
+        if isinstance(one, ast.ClassDef):
+            listed = {name for name in names(one.body) if not name.startswith("_")}
+            assert listed == shown(getattr(_native, one.name)), one.name

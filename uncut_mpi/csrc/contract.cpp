@@ -1,0 +1,108 @@
+// Tells Python the contract as the core has it, so that a test can compare every value.
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+
+#include "cuda_executor.hpp"
+#include "records.hpp"
+
+namespace nb = nanobind;
+
+namespace uncut {
+namespace {
+
+#define FIELD(record, field) nb::make_tuple(#field, offsetof(record, field), sizeof(record::field))
+
+template <typename... Fields>
+nb::tuple layout(std::size_t bytes, Fields... fields) {
+    return nb::make_tuple(bytes, nb::make_tuple(fields...));
+}
+
+template <typename... Names>
+nb::dict codes(Names... names) {
+    nb::dict found;
+    ((found[nb::str(names.first)] = nb::int_(static_cast<int>(names.second))), ...);
+    return found;
+}
+
+nb::dict records() {
+    using cuda::Operand, cuda::Operation;
+    nb::dict found;
+    found["tasks"] =
+        layout(sizeof(TaskRecord), FIELD(TaskRecord, kind), FIELD(TaskRecord, pad), FIELD(TaskRecord, num_operands),
+               FIELD(TaskRecord, rank), FIELD(TaskRecord, lane), FIELD(TaskRecord, group),
+               FIELD(TaskRecord, first_operand), FIELD(TaskRecord, first_await), FIELD(TaskRecord, num_awaits));
+    found["operands"] = layout(sizeof(OperandRecord), FIELD(OperandRecord, region), FIELD(OperandRecord, factor),
+                               FIELD(OperandRecord, op), FIELD(OperandRecord, pad));
+    found["regions"] =
+        layout(sizeof(RegionRecord), FIELD(RegionRecord, buffer), FIELD(RegionRecord, pad), FIELD(RegionRecord, row),
+               FIELD(RegionRecord, col), FIELD(RegionRecord, rows), FIELD(RegionRecord, cols));
+    found["lanes"] = layout(sizeof(LaneRecord), FIELD(LaneRecord, rank), FIELD(LaneRecord, kind),
+                            FIELD(LaneRecord, source), FIELD(LaneRecord, destination));
+    found["buffers"] = layout(sizeof(BufferRecord), FIELD(BufferRecord, location), FIELD(BufferRecord, role),
+                              FIELD(BufferRecord, matrix), FIELD(BufferRecord, dtype), FIELD(BufferRecord, pad),
+                              FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
+                              FIELD(BufferRecord, offset));
+    found["operations"] = layout(sizeof(Operation), FIELD(Operation, code), FIELD(Operation, pad),
+                                 FIELD(Operation, num_operands), FIELD(Operation, lane), FIELD(Operation, task),
+                                 FIELD(Operation, slot), FIELD(Operation, peer), FIELD(Operation, first_operand));
+    found["bound_operands"] = layout(
+        sizeof(Operand), FIELD(Operand, buffer), FIELD(Operand, dtype), FIELD(Operand, factor), FIELD(Operand, op),
+        FIELD(Operand, room), FIELD(Operand, offset), FIELD(Operand, rows), FIELD(Operand, cols), FIELD(Operand, ld));
+    return found;
+}
+
+#undef FIELD
+
+nb::dict enumerations() {
+    using Name = std::pair<const char *, int>;
+    nb::dict found;
+    found["Kind"] =
+        codes(Name{"COPY", copy_task}, Name{"GEMM", gemm_task}, Name{"COMBINE", combine_task}, Name{"JOIN", join_task});
+    found["Factor"] = codes(Name{"ZERO", zero}, Name{"ONE", one}, Name{"ALPHA", alpha}, Name{"BETA", beta});
+    found["Matrix"] = codes(Name{"A", a_matrix}, Name{"B", b_matrix}, Name{"C", c_matrix}, Name{"NONE", no_matrix});
+    found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
+                          Name{"STAGING", staging_role});
+    found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane});
+    found["Code"] =
+        codes(Name{"COPY", cuda::code_copy}, Name{"GEMM", cuda::code_gemm}, Name{"COMBINE", cuda::code_combine},
+              Name{"WAIT_FLAG", cuda::code_wait_flag}, Name{"WAIT_EVENT", cuda::code_wait_event},
+              Name{"RECORD", cuda::code_record}, Name{"SIGNAL", cuda::code_signal});
+    return found;
+}
+
+nb::list types() {
+    nb::list found;
+    for (const ElementType &type : element_types)
+        found.append(nb::make_tuple(type.name, type.bytes, element_types[type.accumulator].name));
+    return found;
+}
+
+nb::dict limits() {
+    nb::dict found;
+    found["max_summands"] = max_summands;
+    found["max_lanes"] = max_lanes;
+    found["alignment_bytes"] = alignment_bytes;
+    found["no_source"] = no_source;
+    found["any_device"] = any_device;
+    found["host_of_5"] = host_location(5);
+    return found;
+}
+
+}  // namespace
+
+void bind_contract(nb::module_ &m) {
+    m.def(
+        "contract",
+        [] {
+            nb::dict all;
+            all["records"] = records();
+            all["enumerations"] = enumerations();
+            all["types"] = types();
+            all["limits"] = limits();
+            return all;
+        },
+        "Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits.");
+}
+
+}  // namespace uncut
