@@ -14,6 +14,7 @@
 
 #include "cuda_executor.hpp"
 
+using namespace uncut;
 using namespace uncut::cuda;
 
 namespace {

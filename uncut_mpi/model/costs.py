@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import math
+from typing import TYPE_CHECKING, Any
 
-from uncut_mpi import _native
 from uncut_mpi.errors import ParamError
+
+if TYPE_CHECKING:
+    from uncut_mpi._native import ProductCost
+
+
+def _core() -> Any:
+    # Importing the package imports this module, before anybody is told where there is no core.
+    return importlib.import_module("uncut_mpi._native")
 
 
 class _NonNegative:
@@ -152,14 +161,15 @@ class GemmShape(_NonNegative):
         """
         return self.native().moving_s(extra_bytes, k)
 
-    def native(self) -> _native.ProductCost:
+    def native(self) -> ProductCost:
         """Return this as the core has it, where the formula stands that the simulator uses too."""
         return _native_cost(self)
 
 
 @functools.lru_cache(maxsize=256)
-def _native_cost(shape: GemmShape) -> _native.ProductCost:
-    return _native.ProductCost(*(getattr(shape, field.name) for field in dataclasses.fields(shape)))
+def _native_cost(shape: GemmShape) -> ProductCost:
+    cost: ProductCost = _core().ProductCost(*(getattr(shape, field.name) for field in dataclasses.fields(shape)))
+    return cost
 
 
 RowTable = tuple[tuple[float, float], ...]
@@ -203,7 +213,7 @@ class RowRates:
     def of_local(self, width_bytes: float) -> float:
         """Return the share of the bandwidth within a device that rows of a width get."""
         table = self.local or self.device
-        return _native.row_share(list(table), width_bytes) if width_bytes > 0 else 1.0
+        return _core().row_share(list(table), width_bytes) if width_bytes > 0 else 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
