@@ -128,6 +128,12 @@ class GemmPlan:
             self._entry.closed = True
             self._discard(self._entry)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a GemmPlan belongs to its session and process, and cannot be copied or sent: make it where it is needed, "
+            "session.plan(a, b, c), on all ranks; its .schedule and .summary are values, which can"
+        )
+
     def __enter__(self) -> GemmPlan:
         return self
 

@@ -554,6 +554,12 @@ class Session:
             self._gate.leave(f"{type(error).__name__}")
             lifetime.end(self._ticket)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Session belongs to its process and communicator, and cannot be copied or sent: open one where it is "
+            "needed, um.Session(comm), on all ranks"
+        )
+
     def __repr__(self) -> str:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"

@@ -22,6 +22,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import fair_rates
+from uncut_mpi.model.remade import Remade
 
 Link: TypeAlias = tuple[int, int]
 """(source, destination) locations."""
@@ -43,7 +44,7 @@ def slowdown(alone_s: float, together_s: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class LinkMap:
+class LinkMap(Remade):
     """
     Links between locations, as PARALiA sees them (table 1).
 

@@ -19,6 +19,7 @@ from uncut_mpi.model.arguments import count, counted, flag, items, real_number, 
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
+from uncut_mpi.model.remade import Remade
 
 FORMAT_VERSION: Final = 8
 
@@ -40,7 +41,7 @@ def _unknown() -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Machine:
+class Machine(Remade):
     """
     A node of ranks, each with one device, and the host memory they share.
 

@@ -34,6 +34,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import LOCATION_DTYPE, host_index, in_host, location_table
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.remade import Remade
 
 NO_SOURCE: Final = -2
 """Source of a compute lane."""
@@ -159,7 +160,7 @@ _HEADER: Final = struct.Struct("<8sIIQ7Q")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Schedule:
+class Schedule(Remade):
     """
     All tasks of a call in one global order.
 
