@@ -103,6 +103,15 @@ def test_what_arrays_have_and_matrices_have_not_is_named(name, advice):
     assert not hasattr(matrix(), "__dlpack__")
 
 
+def test_what_is_listed_is_there():
+    found = matrix()
+    assert not [name for name in dir(found) if not hasattr(found, name)]
+    assert not [name for name in dir(Matrix) if not hasattr(found, name)]
+    assert {"array", "shape", "dtype", "order", "location"} <= set(dir(found))
+    with pytest.raises(AttributeError, match="a Matrix has no attribute 'elements'"):
+        getattr(found, "elements")  # noqa: B009 - checkers know that there is none
+
+
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_matrix_is_neither_copied_nor_sent(how):
     with pytest.raises(TypeError, match=r"session\.download"):

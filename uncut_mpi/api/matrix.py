@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -155,10 +155,11 @@ class Matrix:
             return NotImplemented
         raise TypeError(f"a Matrix has no operator {symbol}: {mend}")
 
-    @property
-    def T(self) -> Any:
-        """There is none: gemm transposes."""
-        raise AttributeError("a Matrix has no attribute 'T': pass trans_a or trans_b to gemm, or use .array.T")
+    if not TYPE_CHECKING:  # who checks types is to see what there is
+
+        def __getattr__(self, name: str) -> Any:
+            mend = ": pass trans_a or trans_b to gemm, or use .array.T" if name == "T" else ""
+            raise AttributeError(f"a Matrix has no attribute {name!r}{mend}", name=name, obj=self)
 
 
 def _without(symbol: str) -> Callable[..., Any]:
