@@ -330,7 +330,6 @@ def test_uploads_that_do_not_fit_are_refused(comm, session):
     expect(comm, um.ParamError, ["shared host memory"], lambda: session.upload(device, shared))
     expect(comm, um.ParamError, ["shared host memory"], lambda: session.upload(private, shared))
     expect(comm, um.ParamError, ["ndarray"], lambda: session.upload(np.zeros((4, 6)), shared))
-    expect(comm, um.ParamError, ["NoneType"], lambda: session.download(None))
     for matrix in (shared, turned, single, device, private):
         session.release(matrix)
 
@@ -355,6 +354,27 @@ def test_ranks_that_copy_different_matrices_get_one_error(comm, session):
     expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.release(mine))
     for matrix in (first, second, target):
         session.release(matrix)
+
+
+def test_what_is_no_matrix_is_named_with_its_argument_and_call(comm, session):
+    matrix = session.empty_host((4, 4))
+    calls = {
+        "release: matrix is None: pass a Matrix": lambda: session.release(None),
+        "download: matrix is a float: pass a Matrix": lambda: session.download(2.0),
+        "upload: source is None: pass a Matrix": lambda: session.upload(None, matrix),
+        "upload: target is an ndarray: pass a Matrix": lambda: session.upload(matrix, np.zeros((4, 4))),
+        "A is None: pass a Matrix": lambda: session.gemm(None, matrix),
+        "C is a str: pass a Matrix": lambda: session.plan(matrix, matrix, "C"),
+        "None was registered: the rank that is its root": lambda: session.register(None, root=last(session)),
+    }
+    for message, call in calls.items():
+        expect(comm, um.ParamError, [message], call)
+    session.release(matrix)
+    for message, call in {
+        "release: matrix is a matrix that was released": lambda: session.release(matrix),
+        "upload: source is a matrix that was released": lambda: session.upload(matrix, matrix),
+    }.items():
+        expect(comm, um.ParamError, [message], call)
 
 
 # -- releasing -----------------------------------------------------------------------------------

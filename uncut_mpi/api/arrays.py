@@ -65,7 +65,7 @@ def take(given: Any, backend: Backend) -> Taken:
     elif _has(given, "__array_interface__") and not isinstance(given, np.generic):
         array = exported.from_array_interface(given)
     else:
-        raise ParamError(f"{type_text(given)} was registered: {_mend(given)}")
+        raise ParamError(f"{'None' if given is None else type_text(given)} was registered: {_mend(given)}")
     return Taken(array, backend.owns(array), array.flags.writeable)
 
 

@@ -128,7 +128,7 @@ class MatrixStore:
         """Return `matrix` if it is a live matrix of this session, else raise ParamError. Local."""
         if not isinstance(matrix, Matrix):
             raise ParamError(
-                f"{name} is {type_text(matrix)}: pass a Matrix "
+                f"{name} is {'None' if matrix is None else type_text(matrix)}: pass a Matrix of this session "
                 "(session.register(array, root=...) or session.empty_host(shape))"
             )
         held = self._held.get(matrix.info.number)

@@ -385,7 +385,7 @@ class Session:
             Of any location; one in shared host memory is returned as it is.
         """
         with self._gate.exclusive():
-            self._begin_with("download", matrix)
+            self._begin_with("download", matrix=matrix)
             return self._store.download(matrix)
 
     def upload(self, source: Matrix, target: Matrix) -> None:
@@ -398,13 +398,13 @@ class Session:
             If shapes or types differ, or `source` is not in shared host memory.
         """
         with self._gate.exclusive():
-            self._begin_with("upload", source, target)
+            self._begin_with("upload", source=source, target=target)
             self._store.upload(source, target)
 
     def release(self, matrix: Matrix) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Collective."""
         with self._gate.exclusive():
-            self._begin_with("release", matrix)
+            self._begin_with("release", matrix=matrix)
             self._store.release(matrix)
 
     # -- products ----------------------------------------------------------------------------
@@ -574,12 +574,12 @@ class Session:
         self._gate.open(call, f"{call}({text(asked)})")
         return asked
 
-    def _begin_with(self, call: str, *matrices: Matrix) -> None:
+    def _begin_with(self, call: str, **matrices: Matrix) -> None:
         def check() -> None:
-            for matrix in matrices:
-                self._store.check(call, matrix)
+            for name, matrix in matrices.items():
+                self._store.check(f"{call}: {name}", matrix)
 
-        self._gate.begin(call, f"{call}({', '.join(map(_matrix_text, matrices))})", check)
+        self._gate.begin(call, f"{call}({', '.join(map(_matrix_text, matrices.values()))})", check)
 
     def _run_once(
         self,

@@ -98,7 +98,7 @@ def items(name: str, value: object) -> tuple[object, ...]:
             return tuple(value)
     except Exception:  # whatever the caller's type raises
         pass
-    raise ParamError(f"{name} = {shown(value)} is no sequence: pass a tuple, or None")
+    raise ParamError(f"{name} = {shown(value)} is no sequence: pass a tuple{'' if value is None else ', or None'}")
 
 
 def real_number(name: str, value: object, *, finite: bool = False) -> float:
