@@ -7,6 +7,9 @@ import numpy as np
 
 # -- the schedulers ----------------------------------------------------------------------------
 
+class TooManyTasksError(RuntimeError):
+    """A schedule would have more than `most_tasks` tasks."""
+
 class UncutInput:
     """What the scheduler of the Uncut-GEMMs paper works on; planning/uncut.py fills it."""
 
@@ -66,7 +69,7 @@ def schedule_uncut(
     """
     Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds).
 
-    Tables are uint8 arrays, caches (rank, matrix, slots). ValueError if there are more than `most_tasks`.
+    Tables are uint8 arrays, caches (rank, matrix, slots). TooManyTasksError if there are more than `most_tasks`.
     """
 
 def uncut_best_chain(
@@ -206,7 +209,11 @@ class KBlocksRun:
 def schedule_kblocks(
     input: KBlocksInput,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays."""
+    """
+    Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays.
+
+    TooManyTasksError if there are more than `most_tasks`.
+    """
 
 def kblocks_steps(how: KBlocking) -> list[tuple[int, int, int, int, int, int, int, bool]]:
     """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""

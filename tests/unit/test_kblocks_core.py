@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.canonical import canonical_digest
 from uncut_mpi import _native
-from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
@@ -279,6 +279,23 @@ def test_a_run_is_the_schedule_and_its_simulation() -> None:
     assert len(runs[1].times()[0]) == 0
     with pytest.raises(ParamError, match="is over"):
         simulations.begin_kblocks(made.run(count), DType.f64)
+
+
+def test_only_the_limit_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, made, schedule = prepared()
+    made._given.most_tasks = len(schedule.tasks) - 1
+    with pytest.raises(PlanError, match="the limit is 4000000: ask for larger k-blocks"):
+        made.schedule()
+    with pytest.raises(_native.TooManyTasksError, match="too many tasks"):
+        _native.schedule_kblocks(made._given)
+
+    def schedule_kblocks(given: _native.KBlocksInput) -> None:
+        raise ValueError("vector::reserve")
+
+    _, made, _ = prepared()
+    monkeypatch.setattr(_native, "schedule_kblocks", schedule_kblocks)
+    with pytest.raises(ValueError, match=r"^vector::reserve$"):
+        made.schedule()
 
 
 def test_a_run_without_room_is_only_said_to_be_so() -> None:

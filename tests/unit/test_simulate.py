@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -614,6 +614,12 @@ def test_schedules_of_tiles_made_beside_are_those_made_at_once() -> None:
         assert few is not None
         with pytest.raises(PlanError, match="the limit is"):
             make_tiles(few, simulations.begin_tiles(few.given))
+
+        def fail() -> NoReturn:
+            raise ValueError("vector::reserve")
+
+        with pytest.raises(ValueError, match=r"^vector::reserve$"):  # nothing else is said to be the limit
+            make_tiles(few, fail)
         assert prepare_tiles(*about, ScheduleOptions(scheduler="kblocks")) is None
     with pytest.raises(ParamError, match="before its Simulations end"):
         simulations.begin_tiles(few.given)

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <stdexcept>
 #include <utility>
 
 namespace uncut {
@@ -53,7 +52,7 @@ void KRun::make(Workplace &at) {
         try {
             schedule_kblocks(input, at.tables);
             num_tasks = static_cast<std::int64_t>(at.tables.tasks.size());
-        } catch (const std::length_error &) {
+        } catch (const TooManyTasks &) {
             num_tasks = std::max(most_tasks, input.most_tasks) + 1;
             at.tables = {};  // their memory, too
         }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "records.hpp"
+#include "too_many_tasks.hpp"
 
 namespace uncut {
 
@@ -208,7 +209,7 @@ void check_kblocks(const KInput &input);
 // Says who has what of each block, and where: workers, adders and buffers.
 void lay_out_kblocks(KInput &input);
 
-// Into tables of which the memory is used. Throws std::length_error if there are more than `most_tasks`.
+// Into tables of which the memory is used. Throws TooManyTasks if there are more than `most_tasks`.
 void schedule_kblocks(const KInput &input, KTables &tables);
 
 // Undoes `lay_out_kblocks`.

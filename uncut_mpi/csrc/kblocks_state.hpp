@@ -5,7 +5,6 @@
 #include <array>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -249,7 +248,7 @@ class Scheduler {
     std::int32_t compute(int rank, int number) { return lane(rank, compute_lane, no_source, number); }
 
     std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits) {
-        if (static_cast<std::int64_t>(out_.tasks.size()) >= in_.most_tasks) throw std::length_error("too many tasks");
+        if (static_cast<std::int64_t>(out_.tasks.size()) >= in_.most_tasks) throw TooManyTasks();
         TaskRecord record;
         record.kind = kind;
         record.rank = out_.lanes[on].rank;

@@ -1,6 +1,8 @@
 // The extension module: inner loops of planning, the CUDA executor and where ranks meet. No policy, no global state.
 #include <nanobind/nanobind.h>
 
+#include "too_many_tasks.hpp"
+
 namespace nb = nanobind;
 
 namespace uncut {
@@ -16,6 +18,7 @@ void bind_meeting(nb::module_ &m);
 NB_MODULE(_native, m) {
     m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator, the CUDA executor, meetings of ranks.";
     uncut::bind_contract(m);
+    nb::exception<uncut::TooManyTasks>(m, "TooManyTasksError", PyExc_RuntimeError);
     uncut::bind_uncut_scheduler(m);
     uncut::bind_kblocks_scheduler(m);
     uncut::bind_shares(m);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "records.hpp"
+#include "too_many_tasks.hpp"
 #include "uncut_routing.hpp"
 
 namespace uncut {

@@ -1,5 +1,4 @@
 // Records of the schedule: regions, lanes, tasks and the slots of relays' caches.
-#include <stdexcept>
 
 #include "uncut_state.hpp"
 
@@ -64,7 +63,7 @@ std::int32_t Scheduler::c_region(Worker &w, int i, int j, CPlace place, int chun
 
 std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
                                  std::initializer_list<std::int32_t> awaits) {
-    if (static_cast<std::int64_t>(out_.tasks.size()) >= in_.most_tasks) throw std::length_error("too many tasks");
+    if (static_cast<std::int64_t>(out_.tasks.size()) >= in_.most_tasks) throw TooManyTasks();
     TaskRecord task;
     task.kind = kind;
     task.num_operands = static_cast<std::uint16_t>(operands.size());

@@ -373,9 +373,7 @@ class Prepared:
         check_capacity(self._given.lay_out(), *whose)
         try:
             return self._schedule(_native.schedule_kblocks(self._given))
-        except ParamError:  # a ValueError too
-            raise
-        except ValueError as error:
+        except _native.TooManyTasksError as error:
             raise self._too_many(f"more than {MAX_TASKS} tasks", MAX_TASKS) from error
 
     def run(self, most_tasks: int, *, keeps: bool = False) -> _native.KBlocksRun:

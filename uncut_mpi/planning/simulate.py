@@ -207,7 +207,7 @@ class Simulations:
         ------
         ParamError
             After the end of the context, or for a second call.
-        ValueError
+        TooManyTasksError
             At the end, as `_native.schedule_uncut`.
         """
         try:

@@ -18,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
@@ -185,9 +184,7 @@ class PreparedTiles:
         given, tile = self.given, self.given.tile
         try:
             *tables, caches, end_ps = make() if make else _native.schedule_uncut(given)
-        except ParamError:  # a ValueError too: who waits for what is over
-            raise
-        except ValueError as error:
+        except _native.TooManyTasksError as error:
             tasks = f"more than {given.most_tasks} tasks"
             raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
         for rank, matrix, slots in caches:
