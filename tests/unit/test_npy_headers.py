@@ -67,6 +67,8 @@ PLAIN = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 2), }"
         ((1, 0), PLAIN.replace("(2, 2)", f"({2**70}, 2)"), "truncated"),
         ((1, 0), PLAIN.replace("(2, 2)", f"({2**70}, 0)"), "at most"),
         ((1, 0), PLAIN.replace("(2, 2)", "(2.0, 2)"), "not a .npy file"),
+        ((1, 0), PLAIN.replace("(2, 2)", "(True, 2)"), "an extent that is no whole number"),
+        ((1, 0), PLAIN.replace("(2, 2)", "(2, False)"), "an extent that is no whole number"),
         ((1, 0), PLAIN.replace("False", "0"), "not a .npy file"),
         ((1, 0), PLAIN.replace("False", "'no'"), "not a .npy file"),
         ((1, 0), PLAIN.replace("'<f8'", "'<f99'"), "not a .npy file"),

@@ -122,6 +122,10 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
         raise DataFileError(f"{path} cannot be read: {reason(error)}") from None
     if len(shape) != 2:
         raise DataFileError(f"{path} holds an array of shape {shape}: a matrix has two dimensions, reshape it first")
+    if bool in map(type, shape):  # a number to numpy
+        raise DataFileError(
+            f"{path} has the shape {shape}, an extent that is no whole number: write it with numpy.save"
+        )
     if min(shape) < 0:
         raise DataFileError(f"{path} has the shape {shape}, with a negative extent: write it again with numpy.save")
     element = _element_type(path, found, dtype)
