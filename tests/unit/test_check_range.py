@@ -387,6 +387,28 @@ def test_gradual_underflow_is_held_to_and_flushing_to_zero_is_not(method, dtype)
 
 
 @BOTH_CHECKS
+@ALL_DTYPES
+@pytest.mark.parametrize("factor", [0.0, 2.0**-1073])
+def test_results_no_larger_than_the_tolerance_are_held_to_it_in_absolute_terms(method, dtype, factor):
+    case = make(30, 20, 40, dtype, alpha=1.0, beta=0.0)
+    if dtype is DType.f64:
+        case.a *= factor
+    else:
+        case.a[:] = 0
+    case.c_out = multiply(case)
+    result = case.check(method)
+    assert result.passed
+    assert not result.relative
+    assert 0 <= result.error < result.tolerance < 1e-3
+    assert "so error and tolerance are absolute" in result.detail
+    case.c_out[3, 4] = 1.0
+    wrong = case.check(method)
+    assert not wrong.passed
+    assert wrong.error == pytest.approx(1.0)
+    assert make(30, 20, 40, dtype).check(method).relative
+
+
+@BOTH_CHECKS
 @pytest.mark.parametrize(
     ("dtype", "tiny", "alpha"),
     [(DType.f32, 1e-22, 1e30), (DType.bf16, 1e-22, 1e30), (DType.tf32, 1e-22, 1e30), (DType.f64, 1e-161, 1e300)],

@@ -72,6 +72,7 @@ FACTS = Facts(
     bound_formula="2·1000·2000·3000 operations / 30 TFLOP/s",
     error=1e-15,
     tolerance=2e-13,
+    relative=True,
     rms_error=3e-16,
     passed=True,
     check_detail="all 2000000 elements against a float64 product",
@@ -80,9 +81,17 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error samples_s digest splits how tried metric machine trace bound_formula command_line date "
+    "rms_error relative samples_s digest splits how tried metric machine trace bound_formula command_line date "
     "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
 )
+
+
+def test_figures_of_the_check_that_are_absolute_are_said_to_be():
+    facts = dataclasses.replace(FACTS, error=5e-324, tolerance=2e-320, relative=False)
+    assert "check       error 4.94e-324, tolerance 2e-320 (absolute)" in text(facts).splitlines()
+    assert json.loads(to_json(facts))["relative"] is False
+    assert json.loads(to_json(FACTS))["relative"] is True
+    assert json.loads(to_json(dataclasses.replace(FACTS, error=None, tolerance=None, passed=None)))["relative"] is None
 
 
 def test_the_text_says_what_was_run_on_what_and_how_it_went():

@@ -45,8 +45,10 @@ class CheckResult:
     passed : bool
         Whether every error is within its bound.
     error, tolerance : float
-        Error and bound where their ratio is largest, both relative to the largest expected value.
-        Infinite or NaN where the result is.
+        Error and bound where their ratio is largest. Infinite or NaN where the result is.
+    relative : bool
+        Whether both are relative to the largest expected value; else that is no larger than the tolerance, as where
+        all results are tiny or 0, and they are absolute.
     rms_error : float
         Root mean square of the errors relative to that of the expected values.
     detail : str
@@ -58,6 +60,7 @@ class CheckResult:
     passed: bool
     error: float
     tolerance: float
+    relative: bool
     rms_error: float
     detail: str
     elements_covered: int
@@ -122,7 +125,7 @@ def check_shared(
         has_product=alpha != 0 and a.size > 0 and b.size > 0,
     )
     if c_out.size == 0:
-        return CheckResult(True, 0.0, 0.0, 0.0, "C has no elements", 0)
+        return CheckResult(True, 0.0, 0.0, False, 0.0, "C has no elements", 0)
     with np.errstate(all="ignore"):
         if c_out.size * operands.k <= full_limit:
             elements = check_elements(operands, np.arange(c_out.shape[0]), np.arange(c_out.shape[1]), share, gather)
@@ -160,7 +163,7 @@ def _check_large(operands: Operands, seed: int, share: tuple[int, int], gather: 
 
 def _verdict(operands: Operands, elements: Finding, sums: Finding, what: str, covered: int) -> CheckResult:
     finding, unit = (sums, "sum") if sums.ratio > elements.ratio else (elements, "element")
-    scale = finding.largest if 0 < finding.largest < math.inf else 1.0
+    relative = finding.largest > 0 and not finding.largest <= finding.bound < math.inf
     passed = 0.0 <= finding.ratio <= 1.0
     detail = what
     if not passed:
@@ -170,6 +173,8 @@ def _verdict(operands: Operands, elements: Finding, sums: Finding, what: str, co
             f"; {finding.wrong} {unit}{'s' if finding.wrong != 1 else ''} wrong, worst at {at}: "
             f"error {finding.error:.3g}, allowed {finding.bound:.3g}"
         )
+    if not relative:
+        detail += f"; no right {unit} is beyond {finding.largest:.3g}, so error and tolerance are absolute"
     if finding.inherited:
         kept = finding.inherited - finding.misplaced
         detail += (
@@ -190,7 +195,8 @@ def _verdict(operands: Operands, elements: Finding, sums: Finding, what: str, co
     # A random sum's mean square is the sum of the squares, so either kind gives the same figure.
     base = sums if sums.expected_norm > 0 else elements
     rms = float(base.error_norm / base.expected_norm) if base.expected_norm > 0 else float(base.error_norm)
-    return CheckResult(passed, finding.error / scale, finding.bound / scale, rms, detail, covered)
+    scale = finding.largest if relative else 1.0
+    return CheckResult(passed, finding.error / scale, finding.bound / scale, relative, rms, detail, covered)
 
 
 def _stratified(extent: int, seed: int) -> np.ndarray:

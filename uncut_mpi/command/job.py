@@ -336,6 +336,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         bound_formula=measured.bound.formula,
         error=verdict.error if verdict else None,
         tolerance=verdict.tolerance if verdict else None,
+        relative=verdict.relative if verdict else None,
         rms_error=verdict.rms_error if verdict else None,
         passed=verdict.passed if verdict else None,
         check_detail=verdict.detail if verdict else _unchecked(about),

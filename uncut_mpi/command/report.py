@@ -152,6 +152,8 @@ class Facts:
         How it comes about.
     error, tolerance, rms_error : float or None
         Of the check; None without one.
+    relative : bool or None
+        Whether error and tolerance are relative to the largest value; None without a check.
     passed : bool or None
         Verdict of the check; None without one.
     check_detail : str
@@ -180,6 +182,7 @@ class Facts:
     call_s: float = 0.0
     error: float | None = None
     tolerance: float | None = None
+    relative: bool | None = None
     rms_error: float | None = None
     passed: bool | None = None
     check_detail: str = ""
@@ -402,9 +405,9 @@ def _against(expected_s: float, median_s: float, how: str) -> str:
 def _check(facts: Facts) -> list[str]:
     if facts.passed is None or facts.error is None or facts.tolerance is None:
         return [_line("check", facts.check_detail or "none")]
-    rms = "" if facts.rms_error is None else f"; RMS {facts.rms_error:.3g} of the RMS of C"
+    of = f"of the largest value; RMS {facts.rms_error:.3g} of the RMS of C" if facts.relative else "(absolute)"
     return [
-        _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g} of the largest value{rms}"),
+        _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g} {of}"),
         _line("", facts.check_detail),
     ]
 
@@ -443,6 +446,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["version"] = about.version
     # What a published result needs besides.
     value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
+    value["relative"] = None if facts.passed is None else facts.relative
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
