@@ -164,6 +164,7 @@ def test_paths_that_would_make_a_command_wait_are_refused(comm, job, folder, mon
         ([a, b, "-c", pipe, "-o", out_path], "named pipe"),
         ([a, b, "-o", pipe, "--overwrite"], "not a regular file"),
         ([a, b, "-o", "/dev/stdout", "--overwrite"], "stream of this process"),
+        ([a, b, "-o", "-", "--overwrite"], "stream of this process"),
         ([a, b, "-o", out_path, "--json", folder / "." / "x" / ".." / "OUT.npy"], "one file"),
     ):
         status, out, err = job(words)
@@ -173,6 +174,15 @@ def test_paths_that_would_make_a_command_wait_are_refused(comm, job, folder, mon
     status, out, err = job([a, b, "-o", out_path, "--json", pipe])
     good = status == 2 and "nobody reads" in err and is_product(folder, out_path) and out.endswith("PASS\n")
     collective_assert(comm, good, f"status {status} {out}{err}")
+
+
+def test_facts_on_standard_output_are_alone_there(comm, job, folder):
+    out_path = folder / "OUT.npy"
+    status, out, err = job([folder / "A.npy", folder / "B.npy", "-o", out_path, "--json", "-"])
+    good = status == 0 and is_product(folder, out_path) and json.loads(out)["passed"] is True
+    collective_assert(comm, good and err.endswith("PASS\n"), f"status {status} {out}{err}")
+    status, out, err = job([folder / "A.npy", folder / "A.npy", "-o", out_path, "--overwrite", "--json", "-"])
+    collective_assert(comm, status == 2 and "ParamError" in err and not out, f"status {status} {out}{err}")
 
 
 def test_a_report_that_cannot_be_written_is_a_status_and_loses_no_file(comm, job, folder, monkeypatch):

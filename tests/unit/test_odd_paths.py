@@ -18,7 +18,10 @@ import pytest
 
 from uncut_mpi import plan
 from uncut_mpi.command import artifacts, files, lines
+from uncut_mpi.command.arguments import parse as parse_gemm
 from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.bench_arguments import parse_bench
+from uncut_mpi.command.calibrate_arguments import parse_calibrate
 from uncut_mpi.command.files import open_matrix
 from uncut_mpi.command.output import OutputFile, check_output
 from uncut_mpi.errors import DataFileError, ParamError
@@ -169,18 +172,38 @@ def test_a_pipe_with_a_slow_reader_gets_everything(tmp_path):
     assert found == [content]
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1", "link.json"])
-def test_facts_and_report_share_a_standard_output_that_is_a_file(tmp_path, name):
+@pytest.mark.parametrize("name", ["-", "/dev/stdout", "/proc/self/fd/1", "link.json"])
+def test_facts_on_standard_output_are_alone_there(tmp_path, name):
     (tmp_path / "link.json").symlink_to("/dev/stdout")
     words = [sys.executable, "-m", "uncut_mpi.plan", "-m", "64", "--budget-tasks", "1", "--json", name]
     with open(tmp_path / "log", "wb") as log:
         done = subprocess.run(words, cwd=tmp_path, stdout=log, stderr=subprocess.PIPE, timeout=60, check=False)
-    text = (tmp_path / "log").read_text()
     assert done.returncode == 0, done.stderr
-    end = text.index("\n}\n") + 3
-    assert json.loads(text[:end])["m"] == 64
-    assert text[end:].startswith("machine ")
+    assert json.loads((tmp_path / "log").read_text())["m"] == 64
+    assert done.stderr.startswith(b"machine ")
     assert sorted(os.listdir(tmp_path)) == ["link.json", "log"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "flag", "field"),
+    [
+        (lambda words: parse_gemm(["A.npy", "B.npy", *words]), "-o", "out_path"),
+        (parse_gemm, "--json", "json_path"),
+        (plan.parse, "--json", "json_path"),
+        (parse_calibrate, "--json", "json_path"),
+        (parse_calibrate, "--output", "output"),
+        (parse_bench, "--output", "output"),
+    ],
+)
+def test_a_dash_is_standard_output_wherever_a_file_is_written(parse, flag, field):
+    assert getattr(parse([flag, "-"]), field) == "/dev/stdout"
+    assert getattr(parse([flag, "./-"]), field) == "./-"
+
+
+def test_a_dash_twice_is_an_error():
+    for parse, words in ((parse_gemm, "A.npy B.npy -o - --json -"), (parse_calibrate, "--output - --json -")):
+        with pytest.raises(ParamError, match="both name /dev/stdout"):
+            parse(words.split())
 
 
 def test_a_result_does_not_replace_a_standard_stream():

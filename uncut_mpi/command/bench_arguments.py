@@ -9,7 +9,7 @@ from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
-from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, positive, shown, whole
+from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, positive, shown, whole, written
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
@@ -264,7 +264,7 @@ def make_bench_parser() -> argparse.ArgumentParser:
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(
         "--output",
-        type=path,
+        type=written,
         default="bench.jsonl",
         metavar="FILE",
         help="add results there and go on where it ends; default %(default)s",

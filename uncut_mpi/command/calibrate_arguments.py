@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
-from uncut_mpi.command.flag_values import path, positive
+from uncut_mpi.command.flag_values import positive, written
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
@@ -105,12 +105,15 @@ def make_calibrate_parser() -> argparse.ArgumentParser:
         f"{DEFAULT_TIME_LIMIT_S:g}",
     )
     run.add_argument(
-        "--output", type=path, metavar="FILE", help="keep the machine there; default: where sessions look for it"
+        "--output",
+        type=written,
+        metavar="FILE",
+        help="keep the machine there, - is standard output; default: where sessions look for it",
     )
     run.add_argument(
         "--json",
-        type=path,
+        type=written,
         metavar="FILE",
-        help="write the machine file there too; replaced if it exists; default: nowhere",
+        help="write the machine file there too, - is standard output; replaced if it exists; default: nowhere",
     )
     return parser

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uncut_mpi.command import streams
+from uncut_mpi.command.artifacts import stream_number
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, CapacityError, DataFileError, UncutError
 
@@ -14,6 +15,8 @@ Arguments = TypeVar("Arguments")
 
 Say = Callable[[str], None]
 """Keeps a part of a command's report. It is printed at the end, when every file is written, also after an error."""
+
+_WRITTEN = ("json_path", "output", "trace_path", "timeline_path", "transfers_path", "plot")  # by all commands
 
 FAILED = 2
 """Exit status of a command that an error ended, or whose report could not be written."""
@@ -42,31 +45,45 @@ def run_alone(
     streams.guard()
     said: list[str] = []
     error: UncutError | None = None
+    arguments: Arguments | None = None
     try:
         try:
-            run(parse(sys.argv[1:] if argv is None else argv), said.append)
+            arguments = parse(sys.argv[1:] if argv is None else argv)
+            run(arguments, said.append)
         except HelpRequested as asked:
             said.append(asked.text)
         except UncutError as found:
             error = found
         except MemoryError as found:
             error = CapacityError(f"the memory of this host is too small: {found or 'no more could be had'}")
-        return conclude(name, said, error)
+        return conclude(name, said, error, aside=takes_output(arguments))
     except KeyboardInterrupt:
         streams.to_errors(f"{name}: interrupted\n")
         streams.settle()
         return INTERRUPTED
 
 
-def conclude(name: str, said: Sequence[str], error: UncutError | None = None) -> int:
+def takes_output(arguments: object) -> bool:
+    """Return whether a file of a command goes to standard output; its report goes to standard error then."""
+    paths = (getattr(arguments, name, None) for name in _WRITTEN)
+    return any(path is not None and stream_number(path) == 1 for path in paths)
+
+
+def tell(said: Sequence[str], *, aside: bool) -> str:
+    """Print a report on standard output, aside on standard error; return what is lost and why, empty if nothing is."""
+    lost = (streams.to_errors if aside else streams.to_output)("".join(said))
+    return lost and f"standard {'error' if aside else 'output'} {lost}"
+
+
+def conclude(name: str, said: Sequence[str], error: UncutError | None = None, *, aside: bool = False) -> int:
     """
-    Print a report and, below it, the error that ended the command; return the status, 0 or `FAILED`.
+    Print a report as `tell` and, below it, the error that ended the command; return the status, 0 or `FAILED`.
 
     A report that cannot be written is an error, too.
     """
     errors = [error] if error is not None else []
-    if lost := streams.to_output("".join(said)):
-        errors.append(DataFileError(f"standard output {lost}: what goes there is lost (files are written before it)"))
+    if lost := tell(said, aside=aside):
+        errors.append(DataFileError(f"{lost}: what goes there is lost (files are written before it)"))
     for one in errors:
         streams.to_errors(f"{name}: {type(one).__name__}: {one}\n")
     streams.settle()

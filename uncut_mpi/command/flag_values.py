@@ -110,6 +110,11 @@ def path(text: str) -> str:
     return text
 
 
+def written(text: str) -> str:
+    """Return the name of a file to be written that a flag's value is; ``-`` is standard output."""
+    return "/dev/stdout" if path(text) == "-" else text
+
+
 def picture(text: str) -> str:
     """Return the name of a file that a timeline can be drawn into."""
     try:

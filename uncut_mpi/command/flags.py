@@ -23,6 +23,7 @@ from uncut_mpi.command.flag_values import (
     placement_of,
     positive,
     whole,
+    written,
 )
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
@@ -231,7 +232,10 @@ def make_plan_parser() -> argparse.ArgumentParser:
         help="draw its transfers over each link there; default: nowhere",
     )
     group.add_argument(
-        "--json", type=path, metavar="FILE", help="write the facts there too; replaced if it exists; default: nowhere"
+        "--json",
+        type=written,
+        metavar="FILE",
+        help="write the facts there too, - is standard output; replaced if it exists; default: nowhere",
     )
     return parser
 
@@ -275,7 +279,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "-o",
-        type=path,
+        type=written,
         metavar="OUT.npy",
         help="file for the result; appears only when complete; default: there is none",
     )
@@ -563,9 +567,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     group.add_argument(
         "--json",
-        type=path,
+        type=written,
         metavar="FILE",
-        help="write the facts of the run there too; replaced if it exists; default: nowhere",
+        help="write the facts of the run there too, - is standard output; replaced if it exists; default: nowhere",
     )
     group.add_argument(
         "--trace",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from uncut_mpi.command import streams
-from uncut_mpi.command.entry import FAILED, Arguments, Say, conclude
+from uncut_mpi.command.entry import FAILED, Arguments, Say, conclude, takes_output, tell
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, StallError, UncutError
 from uncut_mpi.spmd import launcher
@@ -112,6 +112,7 @@ def run_on_ranks(
         streams.to_errors(f"{name}: interrupted\n")
         os._exit(INTERRUPTED)
     said: list[str] = []
+    aside = takes_output(arguments)
     problem: UncutError | None = None
     status = FAILED
     try:
@@ -121,16 +122,16 @@ def run_on_ranks(
         status = 0 if run(comm, arguments, words, said.append) else 1
     except StallError as error:
         # A rank is missing: nothing that all ranks do together can end any more, so the job is ended.
-        streams.to_output("".join(said))
+        tell(said, aside=aside)
         streams.to_errors(f"{name}: rank {comm.rank}: {error}\n")
         abort.end_job(comm, FAILED)
     except UncutError as error:
         problem = error
     except Exception:
-        streams.to_output("".join(said))
+        tell(said, aside=aside)
         raise  # the hook says so, and ends the job
     # Every rank has the same error: one says it.
     if comm.rank == 0:
-        status = max(status, conclude(name, said, problem))
+        status = max(status, conclude(name, said, problem, aside=aside))
     streams.settle()
     return abort.finish(comm, status)

@@ -36,9 +36,9 @@ def to_output(text: str) -> str:
     return put(sys.stdout, text)
 
 
-def to_errors(text: str) -> None:
-    """Write to standard error if it can be done: who cannot be told has the exit status."""
-    put(sys.stderr, text)
+def to_errors(text: str) -> str:
+    """Write to standard error; return why it could not be done: who cannot be told has the exit status."""
+    return put(sys.stderr, text)
 
 
 def put(stream: Any, text: str) -> str:
