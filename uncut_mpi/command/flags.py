@@ -9,12 +9,10 @@ from typing import Any, Final, NoReturn
 
 import uncut_mpi
 from uncut_mpi.command.flag_values import (
-    MOST_BLOCKS,
     MOST_EXTENT,
     MOST_RANKS,
     dtype_of,
     finite,
-    grid_of,
     is_number,
     numbers,
     one_of,
@@ -25,20 +23,13 @@ from uncut_mpi.command.flag_values import (
     whole,
     written,
 )
+from uncut_mpi.command.schedule_flags import add_schedule
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
-from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import (
-    BLOCK_ORDERS,
-    COMBINES,
-    DELIVERIES,
-    DISTRIBUTIONS,
     MOST_TRIED,
-    ORDERS,
-    ROUTINGS,
-    SCHEDULERS,
 )
 
 USUAL_WARMUP: Final = 2
@@ -59,11 +50,6 @@ examples:
   mpiexec -n 4 python -m uncut_mpi.gemm A.npy B.npy -c C.npy --beta 0.5 -o OUT.npy
 """
 
-
-_ROUTING: Final = (
-    "where a tile is fetched from: its owner (origin), the holder with the fastest link (bw), or the one from which "
-    "it arrives first (eta); default eta"
-)
 
 _PLAN_EPILOG: Final = """\
 examples:
@@ -161,7 +147,7 @@ def make_parser() -> argparse.ArgumentParser:
         "and devices); default: what is there, as it was measured",
     )
     _add_compute_ranks(machine)
-    _add_schedule(parser)
+    add_schedule(parser)
     _add_run(parser.add_argument_group("run and report"))
     return parser
 
@@ -196,7 +182,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         help="device of the machine that each rank has, others take no part; default: rank i has device i",
     )
     _add_compute_ranks(group)
-    _add_schedule(parser)
+    add_schedule(parser)
     group = parser.add_argument_group("search and report")
     group.add_argument(
         "--issuing-threads",
@@ -343,189 +329,6 @@ def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
         metavar="R0,R1,…",
         help="ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
         "what --place puts there, and forward. Default: the search decides, with --scheduler all",
-    )
-
-
-def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    common = parser.add_argument_group(
-        "schedule",
-        "What differs from its default stays fixed; the rest is chosen by simulation, or with --scheduler by\n"
-        "that scheduler's own rules, which are the defaults named here.",
-    )
-    common.add_argument(
-        "--scheduler",
-        type=one_of(*SCHEDULERS),
-        metavar="|".join(SCHEDULERS),
-        help="uncut: the schedule of the Uncut-GEMMs paper with its heuristics; kblocks: few large products per rank; "
-        "cyclic: PARALiA's; bands: Choi's, between devices only; auto: whichever simulation finds best; default auto",
-    )
-    metrics = "; ".join(f"{name}: {metric.about}" for name, metric in METRICS.items())
-    common.add_argument(
-        "--metric",
-        type=one_of(*METRICS),
-        default="time",
-        metavar="|".join(METRICS),
-        help=f"what the search of auto minimises. {metrics}. All but time need a machine file with the devices' "
-        "power; default %(default)s",
-    )
-    common.add_argument(
-        "--grid",
-        type=grid_of,
-        metavar="RxC",
-        help="process grid; default: all ranks, as square as can be, R <= C; kblocks between host matrices: up to 32 "
-        "ranks a row",
-    )
-    _add_tiles(parser.add_argument_group("schedule of uncut"))
-    _add_blocking(parser.add_argument_group("schedule of kblocks"))
-    group = parser.add_argument_group(
-        "schedule of cyclic and bands",
-        "cyclic takes --grid, --tile, --max-hops and --compute-lanes too, bands --tile; both choose tiles by their\n"
-        "papers' models, cyclic the ranks that compute as well.",
-    )
-    group.add_argument(
-        "--distribution",
-        type=one_of(*DISTRIBUTIONS),
-        metavar="|".join(DISTRIBUTIONS),
-        help="how cyclic deals tiles of C out; default 2d-cyclic",
-    )
-
-
-def _add_tiles(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tile", type=whole(1, MOST_EXTENT), default=0, metavar="T", help="tile edge; default: the paper's heuristic"
-    )
-    group.add_argument(
-        "--tile-min",
-        type=whole(1, MOST_EXTENT),
-        default=2048,
-        metavar="T",
-        help="T_min of the tile heuristic; default %(default)s",
-    )
-    group.add_argument(
-        "--chunks", type=whole(1), metavar="P", help="chunks of a batched fetch; default 2 a hop, at most 8"
-    )
-    group.add_argument(
-        "--min-chunk",
-        type=whole(1, MOST_EXTENT),
-        metavar="BYTES",
-        help="smallest chunk of a batched fetch; default 262144",
-    )
-    group.add_argument(
-        "--compute-lanes", type=whole(1), default=8, metavar="L", help="compute lanes per rank; default %(default)s"
-    )
-    group.add_argument("--no-caching", dest="caching", action="store_false", help="fetch tiles anew each time")
-    group.add_argument("--no-overlap", dest="overlap", action="store_false", help="one lane per rank for everything")
-    group.add_argument("--routing", type=one_of(*ROUTINGS), metavar="|".join(ROUTINGS), help=_ROUTING)
-    group.add_argument(
-        "--max-hops",
-        type=whole(0),
-        metavar="H",
-        help="most ranks that a tile is relayed over where its link is slow, 0 to 2; default 1, and 0 for cyclic with\n"
-        "a matrix in host memory",
-    )
-    group.add_argument("--no-batch", dest="batch", action="store_false", help="no batched fetch")
-    group.add_argument("--no-wr-lazy", dest="wr_lazy", action="store_false", help="always fetch C first")
-    group.add_argument(
-        "--order", type=one_of(*ORDERS), metavar="|".join(ORDERS), help="order of sub-problems; default eta"
-    )
-
-
-def _add_blocking(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--splits",
-        type=whole(1),
-        default=0,
-        metavar="S",
-        help="ranks that share k, R x C x S compute; default: 1, or all ranks where k is 8 times m and n",
-    )
-    group.add_argument(
-        "--k-first",
-        type=whole(1, MOST_EXTENT),
-        default=0,
-        metavar="K",
-        help="elements of the first k-block; default 256",
-    )
-    group.add_argument(
-        "--k-block",
-        type=whole(1, MOST_EXTENT),
-        default=0,
-        metavar="K",
-        help="elements of the largest k-block; default 2048, 8192 for halves",
-    )
-    group.add_argument(
-        "--k-growth",
-        type=whole(2),
-        default=0,
-        metavar="G",
-        help="a k-block ends G times as far as the one before it; default 2",
-    )
-    group.add_argument(
-        "--k-tail",
-        type=whole(1),
-        default=0,
-        metavar="N",
-        help="in the block orders k and k-columns the last 1/N of k goes by column blocks; default 4, of k-columns 2 "
-        "unless ranks share k",
-    )
-    group.add_argument(
-        "--column-blocks",
-        type=whole(1, MOST_BLOCKS),
-        default=0,
-        metavar="N",
-        help="blocks in which C is handed on; default 4",
-    )
-    group.add_argument(
-        "--row-blocks",
-        type=whole(1, MOST_BLOCKS),
-        default=0,
-        metavar="N",
-        help="row blocks of the block order corner, which more than one asks for; the last of several is halved twice; "
-        "default: as many as column blocks",
-    )
-    group.add_argument(
-        "--block-multiple",
-        type=whole(1),
-        default=0,
-        metavar="N",
-        help="row and column blocks of a rank's part begin at multiples of N elements, a power of two, where they have "
-        "four times as many, else of half of it, and so on; default 1: of 16 bytes, a search tries 64 and 256 too",
-    )
-    group.add_argument(
-        "--block-order",
-        type=one_of(*BLOCK_ORDERS),
-        metavar="|".join(BLOCK_ORDERS),
-        help="k: k-blocks over all columns; columns: one column block after the other; corner: row blocks and column "
-        "blocks as they arrive; k-columns: as k, the last k-blocks by column blocks as these arrive; default k, for a "
-        "C in host memory columns, with --row-blocks corner",
-    )
-    group.add_argument(
-        "--product-lanes",
-        type=whole(1),
-        default=0,
-        metavar="N",
-        help="how many products a rank may have begun, 1 or 2; default 2",
-    )
-    group.add_argument(
-        "--delivery",
-        type=one_of(*DELIVERIES),
-        metavar="|".join(DELIVERIES),
-        help="how pieces of A and B on devices are handed around: everybody sends as much, or whole pieces, each copy "
-        "as soon as its sender and its receiver are free; default balanced",
-    )
-    group.add_argument(
-        "--combine",
-        type=one_of(*COMBINES),
-        metavar="|".join(COMBINES),
-        help="where a C on a device meets the products; default owner",
-    )
-    group.add_argument(
-        "--combine-away",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="of a C on a device that is combined at its owner the last N column blocks (there are two more than "
-        "--column-blocks, the last being halved twice) are combined where they are computed; default 0, a search tries "
-        "some numbers unless --combine or this is given",
     )
 
 
