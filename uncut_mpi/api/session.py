@@ -30,8 +30,9 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
+from uncut_mpi.api.wording import how_text, matrix_text, product_text, value_text
 from uncut_mpi.errors import ParamError, is_agreed
-from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, type_text, whole_number
+from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import Order, Trans
@@ -344,7 +345,7 @@ class Session:
             On all ranks, listing rank: value.
         """
         with self._gate.exclusive():
-            self._begin_converted("agree", lambda: _value_text(what, value))
+            self._begin_converted("agree", lambda: value_text(what, value))
 
     def together(self, what: str) -> AbstractContextManager[None]:
         """
@@ -458,9 +459,7 @@ class Session:
         given = out
 
         def asked() -> str:
-            words = _text("gemm", a, b, given, alpha, beta)
-            fixed = str(options) if isinstance(options, ScheduleOptions) else shown(options)
-            return f"{words}, trans_a={_trans_text(trans_a)}, trans_b={_trans_text(trans_b)}, options={fixed}"
+            return f"{product_text('gemm', a, b, given, alpha, beta)}, {how_text(trans_a, trans_b, options)}"
 
         if out is None:
             with self._gate.exclusive():
@@ -579,7 +578,7 @@ class Session:
             for name, matrix in matrices.items():
                 self._store.check(f"{call}: {name}", matrix)
 
-        self._gate.begin(call, f"{call}({', '.join(map(_matrix_text, matrices.values()))})", check)
+        self._gate.begin(call, f"{call}({', '.join(map(matrix_text, matrices.values()))})", check)
 
     def _run_once(
         self,
@@ -607,7 +606,7 @@ class Session:
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: object, beta: object, stream: Any
     ) -> CallResult:
         with self._gate.exclusive():
-            asked = functools.partial(_text, "execute", *matrices, alpha, beta)
+            asked = functools.partial(product_text, "execute", *matrices, alpha, beta)
             same = functools.partial(self._calls.checked, entry, planned, matrices)
             return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
 
@@ -615,7 +614,7 @@ class Session:
         self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: object, beta: object, stream: Any
     ) -> Trace:
         with self._gate.exclusive():
-            asked = functools.partial(_text, "trace", *matrices, alpha, beta)
+            asked = functools.partial(product_text, "trace", *matrices, alpha, beta)
             same = functools.partial(self._calls.checked, entry, planned, matrices)
             return self._calls.trace(entry, same, matrices, alpha, beta, stream, asked)
 
@@ -624,39 +623,8 @@ class Session:
             entry.close()
 
 
-def _value_text(what: object, value: object) -> str:
-    if not isinstance(what, str):
-        raise ParamError(f"what = {shown(what)} is {type_text(what)}: pass what the value is, as a text")
-    try:
-        return f"{what} {value!r}"
-    except Exception as error:  # whatever a caller's type raises
-        raise ParamError(f"{what}, {type_text(value)}, cannot be compared: its repr raised {error!r}") from error
-
-
 def _seconds(name: str, value: object) -> float:
     seconds = real_number(name, value)
     if not seconds > 0:
         raise ParamError(f"{name} = {seconds}: use more than 0 (seconds)")
     return seconds
-
-
-def _text(call: str, a: object, b: object, c: object, alpha: object, beta: object) -> str:
-    """Return a call as its caller wrote it, short enough to stand in an error per rank."""
-    names = (f"{name}={_matrix_text(matrix)}" for name, matrix in (("a", a), ("b", b), ("c", c)))
-    return f"{call}: {', '.join(names)}, alpha {_scalar_text(alpha)}, beta {_scalar_text(beta)}"
-
-
-def _scalar_text(value: object) -> str:
-    """Return a scalar as text, the same for all types that have its value."""
-    try:
-        return repr(real_number("a scalar", value))
-    except ParamError:
-        return shown(value)
-
-
-def _trans_text(value: object) -> str:
-    return repr(str(value)) if isinstance(value, str) else shown(value)
-
-
-def _matrix_text(matrix: object) -> str:
-    return f"matrix {matrix.info.number}" if isinstance(matrix, Matrix) else type(matrix).__name__
