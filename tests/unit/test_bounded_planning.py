@@ -14,6 +14,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import bands
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, ablation_options, plan
 from uncut_mpi.planning.search import search
@@ -22,7 +23,7 @@ FEW = 500_000
 """Tasks of what the schedulers' own rules make of the largest problems: a second or two."""
 
 ROOMY = dataclasses.replace(load_machine("h200-4x"), memory_bytes=np.full(4, 1 << 62))
-SCHEDULERS = ("uncut", "kblocks", "cyclic", "auto")
+SCHEDULERS = ("uncut", "kblocks", "cyclic")
 
 
 def planned(m: int, n: int, k: int, place: str = "h,h,h", machine: Machine | None = None, **options: object) -> Planned:
@@ -57,10 +58,22 @@ def test_the_largest_extents_have_a_plan_or_too_little_memory(shape: tuple[int, 
     assert len(made.schedule.tasks) <= FEW
 
 
+@pytest.mark.parametrize("shape", [(1 << 58, 1, 1), (1, 1 << 58, 1), (1, 1, 1 << 58), (3, 1 << 30, 1 << 25)])
+def test_what_is_chosen_for_the_largest_extents_is_bounded_too(shape: tuple[int, int, int]) -> None:
+    # It tries the rules of all of them: one shape for each extent, and one of two long extents, have it all.
+    made = planned(*shape, machine=ROOMY, scheduler="auto")
+    assert 0 < len(made.schedule.tasks) <= FEW
+    assert made.predicted_s > 0
+
+
 @pytest.mark.parametrize("shape", [(1 << 40, 2, 3), (2, 1 << 40, 3), (2, 3, 1 << 40)])
-def test_bands_take_an_edge_that_makes_no_more_tiles_than_they_may(shape: tuple[int, int, int]) -> None:
+def test_bands_take_an_edge_that_makes_no_more_tiles_than_they_may(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 1024
+    monkeypatch.setattr(bands, "MAX_TILES_OF_BANDS", most)  # each of their tasks is made by itself
     made = planned(*shape, place="0,0,0", machine=ROOMY, scheduler="bands")
-    assert len(made.schedule.tasks) <= FEW
+    assert 0 < len(made.schedule.tasks) <= 4 * most  # of a tile: at most two copies of bands, a product, its copy
 
 
 @pytest.mark.parametrize(
@@ -96,13 +109,15 @@ def test_many_blocks_of_c_are_refused() -> None:
 @pytest.mark.parametrize("order", ["k", "columns", "corner"])
 @pytest.mark.parametrize("delivery", ["balanced", "earliest"])
 @pytest.mark.parametrize("place", ["h,h,h", "0,0,0"])
-def test_as_many_blocks_as_there_may_be_are_planned_in_time_in_proportion(
-    order: str, delivery: str, place: str
-) -> None:
-    # 20,000 k-blocks: what awaits what is found without looking at all that came before.
+def test_tasks_and_what_they_await_are_in_proportion_to_the_k_blocks(order: str, delivery: str, place: str) -> None:
+    # 5,000 and 20,000 k-blocks: no task awaits one of each that came before.
     blocking = Blocking(block=1000, columns=2, order=order, delivery=delivery)
-    made = planned(40, 40, 20_000_000, place=place, machine=ROOMY, scheduler="kblocks", blocking=blocking)
-    assert 20_000 < len(made.schedule.tasks) <= 1_000_000
+    few, many = (
+        planned(40, 40, 1000 * blocks, place=place, machine=ROOMY, scheduler="kblocks", blocking=blocking).schedule
+        for blocks in (5_000, 20_000)
+    )
+    assert 20_000 < len(many.tasks) <= 4.1 * len(few.tasks)
+    assert 20_000 < len(many.awaits) <= 4.1 * len(few.awaits)
 
 
 @pytest.mark.parametrize("tile", [0, 1])
