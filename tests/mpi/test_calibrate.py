@@ -18,12 +18,13 @@ import uncut_mpi.api.start as start
 from tests.helpers.collective import allgather, collective_assert, expect
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
-from uncut_mpi.calibration import litmus
+from uncut_mpi.calibration import litmus, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
 from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
+from uncut_mpi.command import rehearsal
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.dtypes import DType
@@ -36,7 +37,7 @@ SHORT = ["--backend", "host", "--time-limit", "1e-3"]
 
 @pytest.fixture(autouse=True)
 def small(mpi_tmp_path, monkeypatch):
-    """Small probes, and machines measured here stay here."""
+    """Small probes and products, and machines measured here stay here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
     effort = dataclasses.replace(
         EFFORTS["host"],
@@ -45,11 +46,17 @@ def small(mpi_tmp_path, monkeypatch):
         widths_bytes=(64, 4096),
         device_widths_bytes=(512,),
         shapes=((16, 16, 16), (32, 32, 32), (32, 32, 64), (64, 64, 64)),
+        added=((32, 32, 16), (64, 64, 32)),
         combine=(32, 32),
         litmus_bytes=(4096,),
     )
     monkeypatch.setitem(EFFORTS, "host", effort)
     monkeypatch.setattr(litmus, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(measuring_probes, "_IDLE_S", 0.01)
+    edges = {DType.f64: (32, 64, 96, 128), DType.f32: (128,), DType.f16: (64,)}
+    monkeypatch.setitem(rehearsal._EDGES, "host", edges)
+    for name, value in (("_TINY", 16), ("_WARMUP", 1), ("_CALLS", 3)):
+        monkeypatch.setattr(rehearsal, name, value)
     monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
     monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
@@ -163,7 +170,8 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(few_ranks,
 
 
 @pytest.mark.mpi(min_size=2)
-def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, capfd, mpi_tmp_path):
+def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, capfd, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(workbench, "_MAX_SAMPLES", 12)  # where times do not settle
     path = mpi_tmp_path / "machine.json"
     status, out, err = job(comm, capfd, ["--backend", "host", "--time-limit", "30", "--output", path])
     collective_assert(comm, status == 0, out + err)
