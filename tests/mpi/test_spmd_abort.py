@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -28,32 +27,43 @@ install_abort_hook(comm)
 WAIT = "comm.Barrier() if comm.rank == 0 else None\n"
 
 
-def job(tmp_path, body, interpreter=(), start=START):
-    """Run two ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
+def started(tmp_path, body, interpreter=(), start=START):
+    """Start two ranks of a program under mpiexec; return the process."""
     program = tmp_path / "program.py"
     program.write_text(start + body)
-    status, output, errors = jobs.ended(jobs.start([*interpreter, program]), LIMIT_S)
+    return jobs.start([*interpreter, program])
+
+
+def job(tmp_path, body, interpreter=(), start=START):
+    """Run two ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
+    status, output, errors = jobs.ended(started(tmp_path, body, interpreter, start), LIMIT_S)
     return status, output + errors
 
 
-def on_rank_0(comm, tmp_path, check):
-    with carried(comm):
-        if comm.rank == 0:
-            check(tmp_path)
+@pytest.fixture
+def on_rank_0(two_ranks, comm, tmp_path):
+    """Calls a function on rank 0, which starts jobs: of two ranks, on however many this test runs."""
+
+    def call(check):
+        with carried(comm):
+            if comm.rank == 0:
+                check(tmp_path)
+
+    return call
 
 
 @pytest.mark.parametrize("interpreter", [(), ("-m", "mpi4py")], ids=["plain python", "python -m mpi4py"])
-def test_an_unhandled_error_ends_the_job_and_names_the_rank(comm, tmp_path, interpreter):
+def test_an_unhandled_error_ends_the_job_and_names_the_rank(on_rank_0, interpreter):
     def check(tmp_path):
         status, output = job(tmp_path, WAIT + "raise ValueError('no such thing')\n", interpreter)
         assert status not in (None, 0), output
         assert "[rank 1 of 2] ValueError: no such thing" in output
         assert output.count("ValueError: no such thing") == 1  # said once, by one hook
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(comm, tmp_path):
+def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(on_rank_0):
     program = """
 import sys
 from uncut_mpi.command.ranks import run_on_ranks
@@ -72,10 +82,10 @@ sys.exit(run_on_ranks("test", lambda words: None, load, [], None))
         assert status not in (None, 0), output
         assert "[rank 1 of 2] KeyboardInterrupt" in output
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(comm, tmp_path):
+def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(on_rank_0):
     def check(tmp_path):
         process = jobs.start_gemm(
             "-m", "512", "--repeat", "100000", "--no-check", "--timeout", "20", XDG_CACHE_HOME=str(tmp_path)
@@ -91,10 +101,10 @@ def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(comm, tmp_path):
         assert said, output + errors
         assert all(line.endswith("KeyboardInterrupt: the job ends") for line in said), errors
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_an_interrupt_before_mpi_is_loaded_is_one_line(comm, tmp_path):
+def test_an_interrupt_before_mpi_is_loaded_is_one_line(on_rank_0):
     program = """
 import sys
 import uncut_mpi.command.ranks as ranks
@@ -114,10 +124,10 @@ sys.exit(ranks.run_on_ranks("test", lambda words: None, None, [], None))
         assert output.count("test: interrupted") == 2, output
         assert "Traceback" not in output, output
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_the_end_of_a_job_leaves_no_shared_memory(comm, tmp_path):
+def test_the_end_of_a_job_leaves_no_shared_memory(on_rank_0):
     def check(tmp_path):
         made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
         body = f"comm.Barrier()\nprint('made', *{made}, flush=True)\n"
@@ -126,24 +136,26 @@ def test_the_end_of_a_job_leaves_no_shared_memory(comm, tmp_path):
         names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
         assert not names & set(os.listdir("/dev/shm")), names
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_without_the_hook_the_same_job_hangs(comm, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "LIMIT_S", 3)
+def test_without_the_hook_the_same_job_hangs(on_rank_0):
     start = (
         "from mpi4py import MPI\nfrom uncut_mpi.spmd.abort import unlink_mpi_segments\n"
         "comm = MPI.COMM_WORLD\ncomm.Barrier()\nunlink_mpi_segments()  # this job will be killed\n"
     )
 
     def check(tmp_path):
-        status, output = job(tmp_path, WAIT + "raise ValueError\n", start=start)
-        assert status is None, output
+        raises = tmp_path / "raises"
+        process = started(tmp_path, f"{WAIT}open({str(raises)!r}, 'w').close()\nraise ValueError\n", start=start)
+        assert jobs.wait_for(raises)
+        status, output, errors = jobs.ended(process, 1)  # with the hook it ends in a tenth of a second
+        assert status is None, output + errors
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_an_interrupt_and_an_error_in_a_thread_end_the_job(comm, tmp_path):
+def test_an_interrupt_and_an_error_in_a_thread_end_the_job(on_rank_0):
     def check(tmp_path):
         status, output = job(tmp_path, WAIT + "raise KeyboardInterrupt\n")
         assert status not in (None, 0), output
@@ -153,10 +165,10 @@ def test_an_interrupt_and_an_error_in_a_thread_end_the_job(comm, tmp_path):
         assert status not in (None, 0), output
         assert "[rank 1 of 2, thread worker] ZeroDivisionError" in output
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_leaving_by_sys_exit_does_not_end_the_job(comm, tmp_path):
+def test_leaving_by_sys_exit_does_not_end_the_job(on_rank_0):
     def check(tmp_path):
         body = (
             "t = threading.Thread(target=sys.exit)\nt.start()\nt.join()\n"
@@ -167,10 +179,10 @@ def test_leaving_by_sys_exit_does_not_end_the_job(comm, tmp_path):
         assert "rank 0 leaves" in output
         assert "rank 1 leaves" in output
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
-def test_one_rank_s_verdict_is_every_rank_s_exit_status(comm, tmp_path):
+def test_one_rank_s_verdict_is_every_rank_s_exit_status(on_rank_0):
     def check(tmp_path):
         body = (
             "status = finish(comm, 3 * comm.rank)\nprint(f'rank {comm.rank}: {status}', flush=True)\nsys.exit(status)\n"
@@ -180,7 +192,7 @@ def test_one_rank_s_verdict_is_every_rank_s_exit_status(comm, tmp_path):
         assert "rank 0: 3" in output
         assert "rank 1: 3" in output
 
-    on_rank_0(comm, tmp_path, check)
+    on_rank_0(check)
 
 
 def test_the_highest_exit_status_wins(comm, agree_all):
