@@ -91,10 +91,13 @@ def test_new_memory_is_zero_and_page_aligned(use_file):
 @both_kinds
 def test_memory_begins_at_the_same_place_of_a_line_in_every_process(use_file):
     kept = [Segment.create(nbytes, "a test", use_file=use_file) for nbytes in (1, 3 * PAGE, ALIGNMENT, ALIGNMENT + 7)]
+    assert not any(segment.address % ALIGNMENT for segment in kept)
+    handles = [segment.handle for segment in kept]
+    done = in_peer(
+        b"", f"for h in {handles}:\n    s = Segment.open(h)\n    print(s.address % (2 << 20), s.array().sum())"
+    )
+    assert done.stdout == 4 * "0 0\n", done.stderr
     for segment in kept:
-        assert segment.address % ALIGNMENT == 0
-        done = in_peer(segment.handle, "s = Segment.open(h); print(s.address % (2 << 20), s.array().sum())")
-        assert done.stdout == "0 0\n", done.stderr
         segment.close()
 
 
