@@ -291,8 +291,8 @@ def test_other_text_is_no_machine_file(text: str) -> None:
 
 
 def test_another_machine_format_is_refused_with_both_versions() -> None:
-    data = {**json.loads(measured().to_json()), "format": 9}
-    with pytest.raises(ParamError, match="format 9 was found, this version reads 8"):
+    data = {**json.loads(measured().to_json()), "format": 10}
+    with pytest.raises(ParamError, match="format 10 was found, this version reads 9"):
         Machine.from_json(json.dumps(data))
 
 

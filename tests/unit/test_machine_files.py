@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -198,7 +200,7 @@ def test_an_unknown_name_lists_those_that_exist(asked: str, tmp_path: Path, monk
 
 def test_a_file_that_is_no_machine_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
-    path.write_text('{"format": 8}')
+    path.write_text('{"format": 9}')
     with pytest.raises(ParamError, match=r"other\.json: not a machine file: KeyError"):
         load_machine(path)
     path.write_bytes(b"\xff\xfe")
@@ -215,3 +217,19 @@ def test_a_machine_measured_before_tf32_has_the_rates_of_f32_for_it() -> None:
     assert not rates.has_gemm_rate(DType.f64)
     own = Machine.uniform(2, gemm_tflop_per_s={"f32": 3.0, "tf32": 9.0})
     assert own.gemm_rate(DType.tf32).tolist() == [9e12, 9e12]
+
+
+def test_nodes_and_host_memory_are_kept_and_several_nodes_are_refused() -> None:
+    machine = dataclasses.replace(load_machine("h200-4x"), host_bytes=np.array([2**40]))
+    again = Machine.from_json(machine.to_json())
+    assert again.host_bytes.tolist() == [2**40]
+    assert again.node_of.tolist() == [0, 0, 0, 0]
+    without = json.loads(machine.to_json())
+    del without["node_of"], without["host_bytes"]
+    old = Machine.from_json(json.dumps({**without, "format": 8}))
+    assert (old.node_of.tolist(), old.host_bytes.tolist()) == ([0, 0, 0, 0], [0])
+    with pytest.raises(ParamError, match="several nodes"):
+        dataclasses.replace(machine, node_of=np.array([0, 0, 1, 1]))
+    for wrong in ([-1], [1, 1]):
+        with pytest.raises(ParamError, match="host_bytes"):
+            dataclasses.replace(machine, host_bytes=np.array(wrong))

@@ -126,6 +126,21 @@ def test_a_damaged_description_is_refused(old: bytes, new: bytes) -> None:
         Schedule.decode(data.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"dtypes":["f64",', b'"dtypes":["f32",'),
+        (b'"offsets":[[0,0],', b'"offsets":[[0,1],'),
+        (b'"scalars":"real"', b'"scalars":"cplx"'),
+    ],
+)
+def test_what_the_description_holds_for_later_is_refused(old: bytes, new: bytes) -> None:
+    data = small().encode()
+    assert data.count(old) == 1
+    with pytest.raises(ScheduleError, match="reserved, so far it is"):
+        Schedule.decode(data.replace(old, new, 1))
+
+
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(0, len(small().encode()) - 1), flip=st.integers(1, 255))
 def test_a_damaged_byte_raises_nothing_but_schedule_errors(at: int, flip: int) -> None:
@@ -167,6 +182,8 @@ def test_a_damaged_byte_raises_nothing_but_schedule_errors(at: int, flip: int) -
         ("regions", "col", 0, 21, "leaves its buffer"),
         ("regions", "rows", 0, 2**62, "leaves its buffer"),
         ("regions", "cols", 0, 2**63 - 1, "leaves its buffer"),
+        ("tasks", "kind", 0, 8, "or is reserved"),
+        ("operands", "op", 1, 2, "or reserved"),
         ("buffers", "location", 0, 7, "location does not exist"),
         ("buffers", "location", 0, -1, "location does not exist"),
         ("locations", "node", 1, 1, "is not that of one node with 3 ranks"),

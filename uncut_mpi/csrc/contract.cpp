@@ -57,8 +57,8 @@ nb::dict records() {
 nb::dict enumerations() {
     using Name = std::pair<const char *, int>;
     nb::dict found;
-    found["Kind"] =
-        codes(Name{"COPY", copy_task}, Name{"GEMM", gemm_task}, Name{"COMBINE", combine_task}, Name{"JOIN", join_task});
+    found["Kind"] = codes(Name{"COPY", copy_task}, Name{"GEMM", gemm_task}, Name{"COMBINE", combine_task},
+                          Name{"JOIN", join_task}, Name{"SEND", send_task}, Name{"RECV", receive_task});
     found["Factor"] = codes(Name{"ZERO", zero}, Name{"ONE", one}, Name{"ALPHA", alpha}, Name{"BETA", beta});
     found["Matrix"] = codes(Name{"A", a_matrix}, Name{"B", b_matrix}, Name{"C", c_matrix}, Name{"NONE", no_matrix});
     found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},

@@ -8,7 +8,14 @@
 
 namespace uncut {
 
-enum Kind : std::uint8_t { copy_task = 0, gemm_task = 1, combine_task = 2, join_task = 3 };
+enum Kind : std::uint8_t {
+    copy_task = 0,
+    gemm_task = 1,
+    combine_task = 2,
+    join_task = 3,
+    send_task = 8,
+    receive_task = 9
+};
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 enum MatrixCode : std::uint8_t { a_matrix = 0, b_matrix = 1, c_matrix = 2, no_matrix = 255 };
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };

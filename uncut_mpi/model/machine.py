@@ -21,7 +21,8 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
 from uncut_mpi.model.remade import Remade
 
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
+_FORMAT_WITHOUT_NODES: Final = 8  # as 9, but for what one node has by default
 
 MOST_RANKS: Final = 4096
 """Tables of links have the square of their number."""
@@ -33,7 +34,9 @@ _PER_RANK: Final = {
     "idle_watts": 0.0,
     "active_watts": 0.0,
     "busy_watts": 0.0,
+    "node_of": 0,
 }
+_WHOLE: Final = ("multiprocessors", "node_of")
 
 
 def _unknown() -> np.ndarray:
@@ -89,6 +92,10 @@ class Machine(Remade):
         Who measured it, how and when.
     steady : bool
         False if the machine was busy with something else, so that a later measurement is worth more.
+    node_of : ndarray of int64, shape (num_ranks,)
+        Node of each rank. Reserved: all ranks are on node 0 so far.
+    host_bytes : ndarray of int64, shape (1,)
+        Host memory of each node; 0 where unknown. Reserved: no plan depends on it so far.
 
     Notes
     -----
@@ -115,6 +122,8 @@ class Machine(Remade):
     serial_copies: bool = False
     provenance: str = ""
     steady: bool = True
+    node_of: np.ndarray = dataclasses.field(default_factory=_unknown)
+    host_bytes: np.ndarray = dataclasses.field(default_factory=_unknown)
 
     def __post_init__(self) -> None:
         self._convert()
@@ -151,6 +160,13 @@ class Machine(Remade):
             if values.shape != (self.num_ranks,) or not (np.isfinite(values).all() and (values >= default).all()):
                 raise ParamError(f"{name} of machine {self.name} is not {self.num_ranks} numbers of {default} or more")
             values.flags.writeable = False
+        if self.node_of.any():
+            raise ParamError(f"machine {self.name} has several nodes: one is supported so far")
+        if not self.host_bytes.size:
+            object.__setattr__(self, "host_bytes", np.zeros(1, np.int64))
+        if self.host_bytes.shape != (1,) or self.host_bytes.min() < 0:
+            raise ParamError(f"host_bytes of machine {self.name} is {shown(self.host_bytes)}: name one number of bytes")
+        self.host_bytes.flags.writeable = False
         for port in self.ports:
             for source, destination in port.links:
                 if not (0 <= source < size and 0 <= destination < size):
@@ -172,8 +188,9 @@ class Machine(Remade):
         for name in ("bandwidth_gb_per_s", "latency_s"):
             convert(name, _numbers)
         for name in _PER_RANK:
-            convert(name, _whole_numbers if name == "multiprocessors" else _numbers)
-        convert("memory_bytes", _whole_numbers)
+            convert(name, _whole_numbers if name in _WHOLE else _numbers)
+        for name in ("memory_bytes", "host_bytes"):
+            convert(name, _whole_numbers)
         if self.memory_bytes.ndim != 1 or not 1 <= len(self.memory_bytes) <= MOST_RANKS or self.memory_bytes.min() < 0:
             raise ParamError(
                 f"memory_bytes of machine {self.name} has shape {self.memory_bytes.shape}: name a number of 0 or more "
@@ -394,6 +411,7 @@ class Machine(Remade):
                 "steady": self.steady,
                 "serial_copies": self.serial_copies,
                 "memory_bytes": self.memory_bytes.tolist(),
+                "host_bytes": self.host_bytes.tolist(),
                 "ports": [
                     {
                         "name": port.name,
@@ -425,7 +443,7 @@ class Machine(Remade):
         try:
             data: dict[str, Any] = json.loads(text)
             found = data["format"]
-            if found != FORMAT_VERSION:
+            if found not in (FORMAT_VERSION, _FORMAT_WITHOUT_NODES):
                 raise ParamError(
                     f"machine file format {found} was found, this version reads {FORMAT_VERSION}: measure that machine "
                     "again (python -m uncut_mpi.calibrate)"
@@ -460,6 +478,8 @@ class Machine(Remade):
                 idle_watts=np.array(data["idle_watts"], np.float64),
                 busy_watts=np.array(data["busy_watts"], np.float64),
                 active_watts=np.array(data["active_watts"], np.float64),
+                node_of=np.array(data.get("node_of", ()), np.int64),
+                host_bytes=np.array(data.get("host_bytes", ()), np.int64),
             )
         except ParamError:
             raise

@@ -44,12 +44,14 @@ MAX_SUMMANDS: Final = 8
 
 
 class Kind(enum.IntEnum):
-    """What a task does."""
+    """What a task does. SEND and RECV, the halves of a copy between nodes, are reserved: nothing makes them yet."""
 
     COPY = 0
     GEMM = 1
     COMBINE = 2
     JOIN = 3
+    SEND = 8
+    RECV = 9
 
 
 class Factor(enum.IntEnum):
@@ -62,10 +64,11 @@ class Factor(enum.IntEnum):
 
 
 class Op(enum.IntEnum):
-    """Whether an operand is used as stored or transposed."""
+    """Whether an operand is used as stored, transposed, or conjugated too (C: reserved, as are complex types)."""
 
     N = 0
     T = 1
+    C = 2
 
 
 class Role(enum.IntEnum):
@@ -238,6 +241,7 @@ class Schedule(Remade):
                 "grid": list(self.grid),
                 "splits": self.splits,
                 "tile": self.tile,
+                **_reserved(self.problem),
             },
             sort_keys=True,
             separators=(",", ":"),
@@ -287,6 +291,9 @@ class Schedule(Remade):
         try:
             about = json.loads(about_json)
             problem = {**about["problem"], "dtype": DType[about["problem"]["dtype"]]}
+            for name, value in _reserved(GemmProblem(**problem)).items():
+                if about[name] != value:
+                    raise ScheduleError(f"{name} of the schedule is {about[name]}: reserved, so far it is {value}")
             schedule = cls(
                 num_ranks=about["num_ranks"],
                 problem=GemmProblem(**problem),
@@ -338,13 +345,14 @@ class Schedule(Remade):
         first = tasks["first_operand"].astype(np.int64)
         require((first >= 0) & (first + tasks["num_operands"] <= len(operands)), "operands outside their table")
         require((tasks["lane"] >= 0) & (tasks["lane"] < len(lanes)), "a task's lane does not exist")
-        require(tasks["kind"] <= max(Kind), "a task's kind does not exist")
+        require(tasks["kind"] <= Kind.JOIN, "a task's kind does not exist, or is reserved")
         if len(tasks):
             require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
-            (operands["factor"] <= max(Factor)) & (operands["op"] <= max(Op)), "an operand's factor or op is unknown"
+            (operands["factor"] <= max(Factor)) & (operands["op"] <= Op.T),
+            "an operand's factor or op is unknown, or reserved",
         )
         require((regions["buffer"] >= 0) & (regions["buffer"] < len(buffers)), "a region's buffer does not exist")
         if len(regions):
@@ -433,6 +441,11 @@ class Schedule(Remade):
             "device_to_device": int(size[~host_in & ~host_out & ~local].sum()),
             "local": int(size[local].sum()),
         }
+
+
+def _reserved(problem: GemmProblem) -> dict[str, object]:
+    """Return what the header holds for later: a type per operand, where each begins in its matrix, kind of scalars."""
+    return {"dtypes": [problem.dtype.name] * 3, "offsets": [[0, 0]] * 3, "scalars": "real"}
 
 
 TileTables = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]
