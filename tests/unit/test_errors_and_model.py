@@ -22,7 +22,7 @@ from uncut_mpi.errors import (
 )
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import MATRICES, Location, Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 
@@ -337,3 +337,15 @@ def test_a_uniform_machine_has_equal_links_and_a_slower_host() -> None:
     assert machine.bandwidth_gb_per_s[3, :3].tolist() == [10.0] * 3
     with pytest.raises(ValueError, match="read-only"):
         machine.latency_s[0, 0] = 1.0
+
+
+def test_a_placement_answers_what_schedulers_ask() -> None:
+    mixed, shared = Placement.parse("2,h1,2"), Placement.parse("h,0,h")
+    assert (mixed.in_host(), mixed.in_host(Matrix.A, Matrix.C), shared.in_host(Matrix.B)) == (True, False, False)
+    assert (mixed.on_device(Matrix.B), mixed.on_device(Matrix.A, Matrix.B)) == (False, True)
+    assert [mixed.device_of(matrix) for matrix in MATRICES] == [2, None, 2]
+    assert [shared.owner_of(matrix) for matrix in MATRICES] == [None, 0, None]
+    assert mixed.owner_of(Matrix.B) == 1
+    assert (mixed.devices(), mixed.devices(Matrix.B), shared.devices()) == ({2}, set(), {0})
+    assert (mixed.in_shared_host, shared.in_shared_host) == (False, True)
+    assert [one.c_beside_inputs for one in (mixed, shared, Placement.parse("0,1,2"))] == [True, True, False]

@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Matrix
 
 Order: TypeAlias = Literal["F", "C"]
 """How a matrix is stored: by columns or by rows."""
@@ -143,6 +144,14 @@ class GemmProblem:
     def b_shape(self) -> tuple[int, int]:
         """Stored rows and columns of B: k×n, or n×k when trans_b is T."""
         return (self.k, self.n) if self.trans_b == "N" else (self.n, self.k)
+
+    def shape_of(self, matrix: Matrix) -> tuple[int, int]:
+        """Return the stored rows and columns of a matrix."""
+        return (self.a_shape, self.b_shape, (self.m, self.n))[matrix]
+
+    def ld_of(self, matrix: Matrix) -> int:
+        """Return the leading dimension of a matrix (elements)."""
+        return (self.lda, self.ldb, self.ldc)[matrix]
 
     @property
     def has_product(self) -> bool:

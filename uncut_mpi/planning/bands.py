@@ -27,7 +27,7 @@ from uncut_mpi.errors import PlanError
 from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.grid import block_starts
@@ -73,7 +73,7 @@ def schedule(
     machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("bands schedules products; C is only scaled here")
-    if any(location.space == "host" for location in (placement.a, placement.b, placement.c)):
+    if placement.in_host():
         raise PlanError(
             f"bands are sent between devices only, but A, B and C are at {placement}: place all three on devices, or "
             "take another scheduler"
@@ -104,7 +104,7 @@ def choose_tile(problem: GemmProblem, placement: Placement, machine: Machine, de
     """
     links = [
         float(machine.bandwidth_gb_per_s[owner, device])
-        for owner in (placement.a.rank, placement.b.rank)
+        for owner in (placement.device_of(Matrix.A), placement.device_of(Matrix.B))
         for device in devices
         if device != owner
     ]
@@ -164,9 +164,9 @@ class _Bands:
         self._layout = Layout(machine.num_ranks, problem, placement)
         self._rows = [range(start, min(start + tile, problem.m)) for start in range(0, problem.m, tile)]
         self._cols = [range(start, min(start + tile, problem.n)) for start in range(0, problem.n, tile)]
-        owners = (placement.a.rank, placement.b.rank, placement.c.rank)
-        assert None not in owners  # all are on devices
-        self._owner = dict(zip((Matrix.A, Matrix.B, Matrix.C), (int(owner or 0) for owner in owners), strict=True))
+        owners = {matrix: placement.device_of(matrix) for matrix in MATRICES}
+        assert None not in owners.values()  # all are on devices
+        self._owner = {matrix: int(owner or 0) for matrix, owner in owners.items()}
         self._bands: dict[tuple[int, Matrix], _Slots] = {}
         self._results: dict[int, _Slots] = {}
         self._staged: dict[int, _Slots] = {}

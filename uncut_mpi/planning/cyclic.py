@@ -89,8 +89,7 @@ def prepare(
     machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("cyclic schedules products; C is only scaled here")
-    on_host = any(location.space == "host" for location in (placement.a, placement.b, placement.c))
-    usual = 0 if on_host else USUAL_HOPS
+    usual = 0 if placement.in_host() else USUAL_HOPS
     hops = usual if options.max_hops is None else options.max_hops
     work = _workload(problem, placement, machine, options, hops)
     grid = ProcessGrid.choose(len(work.devices), options.grid, transposed=problem.swapped)

@@ -17,7 +17,7 @@ import numpy as np
 
 from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
 from uncut_mpi.planning.candidates import Candidate, speeds_of
@@ -197,8 +197,7 @@ class Dimensions:
 
     def when_c(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """C fetched before its products or after them."""
-        placement = self._placement
-        if asked.wr_lazy and self._problem.reads_c and placement.c in (placement.a, placement.b):
+        if asked.wr_lazy and self._problem.reads_c and self._placement.c_beside_inputs:
             yield from ({"wr_lazy": lazy} for lazy in (False, True))
 
     def tiles(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -333,7 +332,7 @@ class Dimensions:
             return _blocked(best, columns=count, **({"rows": count} if corner else {}))
 
         yield from (blocked(count) for count in _BLOCKS)
-        if self._placement.c.space != "host":
+        if not self._placement.in_host(Matrix.C):
             return
         edge = min(self._problem.n // best.grid[1], self._problem.m // best.grid[0] if corner else self._problem.n)
         least, count = best.value, 2 * _BLOCKS[-1]
@@ -360,8 +359,8 @@ class Dimensions:
     def deliveries(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How pieces on devices reach more than one other rank."""
         ranks = {*(best.options.devices or range(self._num_ranks))}
-        at = [one for one in (self._placement.a, self._placement.b) if one.space == "device"]
-        if not asked.blocking.delivery and any(len(ranks - {one.rank}) > 1 for one in at):
+        owners = self._placement.devices(Matrix.A, Matrix.B)
+        if not asked.blocking.delivery and any(len(ranks - {owner}) > 1 for owner in owners):
             yield from (_blocked(best, delivery=delivery) for delivery in DELIVERIES)
 
     def product_lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -385,8 +384,8 @@ class Dimensions:
             most = min(best.options.blocking.block, inner)
             sizes = (*_FIRST_BLOCKS, _FIRST_BLOCK_OF_HALVES) if self._problem.dtype.is_half else _FIRST_BLOCKS
             yield from (_blocked(best, first=first) for first in sizes if first <= most)
-            far_apart = self._problem.trans_a == "T" and self._placement.a.space == "host"
-            half_there = self._problem.dtype.is_half and self._placement.c.space == "device"
+            far_apart = self._problem.trans_a == "T" and self._placement.in_host(Matrix.A)
+            half_there = self._problem.dtype.is_half and self._placement.on_device(Matrix.C)
             blocking = best.options.blocking
             written = half_there and blocking.splits == 1 and (inner <= _K_BLOCKS[-1] or blocking.order == "corner")
             if (far_apart or written) and not asked.blocking.block:
@@ -430,9 +429,8 @@ class Dimensions:
     @functools.cached_property
     def _long_from_host(self) -> bool:
         """Whether k is long, and A or B is in host memory: what comes from there takes longer than its products."""
-        problem, placement = self._problem, self._placement
-        on_host = "host" in (placement.a.space, placement.b.space)
-        return on_host and problem.k >= _LONG * max(problem.m, problem.n)
+        problem = self._problem
+        return self._placement.in_host(Matrix.A, Matrix.B) and problem.k >= _LONG * max(problem.m, problem.n)
 
     def _inner(self, best: Candidate) -> int:
         """Return how many elements of k a rank sums."""
@@ -469,7 +467,7 @@ class Dimensions:
 
     def _sums_travel(self, best: Candidate) -> bool:
         """Whether another rank than the owner of a C on a device computes."""
-        owner = self._placement.c.rank if self._placement.c.space == "device" else None
+        owner = self._placement.device_of(Matrix.C)
         return owner is not None and (best.options.devices or tuple(range(self._num_ranks))) != (owner,)
 
     def fewer_ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -549,7 +547,7 @@ class Dimensions:
         return self._speeds[one]
 
     def _has_operands(self, rank: int) -> bool:
-        return self._placement.a == self._placement.b == Location.device(rank)
+        return self._placement.device_of(Matrix.A) == self._placement.device_of(Matrix.B) == rank
 
     # -- dimensions of cyclic and bands ------------------------------------------------------
 
@@ -568,15 +566,12 @@ class Dimensions:
     @functools.cached_property
     def on_devices(self) -> bool:
         """Whether all of A, B and C is in memory of devices."""
-        placement = self._placement
-        return all(location.space == "device" for location in (placement.a, placement.b, placement.c))
+        return not self._placement.in_host()
 
     @functools.cached_property
     def _owners(self) -> list[int]:
         """The ranks on whose devices A, B or C is."""
-        placement = self._placement
-        devices = {one.rank for one in (placement.a, placement.b, placement.c) if one.space == "device"}
-        return sorted(rank for rank in devices if rank is not None)
+        return sorted(self._placement.devices())
 
     @functools.cached_property
     def _order_of_ranks(self) -> list[int]:

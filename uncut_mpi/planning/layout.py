@@ -13,7 +13,7 @@ from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import location_index
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Role, buffer_bytes
 
@@ -89,13 +89,9 @@ def check_capacity(
 def user_records(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[tuple[int, ...], ...]:
     """Return the buffers of the caller's A, B and C, as the first records of a table."""
     records: list[tuple[int, ...]] = []
-    for matrix, location, shape, ld in (
-        (Matrix.A, placement.a, problem.a_shape, problem.lda),
-        (Matrix.B, placement.b, problem.b_shape, problem.ldb),
-        (Matrix.C, placement.c, (problem.m, problem.n), problem.ldc),
-    ):
-        at = location_index(location, num_ranks)
-        records.append((at, Role.USER, matrix, problem.dtype, 0, *shape, ld, -1))
+    for matrix in MATRICES:
+        at = location_index(placement.of(matrix), num_ranks)
+        records.append((at, Role.USER, matrix, problem.dtype, 0, *problem.shape_of(matrix), problem.ld_of(matrix), -1))
     return tuple(records)
 
 
@@ -112,10 +108,10 @@ def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) 
     """Return what the caller's matrices take of each rank's device memory."""
     resident = [0] * num_ranks
     sizes = buffer_bytes(user_table(num_ranks, problem, placement)).tolist()
-    for size, at in zip(sizes, (placement.a, placement.b, placement.c), strict=True):
-        if at.space == "device":
-            assert at.rank is not None  # a device location always names its rank
-            resident[at.rank] += size
+    for size, matrix in zip(sizes, MATRICES, strict=True):
+        rank = placement.device_of(matrix)
+        if rank is not None:
+            resident[rank] += size
     return tuple(resident)
 
 

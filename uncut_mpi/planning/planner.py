@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions
@@ -115,7 +115,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     count = count_blocks(blocking.columns)
     combine = "worker" if blocking.away >= count else blocking.combine
     # Where C is not read and the type is not rounded, the products are all there is.
-    combined = schedule.placement.c.space == "device" and forms_sums(schedule.problem, schedule.splits)
+    combined = schedule.placement.on_device(Matrix.C) and forms_sums(schedule.problem, schedule.splits)
     where = f", C combined at its {combine}" if combined else ""
     if where and 0 < blocking.away < count:
         where += f" but for the last {blocking.away} of {count}"
@@ -128,7 +128,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         columns += f" in the last 1/{blocking.tail} of k" if blocking.tail > 1 else " in all of k"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
     lanes = ", one product lane" if blocking.lanes == 1 else ""
-    if blocking.delivery == "earliest" and "device" in (schedule.placement.a.space, schedule.placement.b.space):
+    if blocking.delivery == "earliest" and schedule.placement.on_device(Matrix.A, Matrix.B):
         lanes += ", earliest delivery"
     depth = -(-schedule.problem.k // schedule.splits)
     first, block = min(blocking.first, depth), min(blocking.block, depth)

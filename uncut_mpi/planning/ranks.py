@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import MATRICES, Location, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 
 MOST_TOLD_APART: Final = 32
@@ -57,9 +57,9 @@ class _Rest:
                     self._crossed[rank].append((number, source == machine.host, weight))
                     self._crossing[number].add(rank)
         self._used = [False] * len(machine.ports)
-        ends = {machine.host, *(one.rank for one in (placement.a, placement.b, placement.c) if one.rank is not None)}
+        owners = {owner for matrix in MATRICES if (owner := placement.owner_of(matrix)) is not None}
         columns = [machine.typical_gemm_rate(problem.dtype)]
-        for end in sorted(ends):
+        for end in sorted({machine.host, *owners}):
             columns += [machine.bandwidth_gb_per_s[end, :-1], machine.bandwidth_gb_per_s[:-1, end]]
         self._rates = [tuple(self._rounded(float(rate)) for rate in row) for row in np.column_stack(columns)]
         self._key: list[tuple[Any, ...]] = [()] * machine.num_ranks
@@ -103,12 +103,12 @@ class _Rest:
 
 def _total_s(problem: GemmProblem, placement: Placement, machine: Machine, ranks: list[int]) -> float:
     seconds = problem.flops / float(machine.typical_gemm_rate(problem.dtype)[ranks].sum())
-    pieces = [(problem.m * problem.k, placement.a, True), (problem.k * problem.n, placement.b, True)]
-    pieces.append((problem.m * problem.n, placement.c, False))
+    pieces = [(problem.m * problem.k, Matrix.A, True), (problem.k * problem.n, Matrix.B, True)]
+    pieces.append((problem.m * problem.n, Matrix.C, False))
     if problem.reads_c:
-        pieces.append((problem.m * problem.n, placement.c, True))
-    for elements, location, inward in pieces:
-        rate = _total_gb_per_s(location, machine, ranks, inward=inward)
+        pieces.append((problem.m * problem.n, Matrix.C, True))
+    for elements, matrix, inward in pieces:
+        rate = _total_gb_per_s(placement.of(matrix), machine, ranks, inward=inward)
         seconds += elements * problem.dtype.itemsize / (rate * 1e9)
     return seconds
 

@@ -32,6 +32,7 @@ import numpy as np
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import LOCATION_DTYPE, host_index, in_host, location_table
+from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.model.remade import Remade
@@ -97,15 +98,6 @@ class LaneKind(enum.IntEnum):
     COMPUTE = 0
     COPY = 1
     RESULT = 2
-
-
-class Matrix(enum.IntEnum):
-    """Which matrix a buffer belongs to; NONE for scratch that belongs to none."""
-
-    A = 0
-    B = 1
-    C = 2
-    NONE = 255
 
 
 BUFFER_DTYPE: Final = np.dtype(

@@ -20,7 +20,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import MATRICES, Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
@@ -285,21 +285,21 @@ def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers
         height = -(-workers.row_starts[-1] // workers.tile)
         for rank, owned in zip(workers.ranks, workers.owned, strict=True):
             heights, widths = {tile % height for tile in owned}, {tile // height for tile in owned}
-            products += len(heights) * steps * (placement.a != Location.device(rank))
-            products += len(widths) * steps * (placement.b != Location.device(rank))
+            products += len(heights) * steps * (placement.device_of(Matrix.A) != rank)
+            products += len(widths) * steps * (placement.device_of(Matrix.B) != rank)
         return products
     if not options.caching:
-        return products * (1 + sum(location.space == "host" for location in (placement.a, placement.b)))
+        return products * (1 + placement.in_host(Matrix.A) + placement.in_host(Matrix.B))
     rows, cols = (
         [stop - start for start, stop in itertools.pairwise(starts) if stop > start]
         for starts in (workers.row_starts, workers.col_starts)
     )
     tasks = products
-    for blocks, others, location, inner_is_columns in (
-        (rows, cols, placement.a, problem.trans_a == "N"),
-        (cols, rows, placement.b, problem.trans_b == "T"),
+    for blocks, others, matrix, inner_is_columns in (
+        (rows, cols, Matrix.A, problem.trans_a == "N"),
+        (cols, rows, Matrix.B, problem.trans_b == "T"),
     ):
-        takers = len(others) - (location.space == "device")  # the owner of a matrix fetches none of it
+        takers = len(others) - placement.on_device(matrix)  # the owner of a matrix fetches none of it
         sizes: Counter[int] = sum((_tiles_by_size(extent, workers.tile) for extent in blocks), Counter())
         depths = _tiles_by_size(problem.k, workers.tile)
         for (size, tiles), (depth, deep) in itertools.product(sizes.items(), depths.items()):
@@ -320,7 +320,7 @@ def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: Schedul
 
 def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOptions) -> bool:
     """WR-lazy is worth its memory only where C would queue behind A or B on the same links (section III-F)."""
-    return options.wr_lazy and problem.reads_c and placement.c in (placement.a, placement.b)
+    return options.wr_lazy and problem.reads_c and placement.c_beside_inputs
 
 
 class _Panels:
@@ -381,8 +381,8 @@ def _native_input(
     given.cell_rank, given.owned = workers.ranks, workers.owned
     given.a_panel, given.b_panel = panels.a_panel, panels.b_panel
     given.c_panel, given.c_staging = panels.c_panel, panels.c_staging
-    host_shared = Location.host() in (placement.a, placement.b, placement.c)
-    given.ps_per_byte = _ps_per_byte(machine, tuple(worker.rank for worker in workers.working()) if host_shared else ())
+    sharing = tuple(worker.rank for worker in workers.working()) if placement.in_shared_host else ()
+    given.ps_per_byte = _ps_per_byte(machine, sharing)
     return given
 
 
@@ -394,7 +394,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
     given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
     given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
-    given.set_origins(*(_origin(location, machine.host) for location in (placement.a, placement.b, placement.c)))
+    given.set_origins(*(_origin(location, machine.host) for location in map(placement.of, MATRICES)))
     given.serial_copies = machine.serial_copies
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()

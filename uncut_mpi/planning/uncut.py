@@ -48,7 +48,7 @@ from typing import Final
 
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
@@ -161,8 +161,9 @@ def _tile(
 def _workers(
     problem: GemmProblem, placement: Placement, decomposition: Decomposition, devices: tuple[int, ...]
 ) -> TileWorkers:
-    if not problem.has_product and placement.c.rank is not None:
-        return TileWorkers(ProcessGrid(1, 1), [placement.c.rank], [0, problem.m], [0, problem.n], decomposition.tile)
+    owner = placement.owner_of(Matrix.C)
+    if not problem.has_product and owner is not None:
+        return TileWorkers(ProcessGrid(1, 1), [owner], [0, problem.m], [0, problem.n], decomposition.tile)
     grid = decomposition.grid
     starts = list(decomposition.row_starts), list(decomposition.col_starts)
     ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]

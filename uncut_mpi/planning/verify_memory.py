@@ -46,11 +46,6 @@ def verify_memory(
 
 def _verify_user_buffers(schedule: Schedule) -> None:
     problem, placement = schedule.problem, schedule.placement
-    expected = {
-        Matrix.A: (placement.a, problem.a_shape, problem.lda),
-        Matrix.B: (placement.b, problem.b_shape, problem.ldb),
-        Matrix.C: (placement.c, (problem.m, problem.n), problem.ldc),
-    }
     seen: dict[Matrix, int] = {}
     for at in np.flatnonzero(schedule.buffers["role"] == Role.USER).tolist():
         where, _, code, dtype, _, rows, cols, ld, offset = schedule.buffers[at].tolist()
@@ -60,7 +55,7 @@ def _verify_user_buffers(schedule: Schedule) -> None:
         if matrix in seen:
             raise ScheduleError(f"buffers {seen[matrix]} and {at} are both the caller's {matrix.name}")
         seen[matrix] = at
-        location, shape, lead = expected[matrix]
+        location, shape, lead = placement.of(matrix), problem.shape_of(matrix), problem.ld_of(matrix)
         if where != location_index(location, schedule.num_ranks):
             raise ScheduleError(f"buffer {at} is the caller's {matrix.name} but does not lie at {location}")
         if ((rows, cols), ld, dtype) != (shape, lead, problem.dtype):
