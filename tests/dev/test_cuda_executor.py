@@ -223,6 +223,48 @@ def test_issuing_pauses_before_queues_fill_and_goes_on_when_they_drain(fake):
     assert 384 <= fake.most_queued <= 780
 
 
+def test_runs_that_one_thread_polls_in_turn_never_wait_and_issue_little_at_once(fake):
+    cluster = FakeCluster(fake, long_chain(6000))
+    cluster.buffer(0)[...] = 42.0
+
+    def start(rank):
+        return cluster.executables[rank].start(alpha=1, beta=0, epoch=1, timeout_s=5.0)
+
+    first = start(0)  # its chain waits for the other rank
+    full = len(fake.log())
+    assert not any(first.poll() for _ in range(100))
+    assert len(fake.log()) == full
+    runs = [first, start(1)]
+    issued = [len(fake.log())]
+    while [run.poll() for run in runs].count(False):
+        issued.append(len(fake.log()))
+    reports = dict(enumerate(run.finish() for run in runs))
+    succeed(reports)
+    assert reports[0].tasks == 6000
+    assert cluster.buffer(1)[-1, 0] == 42.0
+    assert 384 <= fake.most_queued <= 780
+    assert 0 < max(np.diff(issued)) <= 2 * 32
+
+
+def test_a_polled_run_that_nobody_gets_on_with_ends_in_a_stall(fake):
+    cluster = FakeCluster(fake, long_chain(6000))
+    run = cluster.executables[0].start(alpha=1, beta=0, epoch=1, timeout_s=0.2)
+    while not run.poll():
+        pass
+    assert isinstance(run.finish().error, StallError)
+
+
+def test_a_device_has_one_run_in_flight_and_one_that_is_dropped_is_its_last(fake):
+    cluster = FakeCluster(fake, Pushed(ranks=2).build())
+    run = cluster.executables[0].start(alpha=1, beta=0, epoch=1, timeout_s=5.0)
+    refused = cluster.executables[0].start(alpha=1, beta=0, epoch=1, timeout_s=5.0)
+    assert refused.poll()
+    assert "began a run before its last one had ended" in str(refused.finish().error)
+    assert not run.poll()
+    del run
+    assert "has to end" in str(cluster.run(ranks=[0])[0].error)
+
+
 def test_a_run_creates_nothing(fake):
     cluster = FakeCluster(fake, Pushed().build())
     made = fake.allocations

@@ -190,6 +190,45 @@ def test_a_traced_run_times_every_body_from_its_start_to_its_end_and_others_none
         assert again.times is None
 
 
+@pytest.mark.parametrize("disorder", [None, Disorder(seed=3)])
+def test_ranks_whose_runs_one_thread_polls_in_turn_give_the_product(disorder):
+    case = Pushed()
+    with Cluster(case.build(), disorder=disorder) as cluster:
+        cluster.load(case)
+        # Whoever waited for another rank in a poll would wait in vain.
+        runs = [one.start(alpha=1.5, beta=0.5, epoch=1, timeout_s=5.0) for one in cluster.executables]
+        while [run.poll() for run in runs].count(False):
+            pass
+        reports = [run.finish() for run in runs]
+        succeed(reports)
+        assert case.is_right(cluster.schedule, cluster.buffer(2), 1.5, 0.5, 0)
+        bodies = cluster.schedule.tasks["kind"] != Kind.JOIN
+        assert sum(report.tasks for report in reports) == bodies.sum()
+        assert all(run.poll() for run in runs)
+
+
+def test_a_run_that_is_begun_by_polls_is_ended_by_finish():
+    case = Pushed(ranks=1)
+    with Cluster(case.build()) as cluster:
+        cluster.load(case)
+        run = cluster.executables[0].start(alpha=1.5, beta=0.5, epoch=1, timeout_s=5.0)
+        run.poll()
+        report = run.finish()
+        assert report.error is None
+        assert run.finish() is report
+        assert case.is_right(cluster.schedule, cluster.buffer(2), 1.5, 0.5, 0)
+
+
+def test_a_polled_run_that_nobody_gets_on_with_ends_in_a_stall():
+    with Cluster(Pushed(ranks=2).build()) as cluster:
+        run = cluster.executables[1].start(alpha=1.0, beta=0.0, epoch=1, timeout_s=0.1)
+        while not run.poll():
+            pass
+        error = run.finish().error
+        assert isinstance(error, StallError)
+        assert "rank 1 waits in compute lane 1" in str(error)
+
+
 def test_progress_words_count_the_operations_of_each_lane_from_zero_in_every_call():
     case = Pushed(ranks=2)
     schedule = case.build()

@@ -176,12 +176,25 @@ void bind_cuda(nb::module_ &m) {
                 lanes.emplace_back(lane.lane, lane.word);
             return lanes;
         });
+    nb::class_<Run>(m, "CudaRun", "One run of an operation list.")
+        .def("poll", &Run::poll, nb::call_guard<nb::gil_scoped_release>())
+        .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor), nb::arg("device"), nb::arg("operations"), nb::arg("operands"),
              nb::arg("addresses"), nb::arg("in_host"), nb::arg("num_lanes"), nb::arg("num_events"),
              nb::arg("own_flags"), nb::arg("peer_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
-        .def("run", &Executor::run, nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"),
-             nb::arg("traced") = false, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "start",
+            [](std::shared_ptr<Executor> self, double alpha, double beta, std::uint32_t epoch, double timeout_s,
+               bool traced) { return std::make_shared<Run>(std::move(self), alpha, beta, epoch, timeout_s, traced); },
+            nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "run",
+            [](std::shared_ptr<Executor> self, double alpha, double beta, std::uint32_t epoch, double timeout_s,
+               bool traced) { return Run(std::move(self), alpha, beta, epoch, timeout_s, traced).finish(); },
+            nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
+            nb::call_guard<nb::gil_scoped_release>())
         .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());
     m.def("cuda_combine_signatures", &combine_signatures, nb::arg("operations"), nb::arg("operands"),
           "Return the kernels a list needs: 4 bits of the written type, then 4 bits (code + 1) per region read.");

@@ -100,6 +100,9 @@ class DeviceState {
 
     // Premise P1: held by the thread that issues.
     std::mutex &issuing() { return issuing_; }
+    // The run whose work the streams hold; null: none.
+    const void *in_flight() const { return in_flight_; }
+    void set_in_flight(const void *run) { in_flight_ = run; }
 
     // Note what work a stream of the caller's holds now, and return when it is done: between the two the device gets
     // on. Call without the interpreter lock.
@@ -140,6 +143,7 @@ class DeviceState {
     std::int64_t num_created_ = 0;
     bool abandoned_ = false;
     std::mutex issuing_;
+    const void *in_flight_ = nullptr;
 };
 
 }  // namespace uncut::cuda

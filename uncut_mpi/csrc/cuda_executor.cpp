@@ -16,142 +16,181 @@ constexpr std::int64_t max_outstanding = 768;
 // The same where each body brings two events with it.
 constexpr std::int64_t max_outstanding_traced = max_outstanding / 3;
 constexpr std::chrono::microseconds look_interval{1000};
+constexpr std::size_t steps_per_poll = 32;  // a product takes 8 us to issue, the others 1 us
+constexpr int polls_per_yield = 16;
 
 }  // namespace
 
 void Executor::prepare_trace() { device_->reserve_timing(1 + 2 * num_bodies_); }
 
-RunResult Executor::run(double alpha, double beta, std::uint32_t epoch, double timeout_s, bool traced) {
-    const std::unique_lock<std::mutex> only(device_->issuing(), std::try_to_lock);
-    if (!only.owns_lock())
-        throw Failure("two threads run operation lists on one device backend at once; give each thread its own session",
-                      -1);
-    if (device_->abandoned())
+Run::Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uint32_t epoch, double timeout_s,
+         bool traced)
+    : executor_(std::move(executor)),
+      device_(*executor_->device_),
+      traced_(traced),
+      epoch_(epoch),
+      factors_f64_{0.0, 1.0, alpha, beta},
+      factors_f32_{0.0F, 1.0F, static_cast<float>(alpha), static_cast<float>(beta)},
+      most_outstanding_(traced ? max_outstanding_traced : max_outstanding),
+      created_before_(device_.num_created()),
+      timeout_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
+      began_(Clock::now()),
+      issued_(began_),
+      last_look_(began_),
+      last_move_(began_),
+      lanes_(executor_->lanes_.size()) {
+    const auto held = hold();
+    if (device_.abandoned())
         throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end", -1);
-    if (traced && device_->num_timing_events() < 1 + 2 * num_bodies_)
+    if (traced && device_.num_timing_events() < 1 + 2 * executor_->num_bodies_)
         throw Failure("a run was to be traced for which no events were made: prepare the trace first", -1);
-    const std::int64_t created = device_->num_created();
-    const auto began = Clock::now();
-    start(alpha, beta, epoch, timeout_s);
-    const DeviceState::Scope scope(*device_);
+    device_.set_in_flight(this);
+    // No lane of ours is busy between runs, so the host may write the words.
+    std::memset(device_.progress(), 0, DeviceState::max_lanes * sizeof(std::uint32_t));
+    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * DeviceState::max_lanes;
+    for (std::size_t l = 0; l < DeviceState::max_lanes; ++l)  // of lanes that an earlier list had, too
+        if (row[l] != 0) row[l] = 0;
+    const DeviceState::Scope scope(device_);
     if (scope.code() != success) {
-        fail("cuCtxSetCurrent", scope.code(), false, nullptr);
         result_.fatal = true;
-    } else if (traced) {
-        mark_reference();
-        issue_all<true>();
-    } else {
-        issue_all<false>();
+        fail("cuCtxSetCurrent", scope.code(), false, nullptr);
+        end();
+        return;
     }
-    const auto issued = Clock::now();
-    if (!result_.fatal && !result_.stalled) drain();
-    mirror();
-    const auto ended = Clock::now();
-    result_.issue_s = std::chrono::duration<double>(issued - began).count();
-    result_.drain_s = std::chrono::duration<double>(ended - issued).count();
-    if (traced) read_times();
-    result_.created = device_->num_created() - created;
-    if (result_.stalled || result_.fatal) device_->abandon();
+    if (traced) mark_reference();
+    advance(executor_->steps_.size());
+}
+
+Run::~Run() {
+    if (over_ || device_.in_flight() != this) return;
+    // Its work may go on for ever, and its peers wait.
+    device_.abandon();
+    device_.set_in_flight(nullptr);
+}
+
+// Premise P1, and one run at a time.
+std::unique_lock<std::mutex> Run::hold() const {
+    std::unique_lock<std::mutex> held(device_.issuing(), std::try_to_lock);
+    if (!held.owns_lock() || (device_.in_flight() != nullptr && device_.in_flight() != this))
+        throw Failure(
+            "two threads run operation lists on one device backend at once, or one began a run before its last one "
+            "had ended; give each thread its own session",
+            -1);
+    return held;
+}
+
+bool Run::poll() {
+    if (!over_) {
+        const auto held = hold();
+        const DeviceState::Scope scope(device_);
+        advance(steps_per_poll);
+    }
+    return over_;
+}
+
+const RunResult &Run::finish() {
+    if (!over_) {
+        const auto held = hold();
+        const DeviceState::Scope scope(device_);
+        for (int polls = 0; !over_; advance(executor_->steps_.size()))
+            if (++polls % polls_per_yield == 0) sched_yield();
+    }
     return result_;
 }
 
-void Executor::start(double alpha, double beta, std::uint32_t epoch, double timeout_s) {
-    result_.tasks = result_.copy_bytes = 0;
-    result_.error.clear();
-    result_.operation = -1;
-    result_.fatal = result_.stalled = false;
-    result_.stuck.clear();
-    result_.times_s.clear();
-    epoch_ = epoch;
-    factors_f64_[factor_alpha] = alpha;
-    factors_f64_[factor_beta] = beta;
-    factors_f32_[factor_alpha] = static_cast<float>(alpha);
-    factors_f32_[factor_beta] = static_cast<float>(beta);
-    outstanding_ = 0;
-    for (Lane &lane : lanes_) {
-        lane.issued = lane.completed = 0;
-        lane.next_checkpoint = 0;
+void Run::advance(std::size_t most_steps) {
+    const std::size_t all = executor_->steps_.size();
+    if (next_step_ < all && (!full_ || settle())) {
+        traced_ ? issue_steps<true>(most_steps) : issue_steps<false>(most_steps);
+        if (next_step_ == all) issued_ = Clock::now();
     }
-    // No lane of ours is busy between runs, so the host may write the words.
-    std::memset(device_->progress(), 0, DeviceState::max_lanes * sizeof(std::uint32_t));
-    timeout_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-    last_look_ = last_move_ = Clock::now();
-    volatile std::uint32_t *row = board_ + rank_ * DeviceState::max_lanes;
-    for (std::size_t l = 0; l < DeviceState::max_lanes; ++l)  // of lanes that an earlier list had, too
-        if (row[l] != 0) row[l] = 0;
+    if (result_.fatal || result_.stalled || (next_step_ == all && drain())) end();
+}
+
+void Run::end() {
+    if (next_step_ < executor_->steps_.size()) issued_ = Clock::now();
+    mirror();
+    const auto ended = Clock::now();
+    result_.issue_s = std::chrono::duration<double>(issued_ - began_).count();
+    result_.drain_s = std::chrono::duration<double>(ended - issued_).count();
+    if (traced_) read_times();
+    result_.created = device_.num_created() - created_before_;
+    if (result_.stalled || result_.fatal) device_.abandon();
+    device_.set_in_flight(nullptr);
+    over_ = true;
 }
 
 template <bool traced>
-void Executor::issue_all() {
-    constexpr std::int64_t most = traced ? max_outstanding_traced : max_outstanding;
-    std::size_t next_event = 1;  // the first is the reference
-    for (const Step &step : steps_) {
+void Run::issue_steps(std::size_t most_steps) {
+    const std::vector<Step> &steps = executor_->steps_;
+    for (const std::size_t stop = std::min(steps.size(), next_step_ + most_steps); next_step_ < stop && !full_;) {
+        const Step &step = steps[next_step_++];
         // After an error only signals go out (poison): no peer may wait for ever.
         if (!result_.error.empty() && step.code != code_signal) continue;
         const bool timed = traced && step.code <= code_combine;
-        if (timed) take_time(step, next_event++);
+        if (timed) take_time(step, next_event_++);
         issue(step);
-        if (timed) take_time(step, next_event++);
+        if (timed) take_time(step, next_event_++);
         if (result_.fatal) return;
         ++lanes_[step.lane].issued;
-        if (++outstanding_ > most) settle(most);
-        if (result_.fatal || result_.stalled) return;
+        full_ = ++outstanding_ > most_outstanding_;
     }
 }
 
-void Executor::take_time(const Step &step, std::size_t number) {
-    fail("cuEventRecord", device_->driver().cuEventRecord(device_->timing_event(number), lanes_[step.lane].stream),
-         false, &step);
+void Run::take_time(const Step &step, std::size_t number) {
+    fail("cuEventRecord",
+         device_.driver().cuEventRecord(device_.timing_event(number), executor_->lanes_[step.lane].stream), false,
+         &step);
 }
 
 // One event of this device and the moment it passed, by which the clocks of all devices are compared.
-void Executor::mark_reference() {
+void Run::mark_reference() {
     if (lanes_.empty()) return;
-    const Driver &d = device_->driver();
-    const Stream stream = lanes_.front().stream;
+    const Driver &d = device_.driver();
+    const Stream stream = executor_->lanes_.front().stream;
     for (int attempt = 0; attempt < 2; ++attempt) {  // the first may find the device asleep
         const auto before = Clock::now();
-        fail("cuEventRecord", d.cuEventRecord(device_->timing_event(0), stream), false, nullptr);
+        fail("cuEventRecord", d.cuEventRecord(device_.timing_event(0), stream), false, nullptr);
         fail("cuStreamSynchronize", d.cuStreamSynchronize(stream), false, nullptr);
         const auto passed = before + (Clock::now() - before) / 2;
         result_.reference_s = std::chrono::duration<double>(passed.time_since_epoch()).count();
     }
 }
 
-void Executor::read_times() {
-    const Driver &d = device_->driver();
-    for (std::size_t i = 1; i <= 2 * num_bodies_ && result_.error.empty() && !result_.stalled; ++i) {
+void Run::read_times() {
+    const Driver &d = device_.driver();
+    for (std::size_t i = 1; i <= 2 * executor_->num_bodies_ && result_.error.empty() && !result_.stalled; ++i) {
         float milliseconds = 0.0F;
         fail("cuEventElapsedTime",
-             d.cuEventElapsedTime(&milliseconds, device_->timing_event(0), device_->timing_event(i)), false, nullptr);
+             d.cuEventElapsedTime(&milliseconds, device_.timing_event(0), device_.timing_event(i)), false, nullptr);
         result_.times_s.push_back(1e-3 * static_cast<double>(milliseconds));
     }
 }
 
-void Executor::issue(const Step &step) {
-    const Driver &d = device_->driver();
-    const Stream stream = lanes_[step.lane].stream;
+void Run::issue(const Step &step) {
+    const Driver &d = device_.driver();
+    const Stream stream = executor_->lanes_[step.lane].stream;
     switch (step.code) {
         case code_copy: issue_copy(step); break;
         case code_gemm: issue_gemm(step); break;
-        case code_combine: launch(combines_[step.payload], stream, step); break;
+        case code_combine: launch(executor_->combines_[step.payload], stream, step); break;
         case code_wait_flag: issue_batch(step); break;
         case code_wait_event:
-            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream, device_->event(step.payload), 0), false, &step);
+            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream, device_.event(step.payload), 0), false, &step);
             break;
         case code_record:
-            fail("cuEventRecord", d.cuEventRecord(device_->event(step.payload), stream), false, &step);
+            fail("cuEventRecord", d.cuEventRecord(device_.event(step.payload), stream), false, &step);
             break;
         default: signal(step); break;
     }
     if (step.code <= code_combine && result_.error.empty()) ++result_.tasks;
 }
 
-void Executor::issue_copy(const Step &step) {
-    const Copy &copy = copies_[step.payload];
+void Run::issue_copy(const Step &step) {
+    const Executor::Copy &copy = executor_->copies_[step.payload];
     if (copy.bytes == 0) return;
-    const Driver &d = device_->driver();
-    const Stream stream = lanes_[step.lane].stream;
+    const Driver &d = device_.driver();
+    const Stream stream = executor_->lanes_[step.lane].stream;
     if (copy.contiguous)
         fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), false, &step);
     else
@@ -159,19 +198,20 @@ void Executor::issue_copy(const Step &step) {
     if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(copy.bytes);
 }
 
-void Executor::issue_gemm(const Step &step) {
-    const Gemm &g = gemms_[step.payload];
+void Run::issue_gemm(const Step &step) {
+    const Executor::Gemm &g = executor_->gemms_[step.payload];
     if (g.m == 0 || g.n == 0) return;
     if (g.k == 0 || factors_f64_[g.factor_product] == 0.0) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
-        if (factors_f64_[g.factor_c] != 1.0) launch(combines_[g.scale], lanes_[step.lane].stream, step);
+        if (factors_f64_[g.factor_c] != 1.0)
+            launch(executor_->combines_[g.scale], executor_->lanes_[step.lane].stream, step);
         return;
     }
-    const Blas &b = device_->blas();
+    const Blas &b = device_.blas();
     if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(g.handle, &factors_f32_[g.factor_product], g.a, g.b, &factors_f32_[g.factor_c], g.c,
-                          g.workspace, lanes_[step.lane].stream),
+                          g.workspace, executor_->lanes_[step.lane].stream),
              true, &step);
     } else if (g.dtype == dtype_f64) {
         fail("cublasDgemm_v2_64",
@@ -181,59 +221,62 @@ void Executor::issue_gemm(const Step &step) {
              true, &step);
     } else {
         fail(g.dtype == dtype_f32 ? "cublasSgemm_v2_64" : "cublasGemmEx_64",
-             usual_product(b, g.handle, shape_of(g), &factors_f32_[g.factor_product], g.a, g.b,
+             usual_product(b, g.handle, Executor::shape_of(g), &factors_f32_[g.factor_product], g.a, g.b,
                            &factors_f32_[g.factor_c], g.c),
              true, &step);
     }
 }
 
-void Executor::launch(const Combine &combine, Stream stream, const Step &step) {
+void Run::launch(const Executor::Combine &combine, Stream stream, const Step &step) {
     if (combine.arguments.rows == 0 || combine.arguments.cols == 0) return;
     CombineArguments arguments = combine.arguments;
     for (std::size_t i = 0; i < combine.num_sources; ++i)
         arguments.factor[i] = factors_f64_[combine.factors[i]];
     void *parameters[] = {&arguments};
     fail("cuLaunchKernel",
-         device_->driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
-                                          combine.block_y, 1, 0, stream, parameters, nullptr),
+         device_.driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
+                                         combine.block_y, 1, 0, stream, parameters, nullptr),
          false, &step);
 }
 
-void Executor::issue_batch(const Step &step) {
-    const Batch &batch = batches_[step.payload];
-    MemOp *ops = mem_ops_.data() + batch.first;
+void Run::issue_batch(const Step &step) {
+    const Executor::Batch &batch = executor_->batches_[step.payload];
+    MemOp *ops = executor_->mem_ops_.data() + batch.first;
     for (std::uint32_t i = 0; i < batch.count; ++i)
         if (ops[i].value.operation == mem_op_wait_value_32) ops[i].value.value = epoch_;
-    fail("cuStreamBatchMemOp", device_->driver().cuStreamBatchMemOp(lanes_[step.lane].stream, batch.count, ops, 0),
-         false, &step);
+    fail("cuStreamBatchMemOp",
+         device_.driver().cuStreamBatchMemOp(executor_->lanes_[step.lane].stream, batch.count, ops, 0), false, &step);
 }
 
 // The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
-void Executor::signal(const Step &step) {
+void Run::signal(const Step &step) {
     fail("cuStreamWriteValue32",
-         device_->driver().cuStreamWriteValue32(lanes_[step.lane].stream, signals_[step.payload].address, epoch_, 0),
+         device_.driver().cuStreamWriteValue32(executor_->lanes_[step.lane].stream,
+                                               executor_->signals_[step.payload].address, epoch_, 0),
          false, &step);
 }
 
-void Executor::fail(const char *call, Code code, bool blas, const Step *step) {
+void Run::fail(const char *call, Code code, bool blas, const Step *step) {
     if (code == success) return;
     // cuBLAS hides the driver's code: the stream tells whether the context still lives.
-    const Code state = blas ? device_->driver().cuStreamQuery(lanes_[step->lane].stream) : code;
+    const Code state = blas ? device_.driver().cuStreamQuery(executor_->lanes_[step->lane].stream) : code;
     const bool sticky = state != success && state != error_not_ready && (blas || is_sticky(state));
     result_.fatal = result_.fatal || sticky;
     if (!result_.error.empty()) return;
-    result_.error = blas ? device_->blas().describe(call, code) : device_->driver().describe(call, code);
+    result_.error = blas ? device_.blas().describe(call, code) : device_.driver().describe(call, code);
     if (step != nullptr) result_.operation = step->operation;
 }
 
-bool Executor::query(Lane &lane, std::size_t number) {
-    const volatile std::uint32_t *words = device_->progress();
+bool Run::query(std::size_t number) {
+    Lane &lane = lanes_[number];
+    const Executor::Lane &bound = executor_->lanes_[number];
+    const volatile std::uint32_t *words = device_.progress();
     const std::uint32_t word = words[number];
-    while (lane.next_checkpoint < lane.checkpoints.size() &&
-           word > 2 * lane.checkpoints[lane.next_checkpoint].operation)
-        lane.completed = std::max(lane.completed, lane.checkpoints[lane.next_checkpoint++].issued);
+    while (lane.next_checkpoint < bound.checkpoints.size() &&
+           word > 2 * bound.checkpoints[lane.next_checkpoint].operation)
+        lane.completed = std::max(lane.completed, bound.checkpoints[lane.next_checkpoint++].issued);
     if (lane.completed >= lane.issued) return true;
-    const Code code = device_->driver().cuStreamQuery(lane.stream);
+    const Code code = device_.driver().cuStreamQuery(bound.stream);
     if (code == error_not_ready) return false;
     if (code == success) {
         lane.completed = lane.issued;
@@ -244,53 +287,47 @@ bool Executor::query(Lane &lane, std::size_t number) {
     return false;
 }
 
-void Executor::settle(std::int64_t most) {
-    while (!result_.fatal && !result_.stalled) {
-        const std::int64_t before = outstanding_;
-        outstanding_ = 0;
-        for (std::size_t l = 0; l < lanes_.size(); ++l) {
-            query(lanes_[l], l);
-            outstanding_ += lanes_[l].issued - std::min(lanes_[l].completed, lanes_[l].issued);
-        }
-        if (outstanding_ <= most / 2) return;
-        if (outstanding_ < before) last_move_ = Clock::now();
-        if (!moved()) give_up();
-        sched_yield();
+bool Run::settle() {
+    const std::int64_t before = outstanding_;
+    outstanding_ = 0;
+    for (std::size_t l = 0; l < lanes_.size(); ++l) {
+        query(l);
+        outstanding_ += lanes_[l].issued - std::min(lanes_[l].completed, lanes_[l].issued);
     }
+    full_ = outstanding_ > most_outstanding_ / 2;
+    if (outstanding_ < before) last_move_ = Clock::now();
+    if (full_ && !result_.fatal && !moved()) give_up();
+    return !full_ && !result_.fatal;
 }
 
-void Executor::drain() {
-    std::size_t next = 0;
-    int idle = 0;
-    while (next < lanes_.size()) {
-        // Lane after lane: once one is empty the others mostly are, and each is asked once.
-        if (lanes_[next].issued == 0 || query(lanes_[next], next)) {
-            ++next;
-            last_move_ = Clock::now();
-            continue;
+bool Run::drain() {
+    // Lane after lane: once one is empty the others mostly are, and each is asked once.
+    for (; next_lane_ < lanes_.size(); ++next_lane_) {
+        if (lanes_[next_lane_].issued > 0 && !query(next_lane_)) {
+            if (!result_.fatal && !moved()) give_up();
+            return result_.fatal || result_.stalled;
         }
-        if (result_.fatal) return;
-        if (++idle % 16 != 0) continue;
-        if (!moved()) return give_up();
-        sched_yield();
+        last_move_ = Clock::now();
     }
+    return true;
 }
 
-void Executor::mirror() {
-    const volatile std::uint32_t *words = device_->progress();
-    volatile std::uint32_t *row = board_ + rank_ * DeviceState::max_lanes;
+void Run::mirror() {
+    const volatile std::uint32_t *words = device_.progress();
+    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * DeviceState::max_lanes;
     for (std::size_t l = 0; l < lanes_.size(); ++l)
         if (row[l] != words[l]) row[l] = words[l];
 }
 
-bool Executor::moved() {
+bool Run::moved() {
     const auto now = Clock::now();
     if (now - last_look_ < look_interval) return true;
     last_look_ = now;
     mirror();
-    const volatile std::uint32_t *board = board_;
+    const volatile std::uint32_t *board = executor_->board_;
+    seen_.resize(executor_->board_words_);
     bool changed = false;
-    for (std::size_t i = 0; i < board_words_; ++i) {
+    for (std::size_t i = 0; i < executor_->board_words_; ++i) {
         const std::uint32_t word = board[i];
         changed = changed || word != seen_[i];
         seen_[i] = word;
@@ -299,11 +336,11 @@ bool Executor::moved() {
     return now - last_move_ < timeout_;
 }
 
-void Executor::give_up() {
+void Run::give_up() {
     result_.stalled = true;
-    const volatile std::uint32_t *words = device_->progress();
+    const volatile std::uint32_t *words = device_.progress();
     for (std::size_t l = 0; l < lanes_.size(); ++l)
-        if (lanes_[l].issued > 0 && !query(lanes_[l], l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
+        if (lanes_[l].issued > 0 && !query(l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
 }
 
 }  // namespace uncut::cuda

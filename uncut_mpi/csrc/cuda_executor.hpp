@@ -1,8 +1,8 @@
 // The CUDA executor: one rank's operation list, bound to addresses, issued eagerly in list order.
 //
 // Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream;
-// nothing is created or allocated. Flag waits go out in one batch, a progress word (2i+1 for the wait
-// that is operation i) written before each, so that a stall can be explained; a lane without waits
+// nothing is created or allocated on the device. Flag waits go out in one batch, a progress word (2i+1 for
+// the wait that is operation i) written before each, so that a stall can be explained; a lane without waits
 // writes one (2i+2 after operation i) now and then. If a call fails, the first error is kept and from
 // there only SIGNALs are issued, so that no peer waits for ever. Then all lanes are polled until they
 // are empty, an error shows, or nothing has moved on any rank for the time allowed.
@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -106,18 +107,16 @@ struct RunResult {
     std::vector<double> times_s;  // start and end of each body, in list order, after the reference
 };
 
+// What an operation list has become, once for all runs: steps and what each needs, bound to streams and addresses.
 class Executor {
   public:
     Executor(std::shared_ptr<DeviceState> device, const Program &program);
-
-    // Call without the interpreter lock. Raises only for misuse (another thread is in a run).
-    RunResult run(double alpha, double beta, std::uint32_t epoch, double timeout_s, bool traced);
 
     // Make the events of a traced run; nothing may be in flight.
     void prepare_trace();
 
   private:
-    using Clock = std::chrono::steady_clock;
+    friend class Run;
 
     struct Step {
         std::uint8_t code;
@@ -166,12 +165,8 @@ class Executor {
         Address workspace = 0;
         std::int64_t num_steps = 0;
         std::vector<Checkpoint> checkpoints;
-        // State of a run.
-        std::int64_t issued = 0, completed = 0;
-        std::size_t next_checkpoint = 0;
     };
 
-    // Construction: cuda_executor_build.cpp.
     void bind_lanes(const Program &program);
     void add_copy(const Program &program, const Operation &operation);
     void add_gemm(const Program &program, const Operation &operation);
@@ -183,27 +178,6 @@ class Executor {
     void add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload);
     void add_checkpoint_if_due(const Operation &operation, std::uint32_t index);
 
-    // Running: cuda_executor.cpp.
-    void start(double alpha, double beta, std::uint32_t epoch, double timeout_s);
-    template <bool traced>
-    void issue_all();
-    void issue(const Step &step);
-    void issue_copy(const Step &step);
-    void issue_gemm(const Step &step);
-    void launch(const Combine &combine, Stream stream, const Step &step);
-    void issue_batch(const Step &step);
-    void signal(const Step &step);
-    void settle(std::int64_t most);  // wait until at most half as many steps are outstanding
-    void mark_reference();
-    void take_time(const Step &step, std::size_t number);
-    void read_times();
-    void drain();
-    bool query(Lane &lane, std::size_t number);
-    bool moved();  // mirror our words, look at everyone's: has anything changed in time?
-    void mirror();
-    void fail(const char *call, Code code, bool blas, const Step *step);
-    void give_up();
-
     std::shared_ptr<DeviceState> device_;
     std::vector<Lane> lanes_;
     std::vector<Step> steps_;
@@ -211,21 +185,78 @@ class Executor {
     std::vector<Gemm> gemms_;
     std::vector<Combine> combines_;
     std::vector<Signal> signals_;
-    std::vector<MemOp> mem_ops_;
+    std::vector<MemOp> mem_ops_;  // values of waits are those of the latest run
     std::vector<Batch> batches_;
     std::uint32_t *board_;
     std::size_t board_words_, rank_;
     std::size_t num_bodies_ = 0;
+};
 
-    // State of a run.
+// One run of a list. The device has one run in flight, whose progress words, streams and events are the device's.
+// Every call is made without the interpreter lock and raises only for misuse (another thread is in a run).
+class Run {
+  public:
+    // Issue what can be issued without waiting.
+    Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uint32_t epoch, double timeout_s,
+        bool traced);
+    ~Run();
+    Run(const Run &) = delete;
+    Run &operator=(const Run &) = delete;
+
+    // Get on without waiting, for about 100 us; whether the run is over.
+    bool poll();
+    // Wait until the run is over.
+    const RunResult &finish();
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    using Step = Executor::Step;
+
+    struct Lane {
+        std::int64_t issued = 0, completed = 0;
+        std::size_t next_checkpoint = 0;
+    };
+
+    std::unique_lock<std::mutex> hold() const;
+    void advance(std::size_t most_steps);
+    template <bool traced>
+    void issue_steps(std::size_t most_steps);
+    void issue(const Step &step);
+    void issue_copy(const Step &step);
+    void issue_gemm(const Step &step);
+    void launch(const Executor::Combine &combine, Stream stream, const Step &step);
+    void issue_batch(const Step &step);
+    void signal(const Step &step);
+    bool settle();  // whether so few steps are outstanding that more may be issued
+    bool drain();   // whether all lanes are empty
+    void mark_reference();
+    void take_time(const Step &step, std::size_t number);
+    void read_times();
+    bool query(std::size_t number);
+    bool moved();  // mirror our words, look at everyone's: has anything changed in time?
+    void mirror();
+    void fail(const char *call, Code code, bool blas, const Step *step);
+    void give_up();
+    void end();
+
+    std::shared_ptr<Executor> executor_;
+    DeviceState &device_;
     RunResult result_;
-    std::uint32_t epoch_ = 0;
-    double factors_f64_[4] = {0.0, 1.0, 0.0, 0.0};
-    float factors_f32_[4] = {0.0F, 1.0F, 0.0F, 0.0F};
+    const bool traced_;
+    const std::uint32_t epoch_;
+    const double factors_f64_[4];
+    const float factors_f32_[4];
+    const std::int64_t most_outstanding_, created_before_;
+    const Clock::duration timeout_;
+    const Clock::time_point began_;
+    Clock::time_point issued_, last_look_, last_move_;
+    std::vector<Lane> lanes_;
+    std::size_t next_step_ = 0, next_event_ = 1;  // the first event is the reference
     std::int64_t outstanding_ = 0;
+    bool full_ = false;
+    std::size_t next_lane_ = 0;  // those before it are empty
     std::vector<std::uint32_t> seen_;
-    Clock::duration timeout_{};
-    Clock::time_point last_look_, last_move_;
+    bool over_ = false;
 };
 
 }  // namespace uncut::cuda

@@ -117,8 +117,6 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         add_checkpoint_if_due(operation, index);
     }
     tune_products();
-    seen_.resize(board_words_);
-    result_.stuck.reserve(program.num_lanes);
 }
 
 void Executor::tune_products() {

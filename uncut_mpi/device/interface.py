@@ -188,15 +188,31 @@ class ExecutionReport:
     times: TaskTimes | None = None
 
 
+class Run(abc.ABC):
+    """One run of an operation list, from its start to its report. One thread at a time uses it."""
+
+    @abc.abstractmethod
+    def poll(self) -> bool:
+        """
+        Get on with the run without waiting, for about 100 µs, and return whether it is over.
+
+        On the host backend a poll computes: it takes as long as the body that it runs.
+        """
+
+    @abc.abstractmethod
+    def finish(self) -> ExecutionReport:
+        """Wait until the run is over and return what it did."""
+
+
 class Executable(abc.ABC):
     """An operation list bound to addresses, with its streams, events and workspaces; runs many times."""
 
     @abc.abstractmethod
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
+    def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """
-        Issue every operation in order and wait until all have finished.
+        Begin a run and return soon; one run of the list at a time, and finish it.
 
-        First it sets this rank's words of the progress board to 0.
+        First it sets this rank's words of the progress board to 0; then it issues what it can without waiting.
         Called between the opening and the closing barrier. Never raises for a failure of an
         operation: the report carries it, after every remaining flag has been written (poison).
 
@@ -212,6 +228,10 @@ class Executable(abc.ABC):
         traced : bool, default False
             Take the time of every body; `prepare_trace` comes first.
         """
+
+    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
+        """Issue every operation in order and wait until all have finished; see `start`."""
+        return self.start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced).finish()
 
     @abc.abstractmethod
     def prepare_trace(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
-from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
+from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
@@ -86,15 +87,35 @@ class CudaExecutable(Executable):
                 kernels=dict(kernels),
             )
 
+    def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+        """See `Executable.start`."""
+        try:
+            with self.running():
+                run = self._open().start(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
+        except DeviceError as error:
+            return CudaRun(self, None, timeout_s, traced, ExecutionReport(error=error))
+        return CudaRun(self, run, timeout_s, traced)
+
     def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
         """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
-        if self._native is None:
-            return ExecutionReport(error=DeviceError("a closed executable was asked to run; make a new plan"))
         try:
-            with device_errors(f"running on {self._description}"):
-                result = self._native.run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
+            with self.running():
+                result = self._open().run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         except DeviceError as error:
             return ExecutionReport(error=error)
+        return self.report_of(result, timeout_s, traced=traced)
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return the context in which what goes wrong natively is a `DeviceError`."""
+        return device_errors(f"running on {self._description}")
+
+    def _open(self) -> _native.CudaExecutor:
+        if self._native is None:
+            raise DeviceError("a closed executable was asked to run; make a new plan")
+        return self._native
+
+    def report_of(self, result: _native.CudaRunResult, timeout_s: float, *, traced: bool) -> ExecutionReport:
+        """Return what a run did, in words where it failed."""
         report = ExecutionReport(result.tasks, result.copy_bytes, 0, result.created, result.issue_s, result.drain_s)
         report.error = self._error_of(result, timeout_s)
         if traced:
@@ -103,10 +124,8 @@ class CudaExecutable(Executable):
 
     def prepare_trace(self) -> None:
         """Make two events per body; they stay with the backend for other traces."""
-        if self._native is None:
-            raise DeviceError("a closed executable was asked for a trace; make a new plan")
         with device_errors(f"preparing a trace on {self._description}"):
-            self._native.prepare_trace()
+            self._open().prepare_trace()
 
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
@@ -159,3 +178,35 @@ class CudaExecutable(Executable):
         names = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
         ends = (f"rank {name}" if name.isdigit() else name for name in names)
         return "{} lane {} to {}".format("result" if record["kind"] == LaneKind.RESULT else "copy", *ends)
+
+
+class CudaRun(Run):
+    """One run of an executable; `report`, where it could not begin."""
+
+    def __init__(
+        self,
+        executable: CudaExecutable,
+        native: _native.CudaRun | None,
+        timeout_s: float,
+        traced: bool,
+        report: ExecutionReport | None = None,
+    ) -> None:
+        self._executable, self._native = executable, native
+        self._timeout_s, self._traced, self._report = timeout_s, traced, report
+
+    def poll(self) -> bool:
+        """See `Run.poll`."""
+        if self._native is None:
+            return True
+        with self._executable.running():
+            return self._native.poll()
+
+    def finish(self) -> ExecutionReport:
+        """See `Run.finish`."""
+        if self._native is not None:
+            with self._executable.running():
+                result = self._native.finish()
+            self._native = None
+            self._report = self._executable.report_of(result, self._timeout_s, traced=self._traced)
+        assert self._report is not None
+        return self._report

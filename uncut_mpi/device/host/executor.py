@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import heapq
+import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy as np
 from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
-from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard, TaskTimes
+from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
@@ -39,6 +40,7 @@ _HALF: Final = 0x80000000
 _SPINS, _YIELDS = 50, 100
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 50e-6, 1e-3
 _LOOK_S = 0.02  # how often a sleeping rank looks whether others get on
+_POLL_S = 100e-6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class HostExecutable(Executable):
                 f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
                 "use fewer compute lanes"
             )
-        self._program, self._board = program, board
-        self._blas, self._disorder, self._fault, self._spins = blas, disorder, fault, spins
+        self._program, self.board = program, board
+        self.blas, self._disorder, self._fault, self._spins = blas, disorder, fault, spins
         self._calls = 0
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
@@ -107,43 +109,32 @@ class HostExecutable(Executable):
                 targets[index] = words_at(base + 4 * self.slots[index], 1)
         return targets
 
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
-        """See `Executable.run`."""
+    def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+        """See `Executable.start`: there is nothing to issue, so no body runs yet."""
         if not self._open:
             raise DeviceError("this executable is closed: bind the operation list again")
-        report = ExecutionReport()
-        start = time.perf_counter()
-        call = (_TracedCall if traced else _Call)(
-            self, alpha, beta, epoch & _MASK, _Patience(self._board, timeout_s, self._spins), report
-        )
-        self._board.words[self._board.rank] = 0
-        try:
-            with np.errstate(all="ignore"), self._blas.limited():
-                if self._disorder is None:
-                    call.run_in_order()
-                else:
-                    seed = f"{self._disorder.seed}/{self._program.rank}/{self._calls}"
-                    call.run_at_random(random.Random(seed), self._disorder.pause_s)
-        except BaseException as error:
-            # An interrupt too: a rank that left alone would strand its peers before the closing barrier.
-            report.error = error
-        finally:
-            call.write_remaining_flags()
+        self.board.words[self.board.rank] = 0
         self._calls += 1
-        report.issue_s = time.perf_counter() - start
-        if isinstance(call, _TracedCall) and report.error is None:
-            report.times = call.times()
-        return report
+        return (_TracedRun if traced else HostRun)(
+            self, alpha, beta, epoch & _MASK, _Patience(self.board, timeout_s, self._spins)
+        )
+
+    def turns(self, run: HostRun) -> Iterator[bool]:
+        """Return the turns of a run, the latest that was started."""
+        if self._disorder is None:
+            return run.in_order()
+        seed = f"{self._disorder.seed}/{self._program.rank}/{self._calls - 1}"
+        return run.at_random(random.Random(seed), self._disorder.pause_s)
 
     def prepare_trace(self) -> None:
         """Do nothing: a clock is always there."""
 
-    def execute(self, index: int, lane: int, scalars: list[float], report: ExecutionReport) -> None:
-        """Run the body of an operation of a lane and count it."""
+    def execute(self, index: int, scalars: list[float], advance: Callable[[], None], report: ExecutionReport) -> None:
+        """Run the body of an operation and count it."""
         body = self.bodies[index]
         if body is None:
             raise ScheduleError(f"operation {index} of rank {self._program.rank} has no body")
-        body(scalars, functools.partial(self.advance, lane))
+        body(scalars, advance)
         if self._fault is not None:
             self._fault(self.tasks[index], Code(self.codes[index]), body.write.array)
         report.tasks += 1
@@ -177,23 +168,56 @@ class HostExecutable(Executable):
         self.own_flags.release()
 
 
-class _Call:
-    """The state of one run."""
+class HostRun(Run):
+    """One run of an operation list; the thread that polls it computes."""
 
-    def __init__(
-        self,
-        program: HostExecutable,
-        alpha: float,
-        beta: float,
-        epoch: int,
-        patience: _Patience,
-        report: ExecutionReport,
-    ) -> None:
-        self._program, self._epoch, self._patience, self._report = program, epoch, patience, report
+    def __init__(self, program: HostExecutable, alpha: float, beta: float, epoch: int, patience: _Patience) -> None:
+        self._program, self._epoch, self._patience = program, epoch, patience
+        self._report = ExecutionReport()
         self._scalars = [0.0, 1.0, float(alpha), float(beta)]  # by Factor
         self._at = [0] * len(program.lanes)
         self._recorded: set[int] = set()
         self._late: list[list[int]] = [[] for _ in program.lanes]
+        self._turns = program.turns(self)
+        self._began_s = time.perf_counter()
+        self._over = False
+
+    def poll(self) -> bool:
+        """See `Run.poll`."""
+        if not self._over:
+            self._drive(time.perf_counter() + _POLL_S)
+        return self._over
+
+    def finish(self) -> ExecutionReport:
+        """See `Run.finish`."""
+        if not self._over:
+            self._drive(math.inf)
+        return self._report
+
+    def _drive(self, until_s: float) -> None:
+        """Run what is ready until all is done; before `until_s`, if that is finite, and without waiting then."""
+        waits = until_s == math.inf
+        try:
+            with np.errstate(all="ignore"), self._program.blas.limited():
+                for worked in self._turns:
+                    if worked:
+                        self._patience.reset()
+                        if not waits and time.perf_counter() >= until_s:
+                            return
+                    elif waits:
+                        self._patience.wait(self._waits)
+                    else:
+                        self._patience.look(self._waits)
+                        return
+        except BaseException as error:
+            # An interrupt too: a rank that left alone would strand its peers before the closing barrier.
+            self._report.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._write_remaining_flags()
+        self._report.issue_s = time.perf_counter() - self._began_s
+        self._over = True
 
     # -- one operation -----------------------------------------------------------------------
 
@@ -215,7 +239,7 @@ class _Call:
         program = self._program
         code = program.codes[index]
         if code <= Code.COMBINE:
-            program.execute(index, lane, self._scalars, self._report)
+            program.execute(index, self._scalars, functools.partial(program.advance, lane), self._report)
         elif code == Code.SIGNAL:
             self._signal(index)
         elif code == Code.RECORD:
@@ -228,20 +252,19 @@ class _Call:
         if target is not None:
             target[0] = self._epoch
 
-    # -- in order ----------------------------------------------------------------------------
+    # -- turns -------------------------------------------------------------------------------
 
-    def run_in_order(self) -> None:
-        """Run the ready operation that is earliest in the list, until none is left."""
+    def in_order(self) -> Iterator[bool]:
+        """Run the ready operation that is earliest in the list, until none is left; yield whether there was one."""
         codes = self._program.codes
         ready: list[tuple[int, int]] = []
-        blocked = {lane: self._head(lane) for lane in range(len(self._at)) if self._head(lane) >= 0}
+        blocked = self._heads()
         while blocked or ready:
             for lane in [lane for lane, index in blocked.items() if self._is_ready(index)]:
                 heapq.heappush(ready, (blocked.pop(lane), lane))
             if not ready:
-                self._patience.wait(functools.partial(self._waits, blocked))
+                yield False
                 continue
-            self._patience.reset()
             index, lane = heapq.heappop(ready)
             # What follows a body is told at once: somebody may be waiting for it.
             while True:
@@ -251,46 +274,53 @@ class _Call:
                     break
             if index >= 0:
                 blocked[lane] = index
+            yield True
 
-    # -- at random ---------------------------------------------------------------------------
-
-    def run_at_random(self, choices: random.Random, pause_s: float) -> None:
-        """Run any ready head, and write flags any time later, each lane's in order."""
+    def at_random(self, choices: random.Random, pause_s: float) -> Iterator[bool]:
+        """Run any ready head, and write flags any time later, each lane's in order; yield whether there was one."""
         program = self._program
         while True:
-            heads = {lane: self._head(lane) for lane in range(len(self._at)) if self._head(lane) >= 0}
+            heads = self._heads()
             late = [lane for lane, queue in enumerate(self._late) if queue]
             ready = [lane for lane, index in heads.items() if self._is_ready(index)]
             if not heads and not late:
                 return
             if not ready and not late:
-                self._patience.wait(functools.partial(self._waits, heads))
+                yield False
                 continue
-            self._patience.reset()
             pick = choices.randrange(len(ready) + len(late))
             if pick >= len(ready):
                 lane = late[pick - len(ready)]
                 self._signal(self._late[lane].pop(0))
                 program.advance(lane)
+                yield True
                 continue
             lane = ready[pick]
             index = heads[lane]
             if program.codes[index] == Code.SIGNAL:
                 self._late[lane].append(index)
                 self._at[lane] += 1
+                yield True
                 continue
             if program.codes[index] <= Code.COMBINE and choices.random() < 0.25:
                 time.sleep(choices.random() * pause_s)
             self._step(lane, index)
+            yield True
+
+    def _heads(self) -> dict[int, int]:
+        """Return the operation at the head of each lane that is not through."""
+        lanes = zip(self._program.lanes, self._at, strict=True)
+        return {lane: queue[at] for lane, (queue, at) in enumerate(lanes) if at < len(queue)}
 
     # -- failure -----------------------------------------------------------------------------
 
-    def _waits(self, heads: dict[int, int]) -> list[str]:
+    def _waits(self) -> list[str]:
+        heads = self._heads()
         flags = {lane: index for lane, index in heads.items() if self._program.codes[index] == Code.WAIT_FLAG}
         # A lane that waits for another of this rank is not the cause, unless there is no other.
         return [self._program.describe_wait(lane, index) for lane, index in (flags or heads).items()]
 
-    def write_remaining_flags(self) -> None:
+    def _write_remaining_flags(self) -> None:
         """Write every flag not yet written, so that no peer waits for ever (nothing, after a good run)."""
         for lane, queue in enumerate(self._program.lanes):
             for index in (*self._late[lane], *queue[self._at[lane] :]):
@@ -300,7 +330,7 @@ class _Call:
             self._at[lane] = len(queue)
 
 
-class _TracedCall(_Call):
+class _TracedRun(HostRun):
     """A run that takes the time of every body."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -313,10 +343,11 @@ class _TracedCall(_Call):
         if self._program.codes[index] <= Code.COMBINE:
             self._times.append((self._program.tasks[index], start, time.monotonic()))
 
-    def times(self) -> TaskTimes:
-        """Return what was taken."""
-        table = np.array(self._times, np.float64).reshape(-1, 3)
-        return TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
+    def _end(self) -> None:
+        super()._end()
+        if self._report.error is None:
+            table = np.array(self._times, np.float64).reshape(-1, 3)
+            self._report.times = TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
 
 
 class _Patience:
@@ -357,6 +388,10 @@ class _Patience:
             return
         time.sleep(self._sleep_s)
         self._sleep_s = min(2.0 * self._sleep_s, _LAST_SLEEP_S)
+        self.look(describe)
+
+    def look(self, describe: Callable[[], list[str]]) -> None:
+        """See whether any rank gets on; parameters and errors as of `wait`."""
         now = time.monotonic()
         if self._seen is None:
             self._seen, self._changed_s, self._looked_s = self._board.words.copy(), now, now
