@@ -252,6 +252,7 @@ def test_a_polled_run_that_nobody_gets_on_with_ends_in_a_stall(fake):
     while not run.poll():
         pass
     assert isinstance(run.finish().error, StallError)
+    assert not cluster.board[-1].any()  # every rank finds a stall by itself
 
 
 def test_a_device_has_one_run_in_flight_and_one_that_is_dropped_is_its_last(fake):
@@ -393,6 +394,50 @@ def test_a_failing_call_poisons_the_remaining_flags_so_that_peers_finish(fake):
     load(case, cluster)
     succeed(cluster.run(1.2345, 1.1154))
     assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
+
+
+def ping_pong(length):
+    """Two ranks copy one number to each other and back, `length` times."""
+    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    spots = [
+        RegionRef(build.buffer(at=r, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0), 0, 0, 1, 1)
+        for r in range(2)
+    ]
+    awaits = []
+    for i in range(2 * length):
+        rank = i % 2
+        lane = build.copy_lane(rank, rank, 1 - rank)
+        awaits = [build.task(Kind.COPY, lane, spots[1 - rank], [(spots[rank], F.ONE, N)], awaits)]
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_failure_ends_a_long_call_on_every_rank_and_the_next_one_runs(fake, traced):
+    length = 2000
+    cluster = FakeCluster(fake, ping_pong(length))
+    for executable in cluster.executables:
+        executable.prepare_trace()
+
+    def start(rank):
+        return cluster.executables[rank].start(alpha=1, beta=0, epoch=cluster.epoch, timeout_s=5.0, traced=traced)
+
+    first = start(0)  # full, behind the other rank
+    begun = sum("copy" in line for line in fake.log())
+    fake.fail("cuMemcpyAsync", 20, 20)
+    runs = [first, start(1)]
+    while [run.poll() for run in runs].count(False):
+        pass
+    reports = [run.finish() for run in runs]
+    assert (reports[0].tasks, reports[0].aborted, reports[0].error, reports[0].times) == (begun, True, None, None)
+    assert begun < length / 4
+    assert (reports[1].tasks, reports[1].aborted) == (19, False)
+    assert "cuMemcpyAsync" in str(reports[1].error)
+    assert all((flags == cluster.epoch).all() for flags in cluster.flags)
+    fake.fail("nothing")
+    cluster.epoch += 1
+    again = cluster.run(traced=traced)
+    succeed(again)
+    assert [(report.tasks, report.aborted) for report in again.values()] == 2 * [(length, False)]
 
 
 def test_a_cublas_error_names_call_status_and_task(fake):

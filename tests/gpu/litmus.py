@@ -25,7 +25,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 import numpy as np
 
 from uncut_mpi.device.cuda import CudaBackend, visible_devices
-from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -109,7 +109,7 @@ class Rank:
         self.epoch = 0
         self.flags, self.peer_flags = self._share(1 << 20)
         self.backend.fill_words(self.flags, 1 << 18, 0)
-        self.board = np.zeros((comm.size, MAX_LANES), np.uint32)
+        self.board = np.zeros(ProgressBoard.shape(comm.size), np.uint32)
 
     def _share(self, nbytes: int) -> tuple[int, np.ndarray]:
         own = self.backend.allocate(nbytes)

@@ -19,7 +19,7 @@ import numpy as np
 
 from uncut_mpi.device.cuda import CudaBackend, tuning
 from uncut_mpi.device.cuda.tuning import TunedProduct
-from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
@@ -67,7 +67,7 @@ class Rank:
             peers[rank] = self.flags.address if own else self.backend.open(flags)
         count = max(1, int(self._lowering.num_flags()[self.rank]))
         self.backend.fill_words(self.flags.address, count, (epoch - 1) % 2**32)
-        self.board = np.zeros((len(exports), MAX_LANES), np.uint32)
+        self.board = np.zeros(ProgressBoard.shape(len(exports)), np.uint32)
         self.program = self._lowering.rank_list(self.rank)
         self.addresses, self.table = addresses, FlagTable(self.flags.address, peers)
         self.progress = ProgressBoard(self.board, self.rank)

@@ -68,6 +68,7 @@ def test_every_flag_is_rewritten_once_in_a_period(comm, fresh_session):
     operands = make_operands(session, Case(30, 30, 30))
     at_epoch(session, (1 << 30) - 1)
     count = int(calls._flags.sizes[session.rank]) // 4
+    calls._board.abort[0] = (1 << 30) + 1  # as if the call of this epoch had failed one turn ago
     seen = []
     for _ in range(2):
         session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.device.host.views import matrix_at
-from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
@@ -34,7 +36,9 @@ class Rank:
             index: self.backend.allocate(int(sizes[index]))
             for index in np.flatnonzero(self.schedule.owners() == rank).tolist()
         }
-        self.board = Segment.create(comm.size * MAX_LANES * 4, "progress board") if rank == 0 else None
+        self.board = (
+            Segment.create(4 * math.prod(ProgressBoard.shape(comm.size)), "progress board") if rank == 0 else None
+        )
         shared = comm.allgather(
             (flags.handle, {i: a.handle for i, a in own.items()}, self.board.handle if self.board else b"")
         )
@@ -46,7 +50,7 @@ class Rank:
             for index, handle in buffers.items():
                 addresses[index] = own[index].address if peer == rank else self.backend.open(handle)
         self.board = self.board or Segment.open(shared[0][2])
-        words = self.board.array(np.uint32, (comm.size, MAX_LANES))
+        words = self.board.array(np.uint32, ProgressBoard.shape(comm.size))
         self.executable = self.backend.executable(
             lowering.rank_list(rank), addresses, FlagTable(flags.address, peers), ProgressBoard(words, rank)
         )

@@ -223,6 +223,27 @@ def test_an_error_inside_a_call_is_raised_on_every_rank_and_the_session_goes_on(
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.host_backend
+def test_ranks_run_no_task_any_more_when_another_has_failed(comm, open_session):
+    last, ran, failing = comm.size - 1, [], [True]
+
+    def fail(task, code, region):
+        ran.append(task)
+        if failing[0] and comm.rank == last:
+            raise um.DeviceError(f"task {task} failed on purpose")
+
+    with open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=fail)) as session:
+        case = Case(200, 200, 200, place=3 * (str(last),))  # the others begin with what they get from there
+        operands = make_operands(session, case)
+        multiply = lambda: session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)  # noqa: E731
+        expect(comm, um.DeviceError, [f"rank {last}", "on purpose"], multiply)
+        counts = allgather(comm, len(ran))
+        failing[0] = False
+        wrong = product(session, case)
+    collective_assert(comm, counts == [0] * last + [1] and not wrong, f"tasks {counts}; afterwards {wrong}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.host_backend
 def test_a_rank_that_hangs_is_named_on_every_rank(comm, open_session):
     release_it = threading.Event()
 

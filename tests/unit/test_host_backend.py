@@ -47,7 +47,7 @@ class Cluster:
         self.backends = [
             HostBackend(r, count, disorder=disorder, fault=(faults or {}).get(r), blas_threads=1) for r in range(count)
         ]
-        self.board = np.zeros((count, MAX_LANES), np.uint32)
+        self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         sizes = buffer_bytes(schedule.buffers)
         self._owned = []
         for owner, nbytes in zip(np.maximum(schedule.owners(), 0).tolist(), sizes, strict=True):
@@ -227,6 +227,7 @@ def test_a_polled_run_that_nobody_gets_on_with_ends_in_a_stall():
         error = run.finish().error
         assert isinstance(error, StallError)
         assert "rank 1 waits in compute lane 1" in str(error)
+        assert not cluster.board[-1].any()  # every rank finds a stall by itself
 
 
 def test_progress_words_count_the_operations_of_each_lane_from_zero_in_every_call():
@@ -338,6 +339,82 @@ def test_no_task_runs_on_a_rank_after_its_failure():
         assert reports[1].tasks == 1
 
 
+def long_copies(ranks: int, length: int) -> Schedule:
+    """Each rank copies one number `length` times; then it awaits the rank before it, all of whose copies are done."""
+    build = ScheduleBuilder(ranks, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    last = []
+    for rank in range(ranks):
+        memory = build.buffer(at=rank, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+        spots = [RegionRef(memory, i, 0, 1, 1) for i in range(length + 1)]
+        for i in range(length):
+            awaits = last[-1:] if i == length - 1 else []
+            task = build.task(
+                Kind.COPY, build.copy_lane(rank, rank, rank), spots[i + 1], [(spots[i], F.ONE, N)], awaits
+            )
+        last.append(task)
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+@pytest.mark.parametrize("disorder", [None, Disorder(5)])
+def test_a_failure_ends_a_long_call_on_every_rank_and_the_next_one_runs(disorder):
+    length, began = 300, [0, 0, 0]
+    fails = [True]
+
+    def fault(rank: int) -> Callable[[int, Code, np.ndarray], None]:
+        def after(task: int, code: Code, written: np.ndarray) -> None:
+            began[rank] += 1
+            # The first bodies of all ranks last until one has failed, which it does when all have begun.
+            end = time.monotonic() + 20.0
+            while fails[0] and time.monotonic() < end and not cluster.board[-1].any():
+                if rank == 2 and all(began):
+                    raise ValueError("planted")
+                time.sleep(1e-3)
+
+        return after
+
+    with Cluster(long_copies(3, length), faults={rank: fault(rank) for rank in range(3)}, disorder=disorder) as cluster:
+        reports = cluster.run()
+        assert began == [1, 1, 1]
+        assert [report.tasks for report in reports] == [1, 1, 0]
+        assert [report.aborted for report in reports] == [True, True, False]
+        assert [type(report.error) for report in reports] == [type(None), type(None), ValueError]
+        fails[0] = False
+        reports = cluster.run()
+        succeed(reports)
+        assert [(report.tasks, report.aborted) for report in reports] == 3 * [(length, False)]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("epoch", [0, 2**32 - 1])
+def test_a_rank_that_waits_for_one_that_hangs_ends_when_another_has_failed(begins, epoch):
+    with Cluster(long_copies(2, 1), epoch=epoch) as cluster:
+        cluster.executables[1].prepare_trace()
+        run = cluster.executables[1].start(alpha=1.0, beta=0.0, epoch=epoch, timeout_s=20.0, traced=True)
+        if begins:
+            assert not run.poll()
+        ProgressBoard(cluster.board, 0).abort[0] = epoch + 1
+        report = run.finish()
+        assert (report.tasks, report.aborted, report.error, report.times) == (0, True, None, None)
+
+
+def test_a_long_product_ends_between_its_parts_when_another_rank_has_failed(monkeypatch):
+    monkeypatch.setattr(bodies, "_PART_OPERATIONS", 2 * 8 * 6 * 2)  # two columns of eight
+    real = np.matmul
+
+    def watched(*operands, out):
+        ProgressBoard(cluster.board, 0).abort[0] = cluster.epoch + 1
+        return real(*operands, out=out)
+
+    reads = [(8, 6, DType.f64, F.ALPHA, N), (6, 7, DType.f64, F.ONE, N)]
+    with Cluster(one_task(Kind.GEMM, (8, 7, DType.f64), reads)) as cluster:
+        cluster.buffer(0)[...] = np.nan
+        monkeypatch.setattr(bodies.np, "matmul", watched)
+        (report,) = cluster.run()
+        monkeypatch.undo()
+        assert (report.tasks, report.aborted, report.error) == (0, True, None)
+        assert np.isnan(cluster.buffer(0)).any(axis=0).tolist() == 2 * [False] + 5 * [True]
+
+
 def test_a_rank_that_hangs_is_named_by_those_that_wait_for_it():
     schedule = Pushed(ranks=2, chunks=1).build()
     released = threading.Event()
@@ -424,7 +501,7 @@ class _Clock:
 def test_a_stall_is_the_time_allowed_without_a_change_of_any_rank_s_words(monkeypatch):
     clock = _Clock()
     monkeypatch.setattr("uncut_mpi.device.host.executor.time", clock)
-    words = np.zeros((3, MAX_LANES), np.uint32)
+    words = np.zeros(ProgressBoard.shape(3), np.uint32)
     patience = _Patience(ProgressBoard(words, 0), 2.0, spins=True)
 
     def wait_until(end_s: float) -> None:

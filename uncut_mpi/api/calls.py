@@ -29,7 +29,6 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trials, fastest
 from uncut_mpi.device.interface import (
-    MAX_LANES,
     Backend,
     DeviceIdentity,
     ExecutionReport,
@@ -88,16 +87,12 @@ class CallMachinery:
         self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
         store.on_release.append(self._forget_matrix)
 
-        board_bytes, room_bytes = group.size * MAX_LANES * 4, agreement.room_bytes(group)
+        board_shape = ProgressBoard.shape(group.size)
+        board_bytes, room_bytes = 4 * math.prod(board_shape), agreement.room_bytes(group)
         control_bytes = room_bytes + board_bytes + 2 * group.size * 8
         self._control = exchange.shared_segment(group, control_bytes, "the progress board")
         room = self._control.array(np.uint8, room_bytes)
-        self._board = ProgressBoard(
-            self._control.array(np.uint32, group.size * MAX_LANES, offset_bytes=room_bytes).reshape(
-                group.size, MAX_LANES
-            ),
-            group.rank,
-        )
+        self._board = ProgressBoard(self._control.array(np.uint32, board_shape, offset_bytes=room_bytes), group.rank)
         words = self._control.array(np.uint64, (2, group.size), offset_bytes=room_bytes + board_bytes)
         self._order = DeviceOrder(group, identities[group.rank].uuid, words[0])
         group.count_steps(words[1])
@@ -471,6 +466,7 @@ class CallMachinery:
             lost = isinstance(report.error, StallError) or getattr(report.error, "fatal", False)
             self.gate.broken |= any(self._group.allgather_objects(lost))
             agreement.collective_result(self._group, report.error, "gemm")
+        assert not report.aborted  # without a rank that reports why
 
     def _stage(self, binding: Binding, matrices: Operands, *, inward: bool) -> None:
         with agreement.collective(self._group, "staging"):
@@ -523,8 +519,9 @@ class CallMachinery:
         self._control.close()
 
     def _reset_flags(self) -> None:
-        """Set every flag one epoch back, so that none looks reached. Collective."""
+        """Set every flag one epoch back, so that none looks reached, and the abort word to 0. Collective."""
         with agreement.collective(self._group, "resetting the flags"):
+            self._board.abort[0] = 0
             own = int(self._flags.addresses[self._group.rank])
             count = int(self._flags.sizes[self._group.rank]) // 4
             if count:

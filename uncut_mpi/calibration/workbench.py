@@ -17,7 +17,7 @@ import numpy as np
 
 from uncut_mpi.calibration.probes import Areas, Probe
 from uncut_mpi.calibration.statistics import Summary
-from uncut_mpi.device.interface import MAX_LANES, Allocation, Backend, Executable, FlagTable, ProgressBoard, TaskTimes
+from uncut_mpi.device.interface import Allocation, Backend, Executable, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import UncutError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
@@ -85,7 +85,7 @@ class Workbench:
         # Ranks enter some milliseconds apart: with deadlines of their own they would end different probes.
         self._deadline_s = float(group.allgather_bytes(np.array([deadline_s]), "agreeing on a deadline")[0, 0])
         self._epoch = 0
-        self._board = ProgressBoard(np.zeros((group.size, MAX_LANES), np.uint32), group.rank)
+        self._board = ProgressBoard(np.zeros(ProgressBoard.shape(group.size), np.uint32), group.rank)
         self._own: list[Allocation] = []
         self._opened: list[int] = []
         self._pinned = False

@@ -40,9 +40,10 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
                                         const Integers &peer_flags, const Board &board, std::size_t rank,
                                         std::unordered_map<std::uint64_t, Address> kernels) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
-    if (board.shape(0) != peer_flags.shape(0) || board.shape(1) != DeviceState::max_lanes)
-        throw Failure(
-            "the progress board needs one row of " + std::to_string(DeviceState::max_lanes) + " words per rank", -1);
+    if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != DeviceState::max_lanes)
+        throw Failure("the progress board needs a row of " + std::to_string(DeviceState::max_lanes) +
+                          " words per rank, and one more",
+                      -1);
     Program program{};
     program.operations = records<Operation>(operations, "operations");
     program.num_operations = operations.shape(0);
@@ -168,6 +169,7 @@ void bind_cuda(nb::module_ &m) {
         .def_ro("operation", &RunResult::operation)
         .def_ro("fatal", &RunResult::fatal)
         .def_ro("stalled", &RunResult::stalled)
+        .def_ro("aborted", &RunResult::aborted)
         .def_ro("reference_s", &RunResult::reference_s)
         .def_ro("times_s", &RunResult::times_s)
         .def_prop_ro("stuck", [](const RunResult &r) {

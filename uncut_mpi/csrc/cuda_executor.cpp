@@ -100,6 +100,7 @@ const RunResult &Run::finish() {
 
 void Run::advance(std::size_t most_steps) {
     const std::size_t all = executor_->steps_.size();
+    signals_only_ = signals_only_ || abort_word() == std::uint64_t{epoch_} + 1;
     if (next_step_ < all && (!full_ || settle())) {
         traced_ ? issue_steps<true>(most_steps) : issue_steps<false>(most_steps);
         if (next_step_ == all) issued_ = Clock::now();
@@ -109,11 +110,12 @@ void Run::advance(std::size_t most_steps) {
 
 void Run::end() {
     if (next_step_ < executor_->steps_.size()) issued_ = Clock::now();
+    result_.aborted = result_.aborted && result_.error.empty();
     mirror();
     const auto ended = Clock::now();
     result_.issue_s = std::chrono::duration<double>(issued_ - began_).count();
     result_.drain_s = std::chrono::duration<double>(ended - issued_).count();
-    if (traced_) read_times();
+    if (traced_ && !result_.aborted) read_times();
     result_.created = device_.num_created() - created_before_;
     if (result_.stalled || result_.fatal) device_.abandon();
     device_.set_in_flight(nullptr);
@@ -126,7 +128,10 @@ void Run::issue_steps(std::size_t most_steps) {
     for (const std::size_t stop = std::min(steps.size(), next_step_ + most_steps); next_step_ < stop && !full_;) {
         const Step &step = steps[next_step_++];
         // After an error only signals go out (poison): no peer may wait for ever.
-        if (!result_.error.empty() && step.code != code_signal) continue;
+        if (signals_only_ && step.code != code_signal) {
+            result_.aborted = result_.aborted || step.code <= code_combine;
+            continue;
+        }
         const bool timed = traced && step.code <= code_combine;
         if (timed) take_time(step, next_event_++);
         issue(step);
@@ -263,6 +268,8 @@ void Run::fail(const char *call, Code code, bool blas, const Step *step) {
     const bool sticky = state != success && state != error_not_ready && (blas || is_sticky(state));
     result_.fatal = result_.fatal || sticky;
     if (!result_.error.empty()) return;
+    signals_only_ = true;
+    abort_word() = std::uint64_t{epoch_} + 1;
     result_.error = blas ? device_.blas().describe(call, code) : device_.driver().describe(call, code);
     if (step != nullptr) result_.operation = step->operation;
 }

@@ -3,9 +3,9 @@
 // Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream;
 // nothing is created or allocated on the device. Flag waits go out in one batch, a progress word (2i+1 for
 // the wait that is operation i) written before each, so that a stall can be explained; a lane without waits
-// writes one (2i+2 after operation i) now and then. If a call fails, the first error is kept and from
-// there only SIGNALs are issued, so that no peer waits for ever. Then all lanes are polled until they
-// are empty, an error shows, or nothing has moved on any rank for the time allowed.
+// writes one (2i+2 after operation i) now and then. If a call fails, the first error is kept and the abort
+// word set; from there, and once another rank has set it, only SIGNALs are issued, so that no peer waits for ever. Then
+// all lanes are polled until they are empty, an error shows, or nothing has moved on any rank for the time allowed.
 //
 // A traced run records an event before and after each body, on its lane, and reads them when all
 // lanes are empty. It is another instance of the issuing loop: a run that is not traced does not
@@ -80,7 +80,7 @@ struct Program {
     Address own_flags;
     const std::int64_t *peer_flags;  // per rank
     std::size_t num_ranks;
-    std::uint32_t *board;  // num_ranks rows of DeviceState::max_lanes words, host memory
+    std::uint32_t *board;  // num_ranks rows of DeviceState::max_lanes words and the abort word, host memory
     std::size_t rank;
     std::unordered_map<std::uint64_t, Address> kernels;  // combine signature → function handle
 };
@@ -101,8 +101,9 @@ struct RunResult {
     std::int64_t operation = -1;  // that failed; -1 if it is not known which
     bool fatal = false;           // the context is unusable: no flag could be written any more
     bool stalled = false;
+    bool aborted = false;  // bodies were left out because another rank had failed
     std::vector<StuckLane> stuck;
-    // Of a traced run; after an error or a stall incomplete, of other runs empty.
+    // Of a traced run; after an error, a stall or an abort incomplete, of other runs empty.
     double reference_s = 0.0;     // on the system's monotonic clock
     std::vector<double> times_s;  // start and end of each body, in list order, after the reference
 };
@@ -235,6 +236,10 @@ class Run {
     bool query(std::size_t number);
     bool moved();  // mirror our words, look at everyone's: has anything changed in time?
     void mirror();
+    // One more than the epoch of the latest call that failed on a rank.
+    volatile std::uint64_t &abort_word() const {
+        return *reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);
+    }
     void fail(const char *call, Code code, bool blas, const Step *step);
     void give_up();
     void end();
@@ -253,7 +258,7 @@ class Run {
     std::vector<Lane> lanes_;
     std::size_t next_step_ = 0, next_event_ = 1;  // the first event is the reference
     std::int64_t outstanding_ = 0;
-    bool full_ = false;
+    bool full_ = false, signals_only_ = false;
     std::size_t next_lane_ = 0;  // those before it are empty
     std::vector<std::uint32_t> seen_;
     bool over_ = false;

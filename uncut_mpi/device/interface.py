@@ -119,21 +119,36 @@ class FlagTable:
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ProgressBoard:
     """
-    Words in host memory that every rank of the node can read, by which stalls are told from work.
+    Words in host memory that every rank of the node can read: who gets on, and whether a call has failed.
 
     Attributes
     ----------
-    words : ndarray of uint32, shape (num_ranks, MAX_LANES)
+    words : ndarray of uint32, shape `shape(num_ranks)`
         Row r is written by rank r only (by its executor or its device's streams): word l counts the
         operations that lane l has finished, and for `host` the parts of a long one; for `cuda` it is
         the last wait reached (2·i+1 reached the wait that is operation i, 2·i+2 passed it). The
-        counts restart at 0 with every call.
+        counts restart at 0 with every call. The last row is for all ranks.
     rank : int
         Whose row is ours.
     """
 
     words: np.ndarray
     rank: int
+
+    @staticmethod
+    def shape(num_ranks: int) -> tuple[int, int]:
+        """Return the shape of the words of so many ranks."""
+        return num_ranks + 1, MAX_LANES
+
+    @property
+    def abort(self) -> np.ndarray:
+        """
+        The abort word, shape (1,), uint64: one more than the epoch of the latest call that failed while tasks ran.
+
+        Its value tells calls apart, so nobody has to reset it between them, where a slow rank of one call and a fast
+        one of the next would get in each other's way. Before epochs wrap round it is set to 0 with the flags.
+        """
+        return self.words[-1, :2].view(np.uint64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -174,6 +189,8 @@ class ExecutionReport:
     error : BaseException or None
         What went wrong on this rank; the remaining flags were written all the same, so that no peer
         waits for ever.
+    aborted : bool
+        Whether tasks of this rank were left out because another one failed, whose report says why.
     times : TaskTimes or None
         When each body ran, after a traced run without an error.
     """
@@ -185,6 +202,7 @@ class ExecutionReport:
     issue_s: float = 0.0
     drain_s: float = 0.0
     error: BaseException | None = None
+    aborted: bool = False
     times: TaskTimes | None = None
 
 
@@ -214,7 +232,9 @@ class Executable(abc.ABC):
 
         First it sets this rank's words of the progress board to 0; then it issues what it can without waiting.
         Called between the opening and the closing barrier. Never raises for a failure of an
-        operation: the report carries it, after every remaining flag has been written (poison).
+        operation: the report carries it, after every remaining flag has been written (poison). The abort
+        word tells the other ranks: they leave out the tasks that they have not begun, and write their flags
+        too. A stall does not set it: every rank finds it by itself and says what it waits for.
 
         Parameters
         ----------

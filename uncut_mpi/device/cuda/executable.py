@@ -118,6 +118,7 @@ class CudaExecutable(Executable):
         """Return what a run did, in words where it failed."""
         report = ExecutionReport(result.tasks, result.copy_bytes, 0, result.created, result.issue_s, result.drain_s)
         report.error = self._error_of(result, timeout_s)
+        report.aborted = result.aborted
         if traced:
             report.times = self._times_of(result)
         return report
@@ -142,7 +143,7 @@ class CudaExecutable(Executable):
         return None
 
     def _times_of(self, result: _native.CudaRunResult) -> TaskTimes | None:
-        if result.error or result.stalled:
+        if result.error or result.stalled or result.aborted:
             return None
         operations = self._program.operations
         times = result.reference_s + np.array(result.times_s, np.float64).reshape(-1, 2)

@@ -12,7 +12,7 @@ from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
 from uncut_mpi.device.cuda.kernels import kernel_name, kernel_source
 from uncut_mpi.device.cuda.library import import_cupy
 from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures, square
-from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import CapacityError, DeviceError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
@@ -129,7 +129,7 @@ class Preparation:
             program,
             np.array([base, self._host_scratch.ptr], np.int64),
             FlagTable(own=0, peers=np.zeros(1, np.int64)),
-            ProgressBoard(words=np.zeros((1, MAX_LANES), np.uint32), rank=0),
+            ProgressBoard(words=np.zeros(ProgressBoard.shape(1), np.uint32), rank=0),
         )
 
     def _load(self, signatures: list[int]) -> None:

@@ -94,6 +94,7 @@ class HostExecutable(Executable):
         self.own_flags = words_at(flags.own, program.num_flags)
         self.targets = self._signal_targets(flags)
         self.progress = board.words[board.rank].data
+        self.abort = board.abort.data
         self._open = True
 
     def _signal_targets(self, flags: FlagTable) -> list[memoryview | None]:
@@ -168,6 +169,10 @@ class HostExecutable(Executable):
         self.own_flags.release()
 
 
+class _Aborted(Exception):
+    """Another rank has failed: what is left of this one's tasks is left out."""
+
+
 class HostRun(Run):
     """One run of an operation list; the thread that polls it computes."""
 
@@ -204,18 +209,24 @@ class HostRun(Run):
                         self._patience.reset()
                         if not waits and time.perf_counter() >= until_s:
                             return
-                    elif waits:
-                        self._patience.wait(self._waits)
-                    else:
+                        continue
+                    self._check_abort()
+                    if not waits:
                         self._patience.look(self._waits)
                         return
+                    self._patience.wait(self._waits)
+        except _Aborted:
+            self._report.aborted = True
         except BaseException as error:
             # An interrupt too: a rank that left alone would strand its peers before the closing barrier.
             self._report.error = error
+            if not isinstance(error, StallError):
+                self._program.abort[0] = self._epoch + 1
         self._end()
 
     def _end(self) -> None:
-        self._write_remaining_flags()
+        if self._report.error is not None or self._report.aborted:
+            self._write_remaining_flags()
         self._report.issue_s = time.perf_counter() - self._began_s
         self._over = True
 
@@ -239,13 +250,23 @@ class HostRun(Run):
         program = self._program
         code = program.codes[index]
         if code <= Code.COMBINE:
-            program.execute(index, self._scalars, functools.partial(program.advance, lane), self._report)
+            self._check_abort()
+            program.execute(index, self._scalars, functools.partial(self._get_on, lane), self._report)
         elif code == Code.SIGNAL:
             self._signal(index)
         elif code == Code.RECORD:
             self._recorded.add(program.slots[index])
         self._at[lane] += 1
         program.advance(lane)
+
+    def _get_on(self, lane: int) -> None:
+        """Take note of a part of a body."""
+        self._program.advance(lane)
+        self._check_abort()
+
+    def _check_abort(self) -> None:
+        if self._program.abort[0] == self._epoch + 1:
+            raise _Aborted
 
     def _signal(self, index: int) -> None:
         target = self._program.targets[index]
@@ -321,7 +342,7 @@ class HostRun(Run):
         return [self._program.describe_wait(lane, index) for lane, index in (flags or heads).items()]
 
     def _write_remaining_flags(self) -> None:
-        """Write every flag not yet written, so that no peer waits for ever (nothing, after a good run)."""
+        """Write every flag not yet written, so that no peer waits for ever."""
         for lane, queue in enumerate(self._program.lanes):
             for index in (*self._late[lane], *queue[self._at[lane] :]):
                 self._signal(index)
@@ -345,7 +366,7 @@ class _TracedRun(HostRun):
 
     def _end(self) -> None:
         super()._end()
-        if self._report.error is None:
+        if self._report.error is None and not self._report.aborted:
             table = np.array(self._times, np.float64).reshape(-1, 3)
             self._report.times = TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
 
