@@ -266,6 +266,28 @@ def test_a_device_has_one_run_in_flight_and_one_that_is_dropped_is_its_last(fake
     assert "has to end" in str(cluster.run(ranks=[0])[0].error)
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "weight"),
+    [(Kind.COPY, 1 << 25, 5), (Kind.COPY, 1 << 27, 17), (Kind.COPY, 1 << 29, 64), (Kind.GEMM, 8192, 11)],
+    ids=["copies of 256 MiB", "copies of 1 GiB", "copies of 4 GiB", "products of 8192"],
+)
+def test_what_takes_long_counts_as_several_steps_so_that_after_an_error_nobody_waits_for_it(fake, kind, size, weight):
+    rows, cols = (size, 1) if kind is Kind.COPY else (size, size)
+    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    there = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    here = build.buffer(at=0, rows=rows, cols=cols, dtype=DType.f64, role=Role.PANEL, offset=0)
+    one, spot, whole = (RegionRef(there, 0, 0, 1, 1), RegionRef(here, 0, 0, 1, 1), RegionRef(here, 0, 0, rows, cols))
+    push = build.task(Kind.COPY, build.copy_lane(1, 1, 0), spot, [(one, F.ONE, N)])
+    lane = build.copy_lane(0, 0, 0) if kind is Kind.COPY else build.compute_lane(0)
+    for i in range(400):  # none of which ever runs, and the memory is not touched
+        build.task(kind, lane, whole, [(whole, F.ONE, N)] * (1 if kind is Kind.COPY else 2), [push] if i == 0 else [])
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    run = cluster.executables[0].start(alpha=1.0, beta=0.0, epoch=1, timeout_s=20.0)
+    assert not run.poll()
+    issued = sum(line.split()[1] in ("copy", "gemm") for line in fake.log())
+    assert 768 / weight - 2 <= issued <= 768 / weight + 2
+
+
 def test_a_run_creates_nothing(fake):
     cluster = FakeCluster(fake, Pushed().build())
     made = fake.allocations

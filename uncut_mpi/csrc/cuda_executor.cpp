@@ -137,8 +137,9 @@ void Run::issue_steps(std::size_t most_steps) {
         issue(step);
         if (timed) take_time(step, next_event_++);
         if (result_.fatal) return;
-        ++lanes_[step.lane].issued;
-        full_ = ++outstanding_ > most_outstanding_;
+        lanes_[step.lane].issued += step.weight;
+        outstanding_ += step.weight;
+        full_ = outstanding_ > most_outstanding_;
     }
 }
 

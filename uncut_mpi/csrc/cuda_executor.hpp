@@ -121,6 +121,7 @@ class Executor {
 
     struct Step {
         std::uint8_t code;
+        std::uint8_t weight;  // as how many outstanding steps it counts
         std::int32_t lane;
         std::uint32_t operation;  // index in the list; of a batch, its first
         std::uint32_t payload;    // index in the vector of its kind, or event, or slot
@@ -158,13 +159,13 @@ class Executor {
     };
     struct Checkpoint {
         std::uint32_t operation;  // whose wait, or after which a progress word is written
-        std::int64_t issued;      // steps of the lane that precede it
+        std::int64_t issued;      // weight of the lane's steps that precede it
     };
     struct Lane {
         Stream stream = nullptr;
         BlasHandle handle = nullptr;
         Address workspace = 0;
-        std::int64_t num_steps = 0;
+        std::int64_t weight = 0;  // of its steps
         std::vector<Checkpoint> checkpoints;
     };
 
@@ -177,6 +178,7 @@ class Executor {
     Combine make_combine(const Program &program, const Operand *operands, std::size_t count) const;
     void add_wait(const Program &program, const Operation &operation, std::uint32_t index);
     void add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload);
+    std::uint8_t weight_of(const Operation &operation, std::uint32_t payload) const;
     void add_checkpoint_if_due(const Operation &operation, std::uint32_t index);
 
     std::shared_ptr<DeviceState> device_;
@@ -214,7 +216,7 @@ class Run {
     using Step = Executor::Step;
 
     struct Lane {
-        std::int64_t issued = 0, completed = 0;
+        std::int64_t issued = 0, completed = 0;  // weight of the steps
         std::size_t next_checkpoint = 0;
     };
 
@@ -228,7 +230,7 @@ class Run {
     void launch(const Executor::Combine &combine, Stream stream, const Step &step);
     void issue_batch(const Step &step);
     void signal(const Step &step);
-    bool settle();  // whether so few steps are outstanding that more may be issued
+    bool settle();  // whether so little is outstanding that more may be issued
     bool drain();   // whether all lanes are empty
     void mark_reference();
     void take_time(const Step &step, std::size_t number);

@@ -9,6 +9,10 @@ namespace {
 
 // A lane without waits writes its progress word after so many steps.
 constexpr std::int64_t checkpoint_interval = 64;
+// What takes long counts as several steps, so that after an error, which skips what is not yet issued, nobody waits
+// for more than a second or two: 768 of these are 1.3 s of products in f64 and 1 s of copies to the host (H100).
+constexpr double operations_per_step = 1e11, bytes_per_step = 64 << 20;
+constexpr double most_weight = 64;
 constexpr std::uint32_t max_batch_ops = 96;
 
 constexpr unsigned threads_per_block = 256;
@@ -168,21 +172,28 @@ void Executor::bind_lanes(const Program &program) {
 }
 
 void Executor::add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload) {
-    steps_.push_back({operation.code, operation.lane, index, payload});
-    ++lanes_[operation.lane].num_steps;
+    steps_.push_back({operation.code, weight_of(operation, payload), operation.lane, index, payload});
+    lanes_[operation.lane].weight += steps_.back().weight;
     if (operation.code <= code_combine) ++num_bodies_;
+}
+
+std::uint8_t Executor::weight_of(const Operation &operation, std::uint32_t payload) const {
+    double more = 0.0;
+    if (operation.code == code_copy) more = static_cast<double>(copies_[payload].bytes) / bytes_per_step;
+    if (operation.code == code_gemm) more = shape_of(gemms_[payload]).operations() / operations_per_step;
+    return static_cast<std::uint8_t>(std::min(1.0 + more, most_weight));
 }
 
 void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t index) {
     Lane &lane = lanes_[operation.lane];
     const std::int64_t last = lane.checkpoints.empty() ? 0 : lane.checkpoints.back().issued;
-    if (lane.num_steps - last < checkpoint_interval) return;
+    if (lane.weight - last < checkpoint_interval) return;
     const auto first = static_cast<std::uint32_t>(mem_ops_.size());
     mem_ops_.push_back(write_word(device_->progress_address(operation.lane), 2 * index + 2));
     batches_.push_back({first, 1});
-    lane.checkpoints.push_back({index, lane.num_steps});
-    steps_.push_back({code_wait_flag, operation.lane, index, static_cast<std::uint32_t>(batches_.size() - 1)});
-    ++lane.num_steps;
+    lane.checkpoints.push_back({index, lane.weight});
+    steps_.push_back({code_wait_flag, 1, operation.lane, index, static_cast<std::uint32_t>(batches_.size() - 1)});
+    ++lane.weight;
 }
 
 void Executor::add_wait(const Program &program, const Operation &operation, std::uint32_t index) {
@@ -196,7 +207,7 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
                          mem_ops_.size() - batches_.back().first < max_batch_ops;
     if (!extends) {
         batches_.push_back({static_cast<std::uint32_t>(mem_ops_.size()), 0});
-        lane.checkpoints.push_back({index, lane.num_steps});
+        lane.checkpoints.push_back({index, lane.weight});
         add_step(operation, index, static_cast<std::uint32_t>(batches_.size() - 1));
     }
     lane.checkpoints.back().operation = index;
