@@ -485,6 +485,21 @@ def test_a_lost_context_is_fatal_whether_issuing_or_draining_shows_it(fake, call
     assert "has to end" in str(again)
 
 
+def test_ranks_that_wait_for_one_whose_context_is_lost_end_at_once(fake):
+    cluster = FakeCluster(fake, ping_pong(2000))
+    first = cluster.executables[0].start(alpha=1, beta=0, epoch=1, timeout_s=30.0)
+    fake.fail("cuMemcpyAsync", 20, 20, 700)
+    runs = [first, cluster.executables[1].start(alpha=1, beta=0, epoch=1, timeout_s=30.0)]
+    began = time.monotonic()
+    while [run.poll() for run in runs].count(False):
+        assert time.monotonic() < began + 20.0
+    reports = [run.finish() for run in runs]
+    assert getattr(reports[1].error, "fatal", False)
+    assert (reports[0].error, reports[0].aborted) == (None, True)
+    fake.fail("nothing")
+    assert "has to end" in str(cluster.run(ranks=[0])[0].error)
+
+
 def test_a_flag_that_never_comes_is_a_stall_that_names_task_rank_and_slot(fake):
     cluster = FakeCluster(fake, Pushed(ranks=2).build())
     report = cluster.run(ranks=[0], timeout_s=0.3)[0]

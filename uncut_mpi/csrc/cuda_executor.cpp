@@ -18,6 +18,7 @@ constexpr std::int64_t max_outstanding_traced = max_outstanding / 3;
 constexpr std::chrono::microseconds look_interval{1000};
 constexpr std::size_t steps_per_poll = 32;  // a product takes 8 us to issue, the others 1 us
 constexpr int polls_per_yield = 16;
+constexpr std::uint64_t context_lost = std::uint64_t{1} << 63;  // in the abort word
 
 }  // namespace
 
@@ -29,6 +30,7 @@ Run::Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uin
       device_(*executor_->device_),
       traced_(traced),
       epoch_(epoch),
+      call_(std::uint64_t{epoch} + 1),
       factors_f64_{0.0, 1.0, alpha, beta},
       factors_f32_{0.0F, 1.0F, static_cast<float>(alpha), static_cast<float>(beta)},
       most_outstanding_(traced ? max_outstanding_traced : max_outstanding),
@@ -100,7 +102,14 @@ const RunResult &Run::finish() {
 
 void Run::advance(std::size_t most_steps) {
     const std::size_t all = executor_->steps_.size();
-    signals_only_ = signals_only_ || abort_word() == std::uint64_t{epoch_} + 1;
+    const std::uint64_t failed = abort_word();
+    if (failed == (call_ | context_lost)) {
+        // That rank writes no flags, so what waits for them here waits for ever.
+        result_.aborted = true;
+        device_.abandon();
+        return end();
+    }
+    signals_only_ = signals_only_ || failed == call_;
     if (next_step_ < all && (!full_ || settle())) {
         traced_ ? issue_steps<true>(most_steps) : issue_steps<false>(most_steps);
         if (next_step_ == all) issued_ = Clock::now();
@@ -268,11 +277,17 @@ void Run::fail(const char *call, Code code, bool blas, const Step *step) {
     const Code state = blas ? device_.driver().cuStreamQuery(executor_->lanes_[step->lane].stream) : code;
     const bool sticky = state != success && state != error_not_ready && (blas || is_sticky(state));
     result_.fatal = result_.fatal || sticky;
-    if (!result_.error.empty()) return;
     signals_only_ = true;
-    abort_word() = std::uint64_t{epoch_} + 1;
+    tell_others();
+    if (!result_.error.empty()) return;
     result_.error = blas ? device_.blas().describe(call, code) : device_.driver().describe(call, code);
     if (step != nullptr) result_.operation = step->operation;
+}
+
+// Keeps what another rank has said of this call.
+void Run::tell_others() {
+    const std::uint64_t said = abort_word(), ours = call_ | (result_.fatal ? context_lost : 0);
+    abort_word() = (said & ~context_lost) == call_ ? said | ours : ours;
 }
 
 bool Run::query(std::size_t number) {
@@ -290,8 +305,8 @@ bool Run::query(std::size_t number) {
         lane.completed = lane.issued;
         return true;
     }
-    fail("cuStreamQuery", code, false, nullptr);
     result_.fatal = true;
+    fail("cuStreamQuery", code, false, nullptr);
     return false;
 }
 

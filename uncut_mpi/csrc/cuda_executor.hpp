@@ -238,7 +238,7 @@ class Run {
     bool query(std::size_t number);
     bool moved();  // mirror our words, look at everyone's: has anything changed in time?
     void mirror();
-    // One more than the epoch of the latest call that failed on a rank.
+    void tell_others();  // that this rank has failed
     volatile std::uint64_t &abort_word() const {
         return *reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);
     }
@@ -251,6 +251,7 @@ class Run {
     RunResult result_;
     const bool traced_;
     const std::uint32_t epoch_;
+    const std::uint64_t call_;  // its value in the abort word
     const double factors_f64_[4];
     const float factors_f32_[4];
     const std::int64_t most_outstanding_, created_before_;

@@ -146,7 +146,8 @@ class ProgressBoard:
         The abort word, shape (1,), uint64: one more than the epoch of the latest call that failed while tasks ran.
 
         Its value tells calls apart, so nobody has to reset it between them, where a slow rank of one call and a fast
-        one of the next would get in each other's way. Before epochs wrap round it is set to 0 with the flags.
+        one of the next would get in each other's way. Before epochs wrap round it is set to 0 with the flags. The
+        highest bit says that the rank's context is lost, so that it writes no flags: nobody waits for them then.
         """
         return self.words[-1, :2].view(np.uint64)
 
