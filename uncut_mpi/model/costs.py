@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi.errors import ParamError
 
@@ -163,14 +162,12 @@ class GemmShape(_NonNegative):
 
     def native(self) -> ProductCost:
         """Return this as the core has it, where the formula stands that the simulator uses too."""
-        return _native_cost(self)
+        # Made anew: kept in a cache it would outlive the core at exit, which the core reports as a leak.
+        cost: ProductCost = _core().ProductCost(*(getattr(self, field) for field in _FIELDS))
+        return cost
 
 
-@functools.lru_cache(maxsize=256)
-def _native_cost(shape: GemmShape) -> ProductCost:
-    cost: ProductCost = _core().ProductCost(*(getattr(shape, field.name) for field in dataclasses.fields(shape)))
-    return cost
-
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(GemmShape))
 
 RowTable = tuple[tuple[float, float], ...]
 """(width in bytes, share of the bandwidth) by rising width."""
