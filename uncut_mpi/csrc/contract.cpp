@@ -1,10 +1,13 @@
-// Tells Python the contract as the core has it, so that a test can compare every value.
+// Tells Python the contract as the core has it, so that a test can compare every value, and the rules that it has
+// alone.
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <stdexcept>
 
 #include "cuda_executor.hpp"
 #include "records.hpp"
+#include "table_bytes.hpp"
 
 namespace nb = nanobind;
 
@@ -89,6 +92,19 @@ nb::dict limits() {
     return found;
 }
 
+nb::object room_of_regions(nb::handle regions, nb::handle buffers) {
+    const ArrayBytes region_bytes(regions), buffer_bytes(buffers);
+    const auto of = buffer_bytes.records<BufferRecord>();
+    std::vector<std::uint8_t> room;
+    room.reserve(region_bytes.records<RegionRecord>().size());
+    for (const RegionRecord &region : region_bytes.records<RegionRecord>()) {
+        if (region.buffer < 0 || static_cast<std::size_t>(region.buffer) >= of.size())
+            throw std::invalid_argument("a region's buffer does not exist");
+        room.push_back(room_behind(region, of[region.buffer]));
+    }
+    return nb::cast(as_bytes(std::move(room)));
+}
+
 }  // namespace
 
 void bind_contract(nb::module_ &m) {
@@ -103,6 +119,8 @@ void bind_contract(nb::module_ &m) {
             return all;
         },
         "Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits.");
+    m.def("room_behind", &room_of_regions, nb::arg("regions"), nb::arg("buffers"),
+          "Return the rows of padding behind each region that belong to nobody, at most 255, as uint8.");
 }
 
 }  // namespace uncut

@@ -2,6 +2,7 @@
 // for byte, element types, and limits. Each fact stands here once; contract.cpp tells Python, and a test compares all.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -73,5 +74,11 @@ struct BufferRecord {
 };
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
               sizeof(LaneRecord) == 16 && sizeof(BufferRecord) == 40);
+
+// Rows of a panel's padding behind a region, which belong to nobody: a product may compute so many more. At most 255.
+inline std::uint8_t room_behind(const RegionRecord &region, const BufferRecord &buffer) {
+    const bool at_end = buffer.role != user_role && region.row + region.rows == buffer.rows;
+    return at_end ? static_cast<std::uint8_t>(std::clamp<std::int64_t>(buffer.ld - buffer.rows, 0, 255)) : 0;
+}
 
 }  // namespace uncut

@@ -118,13 +118,6 @@ bool Simulator::State::is_aligned(const RegionRecord &region) const {
     return begins && (region.cols <= 1 || buffer.ld * item % alignment_bytes == 0);
 }
 
-// Rows of a panel's padding behind a region: lower.py gives them to the executor.
-std::int64_t Simulator::State::room(const RegionRecord &region) const {
-    const BufferRecord &buffer = t_.buffers[region.buffer];
-    const bool at_end = buffer.role != user_role && region.row + region.rows == buffer.rows;
-    return at_end ? buffer.ld - buffer.rows : 0;
-}
-
 // Whether columns of A, B and C begin at multiples of 16 bytes and have whole multiples of them.
 bool Simulator::State::is_aligned(const TaskRecord &task) const {
     const RegionRecord &c = t_.regions[operand(task, 0).region], &a = t_.regions[operand(task, 1).region],
@@ -133,6 +126,7 @@ bool Simulator::State::is_aligned(const TaskRecord &task) const {
     const std::int64_t step = alignment_bytes / bytes_of(t_.buffers[a.buffer].dtype);
     const bool turned = operand(task, 1).op != 0;
     const std::int64_t missing = (step - c.rows % step) % step;
+    const auto room = [this](const RegionRecord &region) { return room_behind(region, t_.buffers[region.buffer]); };
     if (missing > 0 && (turned || missing > room(a) || missing > room(c))) return false;
     return b.rows % step == 0 && (!turned || a.rows % step == 0);
 }

@@ -103,7 +103,6 @@ class Simulator::State {
     Body combine_body(const TaskRecord &task) const;
     bool is_aligned(const RegionRecord &region) const;
     bool is_aligned(const TaskRecord &task) const;
-    std::int64_t room(const RegionRecord &region) const;
 
     std::size_t link_of(int source, int destination) const {
         return static_cast<std::size_t>(source) * locations_ + destination;

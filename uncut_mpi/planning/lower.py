@@ -16,9 +16,10 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
-from uncut_mpi.planning.schedule import Kind, Role, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges
 
 
 class Code(enum.IntEnum):
@@ -249,8 +250,7 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
     operands["rows"], operands["cols"], operands["ld"] = region["rows"], region["cols"], buffer["ld"]
     itemsize = np.array([dtype.itemsize for dtype in DType], np.int64)[buffer["dtype"]]
     operands["offset"] = (region["col"] * buffer["ld"] + region["row"]) * itemsize
-    at_end = (buffer["role"] != Role.USER) & (region["row"] + region["rows"] == buffer["rows"])
-    operands["room"] = np.where(at_end, np.clip(buffer["ld"] - buffer["rows"], 0, 255), 0)
+    operands["room"] = _native.room_behind(region, schedule.buffers)
     lanes = schedule.lanes[lane_ids]
     for table in (operations, operands, lanes):
         table.flags.writeable = False

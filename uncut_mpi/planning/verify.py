@@ -26,6 +26,7 @@ from uncut_mpi.planning.lower import Lowering
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 from uncut_mpi.planning.verify_memory import verify_memory
+from uncut_mpi.planning.verify_room import verify_room
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +90,9 @@ def verify(
     follower.run()
     waits = 0
     if lowering is not None:
-        waits = verify_lists(schedule, [lowering.rank_list(rank) for rank in range(schedule.num_ranks)])
+        lists = [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
+        waits = verify_lists(schedule, lists)
+        verify_room(lists)
     return Proof(len(schedule.tasks), follower.reads, follower.writes, waits)
 
 

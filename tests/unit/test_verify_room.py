@@ -1,0 +1,94 @@
+"""Rows that products compute beyond their operands: lowering gives padding alone, and the proof finds any other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from uncut_mpi import _native
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import OperationList, lower
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, REGION_DTYPE, Role, Schedule
+from uncut_mpi.planning.verify import verify
+from uncut_mpi.planning.verify_room import verify_room
+
+
+def schedule_of(scheduler: str, dtype: DType = DType.f16) -> Schedule:
+    """Return a schedule with padding behind panels (203 rows do not fill 64 bytes) and behind the caller's matrices."""
+    problem = GemmProblem(203, 203, 203, dtype, trans_b="T", lda=208, ldb=208, ldc=208)
+    options = ScheduleOptions(scheduler=scheduler, tile=0 if scheduler == "kblocks" else 70)
+    return plan(problem, Placement.parse("0,1,0"), 3, Machine.uniform(3), options).schedule
+
+
+def lists_of(schedule: Schedule) -> list[OperationList]:
+    lowering = lower(schedule)
+    return [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
+
+
+@pytest.mark.parametrize("dtype", [DType.f16, DType.f64])
+@pytest.mark.parametrize("scheduler", ["kblocks", "uncut", "cyclic"])
+def test_room_that_lowering_gives_is_proven(scheduler: str, dtype: DType) -> None:
+    schedule = schedule_of(scheduler, dtype)
+    verify(schedule, lower(schedule))
+    assert any(program.operands["room"].any() for program in lists_of(schedule))
+
+
+Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
+right: Rule = _native.room_behind
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda regions, buffers: np.full(len(regions), 7, np.uint8),
+        lambda regions, buffers: right(regions, buffers) + (right(regions, buffers) > 0),
+        lambda regions, buffers: np.where(buffers["role"] == Role.USER, 0, buffers["ld"] - buffers["rows"])[
+            regions["buffer"]
+        ],
+        lambda regions, buffers: (
+            (buffers["ld"] - buffers["rows"])[regions["buffer"]]
+            * (regions["row"] + regions["rows"] == buffers["rows"][regions["buffer"]])
+        ),
+    ],
+    ids=["always 7", "one too many", "inside a panel too", "behind the caller's too"],
+)
+@pytest.mark.parametrize("scheduler", ["kblocks", "uncut"])
+def test_a_wrong_rule_of_room_is_found(monkeypatch: pytest.MonkeyPatch, scheduler: str, wrong: Rule) -> None:
+    schedule = schedule_of(scheduler)
+    monkeypatch.setattr(_native, "room_behind", wrong)
+    with pytest.raises(ScheduleError, match="has room for rows"):
+        verify(schedule, lower(schedule))
+
+
+def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:
+    lists = lists_of(schedule_of("uncut"))
+    for program in lists:
+        for at, given in enumerate(program.operands["room"].tolist()):
+            operands = program.operands.copy()
+            operands["room"][at] = given + 1
+            with pytest.raises(ScheduleError, match=f"rank {program.rank}: an operand of task"):
+                verify_room([dataclasses.replace(program, operands=operands)])
+            operands["room"][at] = given // 2
+            verify_room([dataclasses.replace(program, operands=operands)])
+
+
+def test_room_is_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
+    rows = [(0, Role.PANEL, 5, 8), (1, Role.USER, 5, 8), (2, Role.CACHE, 5, 5), (3, Role.STAGING, 5, 900)]
+    buffers = np.zeros(len(rows), BUFFER_DTYPE)
+    for at, role, extent, ld in rows:
+        buffers["role"][at], buffers["rows"][at], buffers["ld"][at], buffers["cols"][at] = role, extent, ld, 3
+    regions = np.zeros(6, REGION_DTYPE)
+    regions["buffer"] = [0, 0, 0, 1, 2, 3]
+    regions["row"], regions["rows"], regions["cols"] = [0, 2, 2, 0, 0, 0], [5, 3, 2, 5, 5, 5], 1
+    assert _native.room_behind(regions, buffers).tolist() == [3, 3, 0, 0, 0, 255]
+    with pytest.raises(ValueError, match="buffer does not exist"):
+        _native.room_behind(regions, buffers[:3])
