@@ -234,6 +234,64 @@ def room_behind(regions: np.ndarray, buffers: np.ndarray) -> np.ndarray:
 def fit_shares(speeds: list[float], rows: int) -> tuple[list[float], list[float], float]:
     """Return (rows, columns, their products' sum) with the product at each place at most its speed."""
 
+# -- the follower ------------------------------------------------------------------------------
+
+class RuleBroken(Exception):
+    """A rule of schedules is broken; in the text ``<task 3>`` and ``<buffer 3>`` stand for their descriptions."""
+
+class Follower:
+    """
+    What memory holds while tasks run, derived from them alone, and whether each task is ordered after what it needs.
+
+    It is given ranges of tasks in the global order; how they are cut changes nothing. It keeps about 250 bytes for each
+    rectangle of memory with a writer or content of its own, a clock of 4 bytes per lane for each lane and for each task
+    that a later one still awaits, and 12 bytes for every task from the first such one on.
+
+    Parameters
+    ----------
+    buffers : ndarray of int64, shape (n, 5)
+        Owner (rank; −1: all reach it), whether in host memory, element type, rows, columns.
+    num_lanes : int
+        Lanes of all ranks.
+    op_a, op_b, dtype : int
+        The problem's.
+    """
+
+    def __init__(self, buffers: np.ndarray, num_lanes: int, op_a: int, op_b: int, dtype: int) -> None: ...
+    def give(self, buffer: int, matrix: int) -> None:
+        """Say that a buffer is the caller's A or B and only read; −1: holds nothing that may be."""
+
+    def expect(
+        self,
+        buffer: int,
+        corners: tuple[int, int, int, int],
+        summed: Sequence[tuple[int, int]],
+        alpha: bool,
+        c_in: int,
+    ) -> None:
+        """Say what rows and columns [top, left, bottom, right) of the caller's C must hold; C_in is there at first."""
+
+    def follow(
+        self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, uses: np.ndarray
+    ) -> None:
+        """
+        Follow the next tasks, which point into the other tables; awaits name tasks by their place in the global order.
+
+        `uses` (int32) has for each of the tasks how many awaits of later ones name it. ValueError if a table points
+        outside of another.
+        """
+
+    def finish(self) -> None:
+        """Check that all that was expected is there, and that all of the caller's C was spoken of."""
+
+    @property
+    def reads(self) -> int:
+        """Operands read so far."""
+
+    @property
+    def writes(self) -> int:
+        """Operands written so far."""
+
 # -- the simulator -----------------------------------------------------------------------------
 
 class ProductCost:

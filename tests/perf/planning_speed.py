@@ -18,21 +18,31 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import device_ports, duplex_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Lowering, lower
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.verify import verify
+
+UNCUT = ScheduleOptions(scheduler="uncut")
+NO_BATCH = ScheduleOptions(scheduler="uncut", batch=False)
+CYCLIC = ScheduleOptions(scheduler="cyclic")
+KBLOCKS = ScheduleOptions(scheduler="kblocks", blocking=Blocking(first=64, block=64, columns=1, rows=1))
 
 CASES = (
-    # extent, tile, ranks, placement, limit of plan + lower (s), or 0
-    (16384, 2048, 8, "h,h,h", 0.1),
-    (16384, 2048, 8, "0,0,0", 0.1),
-    (32768, 2048, 16, "h,h,h", 1.0),
-    (32768, 2048, 16, "0,0,0", 1.0),
-    (16384, 512, 8, "h,h,h", 0.0),
-    (65536, 0, 8, "h,h,h", 0.0),
-    (16384, 1024, 61, "h,h,h", 0.0),
-    (32768, 2048, 64, "0,0,0", 0.0),
+    # m and n, k, tile, ranks, placement, options, limit of plan + lower (s), or 0
+    (16384, 16384, 2048, 8, "h,h,h", (UNCUT, NO_BATCH), 0.1),
+    (16384, 16384, 2048, 8, "0,0,0", (UNCUT, NO_BATCH), 0.1),
+    (32768, 32768, 2048, 16, "h,h,h", (UNCUT, NO_BATCH), 1.0),
+    (32768, 32768, 2048, 16, "0,0,0", (UNCUT, NO_BATCH), 1.0),
+    (16384, 16384, 512, 8, "h,h,h", (UNCUT, NO_BATCH), 0.0),
+    (65536, 65536, 0, 8, "h,h,h", (UNCUT, NO_BATCH), 0.0),
+    (16384, 16384, 1024, 61, "h,h,h", (UNCUT, NO_BATCH), 0.0),
+    (32768, 32768, 2048, 64, "0,0,0", (UNCUT, NO_BATCH), 0.0),
+    (16384, 16384, 170, 8, "h,h,h", (UNCUT, CYCLIC), 0.0),
+    (16384, 16384, 256, 16, "0,0,0", (CYCLIC,), 0.0),
+    (4096, 2**22, 0, 8, "0,0,0", (KBLOCKS,), 0.0),
+    (4096, 2**22, 0, 8, "h,h,h", (KBLOCKS,), 0.0),
 )
 
 
@@ -57,29 +67,32 @@ def lower_all(schedule: Schedule, ranks: int) -> Lowering:
 def main() -> None:
     """Print the table."""
     print(
-        f"{'problem':28} {'options':10} {'tasks':>8} {'plan_s':>8} {'lower_s':>8} {'digest_s':>8} {'simulate_s':>10} "
-        f"{'Mtasks/s':>8}  limit_s"
+        f"{'problem':32} {'options':14} {'tasks':>8} {'plan_s':>8} {'lower_s':>8} {'digest_s':>8} {'verify_s':>8} "
+        f"{'Mtasks/s':>8} {'simulate_s':>10} {'Mtasks/s':>8}  limit_s"
     )
-    for extent, tile, ranks, place, limit in CASES:
-        problem = GemmProblem(extent, extent, extent, DType.f64)
-        machine = Machine.uniform(ranks, memory_bytes=10**12)
+    for extent, k, tile, ranks, place, choices, limit in CASES:
+        problem = GemmProblem(extent, extent, k, DType.f64)
+        machine = Machine.uniform(ranks, memory_bytes=10**14)
         host = [(ranks, rank) for rank in range(ranks)], [(rank, ranks) for rank in range(ranks)]
         ports = device_ports(range(ranks), 400, 400)
         ports += duplex_ports("host", *host, in_gb_per_s=185, out_gb_per_s=147, both_gb_per_s=(95, 95))
         shared = dataclasses.replace(machine, ports=tuple(ports))
-        for name, batch in (("default", True), ("no batch", False)):
-            options = ScheduleOptions(scheduler="uncut", tile=tile, batch=batch)
+        for choice in choices:
+            options = dataclasses.replace(choice, tile=tile)
             arguments = (problem, Placement.parse(place), ranks, machine, options)
             plan_s, planned = best(lambda: plan(*arguments))  # noqa: B023
             schedule = planned.schedule
+            tasks = len(schedule.tasks)
             lower_s, _ = best(lambda: lower_all(schedule, ranks))  # noqa: B023
             digest_s, _ = best(schedule.digest)
+            verify_s, _ = best(lambda: verify(schedule))  # noqa: B023
             simulate_s, _ = best(lambda: simulate(schedule, shared))  # noqa: B023
             verdict = "" if not limit else f"{limit:g} {'met' if plan_s + lower_s < limit else 'MISSED'}"
-            title = f"{extent}^3 T={schedule.tile} {place} on {ranks}"
+            title = f"{extent}^2 {k} T={schedule.tile} {place} on {ranks}"
+            name = str(options.scheduler) + ("" if options.batch else " no batch")
             print(
-                f"{title:28} {name:10} {len(schedule.tasks):8} {plan_s:8.4f} {lower_s:8.4f} {digest_s:8.4f} "
-                f"{simulate_s:10.4f} {len(schedule.tasks) / simulate_s / 1e6:8.2f}  {verdict}"
+                f"{title:32} {name:14} {tasks:8} {plan_s:8.4f} {lower_s:8.4f} {digest_s:8.4f} {verify_s:8.4f} "
+                f"{tasks / verify_s / 1e6:8.2f} {simulate_s:10.4f} {tasks / simulate_s / 1e6:8.2f}  {verdict}"
             )
 
 

@@ -362,6 +362,19 @@ def test_two_writes_without_order_are_refused_though_nothing_reads_them() -> Non
     refused(hand.done(), "task 2 (COPY", "without awaiting the task that wrote it, task 1 (COPY")
 
 
+@pytest.mark.parametrize("part", [(0, 0, 4, 2), (0, 2, 4, 2), (0, 0, 2, 4), (2, 0, 2, 4), (1, 1, 2, 2)])
+def test_a_part_of_what_is_read_is_not_overwritten_without_order(part: tuple[int, int, int, int]) -> None:
+    hand = Hand().task(Kind.COPY, 3, (2, ONE), lane=1)
+    refused(hand.task(Kind.COMBINE, RegionRef(2, *part)).done(), "without awaiting a task that reads it, task 0 (COPY")
+
+
+def test_the_first_of_wrong_parts_of_c_is_named() -> None:
+    hand = Hand()
+    for col in (2, 0):  # reading halves of C cuts it
+        hand.task(Kind.COPY, RegionRef(3, 0, col, 4, 2), (RegionRef(2, 0, col, 4, 2), ONE))
+    refused(hand.done(), "C [0:4, 0:2] ends with C_in", "it is never written")
+
+
 def test_a_piece_of_an_input_is_no_term_of_c() -> None:
     refused(Hand().task(Kind.COMBINE, 2, (0, ONE), (2, BETA)).done(), "a piece of A cannot be a term of C")
 

@@ -11,6 +11,7 @@ void bind_uncut_scheduler(nb::module_ &m);
 void bind_kblocks_scheduler(nb::module_ &m);
 void bind_shares(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
+void bind_follower(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
 void bind_meeting(nb::module_ &m);
 }  // namespace uncut
@@ -23,6 +24,7 @@ NB_MODULE(_native, m) {
     uncut::bind_kblocks_scheduler(m);
     uncut::bind_shares(m);
     uncut::bind_simulator(m);
+    uncut::bind_follower(m);
     uncut::bind_cuda(m);
     uncut::bind_meeting(m);
 }

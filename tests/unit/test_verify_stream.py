@@ -1,0 +1,161 @@
+"""The follower of the core takes tasks in parts: what it finds does not depend on where they are cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import numpy as np
+import pytest
+
+from tests.helpers.faults import FAULTS
+from tests.helpers.schedules import random_case
+from tests.unit.test_verify_uncut import random_schedule
+from uncut_mpi import _native
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule, expand_ranges
+from uncut_mpi.planning.verify import follower_of
+
+
+def tables_of(schedule: Schedule, first: int, stop: int) -> tuple[np.ndarray, ...]:
+    """Return tasks [first, stop) with tables of their own, which hold nothing else."""
+    tasks = schedule.tasks[first:stop].copy()
+    operands = schedule.operands[expand_ranges(tasks["first_operand"], tasks["num_operands"])].copy()
+    awaits = schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]
+    tasks["first_operand"] = np.cumsum(tasks["num_operands"], dtype=np.int64) - tasks["num_operands"]
+    tasks["first_await"] = np.cumsum(tasks["num_awaits"]) - tasks["num_awaits"]
+    used, operands["region"] = np.unique(operands["region"], return_inverse=True)
+    return tasks, operands, schedule.regions[used], awaits
+
+
+def followed(schedule: Schedule, cuts: list[int]) -> tuple[str, int, int]:
+    """Return what is said against a schedule given in parts, and how many operands were read and written."""
+    every = tables_of(schedule, 0, len(schedule.tasks))
+    uses = np.bincount(every[3], minlength=len(schedule.tasks)).astype(np.int32)
+    follower = follower_of(schedule)
+    try:
+        for first, stop in itertools.pairwise([0, *cuts, len(schedule.tasks)]):
+            follower.follow(*tables_of(schedule, first, stop), uses[first:stop])
+        follower.finish()
+    except _native.RuleBroken as broken:
+        return str(broken), follower.reads, follower.writes
+    return "", follower.reads, follower.writes
+
+
+def is_well_formed(schedule: Schedule) -> bool:
+    try:
+        schedule.check()
+    except ScheduleError:
+        return False
+    return True
+
+
+def test_what_is_found_does_not_depend_on_how_tasks_are_cut() -> None:
+    verdicts = [0, 0]
+    for seed in range(60):
+        rng = random.Random(seed)
+        schedule = random_case(rng) if seed % 2 else random_schedule(rng, rng.randint(1, 8), most_tasks=60)[0]
+        for fault in (None, *FAULTS):
+            mutant = schedule if fault is None else fault(schedule, rng)
+            if mutant is None or not is_well_formed(mutant):
+                continue
+            whole = followed(mutant, [])
+            cuts = sorted(rng.choices(range(len(mutant.tasks) + 1), k=rng.randint(1, 6)))
+            assert followed(mutant, cuts) == whole, (seed, fault, cuts)
+            verdicts[bool(whole[0])] += 1
+        assert followed(schedule, list(range(1, len(schedule.tasks)))) == followed(schedule, [])
+    assert min(verdicts) >= 60, verdicts
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "value"),
+    [
+        ("tasks", "lane", 10**6),
+        ("tasks", "lane", -1),
+        ("tasks", "first_operand", 10**6),
+        ("tasks", "first_operand", -1),
+        ("tasks", "first_await", 10**6),
+        ("tasks", "num_awaits", -1),
+        ("operands", "region", 10**6),
+        ("operands", "region", -1),
+        ("regions", "buffer", 10**6),
+        ("regions", "buffer", -1),
+        ("regions", "row", -1),
+        ("regions", "cols", 10**6),
+        ("regions", "rows", -1),
+        ("awaits", "", 10**6),
+        ("awaits", "", -1),
+    ],
+)
+def test_tables_that_point_elsewhere_are_refused(table: str, field: str, value: int) -> None:
+    schedule = random_case(random.Random(4))
+    tables = dict(
+        zip(("tasks", "operands", "regions", "awaits"), tables_of(schedule, 0, len(schedule.tasks)), strict=True)
+    )
+    uses = np.bincount(tables["awaits"], minlength=len(schedule.tasks)).astype(np.int32)
+    follower_of(schedule).follow(*tables.values(), uses)
+    changed = tables[table].copy()
+    (changed[field] if field else changed)[:] = value
+    with pytest.raises(ValueError, match=r"outside its tables|does not exist|leaves its buffer|not earlier"):
+        follower_of(schedule).follow(*{**tables, table: changed}.values(), uses)
+
+
+def test_an_await_that_was_not_counted_is_refused() -> None:
+    schedule = random_case(random.Random(4))
+    tables = tables_of(schedule, 0, len(schedule.tasks))
+    uses = np.bincount(tables[3], minlength=len(schedule.tasks)).astype(np.int32)
+    uses[np.argmax(uses)] -= 1
+    with pytest.raises(ValueError, match="oftener than was said"):
+        follower_of(schedule).follow(*tables, uses)
+    with pytest.raises(ValueError, match="not every task has its uses"):
+        follower_of(schedule).follow(*tables, uses[:-1])
+
+
+def test_what_rectangles_hold_is_what_single_elements_hold() -> None:
+    """Random rectangles of C travel through panels; at the end every fragment that is named holds what elements say."""
+    extent, named = 11, 0
+    whole = (0, 0, extent, extent)
+    for seed in range(300):
+        rng = random.Random(seed)
+        builder = ScheduleBuilder(1, GemmProblem(extent, extent, 0, DType.f64), Placement.parse("0,0,0"))
+        for at in range(6):
+            role = {"role": Role.USER, "matrix": Matrix(at)} if at < 3 else {"role": Role.PANEL, "offset": at * 1024}
+            rows, cols = ((extent, 0), (0, extent))[at] if at < 2 else (extent, extent)
+            builder.buffer(at=0, rows=rows, cols=cols, ld=extent if at == 1 else None, dtype=DType.f64, **role)
+        # Of each element of C and of the panels: which element of C it holds.
+        held = {at: np.full((extent, extent, 2), -1) for at in range(2, 6)}
+        held[2][:] = np.moveaxis(np.indices((extent, extent)), 0, -1)
+        lane, copies = builder.compute_lane(0), 0
+        while copies < 40:
+            rows, cols = rng.randint(1, extent), rng.randint(1, extent)
+            to, of = (
+                (at, rng.randint(0, extent - rows), rng.randint(0, extent - cols), rows, cols)
+                for at in (rng.randrange(2, 6), rng.randrange(2, 6))
+            )
+            source, target = (held[at][row : row + rows, col : col + cols] for at, row, col, _, _ in (of, to))
+            if to[0] == of[0] or (source < 0).any():
+                continue
+            target[:] = source
+            builder.task(Kind.COPY, lane, RegionRef(*to), [(RegionRef(*of), Factor.ONE, Op.N)])
+            copies += 1
+        builder.task(Kind.COMBINE, lane, RegionRef(2, *whole), [(RegionRef(2, *whole), Factor.BETA, Op.N)])
+        said, _, _ = followed(builder.build(scheduler="uncut", grid=(1, 1), tile=0), [])
+        displaced = np.moveaxis(np.indices((extent, extent)), 0, -1) - held[2]
+        assert bool(said) == displaced.any(), seed
+        if not said:
+            continue
+        named += 1
+        numbers = re.fullmatch(
+            r"C \[(\d+):(\d+), (\d+):(\d+)\] ends with the values of elements displaced by (-?\d+) rows and (-?\d+) "
+            r"columns; it is written last by <task 40>",
+            said,
+        )
+        assert numbers, said
+        top, bottom, left, right, down, across = map(int, numbers.groups())
+        assert (displaced[top:bottom, left:right] == (-down, -across)).all(), (seed, said)
+    assert named > 200, named

@@ -1,0 +1,339 @@
+#include "follower.hpp"
+
+#include <algorithm>
+
+namespace uncut {
+namespace {
+
+constexpr std::uint8_t not_transposed = 0;
+constexpr Event given{-1, -2};  // the writer of what is there at first, where something is expected
+
+std::string buffer_text(std::int64_t buffer) { return "<buffer " + std::to_string(buffer) + ">"; }
+std::string task_text(std::int64_t task) { return "<task " + std::to_string(task) + ">"; }
+std::string name_of_op(std::uint8_t op) { return std::string(1, "NTC"[op]); }
+
+void require(bool good, const char *what) {
+    if (!good) throw RuleBroken(what);
+}
+
+template <typename Record>
+std::span<const Record> part_of(std::span<const Record> table, std::int64_t first, std::int64_t count) {
+    const auto size = static_cast<std::int64_t>(table.size());
+    if (first < 0 || count < 0 || first > size || count > size - first)
+        throw std::invalid_argument("a task points outside its tables");
+    return table.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+}
+
+Rect whole(const FollowedBuffer &buffer) { return {0, 0, buffer.rows, buffer.cols}; }
+
+bool contains(const Rect &all, const Rect &rect) {
+    return rect.top >= all.top && rect.left >= all.left && rect.top <= rect.bottom && rect.left <= rect.right &&
+           rect.bottom <= all.bottom && rect.right <= all.right;
+}
+
+// What a final content of C is and why it is wrong; nothing if it is right.
+std::string why_wrong(const Content &found, const Content &expected) {
+    if (found.kind != Content::Kind::partial) return text_of(found);
+    if (!found.is_zero() && (found.row != 0 || found.col != 0))
+        return "the values of elements displaced by " + std::to_string(found.row) + " rows and " +
+               std::to_string(found.col) + " columns";
+    if (found.summed == expected.summed && found.c_in == expected.c_in && found.alpha == expected.alpha) return "";
+    std::string why;
+    const auto add = [&why](const std::string &what) { why += (why.empty() ? "" : "; ") + what; };
+    if (found.summed != expected.summed && !expected.summed.empty()) add("k is " + text_of(expected.summed));
+    if (found.alpha != expected.alpha && !found.summed.empty()) add("alpha is never applied");
+    if (found.c_in != expected.c_in && expected.c_in == CIn::scaled) add("beta is never applied");
+    return text_of(found) + " (" + (why.empty() ? "which is not the result asked for" : why) + ")";
+}
+
+}  // namespace
+
+Follower::Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers, std::size_t num_lanes)
+    : problem_(problem),
+      buffers_(buffers.begin(), buffers.end()),
+      inputs_(buffers.size()),
+      clocks_(num_lanes),
+      num_lanes_(num_lanes) {
+    for (const FollowedBuffer &buffer : buffers_)
+        memories_.emplace_back(whole(buffer), Content{});
+}
+
+void Follower::give(std::int32_t buffer, const Content &content) {
+    inputs_.at(static_cast<std::size_t>(buffer)) = content;
+}
+
+void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &content) {
+    const FollowedBuffer &of = buffers_.at(static_cast<std::size_t>(buffer));
+    const std::string place = buffer_text(buffer) + " " + text_of(rect);
+    if (!contains(whole(of), rect)) throw RuleBroken(place + " is to hold something, but is not all there");
+    memories_[buffer].find(rect, tiles_);
+    for (const auto &[there, fragment] : tiles_)
+        if (fragment->writer.task == given.task) throw RuleBroken("what " + place + " is to hold is said twice");
+    const Content c_in{.kind = Content::Kind::partial, .c_in = CIn::raw};
+    memories_[buffer].overwrite(rect, content.c_in == CIn::absent ? Content{} : c_in, given);
+    expected_.push_back({buffer, rect, content});
+}
+
+// -- following -------------------------------------------------------------------------------
+
+void Follower::follow(const FollowedTables &tables) {
+    if (tables.uses.size() != tables.tasks.size()) throw std::invalid_argument("not every task has its uses");
+    for (std::size_t i = 0; i < tables.tasks.size(); ++i) {
+        const TaskRecord &task = tables.tasks[i];
+        if (task.lane < 0 || static_cast<std::size_t>(task.lane) >= num_lanes_)
+            throw std::invalid_argument("a task's lane does not exist");
+        clocks_.advance(task.lane, part_of(tables.awaits, task.first_await, task.num_awaits), tables.uses[i]);
+        take_operands(tables, task);
+        try {
+            if (task.kind == join_task) {
+                require(operands_.empty(), "a JOIN has no operands");
+                continue;
+            }
+            check_issuer(task);
+            if (task.kind == copy_task) copy();
+            if (task.kind == gemm_task) gemm();
+            if (task.kind == combine_task) combine();
+        } catch (const RuleBroken &broken) {
+            throw RuleBroken(task_text(clocks_.now().task) + ": " + broken.what());
+        }
+    }
+}
+
+void Follower::take_operands(const FollowedTables &tables, const TaskRecord &task) {
+    operands_.clear();
+    for (const OperandRecord &operand : part_of(tables.operands, task.first_operand, task.num_operands)) {
+        const RegionRecord &region = part_of(tables.regions, operand.region, 1)[0];
+        const FollowedBuffer &buffer = part_of(std::span<const FollowedBuffer>(buffers_), region.buffer, 1)[0];
+        const Rect rect{region.row, region.col, region.row + region.rows, region.col + region.cols};
+        if (!contains(whole(buffer), rect)) throw std::invalid_argument("a region leaves its buffer");
+        operands_.push_back({region.buffer, rect, operand.factor, operand.op});
+    }
+}
+
+void Follower::check_issuer(const TaskRecord &task) const {
+    require(!operands_.empty(), "it writes nothing");
+    require(operands_[0].factor == one && operands_[0].op == not_transposed,
+            "the written operand has a factor or is transposed");
+    const std::string rank = "rank " + std::to_string(task.rank);
+    for (const Operand &operand : operands_) {
+        const FollowedBuffer &buffer = buffers_[operand.buffer];
+        if (task.kind != copy_task && (buffer.in_host || buffer.owner != task.rank))
+            throw RuleBroken(rank + " cannot compute on " + buffer_text(operand.buffer) +
+                             ": operands of GEMM and COMBINE lie in the issuing rank's device memory");
+        if (buffer.in_host && buffer.owner >= 0 && buffer.owner != task.rank)
+            throw RuleBroken(rank + " cannot reach " + buffer_text(operand.buffer) + ": rank " +
+                             std::to_string(buffer.owner) + " has to issue this copy");
+    }
+}
+
+void Follower::copy() {
+    require(operands_.size() == 2 && operands_[1].factor == one && operands_[1].op == not_transposed,
+            "a COPY reads one region as it is");
+    const Operand &to = operands_[0], &from = operands_[1];
+    require(to.rect.rows() == from.rect.rows() && to.rect.cols() == from.rect.cols(),
+            "a COPY reads and writes regions of different shapes");
+    require(buffers_[to.buffer].dtype == buffers_[from.buffer].dtype, "a COPY does not convert types");
+    require_apart(from);
+    const std::int64_t rows = from.rect.top - to.rect.top, cols = from.rect.left - to.rect.left;
+    read(from);
+    for (const auto &[rect, fragment] : tiles_) {
+        if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(from);
+        parts_.push_back({rect.moved(rows, cols), fragment->content.moved(rows, cols)});
+    }
+    write(to);
+}
+
+void Follower::gemm() {
+    if (operands_.size() != 3 && operands_.size() != 4)
+        throw RuleBroken("a GEMM has 3 or 4 operands, not " + std::to_string(operands_.size()));
+    const Operand &to = operands_[0];
+    require((operands_[1].factor == one || operands_[1].factor == alpha) && operands_[2].factor == one,
+            "a GEMM scales op(A) by alpha or 1, and op(B) by 1");
+    const Extents a = input(a_matrix, operands_[1]), b = input(b_matrix, operands_[2]);
+    if (a.cols != b.rows)
+        throw RuleBroken("op(A) holds k " + text_of(a.cols) + " and op(B) holds k " + text_of(b.rows));
+    require(a.rows.stop - a.rows.start == to.rect.rows() && b.cols.stop - b.cols.start == to.rect.cols(),
+            "op(A) op(B) and the written region differ in shape");
+    Content product{.kind = Content::Kind::partial,
+                    .alpha = operands_[1].factor == alpha,
+                    .row = a.rows.start - to.rect.top,
+                    .col = b.cols.start - to.rect.left,
+                    .summed = {a.cols}};
+    const bool rounded = rounds(to);
+    if (operands_.size() == 3) {
+        product.rounded = rounded;
+        parts_.push_back({to.rect, std::move(product)});
+    } else {
+        const Operand &same = operands_[3];
+        require(same == to && same.op == not_transposed,
+                "a GEMM accumulates onto the region that it writes, as stored");
+        read(same);
+        for (const auto &[rect, fragment] : tiles_) {
+            if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(same);
+            Content total = sum(scaled(fragment->content, same.factor), product);
+            total.rounded = rounded;
+            parts_.push_back({rect, std::move(total)});
+        }
+    }
+    write(to);
+}
+
+void Follower::combine() {
+    const Operand &to = operands_[0];
+    Memory sums(to.rect, Content::zeros());
+    for (std::size_t i = 1; i < operands_.size(); ++i) {
+        const Operand &term = operands_[i];
+        require(term.rect.rows() == to.rect.rows() && term.rect.cols() == to.rect.cols() && term.op == not_transposed,
+                "a COMBINE reads regions of the shape that it writes, as stored");
+        if (!(term == to)) require_apart(term);
+        const std::int64_t rows = term.rect.top - to.rect.top, cols = term.rect.left - to.rect.left;
+        read(term);
+        if (term.factor == zero) continue;
+        for (const auto &[rect, fragment] : tiles_) {
+            if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(term);
+            const Content value = scaled(fragment->content, term.factor).moved(rows, cols);
+            sums.find(rect.moved(rows, cols), cells_);
+            for (const auto &[cell, so_far] : cells_)
+                so_far->content = sum(std::move(so_far->content), value);
+        }
+    }
+    const bool rounded = rounds(to);
+    sums.find(to.rect, cells_);
+    for (const auto &[cell, total] : cells_) {
+        total->content.rounded = rounded && (!total->content.summed.empty() || total->content.c_in == CIn::scaled);
+        parts_.push_back({cell, std::move(total->content)});
+    }
+    write(to);
+}
+
+// -- operands --------------------------------------------------------------------------------
+
+// Pieces have the problem's type wherever they are: they come from the caller by copies, which keep it.
+Follower::Extents Follower::input(std::uint8_t matrix, const Operand &operand) {
+    const std::string name = std::string("op(") + "AB"[matrix] + ")";
+    require_apart(operand);
+    read(operand);
+    if (tiles_.empty()) throw RuleBroken(name + " is empty");
+    const Content &content = tiles_[0].fragment->content;
+    for (const auto &[rect, fragment] : tiles_)
+        if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(operand);
+    if (content.kind != Content::Kind::piece || content.matrix != matrix)
+        throw RuleBroken(name + " reads " + text_of(content) + " in " + text_of_place(operand));
+    for (const auto &[rect, fragment] : tiles_)
+        if (fragment->content != content)
+            throw RuleBroken(name + " reads pieces that do not belong side by side in " + text_of_place(operand));
+    const std::uint8_t op = matrix == a_matrix ? problem_.op_a : problem_.op_b;
+    if (operand.op != op)
+        throw RuleBroken(name + " is " + name_of_op(operand.op) + ", the problem says " + name_of_op(op));
+    const Rect &rect = operand.rect;
+    const Interval rows{rect.top + content.row, rect.bottom + content.row},
+        cols{rect.left + content.col, rect.right + content.col};
+    return op == not_transposed ? Extents{rows, cols} : Extents{cols, rows};
+}
+
+// Finds what a region holds, after checking that whatever wrote it is over.
+void Follower::read(const Operand &operand) {
+    ++reads_;
+    if (const std::optional<Content> &content = inputs_[operand.buffer]) {
+        tiles_.clear();
+        input_.content = *content;
+        if (!operand.rect.empty()) tiles_.push_back({operand.rect, &input_});
+        return;
+    }
+    memories_[operand.buffer].find(operand.rect, tiles_);
+    const Event now = clocks_.now();
+    for (const auto &[rect, fragment] : tiles_) {
+        if (!clocks_.over(fragment->writer))
+            throw RuleBroken("it reads " + text_of_place(operand) + " without awaiting what wrote it, " +
+                             task_text(fragment->writer.task));
+        std::vector<Event> &readers = fragment->readers;
+        const auto known = std::ranges::find(readers, now.lane, &Event::lane);
+        if (known != readers.end()) {
+            known->task = now.task;
+        } else {
+            readers.push_back(now);
+        }
+    }
+}
+
+// Overwrites a region by `parts_`, after checking that every task that wrote or read it before is over.
+void Follower::write(const Operand &operand) {
+    ++writes_;
+    if (inputs_[operand.buffer]) throw RuleBroken("it writes the caller's " + text_of_place(operand));
+    Memory &memory = memories_[operand.buffer];
+    memory.find(operand.rect, tiles_);
+    for (const auto &[rect, fragment] : tiles_) {
+        if (!clocks_.over(fragment->writer))
+            throw RuleBroken("it overwrites " + text_of_place(operand) + " without awaiting the task that wrote it, " +
+                             task_text(fragment->writer.task));
+        for (const Event &reader : fragment->readers)
+            if (!clocks_.over(reader))
+                throw RuleBroken("it overwrites " + text_of_place(operand) +
+                                 " without awaiting a task that reads it, " + task_text(reader.task));
+    }
+    const auto differs = [this](const Part &part) { return part.content != parts_[0].content; };
+    if (!tiles_.empty() && std::ranges::none_of(parts_, differs)) {
+        parts_.resize(1);
+        parts_[0].rect = operand.rect;
+    }
+    if (tiles_.size() == 1 && parts_.size() == 1) {
+        Fragment &fragment = *tiles_[0].fragment;
+        fragment.content = std::move(parts_[0].content);
+        fragment.writer = clocks_.now();
+        fragment.readers.clear();
+    } else {
+        for (Part &part : parts_) {
+            memory.find(part.rect, tiles_);
+            memory.overwrite(part.rect, std::move(part.content), clocks_.now());
+        }
+    }
+    parts_.clear();
+}
+
+// Whether writing a sum to a region rounds it to a half type; other types are refused.
+bool Follower::rounds(const Operand &operand) const {
+    const std::int64_t dtype = buffers_[operand.buffer].dtype;
+    const ElementType &wanted = element_types.at(problem_.dtype),
+                      &found = element_types.at(static_cast<std::size_t>(dtype));
+    if (dtype != problem_.dtype && dtype != wanted.accumulator)
+        throw RuleBroken(std::string("a sum of ") + wanted.name + " products is kept as " + found.name + " in " +
+                         text_of_place(operand));
+    return dtype == problem_.dtype && wanted.is_half();
+}
+
+void Follower::require_apart(const Operand &source) const {
+    require(!operands_[0].overlaps(source), "the written region overlaps one that the same task reads");
+}
+
+std::string Follower::text_of_place(const Operand &operand) const {
+    return buffer_text(operand.buffer) + " " + text_of(operand.rect);
+}
+
+void Follower::refuse_unwritten(const Operand &operand) const {
+    throw RuleBroken("it reads " + text_of_place(operand) +
+                     ", which holds nothing that may be read (never written, C with beta 0, or A and B of a problem "
+                     "without product)");
+}
+
+// -- the result ------------------------------------------------------------------------------
+
+void Follower::finish() {
+    std::map<std::int32_t, std::int64_t> elements;
+    for (const Expected &expected : expected_)
+        elements[expected.buffer] += expected.rect.rows() * expected.rect.cols();
+    for (const auto &[buffer, count] : elements)
+        if (count != buffers_[buffer].rows * buffers_[buffer].cols)
+            throw RuleBroken("of some elements of " + buffer_text(buffer) + " nothing says what they are to hold");
+    for (const auto &[buffer, rect, expected] : expected_) {
+        memories_[buffer].find(rect, tiles_);
+        for (const auto &[place, fragment] : tiles_) {
+            const std::string wrong = why_wrong(fragment->content, expected);
+            if (wrong.empty()) continue;
+            const std::int32_t writer = fragment->writer.task;
+            throw RuleBroken("C " + text_of(place) + " ends with " + wrong + "; it is " +
+                             (writer < 0 ? "never written" : "written last by " + task_text(writer)));
+        }
+    }
+}
+
+}  // namespace uncut

@@ -1,0 +1,110 @@
+// Follows the tasks of a schedule and derives what every rectangle of memory holds: the core of planning/verify.py.
+//
+// It starts from what the caller's matrices hold and is given ranges of tasks in the global order, however they are
+// cut. Every read must be of what it should be and come after whatever wrote it; every write must come after whatever
+// wrote or read there before.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "follower_clocks.hpp"
+#include "follower_contents.hpp"
+#include "follower_memory.hpp"
+#include "records.hpp"
+
+namespace uncut {
+
+// A buffer, as Python describes it.
+struct FollowedBuffer {
+    std::int64_t owner = 0;  // rank; negative for memory that all ranks reach
+    std::int64_t in_host = 0, dtype = 0, rows = 0, cols = 0;
+};
+
+// What the rules need to know of the problem.
+struct FollowedProblem {
+    std::uint8_t op_a = 0, op_b = 0, dtype = 0;
+};
+
+// Some tasks in their order, and the tables that they point into.
+struct FollowedTables {
+    std::span<const TaskRecord> tasks;
+    std::span<const OperandRecord> operands;
+    std::span<const RegionRecord> regions;
+    std::span<const std::int32_t> awaits;  // tasks, by their place in the global order
+    std::span<const std::int32_t> uses;    // for each of the tasks: how many awaits of later ones name it
+};
+
+class Follower {
+  public:
+    Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers, std::size_t num_lanes);
+
+    // Says that a buffer is the caller's A or B and is only read, or not even that.
+    void give(std::int32_t buffer, const Content &content);
+    // Says what a rectangle of the caller's C must hold at the end; it holds C_in at first, if that takes part.
+    void expect(std::int32_t buffer, const Rect &rect, const Content &content);
+    void follow(const FollowedTables &tables);
+    // Checks what was expected.
+    void finish();
+
+    std::int64_t reads() const { return reads_; }
+    std::int64_t writes() const { return writes_; }
+
+  private:
+    // An operand of the present task.
+    struct Operand {
+        std::int32_t buffer;
+        Rect rect;
+        std::uint8_t factor, op;
+        bool operator==(const Operand &other) const { return buffer == other.buffer && rect == other.rect; }
+        bool overlaps(const Operand &other) const { return buffer == other.buffer && rect.overlaps(other.rect); }
+    };
+    struct Part {
+        Rect rect;
+        Content content;
+    };
+    struct Expected {
+        std::int32_t buffer;
+        Rect rect;
+        Content content;
+    };
+    // Rows and columns of op(A) or op(B).
+    struct Extents {
+        Interval rows, cols;
+    };
+
+    void take_operands(const FollowedTables &tables, const TaskRecord &task);
+    void check_issuer(const TaskRecord &task) const;
+    void copy();
+    void gemm();
+    void combine();
+    Extents input(std::uint8_t matrix, const Operand &operand);
+    void read(const Operand &operand);
+    void write(const Operand &operand);
+    bool rounds(const Operand &operand) const;
+    void require_apart(const Operand &source) const;
+    std::string text_of_place(const Operand &operand) const;
+    [[noreturn]] void refuse_unwritten(const Operand &operand) const;
+
+    FollowedProblem problem_;
+    std::vector<FollowedBuffer> buffers_;
+    std::vector<std::optional<Content>> inputs_;  // of the caller's A and B, of which no history is kept
+    std::vector<Memory> memories_;
+    std::vector<Expected> expected_;
+    LaneClocks clocks_;
+    std::size_t num_lanes_;
+    std::int64_t reads_ = 0, writes_ = 0;
+
+    // Of the present task.
+    std::vector<Operand> operands_;
+    std::vector<Memory::Tile> tiles_, cells_;
+    Fragment input_;           // what `tiles_` points to where an input is read
+    std::vector<Part> parts_;  // to be written
+};
+
+}  // namespace uncut

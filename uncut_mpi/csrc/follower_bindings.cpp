@@ -1,0 +1,64 @@
+// Python's view of the follower.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <utility>
+
+#include "follower.hpp"
+#include "table_bytes.hpp"
+
+namespace nb = nanobind;
+
+namespace uncut {
+namespace {
+
+using Corners = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+void give(Follower &follower, std::int32_t buffer, int matrix) {
+    follower.give(buffer, matrix < 0 ? Content{} : Content::piece(static_cast<std::uint8_t>(matrix)));
+}
+
+void expect(Follower &follower, std::int32_t buffer, const Corners &corners,
+            const std::vector<std::pair<std::int64_t, std::int64_t>> &summed, bool alpha, int c_in) {
+    Content content{.kind = Content::Kind::partial, .alpha = alpha, .c_in = static_cast<CIn>(c_in)};
+    for (const auto &[start, stop] : summed)
+        content.summed.push_back({start, stop});
+    const auto &[top, left, bottom, right] = corners;
+    follower.expect(buffer, {top, left, bottom, right}, content);
+}
+
+void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits,
+            nb::handle uses) {
+    const ArrayBytes held[] = {ArrayBytes(tasks), ArrayBytes(operands), ArrayBytes(regions), ArrayBytes(awaits),
+                               ArrayBytes(uses)};
+    const FollowedTables tables{held[0].records<TaskRecord>(), held[1].records<OperandRecord>(),
+                                held[2].records<RegionRecord>(), held[3].records<std::int32_t>(),
+                                held[4].records<std::int32_t>()};
+    nb::gil_scoped_release unlocked;
+    follower.follow(tables);
+}
+
+}  // namespace
+
+void bind_follower(nb::module_ &m) {
+    nb::exception<RuleBroken>(m, "RuleBroken");
+    nb::class_<Follower>(m, "Follower", "What memory holds while tasks run, derived from them alone.")
+        .def("__init__",
+             [](Follower *self, nb::handle buffers, std::size_t num_lanes, std::uint8_t op_a, std::uint8_t op_b,
+                std::uint8_t dtype) {
+                 const ArrayBytes held(buffers);
+                 const FollowedProblem problem{op_a, op_b, dtype};
+                 new (self) Follower(problem, held.records<FollowedBuffer>(), num_lanes);
+             })
+        .def("give", &give)
+        .def("expect", &expect)
+        .def("follow", &follow)
+        .def("finish", &Follower::finish, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("reads", &Follower::reads)
+        .def_prop_ro("writes", &Follower::writes);
+}
+
+}  // namespace uncut

@@ -1,0 +1,114 @@
+#include "follower_memory.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace uncut {
+
+std::string text_of(const Rect &rect) {
+    return "[" + std::to_string(rect.top) + ":" + std::to_string(rect.bottom) + ", " + std::to_string(rect.left) + ":" +
+           std::to_string(rect.right) + "]";
+}
+
+Memory::Memory(const Rect &all, const Content &content) : all_(all) { add({content, {}, {}}); }
+
+int Memory::add(Fragment &&fragment) {
+    if (free_.empty()) {
+        nodes_.push_back({std::move(fragment), {}});
+        return static_cast<int>(nodes_.size()) - 1;
+    }
+    const int node = free_.back();
+    free_.pop_back();
+    nodes_[node].fragment = std::move(fragment);
+    return node;
+}
+
+// Takes the bands out of a node.
+void Memory::clear(int node) {
+    dead_.assign(1, node);
+    while (!dead_.empty()) {
+        Node &of = nodes_[dead_.back()];
+        if (dead_.back() != node) free_.push_back(dead_.back()), of.fragment = {};
+        dead_.pop_back();
+        for (const auto &[start, band] : of.bands)
+            dead_.push_back(band);
+        of.bands.clear();
+    }
+}
+
+// Lets a band begin here, if one that is a fragment reaches over it; one that has bands itself is left to them.
+void Memory::cut(Node &node, std::int64_t at) {
+    const Band next = node.bands.upper_bound(at), band = std::prev(next);
+    if (band->first == at || !nodes_[band->second].bands.empty()) return;
+    node.bands.emplace_hint(next, at, add(Fragment(nodes_[band->second].fragment)));
+}
+
+// Calls work(band, its part of the visit) for those that overlap what is wanted; it may erase the band.
+template <typename Work>
+void Memory::for_bands(const Visit &visit, Work work) {
+    Node &node = nodes_[visit.node];
+    const auto &[start, stop] = node.of_rows ? std::pair{visit.wanted.top, visit.wanted.bottom}
+                                             : std::pair{visit.wanted.left, visit.wanted.right};
+    for (Band band = std::prev(node.bands.upper_bound(start)); band != node.bands.end() && band->first < stop;) {
+        const Band here = band++;
+        Rect box = visit.box;
+        (node.of_rows ? box.top : box.left) = here->first;
+        if (band != node.bands.end()) (node.of_rows ? box.bottom : box.right) = band->first;
+        work(here, Visit{here->second, box, visit.wanted.common(box)});
+    }
+}
+
+void Memory::find(const Rect &rect, std::vector<Tile> &tiles) {
+    tiles.clear();
+    if (rect.empty()) return;
+    visits_.assign(1, {0, all_, rect});
+    while (!visits_.empty()) {
+        const Visit visit = visits_.back();
+        const auto &[at, box, wanted] = visit;
+        visits_.pop_back();
+        Node &node = nodes_[at];
+        if (node.bands.empty()) {
+            if (wanted == box) {
+                tiles.push_back({box, &node.fragment});
+                continue;
+            }
+            node.of_rows = wanted.left == box.left && wanted.right == box.right;
+            node.bands.emplace(node.of_rows ? box.top : box.left, add(std::exchange(node.fragment, {})));
+        }
+        cut(node, node.of_rows ? wanted.top : wanted.left);
+        if (node.of_rows ? wanted.bottom < box.bottom : wanted.right < box.right)
+            cut(node, node.of_rows ? wanted.bottom : wanted.right);
+        const auto first = static_cast<std::ptrdiff_t>(visits_.size());
+        for_bands(visit, [this](Band, const Visit &part) { visits_.push_back(part); });
+        std::reverse(visits_.begin() + first, visits_.end());
+    }
+}
+
+void Memory::overwrite(const Rect &rect, Content content, Event writer) {
+    if (rect.empty()) return;
+    visits_.assign(1, {0, all_, rect});
+    while (!visits_.empty()) {
+        const Visit visit = visits_.back();
+        visits_.pop_back();
+        if (visit.wanted == visit.box) {
+            clear(visit.node);
+            nodes_[visit.node].fragment = {content, writer, {}};
+            continue;
+        }
+        // A band that is all overwritten goes to the one before, of which all that touches it is overwritten too.
+        bool first = true;
+        for_bands(visit, [&](Band band, const Visit &part) {
+            if (std::exchange(first, false) || part.wanted != part.box) {
+                visits_.push_back(part);
+                return;
+            }
+            clear(part.node);
+            nodes_[part.node].fragment = {};
+            free_.push_back(part.node);
+            nodes_[visit.node].bands.erase(band);
+        });
+    }
+}
+
+}  // namespace uncut
