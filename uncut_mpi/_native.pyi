@@ -264,12 +264,17 @@ class Follower:
     def expect(
         self,
         buffer: int,
-        corners: tuple[int, int, int, int],
+        rows: tuple[int, int],
+        cols: tuple[int, int],
         summed: Sequence[tuple[int, int]],
         alpha: bool,
         c_in: int,
     ) -> None:
-        """Say what rows and columns [top, left, bottom, right) of the caller's C must hold; C_in is there at first."""
+        """
+        Say what a rectangle of the caller's C must hold: a `ResultPart` of `model.problem`.
+
+        C_in is there at first, if it takes part. RuleBroken if some of it has been said before or is no part of C.
+        """
 
     def follow(
         self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, uses: np.ndarray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index, location_index
 from uncut_mpi.model.placement import Location, Placement
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Matrix, Op, Role, Schedule
@@ -332,8 +333,8 @@ def test_a_second_factor_in_a_gemm_is_refused() -> None:
 class Hand:
     """A schedule written by hand: 4×4×4 on rank 0, where A, B, C (buffers 0 to 2) and four panels 3 to 6 lie."""
 
-    def __init__(self, dtype: DType = DType.f64) -> None:
-        self.builder = ScheduleBuilder(1, GemmProblem(4, 4, 4, dtype), Placement.parse("0,0,0"))
+    def __init__(self, dtype: DType = DType.f64, problem: type[GemmProblem] = GemmProblem) -> None:
+        self.builder = ScheduleBuilder(1, problem(4, 4, 4, dtype), Placement.parse("0,0,0"))
         for at in range(7):
             role = {"role": Role.USER, "matrix": Matrix(at)} if at < 3 else {"role": Role.STAGING, "offset": at * 256}
             self.builder.buffer(at=0, rows=4, cols=4, dtype=dtype, **role)
@@ -492,6 +493,75 @@ def test_accumulating_elsewhere_than_written_is_refused() -> None:
 def test_a_combine_may_not_keep_a_rounded_value() -> None:
     hand = Hand(DType.f16).task(Kind.GEMM, 3, (0, ALPHA), (1, ONE))
     refused(hand.task(Kind.COMBINE, 2, (3, ONE), (2, BETA)).done(), "half types round once")
+
+
+# -- other results ---------------------------------------------------------------------------------
+
+
+class LeftHalf(GemmProblem):
+    """The product in columns 0 and 1 of C alone, of k 1 to 3 and without alpha; the others stay as they are."""
+
+    parts: ClassVar = (
+        ResultPart((0, 4), (0, 2), ((1, 4),), alpha=False, c_in=CIn.SCALED),
+        ResultPart((0, 4), (2, 4), (), alpha=False, c_in=CIn.RAW),
+    )
+
+    @property
+    def result(self) -> tuple[ResultPart, ...]:
+        return self.parts
+
+
+LEFT, RIGHT, ALL = RegionRef(2, 0, 0, 4, 2), RegionRef(2, 0, 2, 4, 2), RegionRef(2, 0, 0, 4, 4)
+LAST_A, LAST_B = RegionRef(0, 0, 1, 4, 3), RegionRef(1, 1, 0, 3, 2)
+
+
+def left_half(problem: type[GemmProblem] = LeftHalf) -> Hand:
+    return Hand(problem=problem).task(Kind.GEMM, LEFT, (LAST_A, ONE), (LAST_B, ONE), (LEFT, BETA))
+
+
+def test_a_result_of_two_parts_is_proven() -> None:
+    verify(left_half().done())
+    # What must stay may be read, travel, and come back.
+    hand = left_half().task(Kind.COPY, RegionRef(3, 0, 0, 4, 2), (RIGHT, ONE))
+    verify(hand.task(Kind.COMBINE, RIGHT, (RegionRef(3, 0, 0, 4, 2), ONE)).done())
+
+
+def test_a_part_that_is_not_as_the_problem_says_is_refused() -> None:
+    refused(Hand(problem=LeftHalf).done(), "C [0:4, 0:2] ends with C_in (k is [1, 4); beta is never applied)")
+    refused(
+        left_half().task(Kind.COMBINE, RIGHT, (RIGHT, BETA)).done(),
+        "C [0:4, 2:4] ends with beta C_in (which is not the result asked for); it is written last by task 1 (COMBINE",
+    )
+    refused(
+        left_half().task(Kind.COPY, RIGHT, (LEFT, ONE)).done(), "C [0:4, 2:4] ends with the values of elements displ"
+    )
+    hand = Hand(problem=LeftHalf).task(Kind.GEMM, LEFT, (LAST_A, ALPHA), (LAST_B, ONE), (LEFT, BETA))
+    refused(hand.done(), "C [0:4, 0:2] ends with alpha times the sum over k [1, 4) plus beta C_in (")
+    hand = Hand(problem=LeftHalf).task(Kind.GEMM, ALL, (LAST_A, ONE), (RegionRef(1, 1, 0, 3, 4), ONE), (ALL, BETA))
+    refused(hand.done(), "C [0:4, 2:4] ends with the sum over k [1, 4) plus beta C_in (which is not")
+
+
+def test_a_part_that_does_not_read_c_starts_with_nothing_that_may_be_read() -> None:
+    class Fresh(LeftHalf):
+        parts = (dataclasses.replace(LeftHalf.parts[0], c_in=CIn.ABSENT), LeftHalf.parts[1])
+
+    refused(left_half(Fresh).done(), "which holds nothing that may be read")
+    verify(Hand(problem=Fresh).task(Kind.GEMM, LEFT, (LAST_A, ONE), (LAST_B, ONE)).done())
+
+
+@pytest.mark.parametrize(
+    ("cols", "words"),
+    [
+        ((0, 3), "what buffer 2 (USER of C, device of rank 0) [0:4, 2:4] is to hold is said twice"),
+        ((0, 1), "of some elements of buffer 2 (USER of C, device of rank 0) nothing says what they are to hold"),
+        ((-1, 2), "buffer 2 (USER of C, device of rank 0) [0:4, -1:2] is to hold something, but is not all there"),
+    ],
+)
+def test_a_result_that_does_not_speak_of_each_element_once_is_refused(cols: tuple[int, int], words: str) -> None:
+    class Wrong(LeftHalf):
+        parts = (dataclasses.replace(LeftHalf.parts[0], cols=cols), LeftHalf.parts[1])
+
+    refused(Hand(problem=Wrong).done(), words)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 // Python's view of the follower.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <tuple>
 #include <utility>
 
 #include "follower.hpp"
@@ -15,19 +13,18 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-using Corners = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+using Range = std::pair<std::int64_t, std::int64_t>;
 
 void give(Follower &follower, std::int32_t buffer, int matrix) {
     follower.give(buffer, matrix < 0 ? Content{} : Content::piece(static_cast<std::uint8_t>(matrix)));
 }
 
-void expect(Follower &follower, std::int32_t buffer, const Corners &corners,
-            const std::vector<std::pair<std::int64_t, std::int64_t>> &summed, bool alpha, int c_in) {
+void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols,
+            const std::vector<Range> &summed, bool alpha, int c_in) {
     Content content{.kind = Content::Kind::partial, .alpha = alpha, .c_in = static_cast<CIn>(c_in)};
     for (const auto &[start, stop] : summed)
         content.summed.push_back({start, stop});
-    const auto &[top, left, bottom, right] = corners;
-    follower.expect(buffer, {top, left, bottom, right}, content);
+    follower.expect(buffer, {rows.first, cols.first, rows.second, cols.second}, content);
 }
 
 void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits,

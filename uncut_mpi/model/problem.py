@@ -10,6 +10,7 @@ Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places (`GemmPro
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
@@ -69,6 +70,38 @@ class StoredMatrix:
     def column_major_shape(self) -> tuple[int, int]:
         """Rows and columns of the same memory read as a column-major matrix."""
         return (self.rows, self.cols) if self.order == "F" else (self.cols, self.rows)
+
+
+class CIn(enum.IntEnum):
+    """How an element of the caller's C takes part in the result: not at all, as it was, or times beta."""
+
+    ABSENT = 0
+    RAW = 1
+    SCALED = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultPart:
+    """
+    What each element of a rectangle of C must hold at the end.
+
+    Attributes
+    ----------
+    rows, cols : (int, int)
+        The rectangle: its first row or column, and the one after its last.
+    summed : tuple of (int, int)
+        Of which k the products are summed, [first, stop) each, ascending and apart; none: no product.
+    alpha : bool
+        Whether the sum is multiplied by alpha.
+    c_in : CIn
+        How the same element of C, as the caller gave it, is added; ABSENT: it is not read.
+    """
+
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    summed: tuple[tuple[int, int], ...]
+    alpha: bool
+    c_in: CIn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,6 +190,13 @@ class GemmProblem:
     def has_product(self) -> bool:
         """Whether A and B are read at all (no extent is 0, nor alpha)."""
         return self.flops > 0 and not self.scales_only
+
+    @property
+    def result(self) -> tuple[ResultPart, ...]:
+        """What C must hold at the end: parts that together are all of it, each element once."""
+        product = self.has_product
+        summed = ((0, self.k),) if product else ()
+        return (ResultPart((0, self.m), (0, self.n), summed, product, CIn.SCALED if self.reads_c else CIn.ABSENT),)
 
     @property
     def flops(self) -> int:

@@ -4,9 +4,10 @@ The static proof of a schedule and of its lowered lists.
 `verify` starts from the caller's A, B and C and derives what every rectangle of memory holds only
 by following tasks. It proves that every read is of what it should be, that no write races a read or
 a write (happens-before is lane order plus awaits, never the global order), that each element of C
-ends with each k, alpha and beta exactly once, that buffers fit their memory without overlapping,
-that every task can be issued where it is, and that the lowered lists imply every await. It sees no
-pointers, fences or transposes as executed: tests with real executors cover those.
+ends with what the problem says (`GemmProblem.result`), with each k, alpha and beta exactly once, that
+buffers fit their memory without overlapping, that every task can be issued where it is, and that the
+lowered lists imply every await. It sees no pointers, fences or transposes as executed: tests with
+real executors cover those.
 """
 
 from __future__ import annotations
@@ -107,9 +108,8 @@ def follower_of(schedule: Schedule) -> _native.Follower:
     for at in np.flatnonzero(buffers["role"] == Role.USER).tolist():
         matrix = int(buffers["matrix"][at])
         if matrix == Matrix.C:
-            summed = [(0, problem.k)] if problem.has_product else []
-            c_in = 2 if problem.reads_c else 0
-            follower.expect(at, (0, 0, problem.m, problem.n), summed, problem.has_product, c_in)
+            for part in problem.result:
+                follower.expect(at, part.rows, part.cols, part.summed, part.alpha, part.c_in)
         else:
             follower.give(at, matrix if problem.has_product else -1)
     return follower
