@@ -91,93 +91,125 @@ class Meeting:
     @property
     def pending(self) -> bool: ...
 
+class KBlocksProblem:
+    """What all schedules of a problem on a machine have in common; planning/kblocks_request.py makes it."""
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        serial_copies: bool,
+        trans_a: bool,
+        trans_b: bool,
+        reads_c: bool,
+        dtype: int,
+        origins: Sequence[tuple[bool, int]],
+        buffers: np.ndarray,
+        step: int,
+        most_summands: int,
+        min_slice_bytes: int,
+        buffer_alignment: int,
+        column_alignment: int,
+    ) -> None:
+        """Origins, (on a host, rank or -1), and buffers are those of A, B and C."""
+
 class KBlocking:
     """How a rank's part of a product is cut, and in which order it is taken; planning/blocking.py makes it."""
 
     def __init__(
         self,
-        extent: int,
+        *,
         first: int,
-        most: int,
+        block: int,
         growth: int,
         columns: int,
         rows: int,
         halvings: int,
+        multiple: int,
         order: int,
-        whole: bool,
+        lanes: int,
+        earliest: bool,
         tail_parts: int,
+        whole: bool,
         lookahead: int,
     ) -> None: ...
+    def count_k_blocks(self, extent: int, /) -> int:
+        """Return how many k-blocks there are of so many elements of k, give or take one, without making them."""
+
+    def steps(self, extent: int, /) -> list[tuple[int, int, int, int, int, int, int, bool]]:
+        """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""
 
 class KBlocksPlaces:
-    """How C is cut, as planning.partition.Partition has it; planning/kblocks.py fills it."""
+    """How C is cut, as planning.partition.Partition has it."""
 
-    def __init__(self, row_starts: Sequence[int], place_of: Sequence[Sequence[int]], /) -> None: ...
-    def add(self, rows: tuple[int, int], cols: tuple[int, int], /) -> None: ...
+    def __init__(
+        self,
+        row_starts: Sequence[int],
+        place_of: Sequence[Sequence[int]],
+        blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+        /,
+    ) -> None: ...
 
-class KBlocksInput:
-    """What the scheduler of few large products works on; planning/kblocks.py fills it."""
+class KBlocksRequest:
+    """What is asked of the scheduler of few large products; ValueError if it does not fit together."""
 
-    num_ranks: int
-    k_starts: list[int]
-    trans_a: bool
-    trans_b: bool
-    reads_c: bool
-    half: bool
-    combines: bool
-    at_owner: bool
-    first_away: int
-    serial_copies: bool
-    row_blocks: int
-    column_blocks: int
-    halvings: int
-    step: int
-    multiple: int
-    dtype: int
-    accumulator: int
-    itemsize: int
-    accumulator_itemsize: int
-    buffer_alignment: int
-    column_alignment: int
-    min_slice_bytes: int
-    first_block: int
-    most_tasks: int
-    most_summands: int
-    earliest: bool
-    product_lanes: int
-    def __init__(self, like: KBlocksInput = ..., /) -> None: ...
-    def set_origin(self, matrix: int, on_host: bool, rank: int, /) -> None: ...
-    def set_buffers(self, table: np.ndarray, /) -> None: ...
+    def __init__(
+        self,
+        *,
+        problem: KBlocksProblem,
+        how: KBlocking,
+        combines: bool,
+        at_owner: bool,
+        first_away: int,
+        k_starts: Sequence[int],
+        devices: Sequence[int],
+        rounds: Sequence[KBlocksPlaces],
+        aligned: Sequence[tuple[int, int, int, bool, bool, bool, int]],
+    ) -> None:
+        """
+        Part s of k of place p goes to number s * places + p of `devices`; ranks take one round after the other.
+
+        `aligned` has (round, place, part of k, copies A, copies B, sums apart, k step) of planning.alignment.Alignment.
+        """
+
     @property
-    def places(self) -> list[tuple[tuple[int, int], tuple[int, int], list[int]]]:
-        """(rows, columns, rank of each part of k) of each block of C that has any."""
+    def tasks_bound(self) -> int:
+        """More than there are tasks, found without looking at any, so that nobody counts where this is few."""
 
-    def set_places(self, places: KBlocksPlaces, devices: Sequence[int], /) -> None:
-        """Every part of k has its steps before."""
-
-    def align(self, place: int, split: int, copies_a: bool, copies_b: bool, apart: bool, k_step: int, /) -> None: ...
-    def lay_out(self) -> list[int]:
-        """Return what the buffers of each rank take (bytes); `schedule_kblocks` comes after it."""
-
-    def add_steps(self, how: KBlocking, /) -> int: ...
     @property
     def steps_digest(self) -> int:
         """The same for the same steps, and for others in one of 2**64 cases."""
+
+class KBlocksLayout:
+    """Who forms which blocks of C, and where what they need lies."""
+
+    def __init__(self, request: KBlocksRequest) -> None: ...
+    @property
+    def rank_bytes(self) -> list[int]:
+        """What the buffers of each rank take."""
+
+    def count(self, most_tasks: int) -> int:
+        """Return how many tasks there are, or one more than so many."""
+
+    def tables(self, most_tasks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays; or TooManyTasksError."""
 
 class KBlocksRun:
     """
     A schedule of `kblocks` and its simulated run, by `make` or `Simulations.begin_kblocks`; read it when that ended.
 
-    Its input is checked and not laid out; buffers have so many bytes of each rank, and more tasks are not simulated.
+    Buffers have so many bytes of each rank, and a schedule of more tasks is given up.
     """
 
-    def __init__(self, input: KBlocksInput, room: Sequence[int], most_tasks: int, keeps: bool = False) -> None: ...
+    def __init__(self, request: KBlocksRequest, room: Sequence[int], most_tasks: int, keeps: bool = False) -> None: ...
     @property
     def fits(self) -> bool:
         """Whether buffers have the room; there is nothing else if not."""
 
     @property
-    def num_tasks(self) -> int: ...
+    def num_tasks(self) -> int:
+        """How many tasks there are, or one more than there may be."""
+
     @property
     def moved_bytes(self) -> int:
         """Bytes of copies from one memory to another."""
@@ -198,25 +230,13 @@ class KBlocksRun:
         """Make it here, at once; ValueError if it was begun before."""
 
     def tables(self) -> tuple[np.ndarray, ...]:
-        """Return what `schedule_kblocks` returns; ValueError if it is not kept."""
+        """Return what `KBlocksLayout.tables` returns; ValueError if it is not kept."""
 
     def times(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (start, end) of every task in seconds; ValueError if they are not kept."""
 
     def progress(self) -> tuple[list[float], list[int]]:
         """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
-
-def schedule_kblocks(
-    input: KBlocksInput,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """
-    Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays.
-
-    TooManyTasksError if there are more than `most_tasks`.
-    """
-
-def kblocks_steps(how: KBlocking) -> list[tuple[int, int, int, int, int, int, int, bool]]:
-    """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""
 
 def block_edges(extent: int, blocks: int, step: int, multiple: int, halvings: int) -> list[int]:
     """As planning.blocking.block_edges."""

@@ -11,7 +11,7 @@ import pytest
 from tests.dev.fake import FakeCluster
 from tests.helpers.random_kblocks import random_schedule
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning import kblocks
+from uncut_mpi.planning import kblocks_request
 
 CASES = 40
 # Of sums of at most 400 products of values below 1; the result rounds once to its type.
@@ -20,7 +20,7 @@ BOUNDS = {DType.f64: 1e-12, DType.f32: 1e-4, DType.tf32: 1e-4, DType.bf16: 2**-8
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_products_are_right_and_write_nothing_beside_c(fake, monkeypatch, seed):
-    monkeypatch.setattr(kblocks, "MIN_SLICE_BYTES", 64)
+    monkeypatch.setattr(kblocks_request, "MIN_SLICE_BYTES", 64)
     rng = random.Random(seed)
     done = 0
     while done < CASES:

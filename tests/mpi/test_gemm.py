@@ -15,7 +15,7 @@ from tests.helpers.products import Case, make_operands, mismatch, release, set_m
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning import kblocks, tiles
+from uncut_mpi.planning import kblocks_request, tiles
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
 from uncut_mpi.planning.schedule import Role
 
@@ -200,7 +200,7 @@ def k_options(session: um.Session, number: int, **changes) -> um.ScheduleOptions
 @pytest.fixture
 def any_slice(monkeypatch):
     """Let fetches of the small matrices used here be shared by ranks too."""
-    monkeypatch.setattr(kblocks, "MIN_SLICE_BYTES", 1)
+    monkeypatch.setattr(kblocks_request, "MIN_SLICE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("any_slice")

@@ -13,8 +13,8 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
+from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, Blocking, ScheduleOptions
 
 HOST_PROBLEM = GemmProblem(512, 512, 4096, DType.f64)
@@ -144,8 +144,8 @@ def test_as_much_of_the_end_of_k_goes_by_column_blocks_as_asked(order: str) -> N
 
 
 def test_an_end_of_k_by_column_blocks_is_for_the_orders_by_k() -> None:
-    assert kblocks.choose(HOST_PROBLEM, Placement.parse("h,h,h"), 4, options(tail=8)).order == "k"
-    assert kblocks.choose(HOST_PROBLEM, Placement.parse("h,h,h"), 4, options()).order == "columns"
+    assert choose(HOST_PROBLEM, Placement.parse("h,h,h"), 4, options(tail=8)).order == "k"
+    assert choose(HOST_PROBLEM, Placement.parse("h,h,h"), 4, options()).order == "columns"
     for order in ("columns", "corner"):
         with pytest.raises(ParamError, match=f"last 1/8 of k .* not for the order '{order}': leave one of the two out"):
             Blocking(tail=8, order=order)

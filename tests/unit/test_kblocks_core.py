@@ -6,25 +6,30 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from tests.helpers import oracle
 from tests.helpers.canonical import canonical_digest
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.blocking import blocking_of
+from uncut_mpi.planning.blocking import Step, blocking_of
+from uncut_mpi.planning.kblocks_request import problem_in_core
 from uncut_mpi.planning.layout import user_table
+from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions, changed
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
 from uncut_mpi.planning.simulate import Simulations, simulate
+from uncut_mpi.planning.verify import verify
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_kblocks_digests.json"
 COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "owner", 0, 1)
@@ -74,110 +79,112 @@ def test_digests_are_those_of_the_golden_file() -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def given() -> _native.KBlocksInput:
-    """Return all that a schedule of one rank is made of, but for steps and places."""
-    made, problem = _native.KBlocksInput(), GemmProblem(64, 48, 512, DType.f64)
-    made.num_ranks, made.k_starts, made.column_blocks, made.halvings = 2, [0, 512], 2, 2
-    made.first_away = 4
-    made.set_buffers(user_table(made.num_ranks, problem, Placement.parse("0,0,0")))
-    for matrix in range(3):
-        made.set_origin(matrix, False, 0)
-    return made
+PROBLEM = {
+    "num_ranks": 2,
+    **dict.fromkeys(("serial_copies", "trans_a", "trans_b", "reads_c"), False),
+    "dtype": DType.f64,
+    "origins": [(False, 0)] * 3,
+    "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
+    "step": 1,
+    "most_summands": 8,
+    "min_slice_bytes": 1,
+    "buffer_alignment": 256,
+    "column_alignment": 64,
+}
+HOW = {
+    "first": 128,
+    "block": 256,
+    "growth": 2,
+    "columns": 2,
+    "rows": 1,
+    "halvings": 2,
+    "multiple": 1,
+    "order": 0,
+    "lanes": 2,
+    "earliest": False,
+    "tail_parts": 4,
+    "whole": False,
+    "lookahead": 2,
+}
+CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
+"""Where bands of rows start, the places in them, and the blocks of places: C for one rank."""
+REST = {
+    "combines": False,
+    "at_owner": False,
+    "first_away": 4,
+    "k_starts": [0, 512],
+    "devices": [1],
+    "rounds": [CUT],
+    "aligned": [],
+}
 
 
-def steps() -> _native.KBlocking:
-    return blocking_of(512, COMPLETE, whole=False)
+def request(**changes: object) -> _native.KBlocksRequest:
+    """Return what the schedule of one rank is asked for by, with some things said otherwise."""
+    problem, how, rest = ({name: changes.get(name, one[name]) for name in one} for one in (PROBLEM, HOW, REST))
+    rest["rounds"] = [_native.KBlocksPlaces(*cut) for cut in rest["rounds"]]
+    return _native.KBlocksRequest(problem=_native.KBlocksProblem(**problem), how=_native.KBlocking(**how), **rest)
 
 
-def places() -> _native.KBlocksPlaces:
-    made = _native.KBlocksPlaces([0, 64], [[0]])
-    made.add((0, 64), (0, 48))
-    return made
+def num_tasks(asked: _native.KBlocksRequest) -> int:
+    return len(_native.KBlocksLayout(asked).tables(1000)[0]) // 28
 
 
-def finished(made: _native.KBlocksInput) -> None:
-    """Do what comes after the first input."""
-    made.add_steps(steps())
-    made.set_places(places(), [1])
-    made.lay_out()
-    _native.schedule_kblocks(made)
-
-
-def test_the_input_that_others_vary_is_good() -> None:
-    finished(given())
+def test_the_request_that_others_vary_is_good() -> None:
+    assert num_tasks(request()) == _native.KBlocksLayout(request()).count(1000) > 10
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("product_lanes", lanes) for lanes in (0, -1, 3)),
-        *((size, 0) for size in ("itemsize", "accumulator_itemsize", "min_slice_bytes", "first_block", "step")),
-        *((size, 0) for size in ("buffer_alignment", "column_alignment", "row_blocks", "column_blocks")),
+        *(("lanes", lanes) for lanes in (0, -1, 3)),
+        *((size, 0) for size in ("min_slice_bytes", "first", "step", "multiple")),
+        ("dtype", 5),
+        *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
         *(("most_summands", most) for most in (0, 1, 2)),
         *(("first_away", first) for first in (-1, 5)),
-        *(("k_starts", starts) for starts in ([], [0], [0, 256], [0, 256, 512])),
+        *(("k_starts", starts) for starts in ([], [0], [0, 0], [0, 256, 512])),
+        *(("devices", ranks) for ranks in ([], [2], [-1])),
         ("num_ranks", 1),
         ("halvings", -1),
         ("halvings", 1),
-        ("column_blocks", 1),
+        ("columns", 1),
+        ("rounds", []),
+        ("rounds", [CUT, ([0, 64], [[-1]], [])]),
+        ("aligned", [(0, 0, 0, False, False, True, 0)]),
+        *(("aligned", [(0, *place, False, False, True, 1)]) for place in ((1, 0), (0, 1), (-1, 0))),
     ],
 )
-def test_numbers_out_of_range_are_refused(name: str, value: object) -> None:
-    made = given()
-    setattr(made, name, value)
-    with pytest.raises(ValueError, match=r"(there (is|are)|have|has|are) "):
-        finished(made)
+def test_what_is_out_of_range_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"(there (is|are)|have|has|are|every) "):
+        request(**{name: value})
 
 
 @pytest.mark.parametrize("origin", [(False, -1), (False, 2), (True, 2), (True, -2)])
 @pytest.mark.parametrize("matrix", range(3))
 def test_origins_that_are_nowhere_are_refused(matrix: int, origin: tuple[bool, int]) -> None:
-    made = given()
-    made.set_origin(matrix, *origin)
+    origins = [(False, 0)] * 3
+    origins[matrix] = origin
     with pytest.raises(ValueError, match="on a rank or the host"):
-        finished(made)
+        request(origins=origins)
 
 
-def out_of_turn() -> Iterator[Callable[[_native.KBlocksInput], object]]:
-    yield lambda made: _native.schedule_kblocks(made)
-    yield lambda made: made.lay_out()
-    yield lambda made: (made.add_steps(steps()), made.set_places(places(), [1]), _native.schedule_kblocks(made))
-    yield lambda made: (made.add_steps(steps()), made.set_places(places(), []))
-    yield lambda made: (made.add_steps(steps()), made.set_places(places(), [2]), made.lay_out())
-    yield lambda made: (finished(made), made.lay_out())
-    yield lambda made: (finished(made), made.set_places(places(), [1]), _native.schedule_kblocks(made))
-    yield lambda made: (finished(made), made.add_steps(steps()), _native.schedule_kblocks(made))
-    yield lambda made: (finished(made), setattr(made, "num_ranks", 1), _native.schedule_kblocks(made))
-    yield lambda made: (
-        made.add_steps(steps()),
-        made.set_places(places(), [1]),
-        made.align(0, 0, False, False, True, 0),
-    )
-
-
-@pytest.mark.parametrize("act", list(out_of_turn()))
-def test_calls_out_of_turn_are_refused(act: Callable[[_native.KBlocksInput], object]) -> None:
-    with pytest.raises(ValueError, match=r"(first|part of k|such rank|on a rank|along k|blocks)"):
-        act(given())
+def test_a_c_in_host_memory_has_no_owner_that_combines_it() -> None:
+    with pytest.raises(ValueError, match="C has an owner where it is combined there"):
+        request(origins=[(False, 0), (False, 0), (True, -1)], at_owner=True)
 
 
 @pytest.mark.parametrize(
     ("row_starts", "place_of"), [([], [[0]]), ([0], [[0]]), ([0, 32, 64], [[0]]), ([0, 32, 64], [[0], [0, 0]])]
 )
 def test_bands_without_their_places_are_refused(row_starts: list[int], place_of: list[list[int]]) -> None:
-    made, ragged = given(), _native.KBlocksPlaces(row_starts, place_of)
-    ragged.add((0, 64), (0, 48))
-    made.add_steps(steps())
     with pytest.raises(ValueError, match="every band of rows"):
-        made.set_places(ragged, [1])
+        request(rounds=[(row_starts, place_of, CUT[2])])
 
 
 def test_blocks_that_end_before_they_begin_are_refused() -> None:
-    made, turned = given(), _native.KBlocksPlaces([0, 64], [[0]])
-    turned.add((64, 0), (0, 48))
-    made.add_steps(steps())
     with pytest.raises(ValueError, match="ends before it begins"):
-        made.set_places(turned, [1])
+        request(rounds=[([0, 64], [[0]], [((64, 0), (0, 48))])])
 
 
 @pytest.mark.parametrize(
@@ -191,7 +198,7 @@ def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int, int, int]) -
 
 NONE = [
     *(("extent", value) for value in (0, -1)),
-    *((name, value) for name in ("first", "most") for value in (0, -1)),
+    *((name, value) for name in ("first", "block") for value in (0, -1)),
     *(("growth", value) for value in (1, 0, -1)),
     *((name, 0) for name in ("columns", "rows", "tail_parts")),
     *((name, -1) for name in ("halvings", "lookahead", "order")),
@@ -201,19 +208,69 @@ NONE = [
 
 @pytest.mark.parametrize(("name", "value"), NONE)
 def test_steps_of_nothing_are_refused(name: str, value: int) -> None:
-    good = {"extent": 64, "first": 8, "most": 8, "growth": 2, "columns": 1, "rows": 1, "halvings": 2, "order": 0}
-    how = {**good, "whole": False, "tail_parts": 4, "lookahead": 2}
-    assert _native.kblocks_steps(_native.KBlocking(**how))
-    assert _native.kblocks_steps(_native.KBlocking(**{**how, "growth": 2**62}))
+    assert _native.KBlocking(**HOW).steps(64)
+    assert _native.KBlocking(**{**HOW, "growth": 2**62}).steps(64)
+    extent, how = (value, HOW) if name == "extent" else (64, {**HOW, name: value})
     with pytest.raises(ValueError, match=r"there is something to multiply|and grow"):
-        _native.kblocks_steps(_native.KBlocking(**{**how, name: value}))
+        _native.KBlocking(**how).steps(extent)
+
+
+@pytest.mark.parametrize("growth", [2, 3, 2**62])
+def test_k_blocks_are_counted_without_making_them(growth: int) -> None:
+    how = _native.KBlocking(**{**HOW, "first": 3, "block": 50, "growth": growth, "columns": 1, "order": 1})
+    for extent in (1, 3, 4, 7, 50, 51, 600, 601):
+        made = sum(step == Step.FETCH_A for step, *_ in how.steps(extent))
+        assert made <= how.count_k_blocks(extent) <= made + 1
+    assert how.count_k_blocks(2**62) == pytest.approx(2**62 / 50, rel=1e-9)
 
 
 def test_buffers_that_are_none_are_refused() -> None:
-    made = _native.KBlocksInput()
-    for table in (np.zeros(41, np.uint8), np.zeros(200, np.uint8)[1:121]):
-        with pytest.raises(ValueError, match="a table"):
-            made.set_buffers(table)
+    for table in (np.zeros(41, np.uint8), np.zeros(200, np.uint8)[1:121], np.zeros(80, np.uint8)):
+        with pytest.raises(ValueError, match=r"a table|a buffer each"):
+            request(buffers=table)
+
+
+# -- several blocks of C for each rank -------------------------------------------------------------
+
+
+def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
+    problem, machine = GemmProblem(61, 90, 77, DType.f16), Machine.uniform(4)
+    for place, splits, order in itertools.product(("0,0,0", "0,1,2", "h,h,h"), (1, 2), BLOCK_ORDERS):
+        placement = Placement.parse(place)
+        how = dataclasses.replace(COMPLETE, splits=splits, first=8, block=16, order=order, rows=1 + (order == "corner"))
+        rounds = []
+        for cols in ((0, 30, 50), (50, 80, 90)):
+            blocks = [((0, 61), part) for part in itertools.pairwise(cols)]
+            if splits == 1:
+                blocks = [(rows, part) for rows in ((0, 33), (33, 61)) for _, part in blocks]
+            bands, places = ([0, 33, 61], [[0, 1], [2, 3]]) if splits == 1 else ([0, 61], [[0, 1]])
+            rounds.append(_native.KBlocksPlaces(bands, places, blocks))
+        at_owner = placement.c.space == "device"
+        asked = _native.KBlocksRequest(
+            problem=problem_in_core(problem, placement, machine),
+            how=blocking_of(how, whole=False),
+            combines=True,
+            at_owner=at_owner,
+            first_away=4,
+            k_starts=[0, 77] if splits == 1 else [0, 40, 77],
+            devices=[2, 0, 1, 3],
+            rounds=rounds,
+            aligned=[],
+        )
+        layout = _native.KBlocksLayout(asked)
+        *tables, buffers = layout.tables(10**5)
+        about = {"num_ranks": 4, "problem": problem, "placement": placement, "scheduler": "kblocks", "tile": 0}
+        made = Schedule(
+            **about,
+            grid=(3 - splits, 2),
+            splits=splits,
+            buffers=np.frombuffer(buffers, BUFFER_DTYPE),
+            locations=location_table(4),
+            **native_tables(*tables),
+        )
+        verify(made, lower(made))
+        assert oracle.is_wrong(made) == ""
+        assert layout.count(10**5) == len(made.tasks) <= asked.tasks_bound
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -283,17 +340,21 @@ def test_a_run_is_the_schedule_and_its_simulation() -> None:
 
 def test_only_the_limit_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made, schedule = prepared()
-    made._given.most_tasks = len(schedule.tasks) - 1
-    with pytest.raises(PlanError, match="the limit is 4000000: ask for larger k-blocks"):
-        made.schedule()
+    most = len(schedule.tasks) - 1
+    with pytest.raises(PlanError, match=rf"makes more than {most} tasks .* the limit is {most}: ask for larger k-bl"):
+        made.schedule(most)
     with pytest.raises(_native.TooManyTasksError, match="too many tasks"):
-        _native.schedule_kblocks(made._given)
+        _native.KBlocksLayout(made._request).tables(most)
 
-    def schedule_kblocks(given: _native.KBlocksInput) -> None:
-        raise ValueError("vector::reserve")
+    class Layout:
+        rank_bytes = ()
 
-    _, made, _ = prepared()
-    monkeypatch.setattr(_native, "schedule_kblocks", schedule_kblocks)
+        def __init__(self, request: _native.KBlocksRequest) -> None: ...
+
+        def tables(self, most_tasks: int) -> None:
+            raise ValueError("vector::reserve")
+
+    monkeypatch.setattr(_native, "KBlocksLayout", Layout)
     with pytest.raises(ValueError, match=r"^vector::reserve$"):
         made.schedule()
 
@@ -323,12 +384,3 @@ def test_what_cannot_be_simulated_is_refused_when_it_is_waited_for() -> None:
         with pytest.raises(TopologyError, match="no GEMM rate"):
             simulations.begin_kblocks(made.run(10**6), DType.f16)
     assert machine.num_ranks == 4
-
-
-def test_a_run_is_made_of_input_that_fits_together() -> None:
-    with pytest.raises(ValueError, match=r"(there (is|are)|have|has|are) "):
-        _native.KBlocksRun(given(), [10**9, 10**9], 1000)
-    made = given()
-    finished(made)
-    with pytest.raises(ValueError, match="input that is not laid out"):
-        _native.KBlocksRun(made, [10**9, 10**9], 1000)

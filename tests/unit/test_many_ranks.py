@@ -21,7 +21,7 @@ from uncut_mpi.model.ports import duplex_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation, ranks, search
 from uncut_mpi.planning.dimensions import Dimensions
-from uncut_mpi.planning.kblocks import choose_grid
+from uncut_mpi.planning.kblocks_defaults import choose_grid
 from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use

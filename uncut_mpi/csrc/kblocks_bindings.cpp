@@ -1,6 +1,8 @@
 // Python's view of the scheduler of few large products.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,129 +11,129 @@
 #include <tuple>
 
 #include "kblocks_run.hpp"
+#include "kblocks_scheduler.hpp"
 #include "table_bytes.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace uncut {
 namespace {
 
 using Extent = std::tuple<std::int64_t, std::int64_t>;
 
-nb::tuple as_arrays(KTables &&tables, const KInput &input) {
+kblocks::Extent extent_of(const Extent &one) { return {std::get<0>(one), std::get<1>(one)}; }
+
+nb::tuple as_arrays(KTables &&tables, const std::vector<BufferRecord> &buffers) {
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                          as_bytes(std::move(tables.lanes)), as_bytes(std::vector<BufferRecord>(input.buffers)));
+                          as_bytes(std::move(tables.lanes)), as_bytes(std::vector(buffers)));
 }
 
-nb::tuple schedule_tables(const KInput &input) {
-    require(!input.rank_bytes.empty(), "lay_out comes first");
-    check_kblocks(input);
-    KTables tables;
-    {
-        nb::gil_scoped_release unlocked;
-        schedule_kblocks(input, tables);
-    }
-    return as_arrays(std::move(tables), input);
+std::array<BufferRecord, 3> users_of(nb::handle buffers) {
+    const ArrayBytes held(buffers);
+    const auto users = held.records<BufferRecord>();
+    require(users.size() == 3, "A, B and C have a buffer each");
+    return {users[0], users[1], users[2]};
 }
 
 }  // namespace
 
 void bind_kblocks_scheduler(nb::module_ &m) {
-    nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut.")
-        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, int, int, bool, int, int>(),
-             nb::arg("extent"), nb::arg("first"), nb::arg("most"), nb::arg("growth"), nb::arg("columns"),
-             nb::arg("rows"), nb::arg("halvings"), nb::arg("order"), nb::arg("whole"), nb::arg("tail_parts"),
-             nb::arg("lookahead"));
-    nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each band of rows.")
-        .def("__init__",
-             [](KPlaces *self, std::vector<std::int64_t> row_starts, const std::vector<std::vector<int>> &place_of) {
-                 new (self) KPlaces{std::move(row_starts), place_of, {}};
-             })
-        .def("add", [](KPlaces &self, Extent rows, Extent cols) {
-            self.blocks.push_back({{std::get<0>(rows), std::get<1>(rows)}, {std::get<0>(cols), std::get<1>(cols)}});
+    nb::class_<KProblem>(m, "KBlocksProblem", "What all schedules of a problem on a machine have in common.")
+        .def(
+            "__init__",
+            [](KProblem *self, int num_ranks, bool serial_copies, bool trans_a, bool trans_b, bool reads_c,
+               std::uint8_t dtype, const std::array<std::pair<bool, int>, 3> &origins, nb::handle buffers,
+               std::int64_t step, int most_summands, std::int64_t min_slice_bytes, std::int64_t buffer_alignment,
+               std::int64_t column_alignment) {
+                KProblem made{num_ranks,
+                              serial_copies,
+                              trans_a,
+                              trans_b,
+                              reads_c,
+                              dtype,
+                              {},
+                              users_of(buffers),
+                              step,
+                              most_summands,
+                              min_slice_bytes,
+                              buffer_alignment,
+                              column_alignment};
+                for (std::size_t matrix = 0; matrix < origins.size(); ++matrix)
+                    made.origin[matrix] = {origins[matrix].first, origins[matrix].second};
+                new (self) KProblem(made);
+            },
+            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "trans_a"_a, "trans_b"_a, "reads_c"_a, "dtype"_a,
+            "origins"_a, "buffers"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a,
+            "column_alignment"_a);
+    nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
+        .def(
+            "__init__",
+            [](KBlocking *self, std::int64_t first, std::int64_t block, std::int64_t growth, int columns, int rows,
+               int halvings, std::int64_t multiple, int order, int lanes, bool earliest, int tail_parts, bool whole,
+               int lookahead) {
+                new (self) KBlocking{first, block, growth,   columns,    rows,  halvings, multiple,
+                                     order, lanes, earliest, tail_parts, whole, lookahead};
+            },
+            nb::kw_only(), "first"_a, "block"_a, "growth"_a, "columns"_a, "rows"_a, "halvings"_a, "multiple"_a,
+            "order"_a, "lanes"_a, "earliest"_a, "tail_parts"_a, "whole"_a, "lookahead"_a)
+        .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
+        .def("steps", [](const KBlocking &self, std::int64_t extent) {
+            std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;
+            for (const KMove &one : make_steps(self, extent))
+                found.emplace_back(one.step, one.first_k, one.last_k, one.first, one.last, one.top, one.bottom,
+                                   one.early);
+            return found;
         });
-    nb::class_<KInput>(m, "KBlocksInput", "What the scheduler of few large products works on.")
-        .def(nb::init<>())
-        .def(nb::init<const KInput &>())
-        .def_rw("num_ranks", &KInput::num_ranks)
-        .def_rw("trans_a", &KInput::trans_a)
-        .def_rw("trans_b", &KInput::trans_b)
-        .def_rw("reads_c", &KInput::reads_c)
-        .def_rw("half", &KInput::half)
-        .def_rw("combines", &KInput::combines)
-        .def_rw("serial_copies", &KInput::serial_copies)
-        .def_rw("itemsize", &KInput::itemsize)
-        .def_rw("min_slice_bytes", &KInput::min_slice_bytes)
-        .def_rw("first_block", &KInput::first_block)
-        .def_rw("most_summands", &KInput::most_summands)
-        .def_rw("most_tasks", &KInput::most_tasks)
-        .def_rw("earliest", &KInput::earliest)
-        .def_rw("at_owner", &KInput::at_owner)
-        .def_rw("first_away", &KInput::first_away)
-        .def_rw("row_blocks", &KInput::row_blocks)
-        .def_rw("column_blocks", &KInput::column_blocks)
-        .def_rw("halvings", &KInput::halvings)
-        .def_rw("step", &KInput::step)
-        .def_rw("multiple", &KInput::multiple)
-        .def_rw("dtype", &KInput::dtype)
-        .def_rw("accumulator", &KInput::accumulator)
-        .def_rw("accumulator_itemsize", &KInput::accumulator_itemsize)
-        .def_rw("buffer_alignment", &KInput::buffer_alignment)
-        .def_rw("column_alignment", &KInput::column_alignment)
-        .def_rw("k_starts", &KInput::k_starts)
-        .def_rw("product_lanes", &KInput::product_lanes)
-        .def("set_origin",
-             [](KInput &self, int matrix, bool on_host, int rank) {
-                 if (matrix < 0 || matrix > 2) throw std::invalid_argument("matrix is 0, 1 or 2");
-                 self.origin[static_cast<std::size_t>(matrix)] = {on_host, rank};
-             })
-        .def("set_buffers",
-             [](KInput &self, nb::handle table) {
-                 const ArrayBytes held(table);
-                 const auto buffers = held.records<BufferRecord>();
-                 self.buffers.assign(buffers.begin(), buffers.end());
-             })
-        .def("set_places", &set_places)
-        .def_prop_ro("places",
-                     [](const KInput &self) {
-                         std::vector<std::tuple<Extent, Extent, std::vector<int>>> found;
-                         for (const KPlace &one : self.places)
-                             found.emplace_back(Extent{one.rows.first, one.rows.last},
-                                                Extent{one.cols.first, one.cols.last}, one.ranks);
-                         return found;
-                     })
-        .def("align",
-             [](KInput &self, std::size_t place, std::size_t split, bool copies_a, bool copies_b, bool apart,
-                std::int64_t k_step) {
-                 require(k_step >= 1, "products have at least one element along k");
-                 self.places.at(place).alignment.at(split) = {{copies_a, copies_b}, apart, k_step};
-             })
-        .def("lay_out",
-             [](KInput &self) {
-                 require(self.buffers.size() == 3, "set_buffers comes first, and lay_out once");
-                 check_kblocks(self);
-                 lay_out_kblocks(self);
-                 return self.rank_bytes;
-             })
-        .def("add_steps",
-             [](KInput &self, const KBlocking &how) {
-                 const int split = static_cast<int>(self.moves.size());
-                 self.rank_bytes.clear();
-                 for (KMove &move : self.moves.emplace_back(make_steps(how)))
-                     move.split = split;
-                 return self.moves.back().size();
-             })
-        .def_prop_ro("steps_digest", [](const KInput &self) { return digest_of_steps(self.moves); });
+    nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each band of rows.")
+        .def("__init__", [](KPlaces *self, std::vector<std::int64_t> row_starts, std::vector<std::vector<int>> place_of,
+                            const std::vector<std::pair<Extent, Extent>> &blocks) {
+            KPlaces *made = new (self) KPlaces{std::move(row_starts), std::move(place_of), {}};
+            for (const auto &[rows, cols] : blocks)
+                made->blocks.push_back({extent_of(rows), extent_of(cols)});
+        });
+    nb::class_<KRequest>(m, "KBlocksRequest", "What is asked of the scheduler of few large products.")
+        .def(
+            "__init__",
+            [](KRequest *self, const KProblem &problem, const KBlocking &how, bool combines, bool at_owner,
+               int first_away, std::vector<std::int64_t> k_starts, std::vector<int> devices,
+               std::vector<const KPlaces *> rounds,
+               const std::vector<std::tuple<int, int, int, bool, bool, bool, std::int64_t>> &aligned) {
+                KAsked asked{combines,           at_owner,          first_away, std::move(k_starts),
+                             std::move(devices), std::move(rounds), {}};
+                for (const auto &[round, place, split, copies_a, copies_b, apart, k_step] : aligned)
+                    asked.aligned.push_back({static_cast<std::size_t>(round),
+                                             static_cast<std::size_t>(place),
+                                             static_cast<std::size_t>(split),
+                                             {{copies_a, copies_b}, apart, k_step}});
+                new (self) KRequest(make_request(problem, how, std::move(asked)));
+            },
+            nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a, "first_away"_a, "k_starts"_a, "devices"_a,
+            "rounds"_a, "aligned"_a)
+        .def_prop_ro("tasks_bound", &KRequest::tasks_bound)
+        .def_prop_ro("steps_digest", [](const KRequest &self) { return digest_of_steps(self.steps); });
+    nb::class_<KLayout>(m, "KBlocksLayout", "Who forms which blocks of C, and where what they need lies.")
+        .def(nb::init<const KRequest &>(), nb::keep_alive<1, 2>(), "request"_a)
+        .def_ro("rank_bytes", &KLayout::rank_bytes)
+        .def("count", &count_kblocks, "most_tasks"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "tables",
+            [](const KLayout &self, std::int64_t most_tasks) {
+                KTables tables;
+                {
+                    nb::gil_scoped_release unlocked;
+                    schedule_kblocks(self, most_tasks, tables);
+                }
+                return as_arrays(std::move(tables), self.buffers);
+            },
+            "most_tasks"_a);
     nb::class_<KRun>(m, "KBlocksRun", "A schedule of few large products and its simulated run.")
         .def(
             "__init__",
-            [](KRun *self, const KInput &input, std::vector<std::int64_t> room, std::int64_t most_tasks, bool keeps) {
-                check_kblocks(input);
-                require(input.buffers.size() == 3, "a run is made of input that is not laid out");
-                new (self) KRun{input, std::move(room), most_tasks, keeps};
-            },
-            nb::arg("input"), nb::arg("room"), nb::arg("most_tasks"), nb::arg("keeps") = false)
+            [](KRun *self, const KRequest &request, std::vector<std::int64_t> room, std::int64_t most_tasks,
+               bool keeps) { new (self) KRun{request, std::move(room), most_tasks, keeps}; },
+            nb::keep_alive<1, 2>(), "request"_a, "room"_a, "most_tasks"_a, "keeps"_a = false)
         .def_ro("keeps", &KRun::keeps)
         .def_ro("fits", &KRun::fits)
         .def_ro("num_tasks", &KRun::num_tasks)
@@ -149,7 +151,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("tables",
              [](const KRun &self) {
                  require(self.keeps, "tables are kept by who asked for it");
-                 return as_arrays(KTables(self.tables), self.input);
+                 return as_arrays(KTables(self.tables), self.buffers);
              })
         .def("times",
              [](const KRun &self) {
@@ -158,22 +160,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                                        as_array<double>(std::vector(self.times.end)));
              })
         .def("progress", [](const KRun &self) { return std::make_tuple(self.progress.end, self.progress.elements); });
-    m.def(
-        "kblocks_steps",
-        [](const KBlocking &how) {
-            std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;
-            for (const KMove &one : make_steps(how))
-                found.emplace_back(one.step, one.first_k, one.last_k, one.first, one.last, one.top, one.bottom,
-                                   one.early);
-            return found;
-        },
-        nb::arg("how"), "Return (step, k start, k stop, first, last, top, bottom, early) of each step.");
-    m.def("block_edges", &block_edges, nb::arg("extent"), nb::arg("blocks"), nb::arg("step"), nb::arg("multiple"),
-          nb::arg("halvings"), "Return where blocks start, and the extent at the end.");
-    m.def(
-        "schedule_kblocks", &schedule_tables, nb::arg("input"),
-        "Return (tasks, operands, regions, awaits, lanes, buffers) as uint8 arrays. ValueError if there are more than "
-        "`most_tasks`.");
+    m.def("block_edges", &block_edges, "extent"_a, "blocks"_a, "step"_a, "multiple"_a, "halvings"_a,
+          "Return where blocks start, and the extent at the end.");
 }
 
 }  // namespace uncut

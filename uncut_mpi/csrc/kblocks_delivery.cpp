@@ -1,5 +1,7 @@
 // Who gets a piece from whom when: list scheduling over the ports of devices.
-#include "kblocks_state.hpp"
+#include "kblocks_scheduler.hpp"
+
+#include <algorithm>
 
 namespace uncut::kblocks {
 
@@ -8,25 +10,23 @@ namespace uncut::kblocks {
 void Scheduler::deliver() {
     for (NextCopy next = next_copy(); next.piece; next = next_copy()) {
         Delivery &of = *next.piece;
-        const KWorker &to = worker(next.to->block, of.move);
-        const Region there = piece(of.matrix, to, of.move, of.of_a, true);
-        const int by = sender(next);
+        const Region there = here(next.to->block, of.move, of.what);
+        const int by = sender(next), to = rank_of(next.to->block, of.move);
         if (next.from) {
-            const Region here = piece(of.matrix, worker(next.from->block, of.move), of.move, of.of_a, true);
-            next.to->task = push(by, to.rank, there, here, next.from->task);
+            next.to->task = push(by, to, there, here(next.from->block, of.move, of.what), next.from->task);
             sent_[by] += of.source.rows * of.source.cols;
         } else {
-            next.to->task = copy_in(in_.origin[of.matrix], to.rank, there, of.source);
+            next.to->task = copy_in(problem_.origin[of.what.matrix], to, there, of.source);
         }
-        next.to->there = sends_until_[by] = receives_until_[to.rank] = next.begins + of.bytes;
-        arrives(next.to->block, of.move, of.of_a, next.to->task);
+        next.to->there = sends_until_[by] = receives_until_[to] = next.begins + of.bytes;
+        arrives(next.to->block, of.move, of.what, next.to->task);
         if (--of.left == 0) deliveries_.erase(deliveries_.begin() + (next.piece - deliveries_.data()));
         begin_residents();
     }
 }
 
 int Scheduler::sender(const NextCopy &copy) const {
-    return copy.from ? worker(copy.from->block, copy.piece->move).rank : in_.origin[copy.piece->matrix].rank;
+    return copy.from ? rank_of(copy.from->block, copy.piece->move) : problem_.origin[copy.piece->what.matrix].rank;
 }
 
 // Of equals what most others still wait for is first, then what was asked for first; it goes to one of those that get
@@ -41,7 +41,7 @@ Scheduler::NextCopy Scheduler::next_copy() {
         double ready = sends_until_[sender(copy)];
         for (Delivery::Taker &holder : of.takers) {
             if (!holder.has_it()) continue;
-            const int rank = worker(holder.block, of.move).rank;
+            const int rank = rank_of(holder.block, of.move);
             const double from = std::max(holder.there, sends_until_[rank]);
             // Every byte leaves its origin once.
             if (copy.from && std::tie(ready, sent_[sender(copy)]) <= std::tie(from, sent_[rank])) continue;
@@ -51,10 +51,10 @@ Scheduler::NextCopy Scheduler::next_copy() {
         const bool shared = !copy.from && of.left > 1;
         for (Delivery::Taker &taker : of.takers) {
             if (taker.has_it()) continue;
-            const int rank = worker(taker.block, of.move).rank;
+            const int rank = rank_of(taker.block, of.move);
             copy.to = &taker;
             copy.begins = std::max(ready, receives_until_[rank]);
-            const std::int64_t alone = shared ? needed_alone(of.matrix, taker.block, of.move.split) : 0;
+            const std::int64_t alone = shared ? needed_alone(of.what.matrix, taker.block, of.move.split) : 0;
             const auto key = std::make_tuple(copy.begins, -static_cast<std::int64_t>(of.left), number, -alone,
                                              shared ? sent_[rank] : 0);
             if (best.piece && !(key < least)) continue;

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "kblocks_scheduler.hpp"
+
 namespace uncut {
 namespace {
 
@@ -27,7 +29,8 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
     return found;
 }
 
-std::int64_t moved_by(const KTables &tables, const KInput &input) {
+std::int64_t moved_by(const KTables &tables, const KLayout &layout) {
+    const KProblem &problem = layout.request.problem;
     std::int64_t moved = 0;
     for (const TaskRecord &task : tables.tasks) {
         if (task.kind != copy_task) continue;
@@ -35,8 +38,8 @@ std::int64_t moved_by(const KTables &tables, const KInput &input) {
         if (lane.source == lane.destination) continue;
         const OperandRecord &to = tables.operands[static_cast<std::size_t>(task.first_operand)];
         const RegionRecord &region = tables.regions[static_cast<std::size_t>(to.region)];
-        const bool sums = input.buffers[static_cast<std::size_t>(region.buffer)].dtype != input.dtype;
-        moved += region.rows * region.cols * (sums ? input.accumulator_itemsize : input.itemsize);
+        const bool sums = layout.buffers[static_cast<std::size_t>(region.buffer)].dtype != problem.dtype;
+        moved += region.rows * region.cols * (sums ? problem.accumulator_itemsize() : problem.itemsize());
     }
     return moved;
 }
@@ -44,33 +47,33 @@ std::int64_t moved_by(const KTables &tables, const KInput &input) {
 }  // namespace
 
 void KRun::make(Workplace &at) {
-    lay_out_kblocks(input);
-    fits = std::equal(input.rank_bytes.begin(), input.rank_bytes.end(), room.begin(), room.end(), std::less_equal{});
+    KLayout layout(request);
+    const std::vector<std::int64_t> &taken = layout.rank_bytes;
+    fits = std::equal(taken.begin(), taken.end(), room.begin(), room.end(), std::less_equal{});
     at.tables.clear();
     at.times.clear();
     if (fits) {
         try {
-            schedule_kblocks(input, at.tables);
+            schedule_kblocks(layout, most_tasks, at.tables);
             num_tasks = static_cast<std::int64_t>(at.tables.tasks.size());
         } catch (const TooManyTasks &) {
-            num_tasks = std::max(most_tasks, input.most_tasks) + 1;
+            num_tasks = most_tasks + 1;
             at.tables = {};  // their memory, too
         }
     }
     if (fits && num_tasks <= most_tasks) {
         const KTables &made = at.tables;
-        at.simulator.run({made.tasks, made.operands, made.regions, made.awaits, input.buffers, made.lanes}, at.times);
+        at.simulator.run({made.tasks, made.operands, made.regions, made.awaits, layout.buffers, made.lanes}, at.times);
         for (const double end : at.times.end)
             seconds = std::max(seconds, end);
-        progress = progress_of(made, at.times, input.num_ranks);
-        moved_bytes = moved_by(made, input);
-        held_bytes = std::accumulate(input.rank_bytes.begin(), input.rank_bytes.end(), std::int64_t{0});
+        progress = progress_of(made, at.times, request.problem.num_ranks);
+        moved_bytes = moved_by(made, layout);
+        held_bytes = std::accumulate(taken.begin(), taken.end(), std::int64_t{0});
     }
     if (keeps) {
         tables = std::exchange(at.tables, {});
+        buffers = std::move(layout.buffers);
         times = std::exchange(at.times, {});
-    } else {
-        clear_layout(input);
     }
 }
 

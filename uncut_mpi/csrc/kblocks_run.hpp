@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kblocks_scheduler.hpp"
+#include "kblocks_layout.hpp"
 #include "simulations.hpp"
 
 namespace uncut {
@@ -16,17 +16,16 @@ struct KRun {
         std::vector<std::int64_t> elements;
     };
 
-    // Checked, and not laid out but while tables are kept.
-    KInput input;
+    const KRequest &request;
     std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
-    std::int64_t most_tasks = 0;     // a schedule of more is not simulated
+    std::int64_t most_tasks = 0;     // a schedule of more is given up
     // Whether tables and times are kept. A search has hundreds of runs and looks at few of them, of which it makes
     // another one then: memory that is written once takes longer than to use the same again.
     bool keeps = false;
 
     bool begun = false;
-    bool fits = false;  // whether buffers have the room; there is nothing else if not
-    std::int64_t num_tasks = 0;
+    bool fits = false;           // whether buffers have the room; there is nothing else if not
+    std::int64_t num_tasks = 0;  // one more than there may be if there are too many
     // Nothing if there are too many tasks.
     double seconds = 0;  // end of the last task
     Progress progress{};
@@ -34,6 +33,7 @@ struct KRun {
     std::int64_t held_bytes = 0;   // in buffers of all ranks
     // If they are kept.
     KTables tables{};
+    std::vector<BufferRecord> buffers{};
     Simulated times{};
 
     // Once.

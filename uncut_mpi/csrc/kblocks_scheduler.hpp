@@ -1,218 +1,332 @@
-// The tasks of planning/kblocks.py, which says what they do; how C and k are cut comes from there.
+// Makes the tasks of a layout: kblocks_scheduler.cpp has their order, products and C, kblocks_fetch.cpp and
+// kblocks_delivery.cpp have A and B.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
-#include <stdexcept>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
 #include <vector>
 
-#include "records.hpp"
-#include "too_many_tasks.hpp"
+#include "kblocks_layout.hpp"
+#include "kblocks_store.hpp"
+#include "kblocks_tables.hpp"
 
 namespace uncut {
 
+// Into tables of which the memory is used. Throws TooManyTasks if there are more than `most_tasks`.
+void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, KTables &tables);
+
+// How many tasks that makes; `most_tasks` + 1 if there are more.
+std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks);
+
 namespace kblocks {
 
-constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2;
-constexpr int panel_direct = 3;  // where a worker forms blocks of C directly
+// COMBINEs of a rank take turns on two lanes: each waits for a flag, and runs while the next one waits.
+constexpr int sum_lane = 1, sum_lanes = 2;
 
-struct Extent {
-    std::int64_t first = 0, last = 0;
-    std::int64_t size() const { return last - first; }
-    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
+// A part of C where a row block and a column block cross, in a panel.
+struct Cell {
+    bool begun = false;            // whether it has a product
+    std::int32_t c_there = -1;     // copy that put C into the panel, -1 for none
+    ByLane products = on_no_lane;  // the last ones
 };
 
-// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
-inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
-    const std::int64_t size = extent / parts, more = extent % parts;
-    const std::int64_t first = number * size + std::min(number, more);
-    return {first, first + size + (number < more ? 1 : 0)};
-}
+struct WorkerState {
+    std::size_t lane = 0;  // of the last product,
+    KMove last;            // and what that was; no product yet if it is none
+};
+
+struct Summand {
+    Region region;
+    ByLane made_by;  // -1 for none
+};
+
+// A piece of A or B on its way from a device to those that need it.
+struct Delivery {
+    struct Taker {
+        std::size_t block;
+        std::int32_t task = -1;  // the copy that brings it, once that is chosen,
+        double there = 0;        // and when it is there
+        bool has_it() const { return task >= 0; }
+    };
+    Piece what;
+    KMove move;
+    Region source;
+    double bytes;
+    std::vector<Taker> takers;
+    std::size_t left;  // how many have not got it
+};
+
+class Scheduler {
+  public:
+    // Counts if there are no tables. The store keeps its notes.
+    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out);
+
+    void run();
+
+    std::int64_t num_tasks() const { return out_.count(); }
+
+  private:
+    // Numbers of blocks.
+    using Blocks = std::vector<std::size_t>;
+
+    // What waits for nothing begins before most fetches are issued, which takes a while. All others wait for the first
+    // one, which goes before it.
+    void begin_residents();
+
+    static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
+
+    // Whether all fetches of a stretch of k are looked at together.
+    bool in_stretches() const {
+        const bool from_devices = !problem_.origin[matrix_a].on_host || !problem_.origin[matrix_b].on_host;
+        return problem_.serial_copies || (how_.earliest && from_devices);
+    }
+
+    // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
+    // its copies in turn the pieces of a stretch that are handed on come first, so that all ranks have theirs at one
+    // time.
+    std::size_t end_of_stretch(std::size_t at) const;
+
+    // Fetches what bands of rows need of A or of columns of B: all, or what several ranks need, or what one does.
+    void fetch_groups(const KMove &move, std::optional<bool> shared);
+
+    bool is_shared(int matrix, const Blocks &blocks, int split) const;
+    // Whether a rank has to be sent what it needs of A or B. What holds it may copy it for itself.
+    bool takes(int matrix, const KPart &part) const {
+        return part.panel[matrix] >= 0 && !problem_.at_home(matrix, part.rank);
+    }
+
+    // -- who ---------------------------------------------------------------------------------
+
+    // The blocks of a round in each band of rows, or each column of ranks.
+    static std::vector<Blocks> blocks_in(const KRequest::Round &round, bool rows) {
+        std::vector<Blocks> found(static_cast<std::size_t>(rows ? round.rows : round.cols));
+        for (int row = 0; row < round.rows; ++row)
+            for (int col = 0; col < round.cols; ++col) {
+                const int block = round.block_of[static_cast<std::size_t>(row) * round.cols + col];
+                Blocks &group = found[static_cast<std::size_t>(rows ? row : col)];
+                const auto one = static_cast<std::size_t>(block);
+                if (block >= 0 && (group.empty() || group.back() != one)) group.push_back(one);
+            }
+        return found;
+    }
+    const KRequest::Round &round_of(const KMove &move) const {
+        return layout_.request.rounds[static_cast<std::size_t>(move.round)];
+    }
+    static Extent band(const KRequest::Round &round, int row) {
+        return {round.row_starts[static_cast<std::size_t>(row)], round.row_starts[static_cast<std::size_t>(row) + 1]};
+    }
+    const KBlock &block_of(std::size_t number) const { return layout_.blocks[number]; }
+    const KPart &member(std::size_t block, int split) const {
+        return layout_.blocks[block].parts[static_cast<std::size_t>(split)];
+    }
+    template <typename What>
+    static void each_cell(const KBlock &block, const KMove &move, const What &what) {
+        for (int row = move.top; row < move.bottom; ++row)
+            for (int column = move.first; column < move.last; ++column)
+                what(block.cell(row, column));
+    }
+    bool is_direct(const KPart &part, const KMove &move) const {
+        return part.is_direct && (problem_.at_home(matrix_c, part.rank) ? move.direct_at_home : move.direct);
+    }
+    int panel_of_c(const KPart &part, const KMove &move) const {
+        return is_direct(part, move) ? panel_direct : matrix_c;
+    }
+    // Whether a rank forms this part of C where the caller has it.
+    bool in_place(const KPart &part, const KMove &move) const {
+        return problem_.at_home(matrix_c, part.rank) && part.panel[panel_of_c(part, move)] < 0;
+    }
+
+    // -- tasks -------------------------------------------------------------------------------
+
+    std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits) {
+        return out_.task(kind, on, write, reads, awaits, store_.take_note(out_.count(), write, reads));
+    }
+    std::int32_t copy(std::int32_t on, const Region &there, const Region &source, Tasks awaits) {
+        const Operand read{source};
+        return task(copy_task, on, there, {&read, 1}, awaits);
+    }
+    std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
+        return copy(lane_to(rank, copy_lane, to), there, source, {&awaited, 1});
+    }
+    // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
+    std::int32_t push_result(int rank, int to, const Region &there, const Region &source, Tasks awaits) {
+        return copy(lane_to(rank, result_lane, to), there, source, awaits);
+    }
+    std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
+        if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
+        return copy(host_lane(origin, rank, true), there, source, {});
+    }
+    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, Tasks awaits) {
+        if (!goal.on_host) {
+            push_result(rank, goal.rank, there, source, awaits);
+        } else {
+            copy(host_lane(goal, rank, false), there, source, awaits);
+        }
+    }
+
+    // The ends of lanes that are no device have their names here alone.
+    std::int32_t lane_to(int rank, LaneKind kind, int to) {
+        return out_.lane(rank, kind, rank, problem_.serial_copies && to != rank ? any_device : to);
+    }
+    std::int32_t host_lane(const KOrigin &host, int rank, bool in) {
+        const int by = host.rank < 0 ? rank : host.rank, at = host_location(problem_.num_ranks);
+        return in ? out_.lane(by, copy_lane, at, rank) : out_.lane(by, copy_lane, rank, at);
+    }
+    std::int32_t compute(int rank, int number) { return out_.lane(rank, compute_lane, no_source, number); }
+
+    // -- A and B -----------------------------------------------------------------------------
+
+    // Calls for each matrix, blocks that share a band of rows of A or columns of B, and how many of these a block has.
+    template <typename What>
+    void each_group(const What &what) const {
+        for (std::size_t r = 0; r < blocks_of_row_.size(); ++r) {
+            const KRequest::Round &round = layout_.request.rounds[r];
+            for (int row = 0; row < round.rows; ++row)
+                what(matrix_a, blocks_of_row_[r][static_cast<std::size_t>(row)],
+                     [&](const KBlock &) { return band(round, row).size(); });
+            for (const Blocks &blocks : blocks_of_col_[r])
+                what(matrix_b, blocks, [](const KBlock &block) { return block.cols.size(); });
+        }
+    }
+
+    // Elements that each rank alone needs, by block and split: nobody hands these on to it.
+    void count_alone();
+
+    // Elements that each rank sends whoever hands on what: what it holds of A and B, once to a group of takers, C to
+    // those who add to it, and its own results.
+    void count_sent();
+
+    // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
+    // alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
+    // origin's next copy finds its target's port free.
+    std::int64_t first_taker(int matrix, int split) const;
+
+    // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
+    // between all their cuts go when the first of them needs them.
+    void fetch(int matrix, Extent band, const Blocks &blocks, const KMove &move);
+
+    // Whether the first row block with a row, of those that its ranks have it in, is among those of a fetch.
+    bool is_needed(const Blocks &blocks, const KMove &move, std::int64_t row) const;
+
+    // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
+    void fetch_rows(int matrix, const Blocks &blocks, const KMove &move, Extent of_a);
+
+    int rank_of(std::size_t block, const KMove &move) const { return member(block, move.split).rank; }
+    // What a step brings to a block; of A these rows.
+    Piece piece(int matrix, std::size_t number, const KMove &move, Extent of_a) const {
+        const Extent inner = Extent{move.first_k, move.last_k}.shifted(member(number, move.split).k.first);
+        return {matrix, matrix == matrix_a ? of_a : block_of(number).cols_of(move), inner};
+    }
+    // Where that is in a block's panel, or in the caller's matrix.
+    Region here(std::size_t number, const KMove &move, const Piece &what) const {
+        return store_.at(block_of(number), member(number, move.split), what.matrix, rows_of(what), cols_of(what));
+    }
+    Region users(const Piece &what) const { return store_.users(what.matrix, rows_of(what), cols_of(what)); }
+    static Extent rows_of(const Piece &what) { return what.matrix == matrix_a ? what.across : what.k; }
+    static Extent cols_of(const Piece &what) { return what.matrix == matrix_a ? what.k : what.across; }
+    void arrives(std::size_t block, const KMove &move, const Piece &what, std::int32_t task) {
+        store_.arrives(member(block, move.split).worker, what, task);
+    }
+    // Elements that a rank alone needs of what is where a matrix is.
+    std::int64_t needed_alone(int matrix, std::size_t block, int split) const;
+
+    // -- A and B between devices, each copy when its ports are free: kblocks_delivery.cpp ------
+
+    // A copy that could be next: from the piece's origin, or from a taker that has it.
+    struct NextCopy {
+        Delivery *piece = nullptr;
+        Delivery::Taker *from = nullptr, *to = nullptr;
+        double begins = 0;
+    };
+    void deliver();
+    NextCopy next_copy();
+    int sender(const NextCopy &copy) const;
+
+    // -- C -----------------------------------------------------------------------------------
+
+    void take(std::size_t block, const KMove &move);
+
+    void bring_c(std::size_t block, const KMove &move);
+
+    // Columns that one adder has of some column blocks, and where they are in its buffers.
+    struct Columns {
+        int block;  // the first one
+        Extent cols;
+        std::int64_t place;
+    };
+    template <typename What>
+    static void each_slice(const KAdder &adder, const KMove &move, const What &what) {
+        Columns slice{};
+        for (int column = move.first; column < move.last; ++column) {
+            const Extent cols = adder.slices[static_cast<std::size_t>(column)].cols;
+            if (cols.size() == 0) continue;
+            if (slice.cols.size() > 0 && slice.cols.last == cols.first) {
+                slice.cols.last = cols.last;
+                continue;
+            }
+            if (slice.cols.size() > 0) what(slice);
+            slice = {column, cols, adder.slices[static_cast<std::size_t>(column)].place};
+        }
+        if (slice.cols.size() > 0) what(slice);
+    }
+    Region in_staging(int buffer, const KBlock &block, Extent rows, const Columns &slice) const {
+        return store_.beside(block, buffer, rows, slice.place, slice.cols.size());
+    }
+
+    // Whether a rank has all that its products need from the start.
+    bool resident(const KPart &part) const {
+        const bool awaits_c = layout_.any_direct && part.is_direct &&
+                              !(problem_.at_home(matrix_c, part.rank) && part.panel[matrix_c] < 0);
+        return has_operands(part) && !awaits_c;
+    }
+    static bool has_operands(const KPart &part) { return part.panel[matrix_a] < 0 && part.panel[matrix_b] < 0; }
+
+    // Products of all of k, whose sums stay in registers: one where C is at home, else one per column block, at most
+    // `most` of those that are left. The step says of which round and split.
+    void multiply_here(std::size_t block, KMove move, int most);
+
+    void multiply_block(std::size_t block, const KMove &move);
+
+    void multiply_piece(std::size_t block, const KMove &move);
+
+    // Adds up what its ranks have of a part of C, and hands it on.
+    void finish_part(std::size_t block, const KMove &move);
+
+    Summand combine(std::size_t block, std::size_t a, const KMove &move, const Columns &slice,
+                    std::vector<Summand> &summands, const Region &target);
+
+    // What becomes of one block of C.
+    struct BlockState {
+        std::vector<std::vector<Cell>> cells;         // for each part of k
+        std::vector<std::vector<std::int32_t>> c_in;  // per adder and cell
+        std::vector<int> finished;                    // per cell: parts of k that have
+    };
+
+    const KLayout &layout_;
+    const KProblem &problem_;
+    const KBlocking &how_;
+    Store &store_;
+    TableWriter out_;
+    std::vector<std::vector<Blocks>> blocks_of_row_, blocks_of_col_;  // of each round
+    std::vector<Operand> summed_;                                     // of one COMBINE
+    std::vector<std::int32_t> awaits_;                                // of one task
+    bool residents_begun_ = false;
+    std::vector<int> sums_;                                        // COMBINEs of each rank so far
+    std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split
+    std::vector<std::int64_t> sent_;                               // elements, of each rank
+    std::vector<WorkerState> workers_;
+    std::vector<BlockState> blocks_;
+    std::vector<std::size_t> takers_;
+    std::vector<std::int64_t> cuts_;
+    std::vector<Summand> summands_;  // of one part of C
+    // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
+    std::vector<Delivery> deliveries_;
+    std::vector<double> sends_until_, receives_until_;
+};
 
 }  // namespace kblocks
-
-struct KWorker {
-    int rank = 0;
-    std::int64_t first_row = 0, last_row = 0, first_col = 0, last_col = 0;
-    std::int64_t first_k = 0, last_k = 0;
-    std::vector<std::int64_t> heights;         // where its row blocks start, from its first row, and their end
-    std::vector<std::int64_t> starts;          // of its column blocks, from its first column, and their end
-    std::array<int, 4> panel{-1, -1, -1, -1};  // of A, B, C and of blocks of C formed directly; -1: the caller's matrix
-    std::int64_t direct_left = 0;              // the first column of the last one, from its first column
-    bool is_direct = false;                    // whether it forms blocks directly that can be
-    std::int64_t k_step = 1;                   // its products have multiples of it along k, but for one with the rest
-};
-
-struct KAdder {
-    int rank = 0;
-    struct Part {
-        kblocks::Extent cols;    // of C
-        std::int64_t place = 0;  // where they begin in its buffers
-    };
-    std::vector<Part> parts;   // per column block, and one without columns behind the last
-    std::vector<int> partial;  // buffer for what each member brings, -1 for itself
-    int staging = -1;          // buffer for C itself
-};
-
-// A block of C: who multiplies for it, one rank per part of k, and who adds up.
-struct KBlock {
-    std::vector<KWorker> members;
-    std::vector<KAdder> adders;
-};
-
-// How a rank has its products aligned: `Alignment` of planning/alignment.py.
-struct KAlignment {
-    std::array<bool, 2> copies{};  // A and B into panels although it holds them
-    bool apart = false;
-    std::int64_t k_step = 1;
-};
-
-// How C is cut, whoever computes: `Partition` of planning/partition.py.
-struct KPlaces {
-    struct Block {
-        kblocks::Extent rows, cols;  // empty where there are more ranks than C has rows or columns
-    };
-    std::vector<std::int64_t> row_starts;    // of bands, and their end
-    std::vector<std::vector<int>> place_of;  // by band and column of ranks, -1 for none
-    std::vector<Block> blocks;               // by place
-};
-
-// A block of C before anything is laid out.
-struct KPlace {
-    kblocks::Extent rows, cols;
-    std::vector<int> ranks;             // one per part of k
-    std::vector<KAlignment> alignment;  // of each
-};
-
-// Blocks of C that need no sums apart from the products.
-struct KDirect {
-    bool any = false;
-    int first = 0;            // the first column block among them
-    int down = 0, along = 0;  // up to which row block and which column block there are other ones
-};
-
-enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
-
-struct KMove {
-    int step = 0, split = 0;
-    std::int64_t first_k = 0, last_k = 0;  // from the first of the rank's part of k
-    int first = 0, last = 0;               // column blocks
-    int top = 0, bottom = 1;               // row blocks
-    bool early = false;                    // whether this block of C is fetched before its products
-    bool direct = false;                   // whether this block of C can be formed directly
-    bool direct_at_home = false;           // the same by a rank where C is
-};
-
-// Whether there is a block of C that two steps are about.
-inline bool meet(const KMove &one, const KMove &other) {
-    return one.first < other.last && other.first < one.last && one.top < other.bottom && other.top < one.bottom;
-}
-
-enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2, by_k_and_columns = 3 };
-
-// How a rank's part of a product is cut and in which order it is taken: `moves` of planning/blocking.py.
-struct KBlocking {
-    std::int64_t extent = 0;  // of k
-    std::int64_t first = 1, most = 1, growth = 2;
-    int columns = 1, rows = 1;  // equal blocks, the last of which is halved so often if there are several
-    int halvings = 0;
-    int order = by_k;
-    // Whether k-blocks of B are rows far apart in host memory: the largest end at multiples of their length, and what
-    // goes by column blocks has all of k.
-    bool whole = false;
-    int tail_parts = 4;  // the last part of k that the orders by k take column block by column block
-    int lookahead = 0;   // products for which fetches are issued before a product is
-};
-
-struct KOrigin {
-    bool on_host = false;
-    int rank = -1;  // -1: host memory of all ranks
-};
-
-struct KInput {
-    // Asked for.
-    int num_ranks = 0;
-    int rows = 0, cols = 0;                // bands of rows and columns of C
-    std::vector<std::int64_t> row_starts;  // where bands of rows start, and their end
-    std::vector<int> block_of;             // row * cols + col -> index into places, -1 for none; a block may have
-                                           // several bands of rows, which its neighbours cut elsewhere
-    std::vector<KPlace> places;
-    std::vector<std::int64_t> k_starts;     // of the parts of k, and their end
-    std::vector<std::vector<KMove>> moves;  // of each part of k; those of all parts are taken in turn
-    std::array<KOrigin, 3> origin;
-    bool trans_a = false, trans_b = false, reads_c = false, half = false;
-    bool combines = false;       // whether sums are formed apart from products
-    bool at_owner = false;       // whether C's owner combines column blocks, those before
-    int first_away = 0;          // this one; the others, if there are any, are combined where they are computed
-    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
-    bool earliest = false;       // whether each copy between devices goes as soon as its ports are free
-    int row_blocks = 1, column_blocks = 1, halvings = 0;
-    std::int64_t step = 1;      // where blocks of rows and columns start is a multiple of it,
-    std::int64_t multiple = 1;  // and of this, a power of two, or of a half of a half of it: block_edges
-    std::uint8_t dtype = 0, accumulator = 0;
-    std::int64_t itemsize = 8, accumulator_itemsize = 8, min_slice_bytes = 1, first_block = 1;
-    std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
-    int most_summands = 8;
-    std::int64_t most_tasks = std::numeric_limits<std::int32_t>::max();  // a schedule of more is given up
-    int product_lanes = 1;  // 1 or 2: how many products a rank may have begun
-    // Laid out.
-    std::array<KDirect, 2> direct;         // of a rank where C is not, and where it is
-    std::vector<KBlock> blocks;            // of each place
-    std::vector<BufferRecord> buffers;     // the caller's A, B and C, then those of ranks
-    std::vector<std::int64_t> rank_bytes;  // what each rank's take
-};
-
-struct KTables {
-    std::vector<TaskRecord> tasks;
-    std::vector<OperandRecord> operands;
-    std::vector<RegionRecord> regions;
-    std::vector<std::int32_t> awaits;
-    std::vector<LaneRecord> lanes;
-    void clear() {
-        tasks.clear();
-        operands.clear();
-        regions.clear();
-        awaits.clear();
-        lanes.clear();
-    }
-};
-
-// How many blocks of rows or columns there are of so many equal ones.
-int count_blocks(int blocks, int halvings);
-
-std::vector<KMove> make_steps(const KBlocking &how);
-
-// The same for the same steps of all parts of k.
-std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts);
-
-// Says which steps are about blocks of C that can be formed directly.
-void mark_direct(KInput &input);
-
-// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved. They
-// start at multiples of `multiple`, halved until equal blocks have four times as many elements, or else of `step`.
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
-                                      int halvings);
-
-// Gives the blocks of C that have elements to ranks: part s of k of place p to number s * places + p.
-void set_places(KInput &input, const KPlaces &places, const std::vector<int> &devices);
-
-inline void require(bool good, const char *what) {
-    if (!good) throw std::invalid_argument(what);
-}
-
-// Refuses what would be read or written outside of its table, divide by zero or never end, of what is not changed
-// between `lay_out_kblocks` and `schedule_kblocks`.
-void check_kblocks(const KInput &input);
-
-// Says who has what of each block, and where: workers, adders and buffers.
-void lay_out_kblocks(KInput &input);
-
-// Into tables of which the memory is used. Throws TooManyTasks if there are more than `most_tasks`.
-void schedule_kblocks(const KInput &input, KTables &tables);
-
-// Undoes `lay_out_kblocks`.
-void clear_layout(KInput &input);
-
 }  // namespace uncut

@@ -1,10 +1,8 @@
 // The order in which a rank fetches and multiplies, by planning/blocking.py, which says what the orders are for.
 #include <algorithm>
-#include <set>
 #include <stdexcept>
-#include <utility>
 
-#include "kblocks_scheduler.hpp"
+#include "kblocks_request.hpp"
 
 namespace uncut {
 namespace {
@@ -43,11 +41,12 @@ std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, s
 // fetches it needs.
 class Maker {
   public:
-    explicit Maker(const KBlocking &how)
+    Maker(const KBlocking &how, std::int64_t extent)
         : how_(how),
+          extent_(extent),
           columns_(count_blocks(how.columns, how.halvings)),
           rows_(count_blocks(how.rows, how.halvings)),
-          ramp_(k_blocks(how.extent, how.first, how.most, how.growth, how.whole)) {}
+          ramp_(k_blocks(extent, how.first, how.block, how.growth, how.whole)) {}
 
     std::vector<KMove> run() {
         if (how_.order == by_k || how_.order == by_k_and_columns)
@@ -70,7 +69,7 @@ class Maker {
     }
     // Something about one column block and all of k.
     KMove of_block(int step, int at, bool early) const {
-        return {.step = step, .last_k = how_.extent, .first = at, .last = at + 1, .early = early};
+        return {.step = step, .last_k = extent_, .first = at, .last = at + 1, .early = early};
     }
     void fetch_a_and_b(const kblocks::Extent &k) {
         for (const int step : {fetch_a, fetch_b})
@@ -79,9 +78,8 @@ class Maker {
     void work(const KMove &move) { work_.push_back({fetches_.size(), move}); }
 
     void make_by_k() {
-        const std::int64_t extent = how_.extent;
         std::size_t tail = ramp_.size();
-        while (columns_ > 1 && tail > 0 && (extent - ramp_[tail - 1].first) * how_.tail_parts <= extent)
+        while (columns_ > 1 && tail > 0 && (extent_ - ramp_[tail - 1].first) * how_.tail_parts <= extent_)
             --tail;
         if (columns_ > 1 && tail == ramp_.size()) --tail;
         if (ramp_.size() == 1) tail = 0;
@@ -90,18 +88,18 @@ class Maker {
             fetch_a_and_b(ramp_[at]);
             work({.step = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_});
         }
-        const std::int64_t first = tail < ramp_.size() ? ramp_[tail].first : extent;  // of what goes by column blocks
-        const bool arrives = how_.order == by_k_and_columns && !early && first < extent;
-        if (arrives) fetches_.push_back({.step = fetch_a, .first_k = first, .last_k = extent});
+        const std::int64_t first = tail < ramp_.size() ? ramp_[tail].first : extent_;  // of what goes by column blocks
+        const bool arrives = how_.order == by_k_and_columns && !early && first < extent_;
+        if (arrives) fetches_.push_back({.step = fetch_a, .first_k = first, .last_k = extent_});
         const std::size_t before_b = fetches_.size();
         for (int at = 0; at < columns_ && arrives; ++at)
-            fetches_.push_back(fetch_b_of(first, extent, at));
+            fetches_.push_back(fetch_b_of(first, extent_, at));
         for (std::size_t at = tail; at < ramp_.size() && !arrives; ++at)
             fetch_a_and_b(ramp_[at]);
         const std::size_t all = fetches_.size();
         for (int at = 0; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, early));
-            if (first < extent) {
+            if (first < extent_) {
                 KMove last = of_block(multiply, at, early);
                 last.first_k = first;
                 const std::size_t its_b = arrives ? before_b + static_cast<std::size_t>(at) + 1 : all;
@@ -112,7 +110,7 @@ class Maker {
     }
 
     void make_by_columns() {
-        if (how_.whole) fetches_.push_back(fetch_b_of(0, how_.extent, 0));
+        if (how_.whole) fetches_.push_back(fetch_b_of(0, extent_, 0));
         for (const kblocks::Extent &k : ramp_) {
             fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
             if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
@@ -123,8 +121,8 @@ class Maker {
         for (int at = 1; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, true));
             const bool at_once = how_.whole || at < how_.columns;
-            for (const kblocks::Extent &k : at_once ? std::vector<kblocks::Extent>{{0, how_.extent}}
-                                                    : k_blocks(how_.extent, how_.most, how_.most, 2, false)) {
+            for (const kblocks::Extent &k : at_once ? std::vector<kblocks::Extent>{{0, extent_}}
+                                                    : k_blocks(extent_, how_.block, how_.block, 2, false)) {
                 fetches_.push_back(fetch_b_of(k.first, k.last, at));
                 KMove product = of_block(multiply, at, true);
                 product.first_k = k.first, product.last_k = k.last;
@@ -137,7 +135,7 @@ class Maker {
     void make_from_corner() {
         const bool early = ramp_.size() == 1;
         const KMove c = of_block(fetch_c, 0, early);
-        if (how_.whole) fetches_.push_back(fetch_b_of(0, how_.extent, 0));
+        if (how_.whole) fetches_.push_back(fetch_b_of(0, extent_, 0));
         if (early) fetches_.push_back(c);
         for (const kblocks::Extent &k : ramp_) {
             fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
@@ -156,13 +154,13 @@ class Maker {
                 grown = of_block(fetch_c, right, true);
                 grown.bottom = bottom;
                 fetches_.push_back(grown);
-                fetches_.push_back(fetch_b_of(0, how_.extent, right));
+                fetches_.push_back(fetch_b_of(0, extent_, right));
                 ++right;
             } else {
                 grown = of_block(fetch_c, 0, true);
                 grown.last = right, grown.top = bottom, grown.bottom = bottom + 1;
                 fetches_.push_back(grown);
-                fetches_.push_back({.step = fetch_a, .last_k = how_.extent, .top = bottom, .bottom = bottom + 1});
+                fetches_.push_back({.step = fetch_a, .last_k = extent_, .top = bottom, .bottom = bottom + 1});
                 ++bottom;
             }
             for (const int step : {multiply, finish}) {
@@ -189,42 +187,32 @@ class Maker {
     }
 
     const KBlocking &how_;
+    std::int64_t extent_;  // of k
     int columns_, rows_;
     std::vector<kblocks::Extent> ramp_;
     std::vector<KMove> fetches_;
     std::vector<Work> work_;
 };
 
-// Marks the steps about blocks of C that can be formed directly, by a test of the step that hands a block on.
-template <typename Test>
-KDirect mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
-    KDirect found;
-    std::set<std::pair<int, int>> corners;
-    for (const KMove &block : moves) {
-        if (block.step != finish) continue;
-        if (!test(block)) {
-            found.down = std::max(found.down, block.bottom);
-            found.along = std::max(found.along, block.last);
-            continue;
-        }
-        found.first = found.any ? std::min(found.first, block.first) : block.first;
-        found.any = true;
-        corners.emplace(block.top, block.first);
-    }
-    for (KMove &move : moves)
-        if (found.any && corners.contains({move.top, move.first})) move.*flag = true;
-    return found;
-}
-
 }  // namespace
 
 int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvings : blocks; }
 
-std::vector<KMove> make_steps(const KBlocking &how) {
-    if (how.extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 ||
-        how.lookahead < 0 || how.order < by_k || how.order > by_k_and_columns)
+std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent) {
+    std::int64_t count = 0, stop = 0;
+    for (std::int64_t size = std::min(how.first, how.block); stop < extent && size < how.block;) {
+        stop += size, ++count;
+        if (__builtin_mul_overflow(how.growth - 1, stop, &size)) break;  // the next one has all that is left
+    }
+    const std::int64_t left = std::max<std::int64_t>(0, extent - stop);
+    return count + left / how.block + (left % how.block > 0);
+}
+
+std::vector<KMove> make_steps(const KBlocking &how, std::int64_t extent) {
+    if (extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 || how.lookahead < 0 ||
+        how.order < by_k || how.order > by_k_and_columns)
         throw std::invalid_argument("there is something to multiply, in blocks and an order that there are");
-    return Maker(how).run();
+    return Maker(how, extent).run();
 }
 
 std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts) {
@@ -242,34 +230,6 @@ std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts) {
                 add(value);
     }
     return digest;
-}
-
-void mark_direct(KInput &input) {
-    std::vector<KMove> &moves = input.moves.front();
-    input.direct = {};
-    const bool whole = input.moves.size() == 1;  // else all blocks are sums of what several ranks have
-    const std::int64_t extent = input.k_starts[1] - input.k_starts[0];
-    for (KMove &move : moves)
-        move.direct = move.direct_at_home = false;
-    const int first = input.at_owner ? input.first_away : 0;
-    // Whether every product about a block of C has all of k.
-    std::vector<KMove> partial;  // products of less, those of the same blocks once
-    for (const KMove &move : moves) {
-        if (move.step != multiply || move.last_k - move.first_k == extent) continue;
-        const bool again = !partial.empty() && partial.back().first == move.first && partial.back().last == move.last &&
-                           partial.back().top == move.top && partial.back().bottom == move.bottom;
-        if (!again) partial.push_back(move);
-    }
-    const auto at_once = [&](const KMove &block) {
-        return std::none_of(partial.begin(), partial.end(), [&](const KMove &move) { return meet(move, block); });
-    };
-    input.direct[0] = mark(moves, &KMove::direct, [&](const KMove &block) {
-        if (!whole) return false;
-        const bool there = block.early && block.first >= first;
-        return input.half ? (there || !input.reads_c) && at_once(block) : input.reads_c && there;
-    });
-    input.direct[1] =
-        mark(moves, &KMove::direct_at_home, [&](const KMove &block) { return whole && input.half && at_once(block); });
 }
 
 }  // namespace uncut

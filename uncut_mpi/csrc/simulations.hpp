@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "kblocks_scheduler.hpp"
+#include "kblocks_tables.hpp"
 #include "simulator.hpp"
 
 namespace uncut {

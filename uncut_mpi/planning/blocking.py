@@ -52,6 +52,10 @@ LOOKAHEAD: Final = 2
 """Products for which fetches are issued before a product is: issuing one takes as long as six copies."""
 
 
+_MOST_KEPT: Final = 1024
+"""Steps of more k-blocks are too large to be kept."""
+
+
 class Step(enum.IntEnum):
     """What a step of a blocking does."""
 
@@ -143,17 +147,6 @@ def block_edges(extent: int, blocks: int, step: int, multiple: int = 1) -> tuple
     return tuple(_native.block_edges(extent, blocks, step, multiple, HALVINGS))
 
 
-def count_k_blocks(extent: int, first: int, block: int, growth: int) -> int:
-    """Return how many k-blocks there are of `extent` elements of k, give or take one, without making them."""
-    count, stop = 0, 0
-    size = min(first, block)
-    while stop < extent and size < block:
-        stop += size
-        size = min(block, (growth - 1) * stop)
-        count += 1
-    return count + -(-max(0, extent - stop) // block)
-
-
 def count_blocks(blocks: int) -> int:
     """Return how many blocks `block_edges` makes of `blocks`."""
     return blocks + HALVINGS if blocks > 1 else blocks
@@ -164,27 +157,40 @@ def forms_sums(problem: GemmProblem, splits: int) -> bool:
     return problem.reads_c or problem.dtype.is_half or splits > 1
 
 
-def blocking_of(extent: int, how: Blocking, *, whole: bool) -> _native.KBlocking:
+def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
     """
     Return how the core cuts a rank's part of a product.
 
     Parameters
     ----------
-    extent : int
-        Elements of k that the rank sums.
     how : Blocking
         With everything set.
     whole : bool
         Whether k-blocks of B are rows far apart in host memory: the largest k-blocks end at multiples of their length,
         and the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
     """
-    counts = how.columns, how.rows, HALVINGS
-    order = BLOCK_ORDERS.index(how.order)
-    tail_parts = how.tail or (COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS)
-    return _native.KBlocking(extent, how.first, how.block, how.growth, *counts, order, whole, tail_parts, LOOKAHEAD)
+    return _native.KBlocking(
+        first=how.first,
+        block=how.block,
+        growth=how.growth,
+        columns=how.columns,
+        rows=how.rows,
+        halvings=HALVINGS,
+        multiple=how.multiple,
+        order=BLOCK_ORDERS.index(how.order),
+        lanes=how.lanes,
+        earliest=how.delivery == "earliest",
+        tail_parts=how.tail or (COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS),
+        whole=whole,
+        lookahead=LOOKAHEAD,
+    )
 
 
-@functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
+def count_k_blocks(extent: int, how: Blocking) -> int:
+    """Return how many k-blocks there are of `extent` elements of k, give or take one, without making them."""
+    return blocking_of(how, whole=False).count_k_blocks(extent)
+
+
 def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
     """
     Return the steps of one rank in the order in which they are issued, as the core makes them.
@@ -193,8 +199,16 @@ def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
 
     Parameters
     ----------
-    extent, how, whole
+    extent : int
+        Elements of k that the rank sums.
+    how, whole
         As for `blocking_of`.
     """
-    made = _native.kblocks_steps(blocking_of(extent, how, whole=whole))
+    many = count_k_blocks(extent, how) > _MOST_KEPT
+    return (_made.__wrapped__ if many else _made)(extent, how, whole=whole)
+
+
+@functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
+def _made(extent: int, how: Blocking, *, whole: bool) -> Steps:
+    made = blocking_of(how, whole=whole).steps(extent)
     return Steps(Move(Step(one[0]), *one[1:]) for one in made)

@@ -263,7 +263,7 @@ class Evaluation:
 
     def _begin_in_core(self, options: ScheduleOptions, room: int, least_room: int) -> None:
         """Begin a schedule of `kblocks`; how many tasks it has is known when it is settled."""
-        prepared = self._of_kblocks.prepare(options, most_tasks=room)
+        prepared = self._of_kblocks.prepare(options)
         if self._is_known(options, prepared.options):
             return
         alike = prepared.alike

@@ -1,0 +1,79 @@
+// Who forms which blocks of C, and where what they need lies and how large it is: made of a request, and never changed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kblocks_request.hpp"
+
+namespace uncut {
+
+namespace kblocks {
+constexpr int panel_direct = 3;  // where a rank forms parts of C directly; panels of A, B and C have their numbers
+}
+
+// What a rank has to do with a block of C: the products of its part of k.
+struct KPart {
+    int rank = 0;
+    std::size_t worker = 0;  // of all ranks of all places
+    kblocks::Extent k;
+    std::array<int, 4> panel{-1, -1, -1, -1};  // of A, B, C and of what is formed directly; -1: the caller's matrix
+    std::int64_t direct_left = 0;              // the first column of the last one, from the block's first column
+    bool is_direct = false;                    // whether it forms directly what can be
+    std::int64_t k_step = 1;                   // its products have multiples of it along k, but for one with the rest
+};
+
+struct KAdder {
+    int rank = 0;
+    struct Slice {
+        kblocks::Extent cols;    // of C
+        std::int64_t place = 0;  // where they begin in its buffers
+    };
+    std::vector<Slice> slices;  // per column block, and one without columns behind the last
+    std::vector<int> partial;   // buffer for what each part of k brings, -1 for its own
+    int staging = -1;           // buffer for C itself
+};
+
+// A block of C: who multiplies for it, one rank per part of k, and who adds up.
+struct KBlock {
+    int round = 0;
+    kblocks::Extent rows, cols;
+    std::vector<std::int64_t> heights;  // where its row blocks start, from its first row, and their end
+    std::vector<std::int64_t> starts;   // of its column blocks, from its first column, and their end
+    std::vector<KPart> parts;
+    std::vector<KAdder> adders;
+
+    std::size_t num_columns() const { return starts.size() - 1; }
+    // Where a row block and a column block cross.
+    std::size_t cell(int row, int column) const {
+        return static_cast<std::size_t>(row) * num_columns() + static_cast<std::size_t>(column);
+    }
+    std::size_t num_cells() const { return (heights.size() - 1) * num_columns(); }
+    kblocks::Extent rows_of(const KMove &move) const {
+        return {rows.first + heights[move.top], rows.first + heights[move.bottom]};
+    }
+    kblocks::Extent cols_of(const KMove &move) const {
+        return {cols.first + starts[move.first], cols.first + starts[move.last]};
+    }
+};
+
+// A rank, and the blocks of C that it has a part of, one after the other.
+struct KWorker {
+    std::size_t split;
+    std::vector<std::size_t> blocks;
+};
+
+struct KLayout {
+    explicit KLayout(const KRequest &asked);
+
+    const KRequest &request;
+    std::vector<KMove> moves;              // of all rounds and parts of k, in the order in which they are taken
+    bool any_direct = false;               // whether a rank where C is not may form some of it directly
+    std::vector<KWorker> workers;          // by place and part of k
+    std::vector<KBlock> blocks;            // those of the request
+    std::vector<BufferRecord> buffers;     // the caller's A, B and C, then those of ranks
+    std::vector<std::int64_t> rank_bytes;  // what each rank's take
+};
+
+}  // namespace uncut

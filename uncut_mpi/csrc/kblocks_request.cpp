@@ -1,0 +1,146 @@
+#include "kblocks_request.hpp"
+
+#include <utility>
+
+namespace uncut {
+namespace {
+
+// Fewer of them in a block, and equal blocks would be too unequal.
+constexpr std::int64_t least_multiples = 4;
+
+void check(const KProblem &problem, const KBlocking &how) {
+    const auto is_rank = [&](int rank) { return rank >= 0 && rank < problem.num_ranks; };
+    for (const KOrigin &origin : problem.origin)
+        require(is_rank(origin.rank) || (origin.on_host && origin.rank == -1), "a matrix is on a rank or the host");
+    require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1 && how.multiple >= 1,
+            "there is at least one block of rows and of columns, and blocks have elements");
+    require(problem.dtype < element_types.size(), "there is no such element type");
+    require(std::min({problem.min_slice_bytes, how.first, problem.buffer_alignment}) >= 1 &&
+                problem.column_alignment >= std::max(problem.itemsize(), problem.accumulator_itemsize()),
+            "slices, blocks and alignments have a size");
+    require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");
+    require(problem.most_summands >= 3, "a sum has at least three summands");
+}
+
+void check(const KPlaces &places) {
+    const std::size_t cols = places.place_of.empty() ? 0 : places.place_of.front().size();
+    require(places.row_starts.size() == places.place_of.size() + 1 &&
+                std::none_of(places.place_of.begin(), places.place_of.end(),
+                             [&](const auto &row) { return row.size() != cols; }),
+            "every band of rows has a place in each column of ranks");
+    require(std::none_of(places.blocks.begin(), places.blocks.end(),
+                         [](const auto &one) { return one.rows.size() < 0 || one.cols.size() < 0; }),
+            "a block ends before it begins");
+}
+
+// Adds the blocks of C that have elements, and the ranks of their places.
+void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
+    check(places);
+    const std::size_t splits = request.splits(), count = places.blocks.size();
+    require(asked.devices.size() >= splits * count, "every place has a rank for each part of k");
+    std::vector<int> number(count, -1);
+    const std::size_t first = request.blocks.size(), round = request.rounds.size();
+    for (std::size_t place = 0; place < count; ++place) {
+        const KPlaces::Block &block = places.blocks[place];
+        if (block.rows.size() == 0 || block.cols.size() == 0) continue;
+        number[place] = static_cast<int>(request.blocks.size());
+        request.blocks.push_back({place, block.rows, block.cols, {}});
+    }
+    for (std::size_t place = request.places.size(); place < count; ++place) {
+        std::vector<int> &ranks = request.places.emplace_back();
+        ranks.reserve(splits);
+        for (std::size_t split = 0; split < splits; ++split)
+            ranks.push_back(asked.devices[split * count + place]);
+    }
+    for (const KAsked::Aligned &one : asked.aligned) {
+        if (one.round != round) continue;
+        require(one.how.k_step >= 1, "products have at least one element along k");
+        require(one.place < count && number[one.place] >= 0 && one.split < splits, "there is no such block");
+        std::vector<KAlignment> &alignment = request.blocks[static_cast<std::size_t>(number[one.place])].alignment;
+        alignment.resize(splits);
+        alignment[one.split] = one.how;
+    }
+    const auto cols = places.place_of.empty() ? 0 : places.place_of.front().size();
+    KRequest::Round made{first,
+                         request.blocks.size(),
+                         places.row_starts,
+                         static_cast<int>(places.place_of.size()),
+                         static_cast<int>(cols),
+                         {}};
+    made.block_of.reserve(places.place_of.size() * cols);
+    for (const std::vector<int> &band : places.place_of)
+        for (const int place : band)
+            made.block_of.push_back(place < 0 ? -1 : number.at(static_cast<std::size_t>(place)));
+    request.rounds.push_back(std::move(made));
+}
+
+}  // namespace
+
+KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
+    check(problem, how);
+    require(!asked.at_owner || !problem.origin[kblocks::matrix_c].on_host, "C has an owner where it is combined there");
+    require(asked.first_away >= 0 && asked.first_away <= count_blocks(how.columns, how.halvings),
+            "column blocks are combined away from one of them on");
+    require(asked.k_starts.size() >= 2, "there is at least one part of k");
+    require(!asked.rounds.empty(), "there is at least one round of blocks");
+    require(std::all_of(asked.devices.begin(), asked.devices.end(),
+                        [&](int rank) { return rank >= 0 && rank < problem.num_ranks; }),
+            "there is no such rank");
+    KRequest request{problem, how, asked.combines, asked.at_owner, asked.first_away, std::move(asked.k_starts), {}, {},
+                     {},      {}};
+    request.steps.reserve(request.splits());
+    for (std::size_t part = 0; part < request.splits(); ++part) {
+        request.steps.push_back(make_steps(how, request.k_starts[part + 1] - request.k_starts[part]));
+        for (KMove &move : request.steps.back())
+            move.split = static_cast<int>(part);
+    }
+    const std::size_t count = asked.rounds.front()->blocks.size();
+    request.places.reserve(count);
+    request.blocks.reserve(count * asked.rounds.size());
+    for (const KPlaces *places : asked.rounds) {
+        require(places->blocks.size() == count, "every round has the same places");
+        add_round(request, *places, asked);
+    }
+    return request;
+}
+
+std::int64_t KRequest::tasks_bound() const {
+    const auto parts = static_cast<std::int64_t>(splits());
+    std::int64_t bound = 0;
+    for (const Round &round : rounds)
+        for (const std::vector<KMove> &moves : steps)
+            for (const KMove &move : moves) {
+                // A piece goes to each rank of a row or column in as many slices, a result from each part to each
+                // adder.
+                const std::int64_t each = move.step == fetch_a   ? round.cols
+                                          : move.step == fetch_b ? round.rows
+                                                                 : 2 * parts + 4;
+                bound += std::int64_t{round.rows} * round.cols * each;
+            }
+    return bound;
+}
+
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
+                                      int halvings) {
+    if (extent < 0 || blocks < 1 || step < 1 || multiple < 1 || halvings < 0)
+        throw std::invalid_argument("there is at least one block, and its start has a multiple");
+    while (multiple > step && extent / blocks / multiple < least_multiples)
+        multiple /= 2;
+    if (multiple > step && multiple % step == 0) step = multiple;
+    const int count = count_blocks(blocks, halvings);
+    std::int64_t units = extent / step;
+    if (units < count) step = 1, units = extent;
+    std::vector<std::int64_t> starts;
+    starts.reserve(static_cast<std::size_t>(count) + 1);
+    for (int block = 0; block < blocks; ++block)
+        starts.push_back(step * kblocks::part_of(units, blocks, block).first);
+    std::int64_t last = kblocks::part_of(units, blocks, blocks - 1).first;
+    for (int at = blocks; at < count; ++at) {
+        last += (units - last + 1) / 2;
+        starts.push_back(step * last);
+    }
+    starts.push_back(extent);
+    return starts;
+}
+
+}  // namespace uncut

@@ -1,0 +1,188 @@
+// What is asked of the scheduler of few large products, which planning/kblocks.py describes. A request is made at once
+// and never changed; kblocks_layout.hpp says where things lie, kblocks_tables.hpp holds what is emitted.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "records.hpp"
+
+namespace uncut {
+
+namespace kblocks {
+
+constexpr int matrix_a = uncut::a_matrix, matrix_b = uncut::b_matrix, matrix_c = uncut::c_matrix;
+
+struct Extent {
+    std::int64_t first = 0, last = 0;
+    std::int64_t size() const { return last - first; }
+    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
+    bool meets(Extent other) const { return first < other.last && other.first < last; }
+};
+
+// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
+inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
+    const std::int64_t size = extent / parts, more = extent % parts;
+    const std::int64_t first = number * size + std::min(number, more);
+    return {first, first + size + (number < more ? 1 : 0)};
+}
+
+}  // namespace kblocks
+
+struct KOrigin {
+    bool on_host = false;
+    int rank = -1;  // -1: host memory of all ranks
+};
+
+// What all schedules of one problem on one machine have in common.
+struct KProblem {
+    int num_ranks = 0;
+    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
+    bool trans_a = false, trans_b = false, reads_c = false;
+    std::uint8_t dtype = dtype_f64;
+    std::array<KOrigin, 3> origin;
+    std::array<BufferRecord, 3> users;  // the caller's A, B and C
+    std::int64_t step = 1;              // where blocks of rows and columns start is a multiple of it
+    int most_summands = 8;
+    std::int64_t min_slice_bytes = 1;
+    std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
+
+    bool half() const { return element_types[dtype].is_half(); }
+    std::uint8_t accumulator() const { return element_types[dtype].accumulator; }
+    std::int64_t itemsize() const { return bytes_of(dtype); }
+    std::int64_t accumulator_itemsize() const { return bytes_of(accumulator()); }
+    bool at_home(int matrix, int rank) const { return !origin[matrix].on_host && origin[matrix].rank == rank; }
+    bool transposed(int matrix) const {
+        return matrix == kblocks::matrix_a ? trans_a : matrix == kblocks::matrix_b ? trans_b : false;
+    }
+};
+
+enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2, by_k_and_columns = 3 };
+
+// How a rank's part of a product is cut, and in which order it is taken: `Blocking` of planning/options.py and what
+// planning/blocking.py adds to it.
+struct KBlocking {
+    std::int64_t first = 1, block = 1, growth = 2;
+    int columns = 1, rows = 1;  // equal blocks, the last of which is halved so often if there are several
+    int halvings = 0;
+    std::int64_t multiple = 1;  // where blocks start is a multiple of this power of two, or of a half of a half of it
+    int order = by_k;
+    int lanes = 1;          // 1 or 2: how many products a rank may have begun
+    bool earliest = false;  // whether each copy between devices goes as soon as its ports are free
+    int tail_parts = 4;     // the last part of k that the orders by k take column block by column block
+    // Whether k-blocks of B are rows far apart in host memory: the largest end at multiples of their length, and what
+    // goes by column blocks has all of k.
+    bool whole = false;
+    int lookahead = 0;  // products for which fetches are issued before a product is
+};
+
+enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
+
+struct KMove {
+    int step = 0, split = 0;
+    std::int64_t first_k = 0, last_k = 0;  // from the first of the rank's part of k
+    int first = 0, last = 0;               // column blocks
+    int top = 0, bottom = 1;               // row blocks
+    int round = 0;                         // which of its blocks of C each rank takes the step for
+    bool early = false;                    // whether this part of C is fetched before its products
+    bool direct = false;                   // whether this part of C can be formed directly
+    bool direct_at_home = false;           // the same by a rank where C is
+
+    // Whether both are about the same part of the same block of C.
+    bool has_same_c(const KMove &other) const {
+        return first == other.first && last == other.last && top == other.top && bottom == other.bottom &&
+               round == other.round;
+    }
+};
+
+// How C, or a part of it, is cut, whoever computes: `Partition` of planning/partition.py.
+struct KPlaces {
+    struct Block {
+        kblocks::Extent rows, cols;  // empty where there are more ranks than C has rows or columns
+    };
+    std::vector<std::int64_t> row_starts;    // of bands, and their end
+    std::vector<std::vector<int>> place_of;  // by band and column of ranks, -1 for none
+    std::vector<Block> blocks;               // by place
+};
+
+// How a rank has its products aligned: `Alignment` of planning/alignment.py.
+struct KAlignment {
+    std::array<bool, 2> copies{};  // A and B into panels although it holds them
+    bool apart = false;
+    std::int64_t k_step = 1;
+};
+
+struct KRequest {
+    // A block of C, which the ranks of a place form together.
+    struct Block {
+        std::size_t place;
+        kblocks::Extent rows, cols;
+        std::vector<KAlignment> alignment;  // for each part of k; empty: nothing is done about it
+    };
+    // One block of C for each place that has one, and which of them share rows of A and columns of B. Ranks take one
+    // round after the other.
+    struct Round {
+        std::size_t first, last;               // its blocks
+        std::vector<std::int64_t> row_starts;  // where bands of rows start, and their end
+        int rows, cols;                        // bands of rows and columns of ranks
+        std::vector<int> block_of;             // row * cols + col -> index into blocks, -1 for none; a block may have
+                                               // several bands of rows, which its neighbours cut elsewhere
+    };
+
+    KProblem problem;
+    KBlocking how;
+    bool combines = false;               // whether sums are formed apart from products
+    bool at_owner = false;               // whether C's owner combines column blocks, those before
+    int first_away = 0;                  // this one; the others, if there are any, are combined where they are computed
+    std::vector<std::int64_t> k_starts;  // of the parts of k, and their end
+    std::vector<std::vector<KMove>> steps;  // for each part of k, the same for every block of C
+    std::vector<std::vector<int>> places;   // the ranks of each place, one per part of k
+    std::vector<Block> blocks;              // of all rounds
+    std::vector<Round> rounds;
+
+    std::size_t splits() const { return k_starts.size() - 1; }
+    // More than there are tasks, found without looking at any, so that nobody counts where this is few.
+    std::int64_t tasks_bound() const;
+};
+
+// What a request is made of: part s of k of place p goes to number s * places + p of `devices`.
+struct KAsked {
+    struct Aligned {
+        std::size_t round, place, split;
+        KAlignment how;
+    };
+    bool combines = false, at_owner = false;
+    int first_away = 0;
+    std::vector<std::int64_t> k_starts;
+    std::vector<int> devices;
+    std::vector<const KPlaces *> rounds;
+    std::vector<Aligned> aligned;
+};
+
+// Refuses what would be read or written outside of its table, divide by zero or never end.
+KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked);
+
+// How many blocks of rows or columns there are of so many equal ones.
+int count_blocks(int blocks, int halvings);
+
+// How many k-blocks there are of so many elements of k, give or take one, without making them.
+std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent);
+
+std::vector<KMove> make_steps(const KBlocking &how, std::int64_t extent);
+
+// The same for the same steps of all parts of k.
+std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts);
+
+// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved. They
+// start at multiples of `multiple`, halved until equal blocks have four times as many elements, or else of `step`.
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
+                                      int halvings);
+
+inline void require(bool good, const char *what) {
+    if (!good) throw std::invalid_argument(what);
+}
+
+}  // namespace uncut

@@ -1,0 +1,165 @@
+"""
+What the core is asked for by `kblocks`: a problem, how C is cut among ranks, and how each rank cuts its part.
+
+All of it is made at once and never changed. Where panels lie (`_native.KBlocksLayout`) and what is emitted are the
+core's to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from uncut_mpi import _native
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
+from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, moves
+from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_table
+from uncut_mpi.planning.options import Blocking
+from uncut_mpi.planning.partition import Partition
+
+MIN_SLICE_BYTES: Final = 128 * 1024
+"""Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
+
+MOST_SUMMANDS: Final = 8
+"""Regions that one COMBINE reads at most."""
+
+
+def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.KBlocksProblem:
+    """Return what all schedules of a problem have in common."""
+    return _native.KBlocksProblem(
+        num_ranks=machine.num_ranks,
+        serial_copies=machine.serial_copies,
+        trans_a=problem.trans_a == "T",
+        trans_b=problem.trans_b == "T",
+        reads_c=problem.reads_c,
+        dtype=problem.dtype,
+        origins=[
+            (placement.in_host(matrix), -1 if owner is None else owner)
+            for matrix, owner in ((matrix, placement.owner_of(matrix)) for matrix in MATRICES)
+        ],
+        buffers=user_table(machine.num_ranks, problem, placement),
+        step=elements_aligned(problem),  # a transposed B is aligned along n
+        most_summands=MOST_SUMMANDS,
+        min_slice_bytes=MIN_SLICE_BYTES,
+        buffer_alignment=BUFFER_ALIGNMENT,
+        column_alignment=COLUMN_ALIGNMENT,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """
+    How C is cut among ranks.
+
+    Attributes
+    ----------
+    partition : Partition
+        Its blocks and bands.
+    places : KBlocksPlaces
+        The same for the core.
+    is_even : bool
+        Whether all extents of the problem, and where blocks start, are multiples of what products are aligned to.
+    """
+
+    partition: Partition
+    places: _native.KBlocksPlaces
+    is_even: bool
+
+    @classmethod
+    def of(cls, problem: GemmProblem, partition: Partition) -> Cut:
+        """Return the same for the core too."""
+        blocks = [((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in partition.blocks]
+        places = _native.KBlocksPlaces(partition.bands, partition.places, blocks)
+        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *partition.bands]
+        extents += [cols.start for _, cols in partition.blocks]
+        step = elements_aligned(problem)
+        return cls(partition, places, not any(extent % step for extent in extents))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Dealt:
+    """
+    A problem as it is dealt to ranks, whatever they do with it.
+
+    Attributes
+    ----------
+    problem, placement, machine
+        What is multiplied where.
+    in_core : KBlocksProblem
+        The same for the core.
+    cut : Cut
+        How C is cut: one block for each rank, or for all that share k.
+    devices : sequence of int
+        Ranks that compute, those of the first part of k first.
+    k_starts : sequence of int
+        Where parts of k start, and their end.
+    """
+
+    problem: GemmProblem
+    placement: Placement
+    machine: Machine
+    in_core: _native.KBlocksProblem
+    cut: Cut
+    devices: Sequence[int]
+    k_starts: Sequence[int]
+
+    @property
+    def splits(self) -> int:
+        """Parts of k."""
+        return len(self.k_starts) - 1
+
+    def request(self, how: Blocking, *, aligns: bool) -> _native.KBlocksRequest:
+        """
+        Return what the core is asked for.
+
+        Parameters
+        ----------
+        how : Blocking
+            With everything set.
+        aligns : bool
+            Whether ranks may take panels for what they hold, so that their products are aligned.
+        """
+        away = max(0, count_blocks(how.columns) - how.away)  # the first column block combined where it is computed
+        return _native.KBlocksRequest(
+            problem=self.in_core,
+            how=blocking_of(how, whole=self._whole),
+            combines=forms_sums(self.problem, self.splits),
+            at_owner=how.combine == "owner" and self.placement.on_device(Matrix.C) and away > 0,
+            first_away=away,
+            k_starts=self.k_starts,
+            devices=self.devices,
+            rounds=[self.cut.places],
+            aligned=[*self._aligned(how)] if aligns else [],
+        )
+
+    @property
+    def _whole(self) -> bool:
+        """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
+        return self.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
+
+    def _aligned(self, how: Blocking) -> Iterator[tuple[int, int, int, bool, bool, bool, int]]:
+        """Return (round, place, part of k, ...) of ranks that do something about columns that are not aligned."""
+        step = elements_aligned(self.problem)
+        if self.cut.is_even and not any(start % step for start in self.k_starts):
+            return
+        placement, blocks = self.placement, self.cut.partition.blocks
+        for place, (rows, cols) in enumerate(blocks):
+            for split, (start, stop) in enumerate(itertools.pairwise(self.k_starts) if rows and cols else ()):
+                rank = self.devices[split * len(blocks) + place]
+                found = choose_alignment(
+                    self.problem,
+                    self.machine,
+                    rank,
+                    (rows, cols, range(start, stop)),
+                    [matrix for matrix in MATRICES if placement.device_of(matrix) == rank],
+                    moves(stop - start, how, whole=self._whole),
+                    may_sum_apart=forms_sums(self.problem, self.splits),
+                    multiple=how.multiple,
+                )
+                copied = Matrix.A in found.copied, Matrix.B in found.copied
+                yield 0, place, split, *copied, found.apart, found.k_step
