@@ -1,0 +1,114 @@
+// Another store of kblocks, behind the same calls as its panels: each rank has one panel of A, B and C for all of its
+// blocks of C, those of A and B rings of a few k-blocks. The core's sources are compiled into this library.
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "kblocks_delivery.cpp"
+#include "kblocks_fetch.cpp"
+#include "kblocks_layout.cpp"
+#include "kblocks_request.cpp"
+#include "kblocks_scheduler.cpp"
+#include "kblocks_steps.cpp"
+
+namespace uncut::kblocks {
+namespace {
+
+class Rings final : public Store {
+  public:
+    Rings(const KLayout &layout, std::int64_t depth, std::int64_t slots, bool forgets)
+        : Store(layout), layout_(layout), panels_(layout), length_(depth * slots), forgets_(forgets) {}
+
+    Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const override {
+        KPart first = part;
+        first.panel = layout_.blocks[layout_.workers[part.worker].blocks.front()].parts.front().panel;
+        if (panel <= matrix_b && first.panel[panel] >= 0) {
+            Extent &k = panel == matrix_a ? cols : rows;
+            const std::int64_t before = k.first - k.first % length_;
+            k = k.shifted(-before);
+        }
+        return panels_.at(block, first, panel, rows, cols);
+    }
+    Region beside(const KBlock &block, int buffer, Extent rows, std::int64_t place,
+                  std::int64_t columns) const override {
+        return panels_.beside(block, buffer, rows, place, columns);
+    }
+    Tasks take_note(std::int32_t task, const Region &overwritten, std::span<const Operand> read) override {
+        readers_.clear();
+        for (const Reader &one : noted_)
+            if (one.read.buffer == overwritten.buffer && overlap(one.read, overwritten)) readers_.push_back(one.task);
+        for (const Operand &one : read)
+            noted_.push_back({one.region, task});
+        return forgets_ ? Tasks{} : Tasks{readers_};
+    }
+
+  private:
+    struct Reader {
+        Region read;
+        std::int32_t task;
+    };
+    static bool overlap(const Region &one, const Region &other) {
+        return Extent{one.row, one.row + one.rows}.meets({other.row, other.row + other.rows}) &&
+               Extent{one.col, one.col + one.cols}.meets({other.col, other.col + other.cols});
+    }
+
+    const KLayout &layout_;
+    Panels panels_;
+    std::int64_t length_;
+    bool forgets_;
+    std::vector<Reader> noted_;
+    std::vector<std::int32_t> readers_;
+};
+
+}  // namespace
+}  // namespace uncut::kblocks
+
+namespace {
+uncut::KTables tables;
+std::vector<uncut::BufferRecord> buffers;
+}  // namespace
+
+// C (m by n) on rank 0's device, as A and B are, is computed by ranks 1 and 2 in two halves of its columns, by k-blocks
+// of `depth` elements.
+extern "C" void schedule_rings(int m, int n, int k, int depth, int slots, bool serial_copies, bool earliest,
+                               bool forgets) {
+    using namespace uncut;
+    KProblem problem;
+    problem.num_ranks = 3, problem.serial_copies = serial_copies, problem.reads_c = true;
+    problem.origin = {KOrigin{false, 0}, KOrigin{false, 0}, KOrigin{false, 0}};
+    const auto user = [](int matrix, int rows, int cols) {
+        return BufferRecord{0, user_role, static_cast<std::uint8_t>(matrix), dtype_f64, 0, rows, cols, rows, -1};
+    };
+    problem.users = {user(0, m, k), user(1, k, n), user(2, m, n)};
+    KBlocking how;
+    how.first = how.block = depth, how.earliest = earliest, how.lookahead = 2;
+    std::vector<KPlaces> rounds;
+    for (const std::int64_t left : {0, n / 2})
+        rounds.push_back({{0, m}, {{0, 1}}, {{{0, m}, {left, left + n / 4}}, {{0, m}, {left + n / 4, left + n / 2}}}});
+    const KRequest request = make_request(problem, how, {true, true, 1, {0, k}, {1, 2}, {&rounds[0], &rounds[1]}, {}});
+    KLayout layout(request);
+    for (BufferRecord &buffer : layout.buffers) {
+        if (buffer.role != panel_role || buffer.matrix > kblocks::matrix_b) continue;
+        (buffer.matrix == kblocks::matrix_a ? buffer.cols : buffer.rows) = depth * slots;
+    }
+    kblocks::Rings rings(layout, depth, slots, forgets);
+    tables.clear();
+    kblocks::Scheduler(layout, rings, 100000, &tables).run();
+    buffers = layout.buffers;
+}
+
+// The tables in the order in which Python has them, then the buffers.
+extern "C" const void *table(int number, std::size_t *bytes) {
+    const auto found = [bytes](const auto &records) -> const void * {
+        *bytes = records.size() * sizeof(records[0]);
+        return records.data();
+    };
+    switch (number) {
+        case 0: return found(tables.tasks);
+        case 1: return found(tables.operands);
+        case 2: return found(tables.regions);
+        case 3: return found(tables.awaits);
+        case 4: return found(tables.lanes);
+        default: return found(buffers);
+    }
+}
