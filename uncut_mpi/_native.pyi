@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.planning.options import Blocking
+
 # -- the schedulers ----------------------------------------------------------------------------
 
 class TooManyTasksError(RuntimeError):
@@ -118,18 +120,12 @@ class KBlocking:
 
     def __init__(
         self,
+        how: Blocking,
         *,
-        first: int,
-        block: int,
-        growth: int,
-        columns: int,
-        rows: int,
-        halvings: int,
-        multiple: int,
         order: int,
-        lanes: int,
         earliest: bool,
         tail_parts: int,
+        halvings: int,
         whole: bool,
         lookahead: int,
     ) -> None: ...

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from tests.helpers.blocking import cut_by, k_blocks
+from uncut_mpi.command.arguments import parse
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
 from uncut_mpi.planning.kblocks_defaults import choose
+from uncut_mpi.planning.option_fields import About, declared
 from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, Blocking, ScheduleOptions
 
 HOST_PROBLEM = GemmProblem(512, 512, 4096, DType.f64)
@@ -67,6 +69,17 @@ def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
     for multiple in (1, 2, 4):  # of elements of 8 bytes two are aligned
         assert block_edges(100, 3, 4, multiple) == block_edges(100, 3, 4)
     assert block_edges(1003, 2, 2, 64)[-2:] == (896, 1003)
+
+
+@pytest.mark.parametrize(("name", "about"), [*declared(Blocking)])
+def test_what_is_declared_of_an_option_is_checked_and_has_a_flag(name: str, about: About) -> None:
+    good, wrong = (about.words[-1], "other") if about.words else (max(2, about.least), about.most + 1)
+    blocking = parse(["--scheduler", "kblocks", about.flag, str(good)]).options.blocking
+    assert blocking == Blocking(**{name: good}) != Blocking()
+    with pytest.raises(ParamError, match=f"{name} ('other' of|= {wrong} .{about.flag}.)"):
+        Blocking(**{name: wrong})
+    with pytest.raises(ParamError, match=f"argument {about.flag}: '{wrong}'"):
+        parse(["--scheduler", "kblocks", about.flag, str(wrong)])
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 96, 8192])

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import types
 from collections.abc import Iterator
 
 import numpy as np
@@ -91,21 +92,8 @@ PROBLEM = {
     "buffer_alignment": 256,
     "column_alignment": 64,
 }
-HOW = {
-    "first": 128,
-    "block": 256,
-    "growth": 2,
-    "columns": 2,
-    "rows": 1,
-    "halvings": 2,
-    "multiple": 1,
-    "order": 0,
-    "lanes": 2,
-    "earliest": False,
-    "tail_parts": 4,
-    "whole": False,
-    "lookahead": 2,
-}
+HOW = {"first": 128, "block": 256, "growth": 2, "columns": 2, "rows": 1, "multiple": 1, "lanes": 2}
+ORDER = {"order": 0, "earliest": False, "tail_parts": 4, "halvings": 2, "whole": False, "lookahead": 2}
 CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
 """Where bands of rows start, the places in them, and the blocks of places: C for one rank."""
 REST = {
@@ -121,9 +109,15 @@ REST = {
 
 def request(**changes: object) -> _native.KBlocksRequest:
     """Return what the schedule of one rank is asked for by, with some things said otherwise."""
-    problem, how, rest = ({name: changes.get(name, one[name]) for name in one} for one in (PROBLEM, HOW, REST))
+    problem, rest = ({name: changes.get(name, one[name]) for name in one} for one in (PROBLEM, REST))
     rest["rounds"] = [_native.KBlocksPlaces(*cut) for cut in rest["rounds"]]
-    return _native.KBlocksRequest(problem=_native.KBlocksProblem(**problem), how=_native.KBlocking(**how), **rest)
+    return _native.KBlocksRequest(problem=_native.KBlocksProblem(**problem), how=cut_by(**changes), **rest)
+
+
+def cut_by(**changes: object) -> _native.KBlocking:
+    """Return how the rank's part is cut, with some things said otherwise that no option may be."""
+    how, order = ({name: changes.get(name, one[name]) for name in one} for one in (HOW, ORDER))
+    return _native.KBlocking(types.SimpleNamespace(**how), **order)
 
 
 def num_tasks(asked: _native.KBlocksRequest) -> int:
@@ -208,16 +202,15 @@ NONE = [
 
 @pytest.mark.parametrize(("name", "value"), NONE)
 def test_steps_of_nothing_are_refused(name: str, value: int) -> None:
-    assert _native.KBlocking(**HOW).steps(64)
-    assert _native.KBlocking(**{**HOW, "growth": 2**62}).steps(64)
-    extent, how = (value, HOW) if name == "extent" else (64, {**HOW, name: value})
+    assert cut_by().steps(64)
+    assert cut_by(growth=2**62).steps(64)
     with pytest.raises(ValueError, match=r"there is something to multiply|and grow"):
-        _native.KBlocking(**how).steps(extent)
+        cut_by(**{name: value}).steps(value if name == "extent" else 64)
 
 
 @pytest.mark.parametrize("growth", [2, 3, 2**62])
 def test_k_blocks_are_counted_without_making_them(growth: int) -> None:
-    how = _native.KBlocking(**{**HOW, "first": 3, "block": 50, "growth": growth, "columns": 1, "order": 1})
+    how = cut_by(first=3, block=50, growth=growth, columns=1, order=1)
     for extent in (1, 3, 4, 7, 50, 51, 600, 601):
         made = sum(step == Step.FETCH_A for step, *_ in how.steps(extent))
         assert made <= how.count_k_blocks(extent) <= made + 1

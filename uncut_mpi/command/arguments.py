@@ -14,6 +14,7 @@ from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import Trans
+from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
 
 __all__ = ["GemmArguments", "HelpRequested", "parse"]
@@ -41,19 +42,7 @@ _FLAGS: Final = _ABLATION_FLAGS | {
     "compute_lanes": "--compute-lanes",
     "max_hops": "--max-hops",
     "distribution": "--distribution",
-    "blocking.splits": "--splits",
-    "blocking.first": "--k-first",
-    "blocking.growth": "--k-growth",
-    "blocking.block": "--k-block",
-    "blocking.columns": "--column-blocks",
-    "blocking.rows": "--row-blocks",
-    "blocking.tail": "--k-tail",
-    "blocking.multiple": "--block-multiple",
-    "blocking.order": "--block-order",
-    "blocking.lanes": "--product-lanes",
-    "blocking.delivery": "--delivery",
-    "blocking.combine": "--combine",
-    "blocking.away": "--combine-away",
+    **{f"blocking.{name}": about.flag for name, about in declared(Blocking)},
 }
 """Flags of the schedule's options."""
 
@@ -274,6 +263,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
     if given.ablation:
         _check_ablation(given)
     _check_searched(given)
+    blocking = {name: getattr(given, f"blocking.{name}") for name, _ in declared(Blocking)}
     chosen: dict[str, Any] = {
         "scheduler": given.scheduler or ("uncut" if given.ablation else "auto"),
         "tile": given.tile,
@@ -293,21 +283,7 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         "distribution": given.distribution or "2d-cyclic",
         "tune": given.tune,
         "metric": given.metric,
-        "blocking": Blocking(
-            splits=given.splits,
-            first=given.k_first,
-            growth=given.k_growth,
-            block=given.k_block,
-            columns=given.column_blocks,
-            rows=given.row_blocks,
-            tail=given.k_tail,
-            multiple=given.block_multiple,
-            order=given.block_order or "",
-            lanes=given.product_lanes,
-            delivery=given.delivery or "",
-            combine=given.combine or "",
-            away=given.combine_away,
-        ),
+        "blocking": Blocking(**{name: value for name, value in blocking.items() if value is not None}),
     }
     options = ScheduleOptions(**chosen)
     _check_taken(options, ablation=given.ablation)

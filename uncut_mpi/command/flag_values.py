@@ -18,9 +18,6 @@ MOST_COUNT: Final = 2**31 - 1
 MOST_EXTENT: Final = 2**62
 """Most of what is measured in elements, bytes or tasks."""
 
-MOST_BLOCKS: Final = 2**16
-"""Most blocks in which a rank hands its part of C on."""
-
 MOST_RANKS: Final = 4096
 """Most ranks of a machine that is planned for, and threads that issue for them."""
 

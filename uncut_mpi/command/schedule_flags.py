@@ -5,17 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from uncut_mpi.command.flag_values import MOST_BLOCKS, MOST_EXTENT, grid_of, one_of, whole
+from uncut_mpi.command.flag_values import MOST_EXTENT, grid_of, one_of, whole
 from uncut_mpi.planning.metrics import METRICS
-from uncut_mpi.planning.options import (
-    BLOCK_ORDERS,
-    COMBINES,
-    DELIVERIES,
-    DISTRIBUTIONS,
-    ORDERS,
-    ROUTINGS,
-    SCHEDULERS,
-)
+from uncut_mpi.planning.option_fields import declared
+from uncut_mpi.planning.options import DISTRIBUTIONS, ORDERS, ROUTINGS, SCHEDULERS, Blocking
 
 _ROUTING: Final = (
     "where a tile is fetched from: its owner (origin), the holder with the fastest link (bw), or the one from which "
@@ -109,99 +102,11 @@ def _add_tiles(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_blocking(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--splits",
-        type=whole(1),
-        default=0,
-        metavar="S",
-        help="ranks that share k, R x C x S compute; default: 1, or all ranks where k is 8 times m and n",
-    )
-    group.add_argument(
-        "--k-first",
-        type=whole(1, MOST_EXTENT),
-        default=0,
-        metavar="K",
-        help="elements of the first k-block; default 256",
-    )
-    group.add_argument(
-        "--k-block",
-        type=whole(1, MOST_EXTENT),
-        default=0,
-        metavar="K",
-        help="elements of the largest k-block; default 2048, 8192 for halves",
-    )
-    group.add_argument(
-        "--k-growth",
-        type=whole(2),
-        default=0,
-        metavar="G",
-        help="a k-block ends G times as far as the one before it; default 2",
-    )
-    group.add_argument(
-        "--k-tail",
-        type=whole(1),
-        default=0,
-        metavar="N",
-        help="in the block orders k and k-columns the last 1/N of k goes by column blocks; default 4, of k-columns 2 "
-        "unless ranks share k",
-    )
-    group.add_argument(
-        "--column-blocks",
-        type=whole(1, MOST_BLOCKS),
-        default=0,
-        metavar="N",
-        help="blocks in which C is handed on; default 4",
-    )
-    group.add_argument(
-        "--row-blocks",
-        type=whole(1, MOST_BLOCKS),
-        default=0,
-        metavar="N",
-        help="row blocks of the block order corner, which more than one asks for; the last of several is halved twice; "
-        "default: as many as column blocks",
-    )
-    group.add_argument(
-        "--block-multiple",
-        type=whole(1),
-        default=0,
-        metavar="N",
-        help="row and column blocks of a rank's part begin at multiples of N elements, a power of two, where they have "
-        "four times as many, else of half of it, and so on; default 1: of 16 bytes, a search tries 64 and 256 too",
-    )
-    group.add_argument(
-        "--block-order",
-        type=one_of(*BLOCK_ORDERS),
-        metavar="|".join(BLOCK_ORDERS),
-        help="k: k-blocks over all columns; columns: one column block after the other; corner: row blocks and column "
-        "blocks as they arrive; k-columns: as k, the last k-blocks by column blocks as these arrive; default k, for a "
-        "C in host memory columns, with --row-blocks corner",
-    )
-    group.add_argument(
-        "--product-lanes",
-        type=whole(1),
-        default=0,
-        metavar="N",
-        help="how many products a rank may have begun, 1 or 2; default 2",
-    )
-    group.add_argument(
-        "--delivery",
-        type=one_of(*DELIVERIES),
-        metavar="|".join(DELIVERIES),
-        help="how pieces of A and B on devices are handed around: everybody sends as much, or whole pieces, each copy "
-        "as soon as its sender and its receiver are free; default balanced",
-    )
-    group.add_argument(
-        "--combine",
-        type=one_of(*COMBINES),
-        metavar="|".join(COMBINES),
-        help="where a C on a device meets the products; default owner",
-    )
-    group.add_argument(
-        "--combine-away",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="of a C on a device that is combined at its owner the last N column blocks (there are two more than "
-        "--column-blocks, the last being halved twice) are combined where they are computed; default 0, a search tries "
-        "some numbers unless --combine or this is given",
-    )
+    for name, about in declared(Blocking):
+        group.add_argument(
+            about.flag,
+            dest=f"blocking.{name}",
+            type=one_of(*about.words) if about.words else whole(about.least, about.most),
+            metavar=about.metavar,
+            help=about.help,
+        )

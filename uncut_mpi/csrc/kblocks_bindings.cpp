@@ -30,6 +30,12 @@ nb::tuple as_arrays(KTables &&tables, const std::vector<BufferRecord> &buffers) 
                           as_bytes(std::move(tables.lanes)), as_bytes(std::vector(buffers)));
 }
 
+// An option of planning.options.Blocking that the core takes as it is.
+template <typename Value>
+void take(nb::handle how, const char *name, Value &value) {
+    value = nb::cast<Value>(how.attr(name));
+}
+
 std::array<BufferRecord, 3> users_of(nb::handle buffers) {
     const ArrayBytes held(buffers);
     const auto users = held.records<BufferRecord>();
@@ -70,14 +76,21 @@ void bind_kblocks_scheduler(nb::module_ &m) {
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",
-            [](KBlocking *self, std::int64_t first, std::int64_t block, std::int64_t growth, int columns, int rows,
-               int halvings, std::int64_t multiple, int order, int lanes, bool earliest, int tail_parts, bool whole,
+            [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, int halvings, bool whole,
                int lookahead) {
-                new (self) KBlocking{first, block, growth,   columns,    rows,  halvings, multiple,
-                                     order, lanes, earliest, tail_parts, whole, lookahead};
+                KBlocking made;
+                take(how, "first", made.first);
+                take(how, "block", made.block);
+                take(how, "growth", made.growth);
+                take(how, "columns", made.columns);
+                take(how, "rows", made.rows);
+                take(how, "multiple", made.multiple);
+                take(how, "lanes", made.lanes);
+                made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
+                made.halvings = halvings, made.whole = whole, made.lookahead = lookahead;
+                new (self) KBlocking(made);
             },
-            nb::kw_only(), "first"_a, "block"_a, "growth"_a, "columns"_a, "rows"_a, "halvings"_a, "multiple"_a,
-            "order"_a, "lanes"_a, "earliest"_a, "tail_parts"_a, "whole"_a, "lookahead"_a)
+            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "whole"_a, "lookahead"_a)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;

@@ -170,17 +170,11 @@ def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
         and the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
     """
     return _native.KBlocking(
-        first=how.first,
-        block=how.block,
-        growth=how.growth,
-        columns=how.columns,
-        rows=how.rows,
-        halvings=HALVINGS,
-        multiple=how.multiple,
+        how,
         order=BLOCK_ORDERS.index(how.order),
-        lanes=how.lanes,
         earliest=how.delivery == "earliest",
         tail_parts=how.tail or (COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS),
+        halvings=HALVINGS,
         whole=whole,
         lookahead=LOOKAHEAD,
     )

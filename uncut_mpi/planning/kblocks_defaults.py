@@ -7,7 +7,7 @@ from typing import Final
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
@@ -39,7 +39,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     block = asked.block or max(asked.first, largest, -(-problem.k // (splits * MOST_K_BLOCKS)))
     order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host and not asked.tail else "k")
     columns = asked.columns or 4
-    return Blocking(
+    return changed(
+        asked,
         splits=splits,
         first=asked.first or min(256, block),
         block=block,
@@ -51,8 +52,6 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         lanes=asked.lanes or 2,
         delivery=asked.delivery or "balanced",
         combine=asked.combine or "owner",
-        away=asked.away,
-        tail=asked.tail,
     )
 
 

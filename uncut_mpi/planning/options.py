@@ -12,6 +12,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, flag, items, real_number, shown, there_are, type_text, word
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import check_metric
+from uncut_mpi.planning.option_fields import check, choice, declared, number
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
@@ -22,32 +23,6 @@ ORDERS_BY_K = ("k", "k-columns")
 DELIVERIES = ("balanced", "earliest")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
-_TAKES = {
-    "uncut": {
-        *_BLOCKS,
-        "tile",
-        "tile_min",
-        "chunks",
-        "min_chunk_bytes",
-        "compute_lanes",
-        "caching",
-        "overlap",
-        "routing",
-        "batch",
-        "max_hops",
-        "wr_lazy",
-        "order",
-    },
-    "kblocks": {
-        *_BLOCKS,
-        "areas",
-        *(f"blocking.{name}" for name in ("splits", "first", "block", "growth", "columns", "rows")),
-        *(f"blocking.{name}" for name in ("tail", "multiple", "order", "lanes", "delivery", "combine", "away")),
-    },
-    "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
-    "bands": {"devices", "tile"},
-}
-"""The options that each scheduler takes."""
 _MOST_SHARES = 1e300
 """Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
@@ -94,12 +69,6 @@ def _columns(name: str, value: object) -> tuple[tuple[float, ...], ...]:
     return tuple(_numbers(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
 
 
-_BLOCKING: Final[Mapping[str, Callable[[str, object], Any]]] = {
-    **dict.fromkeys(
-        ("splits", "first", "block", "growth", "columns", "rows", "lanes", "away", "multiple", "tail"), count
-    ),
-    **dict.fromkeys(("order", "delivery", "combine"), word),
-}
 _SCHEDULE: Final[Mapping[str, Callable[[str, object], Any]]] = {
     **dict.fromkeys(("tile", "tile_min", "chunks", "min_chunk_bytes", "compute_lanes", "max_hops"), count),
     **dict.fromkeys(("caching", "overlap", "batch", "wr_lazy"), flag),
@@ -164,49 +133,77 @@ class Blocking:
         order: a quarter, in ``"k-columns"`` a half unless ranks share k.
     """
 
-    splits: int = 0
-    first: int = 0
-    block: int = 0
-    growth: int = 0
-    columns: int = 0
-    rows: int = 0
-    order: str = ""
-    lanes: int = 0
-    delivery: str = ""
-    combine: str = ""
-    away: int = 0
-    multiple: int = 0
-    tail: int = 0
+    splits: int = number(
+        "--splits",
+        "S",
+        "ranks that share k, R x C x S compute; default: 1, or all ranks where k is 8 times m and n",
+    )
+    first: int = number("--k-first", "K", "elements of the first k-block; default 256")
+    block: int = number("--k-block", "K", "elements of the largest k-block; default 2048, 8192 for halves")
+    growth: int = number("--k-growth", "G", "a k-block ends G times as far as the one before it; default 2", least=2)
+    columns: int = number("--column-blocks", "N", "blocks in which C is handed on; default 4", most=MOST_BLOCKS)
+    rows: int = number(
+        "--row-blocks",
+        "N",
+        "row blocks of the block order corner, which more than one asks for; the last of several is halved twice; "
+        "default: as many as column blocks",
+        most=MOST_BLOCKS,
+    )
+    order: str = choice(
+        "--block-order",
+        BLOCK_ORDERS,
+        "k: k-blocks over all columns; columns: one column block after the other; corner: row blocks and column "
+        "blocks as they arrive; k-columns: as k, the last k-blocks by column blocks as these arrive; default k, for a "
+        "C in host memory columns, with --row-blocks corner",
+    )
+    lanes: int = number(
+        "--product-lanes",
+        "N",
+        "how many products a rank may have begun, 1 or 2; default 2",
+        most=MOST_PRODUCT_LANES,
+    )
+    delivery: str = choice(
+        "--delivery",
+        DELIVERIES,
+        "how pieces of A and B on devices are handed around: everybody sends as much, or whole pieces, each copy "
+        "as soon as its sender and its receiver are free; default balanced",
+    )
+    combine: str = choice("--combine", COMBINES, "where a C on a device meets the products; default owner")
+    away: int = number(
+        "--combine-away",
+        "N",
+        "of a C on a device that is combined at its owner the last N column blocks (there are two more than "
+        "--column-blocks, the last being halved twice) are combined where they are computed; default 0, a search tries "
+        "some numbers unless --combine or this is given",
+        least=0,
+    )
+    multiple: int = number(
+        "--block-multiple",
+        "N",
+        "row and column blocks of a rank's part begin at multiples of N elements, a power of two, where they have "
+        "four times as many, else of half of it, and so on; default 1: of 16 bytes, a search tries 64 and 256 too",
+        most=MOST_MULTIPLE,
+    )
+    tail: int = number(
+        "--k-tail",
+        "N",
+        "in the block orders k and k-columns the last 1/N of k goes by column blocks; default 4, of k-columns 2 "
+        "unless ranks share k",
+        most=MOST_TAIL,
+    )
 
     def __post_init__(self) -> None:
         _convert(self, _BLOCKING)
-        for name in ("splits", "first", "block", "growth", "columns", "rows", "away", "tail"):
-            if getattr(self, name) < 0:
-                raise ParamError(f"{name} = {getattr(self, name)} is below 0")
         if self.multiple and (not 1 <= self.multiple <= MOST_MULTIPLE or self.multiple & (self.multiple - 1)):
             raise ParamError(
                 f"multiple = {self.multiple} (--block-multiple): use a power of two from 1 to {MOST_MULTIPLE}"
             )
-        if not 0 <= self.lanes <= MOST_PRODUCT_LANES:
-            raise ParamError(f"lanes = {self.lanes} (--product-lanes): use 1 or {MOST_PRODUCT_LANES}")
-        for name in ("columns", "rows"):
-            if getattr(self, name) > MOST_BLOCKS:
-                raise ParamError(
-                    f"{name} = {getattr(self, name)} (--{name[:-1]}-blocks): C is handed on in at most {MOST_BLOCKS}"
-                )
-        if self.growth == 1:
-            raise ParamError("growth = 1 (--k-growth): a k-block ends at least twice as far as the one before it")
+        check(self, "kblocks")
         if self.block and self.first > self.block:
             raise ParamError(
                 f"the first k-block shall have {self.first} elements (first, --k-first) and the largest {self.block} "
                 "(block, --k-block): let the first be no longer"
             )
-        for name, known in (("order", BLOCK_ORDERS), ("delivery", DELIVERIES), ("combine", COMBINES)):
-            value = getattr(self, name)
-            if value and value not in known:
-                raise ParamError(f"{name} {value!r} of kblocks does not exist: use one of {', '.join(known)}")
-        if self.tail > MOST_TAIL:
-            raise ParamError(f"tail = {self.tail} (--k-tail) is above {MOST_TAIL}")
         if self.tail and (self.rows > 1 or self.order not in ("", *ORDERS_BY_K)):
             other = f"the order {self.order!r}" if self.order not in ("", *ORDERS_BY_K) else f"{self.rows} row blocks"
             raise ParamError(
@@ -229,6 +226,32 @@ class Blocking:
         """Whether nothing is left open but what follows from the rest."""
         numbers = self.splits and self.first and self.block and self.growth and self.columns and self.rows
         return bool(numbers and self.multiple and self.lanes and self.order and self.delivery and self.combine)
+
+
+_BLOCKING: Final[Mapping[str, Callable[[str, object], Any]]] = {
+    name: word if about.words else count for name, about in declared(Blocking)
+}
+_TAKES: Final = {
+    "uncut": {
+        *_BLOCKS,
+        "tile",
+        "tile_min",
+        "chunks",
+        "min_chunk_bytes",
+        "compute_lanes",
+        "caching",
+        "overlap",
+        "routing",
+        "batch",
+        "max_hops",
+        "wr_lazy",
+        "order",
+    },
+    "kblocks": {*_BLOCKS, "areas", *(f"blocking.{name}" for name in _BLOCKING)},
+    "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
+    "bands": {"devices", "tile"},
+}
+"""The options that each scheduler takes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
