@@ -13,7 +13,7 @@ from uncut_mpi import _native
 from uncut_mpi.device.interface import MAX_LANES
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, host_index
-from uncut_mpi.planning import kblocks, lower, schedule
+from uncut_mpi.planning import lower, schedule
 
 CONTRACT = _native.contract()
 RECORDS = {
@@ -60,7 +60,6 @@ def test_limits_and_numbers_of_ends_are_the_same() -> None:
         "any_device": ANY_DEVICE,
         "host_of_5": host_index(5),
     }
-    assert kblocks.MOST_SUMMANDS == schedule.MAX_SUMMANDS
 
 
 def test_the_stub_names_what_the_core_has() -> None:

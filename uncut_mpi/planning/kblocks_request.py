@@ -21,11 +21,11 @@ from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, m
 from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
+from uncut_mpi.planning.schedule import MAX_SUMMANDS
 
 MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
 
-MOST_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
 
 
@@ -44,7 +44,7 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         ],
         buffers=user_table(machine.num_ranks, problem, placement),
         step=elements_aligned(problem),  # a transposed B is aligned along n
-        most_summands=MOST_SUMMANDS,
+        most_summands=MAX_SUMMANDS,
         min_slice_bytes=MIN_SLICE_BYTES,
         buffer_alignment=BUFFER_ALIGNMENT,
         column_alignment=COLUMN_ALIGNMENT,
