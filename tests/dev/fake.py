@@ -16,7 +16,7 @@ from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.lower import OperationList, lower
+from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import Schedule, buffer_bytes
 
 HERE = pathlib.Path(__file__).parent
@@ -121,7 +121,7 @@ class FakeCluster:
         lowering = lower(schedule)
         count = schedule.num_ranks
         self.memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
-        self.flags = [np.full(max(1, n), (epoch - 1) % 2**32, np.uint32) for n in lowering.num_flags()]
+        self.flags = [np.full(max(1, n), epoch, np.uint32) for n in lowering.num_flags()]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         self.programs = [lowering.rank_list(rank) for rank in range(count)]
         addresses = [memory.ctypes.data for memory in self.memory]
@@ -150,6 +150,19 @@ class FakeCluster:
         rows, cols, ld = (int(record[name]) for name in ("rows", "cols", "ld"))
         return np.ndarray((rows, cols), dtype, self.memory[index], strides=(dtype.itemsize, ld * dtype.itemsize))
 
+    def release(self, *ranks: int) -> None:
+        """Let no wait of `ranks` (all by default) last in the next run, whoever signals."""
+        for rank in ranks or range(len(self.flags)):
+            self.flags[rank].fill((self.epoch + self.executables[rank].span) % 2**32)
+
+    def signalled(self, epoch: int) -> list[np.ndarray]:
+        """What the flags hold after a run that began at `epoch`."""
+        flags = [np.zeros_like(own) for own in self.flags]
+        for program in self.programs:
+            for signal in program.operations[program.operations["code"] == Code.SIGNAL]:
+                flags[signal["peer"]][signal["slot"]] = epoch + signal["value"]
+        return flags
+
     def run(
         self,
         alpha: float = 1.0,
@@ -172,7 +185,7 @@ class FakeCluster:
         for thread in threads:
             thread.join(60.0)
             assert not thread.is_alive(), "a rank did not come back"
-        self.epoch = (self.epoch + 1) % 2**32
+        self.epoch = (self.epoch + self.executables[0].span) % 2**32
         return reports
 
 

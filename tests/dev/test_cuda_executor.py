@@ -136,13 +136,10 @@ def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):
 
 def test_operations_go_out_in_list_order_each_on_a_stream_of_its_lane(fake):
     cluster = FakeCluster(fake, Pushed(ranks=3).build())
-    for flags in cluster.flags:
-        flags[...] = cluster.epoch  # nobody waits, so that each rank can run alone
     for rank, program in enumerate(cluster.programs):
         fake.reset()
+        cluster.release()  # nobody waits, so that each rank can run alone
         succeed(cluster.run(ranks=[rank]))
-        for flags in cluster.flags:
-            flags[...] = cluster.epoch
         names = {Code.COPY: "copy", Code.GEMM: "gemm", Code.COMBINE: "combine", Code.WAIT_FLAG: "batch"}
         names |= {Code.WAIT_EVENT: "wait", Code.RECORD: "record", Code.SIGNAL: "signal"}
         wanted = [(names[Code(record["code"])], int(record["lane"])) for record in program.operations]
@@ -180,7 +177,7 @@ def test_consecutive_waits_of_a_lane_are_one_batch_with_progress_words(fake):
     for index in range(3):
         cluster.buffer(index)[...] = index
     succeed(cluster.run())
-    assert "batch word 1 wait 7 word 3 wait 7" in " ".join(line.split(" ", 1)[1] for line in fake.log())
+    assert "batch word 1 wait 8 word 3 wait 8" in " ".join(line.split(" ", 1)[1] for line in fake.log())
     assert (cluster.buffer(0) == 3).all()
     assert cluster.board[0, 0] == 3
 
@@ -364,7 +361,7 @@ def test_times_are_on_the_systems_monotonic_clock(fake):
 def test_a_traced_run_keeps_queues_from_filling_with_its_events(fake):
     cluster = FakeCluster(fake, long_chain(3000))
     cluster.executables[0].prepare_trace()
-    release = threading.Timer(0.3, lambda: cluster.flags[0].fill(cluster.epoch))
+    release = threading.Timer(0.3, lambda: cluster.release(0))
     release.start()
     report = cluster.run(ranks=[0], traced=True)[0]
     release.join()
@@ -392,7 +389,7 @@ def test_a_traced_run_that_fails_says_so_and_writes_its_flags(fake, call):
     assert len(failed) == 1
     assert call in str(failed[0].error)
     assert failed[0].times is None
-    assert all((flags == 1).all() for flags in cluster.flags)
+    assert all(map(np.array_equal, cluster.flags, cluster.signalled(1)))
 
 
 # -- failures ----------------------------------------------------------------------------------------
@@ -409,7 +406,7 @@ def test_a_failing_call_poisons_the_remaining_flags_so_that_peers_finish(fake):
     assert not getattr(error, "fatal", False)
     for part in ("cuMemcpy2DAsync", "CUDA_ERROR_FAKE", "fake device", f"rank {failed[0]}", "task", "COPY"):
         assert part in str(error)
-    assert all((flags == 1).all() for flags in cluster.flags)
+    assert all(map(np.array_equal, cluster.flags, cluster.signalled(1)))
     # The next call finds everything as it was.
     fake.fail("nothing")
     case = Pushed(ranks=3)
@@ -454,9 +451,9 @@ def test_a_failure_ends_a_long_call_on_every_rank_and_the_next_one_runs(fake, tr
     assert begun < length / 4
     assert (reports[1].tasks, reports[1].aborted) == (19, False)
     assert "cuMemcpyAsync" in str(reports[1].error)
-    assert all((flags == cluster.epoch).all() for flags in cluster.flags)
+    assert all(map(np.array_equal, cluster.flags, cluster.signalled(cluster.epoch)))
     fake.fail("nothing")
-    cluster.epoch += 1
+    cluster.epoch += cluster.executables[0].span
     again = cluster.run(traced=traced)
     succeed(again)
     assert [(report.tasks, report.aborted) for report in again.values()] == 2 * [(length, False)]
@@ -474,7 +471,7 @@ def test_a_cublas_error_names_call_status_and_task(fake):
 @pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuStreamQuery"])
 def test_a_lost_context_is_fatal_whether_issuing_or_draining_shows_it(fake, call):
     cluster = FakeCluster(fake, long_chain(3))
-    cluster.flags[0][...] = cluster.epoch
+    cluster.release(0)
     fake.fail(call, 1, 1 << 30, 700)
     error = cluster.run(ranks=[0])[0].error
     assert isinstance(error, DeviceError)
@@ -520,7 +517,7 @@ def test_progress_anywhere_on_the_board_keeps_a_waiting_rank_patient(fake):
 
     other = threading.Thread(target=tick)
     other.start()
-    release = threading.Timer(1.0, lambda: cluster.flags[0].fill(cluster.epoch))
+    release = threading.Timer(1.0, lambda: cluster.release(0))
     release.start()
     report = cluster.run(ranks=[0], timeout_s=0.4)[0]
     stop.set()

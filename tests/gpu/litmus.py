@@ -133,10 +133,10 @@ class Rank:
 
     def run(self, executable: Any) -> float:
         """Run between two barriers and return the seconds."""
-        self.epoch += 1
+        epoch, self.epoch = self.epoch, self.epoch + executable.span
         self.comm.Barrier()
         started = time.perf_counter()
-        report = executable.run(alpha=1.0, beta=0.0, epoch=self.epoch, timeout_s=20.0)
+        report = executable.run(alpha=1.0, beta=0.0, epoch=epoch, timeout_s=20.0)
         if report.error is not None:
             sys.stderr.write(f"rank {self.comm.rank}: {report.error}\n")
             sys.stderr.flush()

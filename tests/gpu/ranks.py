@@ -66,7 +66,7 @@ class Rank:
                 addresses[index] = address
             peers[rank] = self.flags.address if own else self.backend.open(flags)
         count = max(1, int(self._lowering.num_flags()[self.rank]))
-        self.backend.fill_words(self.flags.address, count, (epoch - 1) % 2**32)
+        self.backend.fill_words(self.flags.address, count, epoch)
         self.board = np.zeros(ProgressBoard.shape(len(exports)), np.uint32)
         self.program = self._lowering.rank_list(self.rank)
         self.addresses, self.table = addresses, FlagTable(self.flags.address, peers)
@@ -140,7 +140,7 @@ class ThreadedRanks:
         for thread in threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a rank did not come back"
-        self.epoch = (self.epoch + 1) % 2**32
+        self.epoch = (self.epoch + self.ranks[0].executable.span) % 2**32
         return [reports[rank] for rank in range(len(self.ranks))]
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class ProcessRanks:
     def __init__(
         self, schedule: Schedule, processes: Processes, epoch: int = 1, *, tune_from: float | None = None
     ) -> None:
-        self.schedule, self.epoch = schedule, epoch
+        self.schedule, self.epoch, self._span = schedule, epoch, lower(schedule).span
         self._processes = processes
         exports = self._all("begin", schedule.encode(), tune_from)
         self._all("prepare", exports, epoch)
@@ -234,7 +234,7 @@ class ProcessRanks:
         reports = self._all("run", alpha, beta, self.epoch, timeout_s)
         # A rank that stalled has work in flight that waits for ever.
         self._processes.broken |= any(isinstance(report.error, StallError) for report in reports)
-        self.epoch = (self.epoch + 1) % 2**32
+        self.epoch = (self.epoch + self._span) % 2**32
         return reports
 
     def tuned(self) -> list[TunedProduct]:

@@ -446,8 +446,8 @@ def test_a_flag_that_never_comes_is_a_stall_that_names_the_rank(started):
     import cupy
 
     pinned = cupy.cuda.alloc_pinned_memory(4096)
-    words = np.frombuffer(pinned, np.uint32, len(rank.program.flag_tasks))
-    words[...] = 1
+    words = np.frombuffer(pinned, np.uint32, rank.program.num_flags)
+    words[...] = 1 + rank.program.span
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.runtime.memcpyAsync(rank.flags.address, words.ctypes.data, words.nbytes, 1, stream.ptr)
     stream.synchronize()

@@ -1,13 +1,15 @@
-"""Flags count the calls of a session modulo 2³²: products stay right across every turn of the count."""
+"""Flags count the tasks of a session modulo 2³²: products stay right across every turn of the count."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from uncut_mpi.api import calls
 from uncut_mpi.device.host import Disorder, HostBackend
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -16,11 +18,19 @@ BOUNDARIES = {"2^30": 1 << 30, "2^31": 1 << 31, "3*2^30": 3 << 30, "2^32": 1 << 
 
 
 def at_epoch(session, epoch: int) -> None:
-    """Make the next call but one that of `epoch`, as if the session had made all calls before; collective."""
+    """Make the next call begin at `epoch`, as if the session had made all calls before; collective."""
     session.barrier()
-    session._calls._epoch = (epoch - 1) % (1 << 32)
+    session._calls._epoch = epoch % (1 << 32)
     # The count is never further from the flags than its period, since all are written once in it.
     session._calls._reset_flags()
+
+
+def flags_of(session) -> np.ndarray:
+    """Read all flags of this rank; between calls and barriers."""
+    count = int(session._calls._flags.sizes[session.rank]) // 4
+    flags = np.zeros((count, 1), np.uint32, order="F")
+    session._backend.to_host(int(session._calls._flags.addresses[session.rank]), count, flags)
+    return flags[:, 0]
 
 
 @pytest.fixture(params=["in order", "in random order"])
@@ -42,8 +52,10 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
     operands = make_operands(session, case)
     fresh = operands.c_MN.copy()
     with session.plan(operands.a, operands.b, operands.c, trans_b="T", options=OPTIONS) as plan:
+        session._calls._epoch = 0
         plan.execute(case.alpha, case.beta)
-        at_epoch(session, boundary - 2)
+        span = session._calls._epoch
+        at_epoch(session, boundary - 2 * span - 1)  # the third call begins before the boundary and ends behind it
         wrong, epochs = [], []
         for call in range(5):
             # Other numbers in every call: a task that ran before its input came would use the old ones.
@@ -56,25 +68,48 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
             epochs.append(session._calls._epoch)
             wrong.append(mismatch(case, operands))
             session.barrier()
-    wanted = [(boundary - 2 + call) % (1 << 32) for call in range(5)]
+    wanted = [(boundary - 1 + (call - 1) * span) % (1 << 32) for call in range(5)]
     collective_assert(comm, epochs == wanted, f"{epochs}, expected {wanted}")
     collective_assert(comm, not any(wrong), f"{wrong}")
+    good = span > 1 if comm.size > 1 else span == 1
+    collective_assert(comm, good, f"a call takes the count {span} further")
     release(session, operands)
 
 
-def test_every_flag_is_rewritten_once_in_a_period(comm, fresh_session):
+@pytest.mark.mpi(min_size=2)
+def test_flags_say_how_far_lanes_have_come_and_never_more_than_the_count(comm, fresh_session):
     session = fresh_session
-    calls = session._calls
+    operands = make_operands(session, Case(50, 45, 40))
+    session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+    first = session._calls._epoch
+    session.barrier()
+    once = flags_of(session).astype(np.int64)
+    session.barrier()
+    session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+    twice = flags_of(session).astype(np.int64)
+    session.barrier()
+    good = np.array_equal(np.where(once > 0, once + first, 0), twice)
+    good &= session._calls._epoch == 2 * first and 0 <= once.min() <= once.max() <= first
+    collective_assert(comm, good, f"{first}: {once[once > 0]}, then {twice[twice > 0]}")
+    highest = comm.allreduce(int(once.max()), MPI.MAX)
+    collective_assert(comm, highest == first, f"{highest} is written at most, but a call takes the count {first} on")
+    release(session, operands)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_every_flag_is_rewritten_before_the_count_is_a_period_ahead_of_it(comm, fresh_session, monkeypatch):
+    session = fresh_session
     operands = make_operands(session, Case(30, 30, 30))
-    at_epoch(session, (1 << 30) - 1)
-    count = int(calls._flags.sizes[session.rank]) // 4
-    calls._board.abort[0] = (1 << 30) + 1  # as if the call of this epoch had failed one turn ago
+    session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+    span = session._calls._epoch
+    assert calls._FLAG_PERIOD == 1 << 30
+    monkeypatch.setattr(calls, "_FLAG_PERIOD", 3 * span)
+    at_epoch(session, 0)
+    session._calls._board.abort[0] = 2 * span + 1  # as if the third call had failed one turn ago
     seen = []
-    for _ in range(2):
+    for _ in range(6):
         session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
-        flags = np.zeros((count, 1), np.uint32, order="F")
-        session._backend.to_host(int(calls._flags.addresses[session.rank]), count, flags)
-        seen.append(int(flags[-1, 0]))  # a slot that no plan of this session uses
+        seen.append(int(flags_of(session)[-1]))  # a flag that no plan of this session uses
         session.barrier()
-    collective_assert(comm, seen == [(1 << 30) - 3, (1 << 30) - 1], f"{seen}")
+    collective_assert(comm, seen == [0, 0, 2 * span, 2 * span, 4 * span, 4 * span], f"{seen}, span {span}")
     release(session, operands)

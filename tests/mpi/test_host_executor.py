@@ -30,7 +30,7 @@ class Rank:
         self.backend = HostBackend(rank, comm.size, blas_threads=1, disorder=disorder, fault=fault)
         count = int(lowering.num_flags()[rank])
         flags = self.backend.allocate(4 * count)
-        self.backend.fill_words(flags.address, count, self.epoch - 1)
+        self.backend.fill_words(flags.address, count, self.epoch)
         sizes = buffer_bytes(self.schedule.buffers)
         own = {
             index: self.backend.allocate(int(sizes[index]))
@@ -67,7 +67,7 @@ class Rank:
         self.comm.Barrier()
         report = self.executable.run(alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=timeout_s)
         self.comm.Barrier()
-        self.epoch = (self.epoch + 1) % 2**32
+        self.epoch = (self.epoch + self.executable.span) % 2**32
         return report
 
     def close(self) -> None:

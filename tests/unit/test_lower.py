@@ -43,9 +43,11 @@ class Sketch:
         return self.builder.build(scheduler="uncut", grid=(1, 1), tile=0)
 
 
-def ops(program: OperationList) -> list[tuple[str, int, int, int]]:
-    """Return (code, task, slot, peer) of every operation."""
-    return [(Code(code).name, task, slot, peer) for code, _, _, _, task, slot, peer, _ in program.operations.tolist()]
+def ops(program: OperationList) -> list[tuple[str, int, int, int, int]]:
+    """Return (code, task, slot, value, peer) of every operation."""
+    return [
+        (Code(op["code"]).name, *(int(op[n]) for n in ("task", "slot", "value", "peer"))) for op in program.operations
+    ]
 
 
 def proven_lists(schedule: Schedule) -> list[OperationList]:
@@ -58,7 +60,7 @@ def proven_lists(schedule: Schedule) -> list[OperationList]:
 def test_an_await_in_the_same_lane_needs_no_operation() -> None:
     sketch = Sketch()
     sketch.copy(0, 0, sketch.copy(0, 0))
-    assert ops(proven_lists(sketch.schedule())[0]) == [("COPY", 0, -1, -1), ("COPY", 1, -1, -1)]
+    assert ops(proven_lists(sketch.schedule())[0]) == [("COPY", 0, -1, 0, -1), ("COPY", 1, -1, 0, -1)]
 
 
 def test_an_await_in_another_lane_of_the_rank_becomes_an_event() -> None:
@@ -66,10 +68,10 @@ def test_an_await_in_another_lane_of_the_rank_becomes_an_event() -> None:
     sketch.copy(0, 1, sketch.copy(0, 0))
     program = proven_lists(sketch.schedule())[0]
     assert ops(program) == [
-        ("COPY", 0, -1, -1),
-        ("RECORD", 0, 0, -1),
-        ("WAIT_EVENT", 1, 0, -1),
-        ("COPY", 1, -1, -1),
+        ("COPY", 0, -1, 0, -1),
+        ("RECORD", 0, 0, 0, -1),
+        ("WAIT_EVENT", 1, 0, 0, -1),
+        ("COPY", 1, -1, 0, -1),
     ]
     assert (program.num_events, program.num_flags) == (1, 0)
 
@@ -78,11 +80,12 @@ def test_an_await_of_another_rank_becomes_a_flag_in_the_waiter_s_memory() -> Non
     sketch = Sketch()
     sketch.copy(2, 0, sketch.copy(0, 0))
     producer, idle, waiter = proven_lists(sketch.schedule())
-    assert ops(producer) == [("COPY", 0, -1, -1), ("SIGNAL", 0, 0, 2)]
-    assert ops(waiter) == [("WAIT_FLAG", 1, 0, 0), ("COPY", 1, -1, -1)]
+    assert ops(producer) == [("COPY", 0, -1, 0, -1), ("SIGNAL", 0, 0, 1, 2)]
+    assert ops(waiter) == [("WAIT_FLAG", 1, 0, 1, 0), ("COPY", 1, -1, 0, -1)]
     assert ops(idle) == []
     assert (producer.num_flags, idle.num_flags, waiter.num_flags) == (0, 0, 1)
-    assert waiter.flag_tasks.tolist() == [0]
+    assert waiter.flag_lanes.tolist() == [producer.lanes[0].item()]
+    assert producer.span == idle.span == waiter.span == 1
 
 
 def test_a_join_has_waits_and_signals_but_no_body() -> None:
@@ -90,8 +93,8 @@ def test_a_join_has_waits_and_signals_but_no_body() -> None:
     join = sketch.join(0, 2, sketch.copy(0, 0), sketch.copy(0, 1))
     sketch.copy(1, 0, join)
     producer, waiter, _ = proven_lists(sketch.schedule())
-    assert ops(producer)[-3:] == [("WAIT_EVENT", 2, 0, -1), ("WAIT_EVENT", 2, 1, -1), ("SIGNAL", 2, 0, 1)]
-    assert ops(waiter) == [("WAIT_FLAG", 3, 0, 0), ("COPY", 3, -1, -1)]
+    assert ops(producer)[-3:] == [("WAIT_EVENT", 2, 0, 0, -1), ("WAIT_EVENT", 2, 1, 0, -1), ("SIGNAL", 2, 0, 1, 1)]
+    assert ops(waiter) == [("WAIT_FLAG", 3, 0, 1, 0), ("COPY", 3, -1, 0, -1)]
 
 
 def test_a_flag_awaited_by_two_lanes_of_a_rank_is_signalled_once() -> None:
@@ -100,12 +103,12 @@ def test_a_flag_awaited_by_two_lanes_of_a_rank_is_signalled_once() -> None:
     sketch.copy(1, 0, first)
     sketch.copy(1, 1, first)
     producer, waiter, _ = proven_lists(sketch.schedule())
-    assert ops(producer) == [("COPY", 0, -1, -1), ("SIGNAL", 0, 0, 1)]
+    assert ops(producer) == [("COPY", 0, -1, 0, -1), ("SIGNAL", 0, 0, 1, 1)]
     assert ops(waiter) == [
-        ("WAIT_FLAG", 1, 0, 0),
-        ("COPY", 1, -1, -1),
-        ("WAIT_FLAG", 2, 0, 0),
-        ("COPY", 2, -1, -1),
+        ("WAIT_FLAG", 1, 0, 1, 0),
+        ("COPY", 1, -1, 0, -1),
+        ("WAIT_FLAG", 2, 0, 1, 0),
+        ("COPY", 2, -1, 0, -1),
     ]
 
 
@@ -115,18 +118,30 @@ def test_every_waiting_rank_has_a_flag_of_its_own() -> None:
     sketch.copy(1, 0, first)
     sketch.copy(2, 0, first)
     producer, *waiters = proven_lists(sketch.schedule())
-    assert ops(producer)[1:] == [("SIGNAL", 0, 0, 1), ("SIGNAL", 0, 0, 2)]
+    assert ops(producer)[1:] == [("SIGNAL", 0, 0, 1, 1), ("SIGNAL", 0, 0, 1, 2)]
     assert [program.num_flags for program in waiters] == [1, 1]
 
 
-def test_slots_are_numbered_in_the_producers_global_order() -> None:
+def test_a_lane_has_one_flag_in_each_waiting_rank_and_counts_all_its_tasks_there() -> None:
     sketch = Sketch()
-    first, second = sketch.copy(0, 0), sketch.copy(2, 0)
-    sketch.copy(1, 0, second)
-    sketch.copy(1, 1, first)
-    waiter = proven_lists(sketch.schedule())[1]
-    assert waiter.flag_tasks.tolist() == [first, second]
-    assert ops(waiter)[0] == ("WAIT_FLAG", 2, 1, 2)
+    tasks = [sketch.copy(0, 0) for _ in range(4)]
+    other = sketch.copy(0, 1)
+    sketch.copy(1, 0, tasks[1])
+    sketch.copy(1, 1, other)
+    sketch.copy(1, 0, tasks[3])
+    producer, waiter, _ = proven_lists(sketch.schedule())
+    assert [op for op in ops(producer) if op[0] == "SIGNAL"] == [
+        ("SIGNAL", 1, 0, 2, 1),
+        ("SIGNAL", 3, 0, 4, 1),
+        ("SIGNAL", 4, 1, 1, 1),
+    ]
+    assert [op for op in ops(waiter) if op[0] == "WAIT_FLAG"] == [
+        ("WAIT_FLAG", 5, 0, 2, 0),
+        ("WAIT_FLAG", 6, 1, 1, 0),
+        ("WAIT_FLAG", 7, 0, 4, 0),
+    ]
+    assert waiter.flag_lanes.tolist() == producer.lanes.tolist()
+    assert producer.span == waiter.span == 4
 
 
 def test_a_wait_implied_by_an_earlier_wait_of_the_lane_is_left_out() -> None:
@@ -135,15 +150,17 @@ def test_a_wait_implied_by_an_earlier_wait_of_the_lane_is_left_out() -> None:
     sketch.copy(1, 0, second)
     sketch.copy(1, 0, first)
     producer, waiter, _ = proven_lists(sketch.schedule())
-    assert ops(producer) == [("COPY", 0, -1, -1), ("COPY", 1, -1, -1), ("SIGNAL", 1, 0, 1)]
-    assert ops(waiter) == [("WAIT_FLAG", 2, 0, 0), ("COPY", 2, -1, -1), ("COPY", 3, -1, -1)]
+    assert ops(producer) == [("COPY", 0, -1, 0, -1), ("COPY", 1, -1, 0, -1), ("SIGNAL", 1, 0, 2, 1)]
+    assert ops(waiter) == [("WAIT_FLAG", 2, 0, 2, 0), ("COPY", 2, -1, 0, -1), ("COPY", 3, -1, 0, -1)]
 
 
 def test_of_two_tasks_in_one_lane_only_the_later_is_waited_for() -> None:
     sketch = Sketch()
     first, second = sketch.copy(0, 0), sketch.copy(0, 0)
     sketch.copy(0, 1, first, second)
-    assert [op for op in ops(proven_lists(sketch.schedule())[0]) if op[0] == "WAIT_EVENT"] == [("WAIT_EVENT", 2, 0, -1)]
+    assert [op for op in ops(proven_lists(sketch.schedule())[0]) if op[0] == "WAIT_EVENT"] == [
+        ("WAIT_EVENT", 2, 0, 0, -1)
+    ]
 
 
 def test_a_wait_that_reaches_further_than_those_before_is_kept() -> None:
@@ -174,8 +191,9 @@ def test_operands_carry_byte_offsets_leading_dimension_and_extents() -> None:
 
 def test_an_empty_schedule_lowers_to_empty_lists() -> None:
     for program in proven_lists(Sketch().schedule()):
-        assert len(program.operations) == len(program.operands) == len(program.flag_tasks) == 0
+        assert len(program.operations) == len(program.operands) == len(program.flag_lanes) == 0
         assert program.num_events == program.num_flags == 0
+        assert program.span == 1  # each call has an epoch of its own
 
 
 def test_lists_are_read_only() -> None:
@@ -225,4 +243,5 @@ def test_every_rank_derives_the_same_lists_from_the_encoded_schedule() -> None:
             mine, other = ours.rank_list(rank), theirs.rank_list(rank)
             assert np.array_equal(mine.operations, other.operations)
             assert np.array_equal(mine.operands, other.operands)
-            assert np.array_equal(mine.flag_tasks, other.flag_tasks)
+            assert np.array_equal(mine.flag_lanes, other.flag_lanes)
+            assert mine.span == other.span

@@ -743,18 +743,19 @@ def test_a_flag_slot_used_twice_is_always_refused() -> None:
             operations["slot"][(signals | waits) & (operations["slot"] == second)] = first
             mutant = with_operations(mutant, program.rank, operations)
         assert list_refusal(schedule, mutant), seed
-        flag_tasks = mutant[rank].flag_tasks.copy()
-        flag_tasks[first] = flag_tasks[second]
-        mutant[rank] = dataclasses.replace(mutant[rank], flag_tasks=flag_tasks)
+        flag_lanes = mutant[rank].flag_lanes.copy()
+        flag_lanes[first] = flag_lanes[second]
+        mutant[rank] = dataclasses.replace(mutant[rank], flag_lanes=flag_lanes)
         assert list_refusal(schedule, mutant), seed
         tried += 1
     assert tried >= 15
 
 
-@pytest.mark.parametrize("field", ["code", "lane", "task", "slot", "peer", "num_operands", "first_operand"])
+@pytest.mark.parametrize("field", ["code", "lane", "task", "slot", "value", "peer", "num_operands", "first_operand"])
 def test_any_changed_field_of_an_operation_is_refused(field: str) -> None:
     unused = {"slot": [Code.COPY, Code.GEMM, Code.COMBINE], "peer": [Code.COPY, Code.GEMM, Code.COMBINE, Code.RECORD]}
     unused["peer"].append(Code.WAIT_EVENT)
+    unused["value"] = unused["peer"]
     for seed in SEEDS:
         rng, schedule, lists = busy_case(seed)
         bodies = [Code.COPY, Code.GEMM, Code.COMBINE]
@@ -811,7 +812,8 @@ def test_waits_after_their_body_and_tasks_out_of_order_are_refused() -> None:
         ("rank", "says it is of rank"),
         ("num_ranks", "says it is of rank"),
         ("num_events", "an event that does not exist"),
-        ("num_flags", "names"),
+        ("flag_lanes", "does not exist"),
+        ("span", "spans that differ"),
         ("lanes", "other lanes or buffers"),
         ("buffers", "other lanes or buffers"),
     ],
@@ -829,9 +831,7 @@ def test_a_list_that_describes_itself_wrongly_is_refused(field: str, words: str)
     assert words in list_refusal(schedule, lists)
 
 
-@pytest.mark.parametrize(
-    ("code", "words"), [(Code.RECORD, "records an event twice"), (Code.SIGNAL, "is signalled twice")]
-)
+@pytest.mark.parametrize(("code", "words"), [(Code.RECORD, "records an event twice"), (Code.SIGNAL, " twice")])
 def test_telling_twice_is_refused(code: Code, words: str) -> None:
     _, schedule, lists = busy_case(1)
     rank, at = places(lists, code)[0]
@@ -839,11 +839,37 @@ def test_telling_twice_is_refused(code: Code, words: str) -> None:
     assert words in list_refusal(schedule, with_operations(lists, rank, operations))
 
 
-def test_a_flag_said_to_be_another_task_s_is_refused() -> None:
+def test_a_flag_said_to_be_another_lane_s_is_refused() -> None:
     _, schedule, lists = busy_case(1)
     rank = next(program.rank for program in lists if program.num_flags)
-    lists[rank] = dataclasses.replace(lists[rank], flag_tasks=lists[rank].flag_tasks + 1)
-    assert "whose list says that task" in list_refusal(schedule, lists)
+    lanes = lists[rank].flag_lanes.copy()
+    lanes["destination"] += 1
+    lists[rank] = dataclasses.replace(lists[rank], flag_lanes=lanes)
+    assert "whose list says that another lane does" in list_refusal(schedule, lists)
+
+
+def test_a_span_below_a_value_is_refused_on_every_rank() -> None:
+    for seed in SEEDS:
+        _, schedule, lists = busy_case(seed)
+        lists = [dataclasses.replace(program, span=program.span - 1) for program in lists]
+        words = "beyond the span" if lists[0].span else "not positive"
+        assert words in list_refusal(schedule, lists), seed
+
+
+@pytest.mark.parametrize("code", [Code.WAIT_FLAG, Code.SIGNAL])
+def test_a_value_too_small_is_refused_unless_the_order_is_kept(code: Code) -> None:
+    lost = 0
+    for seed in SEEDS:
+        rng, schedule, lists = busy_case(seed)
+        rank, at = rng.choice(places(lists, code))
+        operations = lists[rank].operations.copy()
+        operations["value"][at] = rng.randrange(operations["value"][at])
+        mutant = with_operations(lists, rank, operations)
+        said = list_refusal(schedule, mutant)
+        if not said:
+            assert not oracle.lists_lose_order(schedule, mutant), seed
+        lost += bool(said)
+    assert lost >= 15
 
 
 def test_a_wait_for_a_flag_as_if_another_rank_signalled_it_is_refused() -> None:
@@ -861,10 +887,11 @@ def test_a_wait_for_a_flag_that_comes_later_is_refused() -> None:
         for rank, at in places(lists, Code.WAIT_FLAG):
             operations = lists[rank].operations.copy()
             wait = operations[at]
-            producers = lists[rank].flag_tasks
-            later = (producers >= wait["task"]) & (schedule.tasks["rank"][producers] == wait["peer"])
-            if later.any():
-                operations["slot"][at] = np.flatnonzero(later)[0]
+            signals = lists[wait["peer"]].operations
+            signals = signals[(signals["code"] == Code.SIGNAL) & (signals["peer"] == rank)]
+            later = signals[(signals["task"] >= wait["task"]) & (signals["slot"] == wait["slot"])]
+            if len(later):
+                operations["value"][at] = later["value"][0]
                 said = list_refusal(schedule, with_operations(lists, rank, operations))
                 assert "not earlier in the global order" in said
                 tried += 1

@@ -52,12 +52,12 @@ from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.order import DeviceOrder
 
 Operands = tuple[Matrix, Matrix, Matrix]
-_FIRST_FLAGS = 1 << 16
+_FIRST_FLAGS = 1 << 12
 # Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
 _MAX_BINDINGS = 8
 # Sets of matrices and scalars of which a plan keeps the digest.
 _MAX_DIGESTS = 64
-_FLAG_PERIOD = 1 << 30
+_FLAG_PERIOD = 1 << 30  # the epoch gets no further ahead of any flag
 _EPOCHS = 1 << 32
 _NO_DIGEST = bytes(16)
 # Between them numbers are neither 0 nor infinite in float32: half its least one, and half a unit above its largest.
@@ -83,7 +83,7 @@ class CallMachinery:
         self._group, self._backend, self._store, self._counters = group, backend, store, counters
         self._machine, self._timeout_s, self._verify = machine, timeout_s, verify
         self._arrival_timeout_s = arrival_timeout_s
-        self._epoch = 0
+        self._epoch = self._ahead = 0
         self._entries: weakref.WeakSet[PlanEntry] = weakref.WeakSet()
         store.on_release.append(self._forget_matrix)
 
@@ -434,16 +434,16 @@ class CallMachinery:
         if traced:
             with agreement.collective(self._group, "preparing a trace"):
                 binding.executable.prepare_trace()
-        self._epoch = (self._epoch + 1) % _EPOCHS
-        if self._epoch % _FLAG_PERIOD == 0:
+        span = binding.executable.span
+        if self._ahead + span >= _FLAG_PERIOD:
             self._reset_flags()
+        epoch, self._epoch = self._epoch, (self._epoch + span) % _EPOCHS
+        self._ahead += span
         if binding.staged:
             self._stage(binding, matrices, inward=True)
         if planned or binding.staged or traced:
             self._group.barrier()
-        report = binding.executable.run(
-            alpha=alpha, beta=beta, epoch=self._epoch, timeout_s=self._timeout_s, traced=traced
-        )
+        report = binding.executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=self._timeout_s, traced=traced)
         self._count(report)
         try:
             self._finish(report)
@@ -519,13 +519,14 @@ class CallMachinery:
         self._control.close()
 
     def _reset_flags(self) -> None:
-        """Set every flag one epoch back, so that none looks reached, and the abort word to 0. Collective."""
+        """Set every flag to the epoch, so that none looks reached, and the abort word to 0. Collective."""
         with agreement.collective(self._group, "resetting the flags"):
             self._board.abort[0] = 0
             own = int(self._flags.addresses[self._group.rank])
             count = int(self._flags.sizes[self._group.rank]) // 4
             if count:
-                self._backend.fill_words(own, count, (self._epoch - 1) % _EPOCHS)
+                self._backend.fill_words(own, count, self._epoch)
+        self._ahead = 0
 
     def _close_bindings(self) -> None:
         for entry in self._entries:

@@ -210,10 +210,10 @@ class Workbench:
             Of each rank: start and end on the node's monotonic clock, time to issue, and time from the start of the
             first of its timed tasks to the end of the last, 0 if it has none (seconds).
         """
-        self._epoch += 1
+        epoch, self._epoch = self._epoch, self._epoch + executable.span
         self.group.barrier(f"measuring {what}")
         started = time.perf_counter()
-        report = executable.run(alpha=1.0, beta=0.0, epoch=self._epoch, timeout_s=_PATIENCE_S, traced=timed is not None)
+        report = executable.run(alpha=1.0, beta=0.0, epoch=epoch, timeout_s=_PATIENCE_S, traced=timed is not None)
         ended = time.perf_counter()
         spent = _spent_s(report.times, timed) if timed is not None else 0.0
         facts = np.array([started, ended, report.issue_s, spent, report.error is not None], np.float64)

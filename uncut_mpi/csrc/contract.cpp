@@ -46,9 +46,10 @@ nb::dict records() {
                               FIELD(BufferRecord, matrix), FIELD(BufferRecord, dtype), FIELD(BufferRecord, pad),
                               FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
                               FIELD(BufferRecord, offset));
-    found["operations"] = layout(sizeof(Operation), FIELD(Operation, code), FIELD(Operation, pad),
-                                 FIELD(Operation, num_operands), FIELD(Operation, lane), FIELD(Operation, task),
-                                 FIELD(Operation, slot), FIELD(Operation, peer), FIELD(Operation, first_operand));
+    found["operations"] =
+        layout(sizeof(Operation), FIELD(Operation, code), FIELD(Operation, pad), FIELD(Operation, num_operands),
+               FIELD(Operation, lane), FIELD(Operation, task), FIELD(Operation, slot), FIELD(Operation, value),
+               FIELD(Operation, peer), FIELD(Operation, first_operand));
     found["bound_operands"] = layout(
         sizeof(Operand), FIELD(Operand, buffer), FIELD(Operand, dtype), FIELD(Operand, factor), FIELD(Operand, op),
         FIELD(Operand, room), FIELD(Operand, offset), FIELD(Operand, rows), FIELD(Operand, cols), FIELD(Operand, ld));

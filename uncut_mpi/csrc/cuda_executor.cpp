@@ -258,16 +258,17 @@ void Run::issue_batch(const Step &step) {
     const Executor::Batch &batch = executor_->batches_[step.payload];
     MemOp *ops = executor_->mem_ops_.data() + batch.first;
     for (std::uint32_t i = 0; i < batch.count; ++i)
-        if (ops[i].value.operation == mem_op_wait_value_32) ops[i].value.value = epoch_;
+        if (ops[i].value.operation == mem_op_wait_value_32)
+            ops[i].value.value = epoch_ + executor_->awaited_[batch.first + i];
     fail("cuStreamBatchMemOp",
          device_.driver().cuStreamBatchMemOp(executor_->lanes_[step.lane].stream, batch.count, ops, 0), false, &step);
 }
 
 // The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
 void Run::signal(const Step &step) {
+    const Executor::Signal &it = executor_->signals_[step.payload];
     fail("cuStreamWriteValue32",
-         device_.driver().cuStreamWriteValue32(executor_->lanes_[step.lane].stream,
-                                               executor_->signals_[step.payload].address, epoch_, 0),
+         device_.driver().cuStreamWriteValue32(executor_->lanes_[step.lane].stream, it.address, epoch_ + it.value, 0),
          false, &step);
 }
 

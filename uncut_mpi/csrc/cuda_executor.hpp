@@ -28,9 +28,11 @@ namespace uncut::cuda {
 struct Operation {
     std::uint8_t code, pad;
     std::uint16_t num_operands;
-    std::int32_t lane, task, slot, peer, first_operand;
+    std::int32_t lane, task, slot;
+    std::uint32_t value;
+    std::int32_t peer, first_operand;
 };
-static_assert(sizeof(Operation) == 24);
+static_assert(sizeof(Operation) == 28);
 
 struct Operand {
     std::int32_t buffer;
@@ -153,6 +155,7 @@ class Executor {
     };
     struct Signal {
         Address address;
+        std::uint32_t value;  // after the epoch
     };
     struct Batch {
         std::uint32_t first, count;  // in mem_ops_
@@ -188,7 +191,8 @@ class Executor {
     std::vector<Gemm> gemms_;
     std::vector<Combine> combines_;
     std::vector<Signal> signals_;
-    std::vector<MemOp> mem_ops_;  // values of waits are those of the latest run
+    std::vector<MemOp> mem_ops_;          // values of waits are those of the latest run
+    std::vector<std::uint32_t> awaited_;  // value after the epoch of each of them that is a wait
     std::vector<Batch> batches_;
     std::uint32_t *board_;
     std::size_t board_words_, rank_;

@@ -109,7 +109,8 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                     program.peer_flags[operation.peer] == 0)
                     refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
                 signals_.push_back({static_cast<Address>(program.peer_flags[operation.peer]) +
-                                    4 * static_cast<Address>(operation.slot)});
+                                        4 * static_cast<Address>(operation.slot),
+                                    operation.value});
                 add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
                 continue;
             default: refuse(operation, "operation code " + std::to_string(operation.code) + " is unknown");
@@ -218,6 +219,8 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
     // A write takes the lane 1.5 us: before a wait mostly while it would wait anyway, after it never.
     mem_ops_.push_back(write_word(word, 2 * index + 1));
     mem_ops_.push_back(wait);
+    awaited_.resize(mem_ops_.size());
+    awaited_.back() = operation.value;
     batches_.back().count = static_cast<std::uint32_t>(mem_ops_.size()) - batches_.back().first;
 }
 

@@ -102,12 +102,12 @@ class AdoptedArray:
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class FlagTable:
     """
-    Where flags lie.
+    Where flags lie: 32-bit words, each written by one lane of another rank.
 
     Attributes
     ----------
     own : int
-        Address of this rank's flags: 32-bit words, slot s at ``own + 4 s``.
+        Address of this rank's flags, slot s at ``own + 4 s``.
     peers : ndarray of int64, shape (num_ranks,)
         Address, in this process, of every rank's flags (this rank's entry equals `own`).
     """
@@ -224,7 +224,16 @@ class Run(abc.ABC):
 
 
 class Executable(abc.ABC):
-    """An operation list bound to addresses, with its streams, events and workspaces; runs many times."""
+    """
+    An operation list bound to addresses, with its streams, events and workspaces; runs many times.
+
+    Attributes
+    ----------
+    span : int
+        How far a run takes the epoch: the next one begins at epoch + span, modulo 2³². The same on all ranks.
+    """
+
+    span: int
 
     @abc.abstractmethod
     def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
@@ -242,7 +251,8 @@ class Executable(abc.ABC):
         alpha, beta : float
             Values of the symbols; an operand whose factor is 0 is not read.
         epoch : int
-            Value written to flags; a wait is over when (flag − epoch) mod 2³² is below 2³¹.
+            What no flag is ahead of when the run begins. A signal writes epoch + value; a wait is over when
+            (flag − (epoch + value)) mod 2³² is below 2³¹.
         timeout_s : float
             A `StallError` goes into the report when no word of the progress board, of any rank, has
             changed for so long while this rank still waits. It names the awaited task and rank.

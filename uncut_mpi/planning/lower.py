@@ -2,10 +2,12 @@
 Lowering: one rank's part of a schedule becomes a list of operations for an executor.
 
 Synchronisation follows mechanically from the awaits: same lane, nothing; same rank, an event;
-other rank, a flag in the *waiter's* memory, written by the producer's lane after its task. A wait
-that an earlier wait of the same lane on the same producer lane already implies is left out (lanes
-and flag writes keep their order). A task's waits, body and signals are emitted together, at its
-place in the global order (premise P3).
+other rank, a flag in the *waiter's* memory. A flag is one 32-bit word per (producer lane, waiting
+rank): the lane writes into it how far it has come, in sequence numbers, which count the tasks of a
+lane from 1 in the global order. A wait that an earlier wait of the same lane on the same producer
+lane already implies is left out, and so is a signal that nobody waits for (lanes and flag writes keep
+their order). A task's waits, body and signals are emitted together, at its place in the global order
+(premise P3).
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ class Code(enum.IntEnum):
     """
     What an operation does; COPY, GEMM and COMBINE have the values of the task kinds.
 
-    WAIT_FLAG: the lane waits until flag `slot` in this rank's memory has reached the epoch.
+    WAIT_FLAG: the lane waits until flag `slot` in this rank's memory has reached epoch + `value`.
     WAIT_EVENT: the lane waits for event `slot` of this rank. RECORD: the lane records event `slot`.
-    SIGNAL: the lane writes the epoch to flag `slot` in the memory of rank `peer`.
+    SIGNAL: the lane writes epoch + `value` to flag `slot` in the memory of rank `peer`.
     """
 
     COPY = 0
@@ -48,6 +50,7 @@ OPERATION_DTYPE: Final = np.dtype(
         ("lane", "<i4"),  # index into OperationList.lanes
         ("task", "<i4"),  # index in the schedule's global order
         ("slot", "<i4"),  # flag slot or event; -1 for bodies
+        ("value", "<i4"),  # SIGNAL: the sequence of the task; WAIT_FLAG: of the awaited one; else 0
         ("peer", "<i4"),  # SIGNAL: whose memory; WAIT_FLAG: the producer's rank; else -1
         ("first_operand", "<i4"),  # index into OperationList.operands; -1 if none
     ]
@@ -88,10 +91,10 @@ class OperationList:
         The memories of the job, into which buffers and lanes point.
     num_events : int
         Events the list uses, numbered from 0.
-    num_flags : int
-        Flag slots in this rank's memory, numbered from 0.
-    flag_tasks : ndarray of int32, shape (num_flags,)
-        Task (index in the global order) after which each of them is written.
+    flag_lanes : ndarray of LANE_DTYPE, shape (num_flags,)
+        The lane that writes each of the flags in this rank's memory, by slot.
+    span : int
+        How far a run takes the epoch: at least 1, and no signal of any rank has a larger value.
     """
 
     rank: int
@@ -102,8 +105,13 @@ class OperationList:
     buffers: np.ndarray
     locations: np.ndarray
     num_events: int
-    num_flags: int
-    flag_tasks: np.ndarray
+    flag_lanes: np.ndarray
+    span: int
+
+    @property
+    def num_flags(self) -> int:
+        """Flags in this rank's memory, numbered from 0."""
+        return len(self.flag_lanes)
 
     def buffers_used(self) -> np.ndarray:
         """Return the indices of the buffers that this rank's operations touch, ascending."""
@@ -127,18 +135,27 @@ class Lowering:
         (waiting task, awaited task) on one rank, different lanes; redundant ones left out.
     flag_waits : ndarray of int32, shape (f, 2)
         (waiting task, awaited task) on different ranks; redundant ones left out.
-    flags : ndarray of int32, shape (s, 3)
-        (awaited task, waiting rank, slot in that rank's memory), one row per flag, in order.
+    sequence : ndarray of int32, shape (tasks,)
+        The place of each task on its lane, from 1.
+    signals : ndarray of int32, shape (s, 2)
+        (awaited task, waiting rank), in order.
+    flags : ndarray of int32, shape (f, 3)
+        (waiting rank, producer lane, slot in that rank's memory), one row per flag, in the order of the first two.
+    span : int
+        The largest value of any signal, and at least 1, so that each call has an epoch of its own.
     """
 
     schedule: Schedule
     event_waits: np.ndarray
     flag_waits: np.ndarray
+    sequence: np.ndarray
+    signals: np.ndarray
     flags: np.ndarray
+    span: int
 
     def num_flags(self) -> np.ndarray:
         """Return the number of flag slots in each rank's memory, int64 of shape (num_ranks,)."""
-        return np.bincount(self.flags[:, 1], minlength=self.schedule.num_ranks)
+        return np.bincount(self.flags[:, 0], minlength=self.schedule.num_ranks)
 
     def rank_list(self, rank: int) -> OperationList:
         """Return the operation list of `rank`."""
@@ -176,14 +193,28 @@ def lower(schedule: Schedule) -> Lowering:
     rank = tasks["rank"]
     local = rank[waits[:, 0]] == rank[waits[:, 1]]
     event_waits, flag_waits = waits[local], waits[~local]
-    # One flag per (producer, waiting rank); slots are numbered in the producers' global order.
-    pairs = np.unique(np.stack((flag_waits[:, 1], rank[flag_waits[:, 0]]), axis=1), axis=0)
-    by_rank = np.argsort(pairs[:, 1], kind="stable")
-    slots = np.empty(len(pairs), np.int32)
-    counts = np.bincount(pairs[:, 1], minlength=schedule.num_ranks) if len(pairs) else np.zeros(0, np.int64)
-    slots[by_rank] = expand_ranges(np.zeros(len(counts), np.int64), counts)
-    flags = np.concatenate((pairs, slots[:, None]), axis=1).astype(np.int32)
-    return Lowering(schedule, event_waits, flag_waits, flags)
+    signals = np.unique(np.stack((flag_waits[:, 1], rank[flag_waits[:, 0]]), axis=1), axis=0)
+    keys = np.unique(signals[:, 1].astype(np.int64) * len(schedule.lanes) + lane[signals[:, 0]])
+    flag_rank, flag_lane = np.divmod(keys, max(1, len(schedule.lanes)))
+    slot = np.arange(len(keys)) - np.searchsorted(flag_rank, flag_rank)
+    sequence = sequences(lane)
+    return Lowering(
+        schedule=schedule,
+        event_waits=event_waits,
+        flag_waits=flag_waits,
+        sequence=sequence,
+        signals=signals,
+        flags=np.stack((flag_rank, flag_lane, slot), axis=1).astype(np.int32),
+        span=int(sequence[signals[:, 0]].max(initial=1)),
+    )
+
+
+def sequences(lane: np.ndarray) -> np.ndarray:
+    """Return the place of each task on its lane, from 1, given the lanes of all tasks."""
+    order = np.argsort(lane, kind="stable")
+    sequence = np.empty(len(lane), np.int32)
+    sequence[order] = 1 + np.arange(len(lane)) - np.searchsorted(lane[order], lane[order])
+    return sequence
 
 
 # Order of the parts of one task within its place (premise P3).
@@ -201,32 +232,34 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
     events = lowering.event_waits[tasks["rank"][lowering.event_waits[:, 0]] == rank]
     recorded = np.unique(events[:, 1])
     waits = lowering.flag_waits[tasks["rank"][lowering.flag_waits[:, 0]] == rank]
+    signals = lowering.signals[tasks["rank"][lowering.signals[:, 0]] == rank]
     flags = lowering.flags
-    incoming = flags[flags[:, 1] == rank]  # sorted by producer
-    outgoing = flags[tasks["rank"][flags[:, 0]] == rank]
+    flag_keys = flags[:, 0].astype(np.int64) * len(schedule.lanes) + flags[:, 1]
+
+    def slots(ranks: np.ndarray | int, producers: np.ndarray) -> np.ndarray:
+        found = np.searchsorted(flag_keys, ranks * np.int64(len(schedule.lanes)) + tasks["lane"][producers])
+        found_slots: np.ndarray = flags[found, 2]
+        return found_slots
 
     bodies = own[tasks["kind"][own] != Kind.JOIN]
+    sequence = lowering.sequence
     parts = [
-        (Code.WAIT_EVENT, events[:, 0], np.searchsorted(recorded, events[:, 1]), np.full(len(events), -1)),
-        (
-            Code.WAIT_FLAG,
-            waits[:, 0],
-            incoming[np.searchsorted(incoming[:, 0], waits[:, 1]), 2] if len(waits) else np.zeros(0, np.int64),
-            tasks["rank"][waits[:, 1]],
-        ),
-        (Code.COPY, bodies, np.full(len(bodies), -1), np.full(len(bodies), -1)),
-        (Code.RECORD, recorded, np.arange(len(recorded)), np.full(len(recorded), -1)),
-        (Code.SIGNAL, outgoing[:, 0], outgoing[:, 2], outgoing[:, 1]),
+        (Code.WAIT_EVENT, events[:, 0], np.searchsorted(recorded, events[:, 1]), 0, -1),
+        (Code.WAIT_FLAG, waits[:, 0], slots(rank, waits[:, 1]), sequence[waits[:, 1]], tasks["rank"][waits[:, 1]]),
+        (Code.COPY, bodies, -1, 0, -1),
+        (Code.RECORD, recorded, np.arange(len(recorded)), 0, -1),
+        (Code.SIGNAL, signals[:, 0], slots(signals[:, 1], signals[:, 0]), sequence[signals[:, 0]], signals[:, 1]),
     ]
     total = sum(len(part[1]) for part in parts)
     operations = np.zeros(total, OPERATION_DTYPE)
     phase = np.empty(total, np.int64)
     start = 0
-    for code, task, slot, peer in parts:
+    for code, task, slot, value, peer in parts:
         stop = start + len(task)
         operations["code"][start:stop] = tasks["kind"][task] if code is Code.COPY else code
         operations["task"][start:stop] = task
         operations["slot"][start:stop] = slot
+        operations["value"][start:stop] = value
         operations["peer"][start:stop] = peer
         phase[start:stop] = _PHASE[code]
         start = stop
@@ -263,6 +296,6 @@ def _rank_list(lowering: Lowering, rank: int) -> OperationList:
         buffers=schedule.buffers,
         locations=schedule.locations,
         num_events=len(recorded),
-        num_flags=len(incoming),
-        flag_tasks=incoming[:, 0].copy(),  # slots are numbered in this order
+        flag_lanes=schedule.lanes[flags[flags[:, 0] == rank, 1]],
+        span=lowering.span,
     )

@@ -1,12 +1,15 @@
 """
 The proof of lowered lists: that they imply every await of their schedule, and hold its tasks.
 
-Happens-before is rebuilt from the lists alone: lanes are first in, first out; a wait for an event or
-flag is over after whatever stood on the recording or signalling lane before the record or signal.
+Happens-before is rebuilt from the lists alone: lanes are first in, first out; a wait for an event is
+over after whatever stood on the recording lane before the record, a wait for a value of a flag after
+whatever stood on the signalling lane before the first signal that writes so much.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,7 +17,7 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.lower import Code, OperationList, sequences
 from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges
 
 # Waits, then the body, then what tells others: the order within one task (premise P3).
@@ -45,7 +48,7 @@ def verify_lists(schedule: Schedule, lists: Sequence[OperationList]) -> int:
             _verify_order(schedule, rank, program)
         _verify_bodies(schedule, rank, program)
         _verify_events(rank, program)
-    flags = _verify_flags(lists)
+    flags = _verify_flags(schedule, lists)
     return _verify_awaits(schedule, lists, flags)
 
 
@@ -58,8 +61,6 @@ def _verify_frame(schedule: Schedule, rank: int, program: OperationList) -> None
         raise ScheduleError(f"the list of rank {rank} has other lanes or buffers than the schedule")
     operations = program.operations
     tasks = operations["task"]
-    if len(program.flag_tasks) != program.num_flags:
-        raise ScheduleError(f"the list of rank {rank} names {len(program.flag_tasks)} of {program.num_flags} flags")
     for wrong, what in (
         (_PHASE[operations["code"]] < 0, "has an unknown code"),
         ((operations["lane"] < 0) | (operations["lane"] >= len(lanes)), "is on a lane that does not exist"),
@@ -147,49 +148,70 @@ def _verify_events(rank: int, program: OperationList) -> None:
     _refuse(rank, program, wrong, "waits for an event that is not recorded before")
 
 
-def _verify_flags(lists: Sequence[OperationList]) -> dict[tuple[int, int], int]:
-    """Check one flag, one meaning; return the task that signals each (waiting rank, slot)."""
-    producer: dict[tuple[int, int], int] = {}
-    producer_rank: dict[tuple[int, int], int] = {}
+@dataclasses.dataclass(slots=True)
+class _Flag:
+    """What is written to one flag, in order: values, the tasks that write them, and their clocks."""
+
+    values: list[int] = dataclasses.field(default_factory=list)
+    tasks: list[int] = dataclasses.field(default_factory=list)
+    clocks: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+
+def _verify_flags(schedule: Schedule, lists: Sequence[OperationList]) -> dict[tuple[int, int], _Flag]:
+    """Check one flag, one lane, values that grow and waits for values that come; return the flags."""
+    flags: dict[tuple[int, int], _Flag] = {}
+    spans = {program.span for program in lists}
+    if len(spans) > 1 or min(spans) < 1:
+        raise ScheduleError(f"the lists say spans that differ or are not positive: {sorted(spans)}")
+    lane = schedule.tasks["lane"]
+    sequence = sequences(lane)
     for rank, program in enumerate(lists):
         operations = program.operations
         signals = operations[operations["code"] == Code.SIGNAL]
-        for task, slot, peer in zip(*(signals[name].tolist() for name in ("task", "slot", "peer")), strict=True):
+        for task, slot, value, peer in zip(
+            *(signals[name].tolist() for name in ("task", "slot", "value", "peer")), strict=True
+        ):
             if not 0 <= peer < len(lists) or peer == rank or not 0 <= slot < lists[peer].num_flags:
                 raise ScheduleError(
                     f"rank {rank}: task {task} signals flag {slot} of rank {peer}, which does not exist"
                 )
-            if (peer, slot) in producer:
-                raise ScheduleError(
-                    f"flag {slot} of rank {peer} is signalled twice: by task {producer[peer, slot]} of rank "
-                    f"{producer_rank[peer, slot]} and by task {task} of rank {rank}"
-                )
-            if lists[peer].flag_tasks[slot] != task:
-                raise ScheduleError(
-                    f"rank {rank}: task {task} signals flag {slot} of rank {peer}, whose list says that task "
-                    f"{int(lists[peer].flag_tasks[slot])} does"
-                )
-            producer[peer, slot], producer_rank[peer, slot] = task, rank
+            what = f"rank {rank}: task {task} signals {value} to flag {slot} of rank {peer}"
+            if lists[peer].flag_lanes[slot] != schedule.lanes[lane[task]]:
+                raise ScheduleError(f"{what}, whose list says that another lane does")
+            flag = flags.setdefault((peer, slot), _Flag())
+            if flag.tasks and lane[flag.tasks[-1]] != lane[task]:
+                raise ScheduleError(f"{what}, which task {flag.tasks[-1]} of another lane signals too")
+            if value != sequence[task]:
+                raise ScheduleError(f"{what}, but is task {sequence[task]} of its lane")
+            if flag.tasks and flag.tasks[-1] == task:
+                raise ScheduleError(f"{what} twice")
+            if value > program.span:
+                raise ScheduleError(f"{what}, beyond the span of {program.span}")
+            flag.values.append(value)
+            flag.tasks.append(task)
     for rank, program in enumerate(lists):
         operations = program.operations
         waits = operations[operations["code"] == Code.WAIT_FLAG]
-        for task, slot, peer in zip(*(waits[name].tolist() for name in ("task", "slot", "peer")), strict=True):
-            if not 0 <= slot < program.num_flags or (rank, slot) not in producer:
-                raise ScheduleError(f"rank {rank}: task {task} waits for flag {slot}, which nobody signals")
-            if producer_rank[rank, slot] != peer:
+        for task, slot, value, peer in zip(
+            *(waits[name].tolist() for name in ("task", "slot", "value", "peer")), strict=True
+        ):
+            what = f"rank {rank}: task {task} waits for {value} in flag {slot}"
+            found = flags.get((rank, slot))
+            if found is None or not 0 < value <= found.values[-1]:
+                raise ScheduleError(f"{what}, which nobody signals")
+            producer = found.tasks[bisect.bisect_left(found.values, value)]
+            if schedule.tasks["rank"][producer] != peer:
                 raise ScheduleError(
-                    f"rank {rank}: task {task} waits for flag {slot} as if rank {peer} signalled it; "
-                    f"rank {producer_rank[rank, slot]} does"
+                    f"{what} as if rank {peer} signalled it; rank {schedule.tasks['rank'][producer]} does"
                 )
-            if producer[rank, slot] >= task:
+            if producer >= task:
                 raise ScheduleError(
-                    f"rank {rank}: task {task} waits for flag {slot}, which task {producer[rank, slot]} signals, "
-                    "not earlier in the global order"
+                    f"{what}, which task {producer} is the first to signal, not earlier in the global order"
                 )
-    return producer
+    return flags
 
 
-def _verify_awaits(schedule: Schedule, lists: Sequence[OperationList], flags: dict[tuple[int, int], int]) -> int:
+def _verify_awaits(schedule: Schedule, lists: Sequence[OperationList], flags: dict[tuple[int, int], _Flag]) -> int:
     """Check that the lists alone imply every await."""
     tasks = schedule.tasks
     lane_of: list[int] = tasks["lane"].tolist()
@@ -200,28 +222,28 @@ def _verify_awaits(schedule: Schedule, lists: Sequence[OperationList], flags: di
     for later, earlier in zip(waiter[crossing].tolist(), awaited[crossing].tolist(), strict=True):
         to_prove.setdefault(later, []).append(earlier)
 
-    sync: dict[int, list[tuple[int, int, int]]] = {}
+    sync: dict[int, list[tuple[int, int, int, int]]] = {}
     for program in lists:
         operations = program.operations
         at = np.flatnonzero(_PHASE[operations["code"]] != 1)
-        for task, code, slot, peer in zip(
-            *(operations[name][at].tolist() for name in ("task", "code", "slot", "peer")), strict=True
+        for task, code, slot, value, peer in zip(
+            *(operations[name][at].tolist() for name in ("task", "code", "slot", "value", "peer")), strict=True
         ):
-            sync.setdefault(task, []).append((code, slot, peer))
+            sync.setdefault(task, []).append((code, slot, value, peer))
 
     now_on: dict[int, np.ndarray] = {}  # the clock of each lane; a lane not there has seen nothing
     at_event: dict[tuple[int, int], np.ndarray] = {}
-    at_flag: dict[tuple[int, int], np.ndarray] = {}
     rank_of: list[int] = tasks["rank"].tolist()
     for task in sorted(sync.keys() | to_prove.keys()):
         lane, rank = lane_of[task], rank_of[task]
         now = now_on.setdefault(lane, np.full(len(schedule.lanes), -1, np.int32))
         operations_here = sync.get(task, [])
-        for code, slot, _ in operations_here:
+        for code, slot, value, _ in operations_here:
             if code == Code.WAIT_EVENT:
                 np.maximum(now, at_event[rank, slot], out=now)
             elif code == Code.WAIT_FLAG:
-                np.maximum(now, at_flag[rank, slot], out=now)
+                flag = flags[rank, slot]
+                np.maximum(now, flag.clocks[bisect.bisect_left(flag.values, value)], out=now)
         for earlier in to_prove.get(task, ()):
             if now[lane_of[earlier]] < earlier:
                 raise ScheduleError(
@@ -230,13 +252,13 @@ def _verify_awaits(schedule: Schedule, lists: Sequence[OperationList], flags: di
                 )
         now[lane] = task
         snapshot: np.ndarray | None = None
-        for code, slot, peer in operations_here:
+        for code, slot, _, peer in operations_here:
             if code in (Code.RECORD, Code.SIGNAL):
                 snapshot = now.copy() if snapshot is None else snapshot
                 if code == Code.RECORD:
                     at_event[rank, slot] = snapshot
                 else:
-                    at_flag[peer, slot] = snapshot
+                    flags[peer, slot].clocks.append(snapshot)
     return int(crossing.sum())
 
 

@@ -68,7 +68,7 @@ class CudaExecutable(Executable):
         kernels: Mapping[int, int],
         description: str,
     ) -> None:
-        self._program = program
+        self._program, self.span = program, program.span
         self._board = board  # the native executor holds its address only
         self._description = description
         with device_errors(f"preparing a plan on {description}"):

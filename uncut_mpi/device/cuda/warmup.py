@@ -187,8 +187,8 @@ class WarmupList:
             buffers=buffers,
             locations=location_table(1),
             num_events=0,
-            num_flags=0,
-            flag_tasks=np.zeros(0, np.int32),
+            flag_lanes=np.zeros(0, LANE_DTYPE),
+            span=0,
         )
 
     def __len__(self) -> int:
@@ -196,5 +196,5 @@ class WarmupList:
 
     def _add(self, code: Code, operands: Sequence[tuple[int, ...]], lane: int) -> None:
         task = len(self._operations)
-        self._operations.append((code, 0, len(operands), lane, task, -1, -1, len(self._operands)))
+        self._operations.append((code, 0, len(operands), lane, task, -1, 0, -1, len(self._operands)))
         self._operands += operands

@@ -80,12 +80,13 @@ class HostExecutable(Executable):
                 f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
                 "use fewer compute lanes"
             )
-        self._program, self.board = program, board
+        self._program, self.board, self.span = program, board, program.span
         self.blas, self._disorder, self._fault, self._spins = blas, disorder, fault, spins
         self._calls = 0
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
         self.slots: list[int] = operations["slot"].tolist()
+        self.values: list[int] = operations["value"].tolist()
         self.tasks: list[int] = operations["task"].tolist()
         self.peers: list[int] = operations["peer"].tolist()
         lane_of = operations["lane"]
@@ -148,19 +149,20 @@ class HostExecutable(Executable):
 
     def describe_wait(self, lane: int, index: int) -> str:
         """Say what a lane waits for."""
-        record = self._program.lanes[lane]
-        if record["kind"] == LaneKind.COMPUTE:
-            name = f"compute lane {record['destination']}"
-        else:
-            ends = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
-            kind = "result" if record["kind"] == LaneKind.RESULT else "copy"
-            name = f"{kind} lane {'→'.join(ends)}"
         slot = self.slots[index]
         if self.codes[index] == Code.WAIT_FLAG:
-            awaited = f"task {self._program.flag_tasks[slot]} of rank {self.peers[index]} (slot {slot})"
+            producer = self._lane_name(self._program.flag_lanes[slot])
+            awaited = f"task {self.values[index]} of {producer} of rank {self.peers[index]} (slot {slot})"
         else:
             awaited = f"its own event {slot}"
+        name = self._lane_name(self._program.lanes[lane])
         return f"rank {self._program.rank} waits in {name}, before task {self.tasks[index]}, for {awaited}"
+
+    def _lane_name(self, record: np.void) -> str:
+        if record["kind"] == LaneKind.COMPUTE:
+            return f"compute lane {record['destination']}"
+        ends = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
+        return f"{'result' if record['kind'] == LaneKind.RESULT else 'copy'} lane {'→'.join(ends)}"
 
     def close(self) -> None:
         """Let go of every view; the memory belongs to others."""
@@ -240,7 +242,8 @@ class HostRun(Run):
     def _is_ready(self, index: int) -> bool:
         code = self._program.codes[index]
         if code == Code.WAIT_FLAG:
-            return (self._program.own_flags[self._program.slots[index]] - self._epoch) & _MASK < _HALF
+            word = self._program.own_flags[self._program.slots[index]]
+            return (word - self._epoch - self._program.values[index]) & _MASK < _HALF
         if code == Code.WAIT_EVENT:
             return self._program.slots[index] in self._recorded
         return True
@@ -271,7 +274,7 @@ class HostRun(Run):
     def _signal(self, index: int) -> None:
         target = self._program.targets[index]
         if target is not None:
-            target[0] = self._epoch
+            target[0] = (self._epoch + self._program.values[index]) & _MASK
 
     # -- turns -------------------------------------------------------------------------------
 
