@@ -1,4 +1,4 @@
-"""Inner loops of uncut_mpi: the schedulers, the simulator and the CUDA executor."""
+"""Inner loops of uncut_mpi: the schedulers, lowering, the simulator and the CUDA executor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -244,6 +244,31 @@ def contract() -> dict[str, Any]:
 
 def room_behind(regions: np.ndarray, buffers: np.ndarray) -> np.ndarray:
     """Return the rows of padding behind each region that belong to nobody, at most 255, as uint8."""
+
+# -- lowering ----------------------------------------------------------------------------------
+
+class Lowerer:
+    """Makes operation lists of a schedule's tasks, taken part by part; tables as in planning/schedule.py."""
+
+    def __init__(self, lanes: np.ndarray, buffers: np.ndarray, num_ranks: int, rank: int) -> None:
+        """With `rank` below 0 lists of all ranks are made."""
+
+    def take(
+        self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, settled: int
+    ) -> None:
+        """Take the next tasks; no later part may await one before `settled`. ValueError if one does."""
+
+    def list(self, rank: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return (operations, bound operands, number of events), two of uint8, and forget the tables."""
+
+    def flag_lanes(self, rank: int) -> np.ndarray:
+        """Return the lane that writes each flag in a rank's memory (int32)."""
+
+    def waits(self) -> np.ndarray:
+        """Return the waiting and the awaited task of every wait, in turns (int32), and forget them."""
+
+    @property
+    def span(self) -> int: ...
 
 # -- shares of a grid --------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class FakeCluster:
         lowering = lower(schedule)
         count = schedule.num_ranks
         self.memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
-        self.flags = [np.full(max(1, n), epoch, np.uint32) for n in lowering.num_flags()]
+        self.flags = [np.full(max(1, n), epoch, np.uint32) for n in lowering.num_flags]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         self.programs = [lowering.rank_list(rank) for rank in range(count)]
         addresses = [memory.ctypes.data for memory in self.memory]

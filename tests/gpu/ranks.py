@@ -47,7 +47,7 @@ class Rank:
                 self.backend.pin(self._host[index].ctypes.data, self._host[index].nbytes)
             else:
                 self._owned[index] = self.backend.allocate(int(sizes[index]))
-        self.flags = self.backend.allocate(4 * max(1, int(self._lowering.num_flags()[rank])))
+        self.flags = self.backend.allocate(4 * max(1, int(self._lowering.num_flags[rank])))
 
     def export(self) -> tuple[dict[int, bytes], dict[int, int], bytes]:
         """Handles of the device buffers, addresses of the host buffers, handle of the flags."""
@@ -65,7 +65,7 @@ class Rank:
             for index, address in host.items():
                 addresses[index] = address
             peers[rank] = self.flags.address if own else self.backend.open(flags)
-        count = max(1, int(self._lowering.num_flags()[self.rank]))
+        count = max(1, int(self._lowering.num_flags[self.rank]))
         self.backend.fill_words(self.flags.address, count, epoch)
         self.board = np.zeros(ProgressBoard.shape(len(exports)), np.uint32)
         self.program = self._lowering.rank_list(self.rank)

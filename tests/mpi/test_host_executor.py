@@ -28,7 +28,7 @@ class Rank:
         rank = comm.rank
         lowering = lower(self.schedule)
         self.backend = HostBackend(rank, comm.size, blas_threads=1, disorder=disorder, fault=fault)
-        count = int(lowering.num_flags()[rank])
+        count = int(lowering.num_flags[rank])
         flags = self.backend.allocate(4 * count)
         self.backend.fill_words(flags.address, count, self.epoch)
         sizes = buffer_bytes(self.schedule.buffers)

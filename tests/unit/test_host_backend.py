@@ -52,9 +52,9 @@ class Cluster:
         self._owned = []
         for owner, nbytes in zip(np.maximum(schedule.owners(), 0).tolist(), sizes, strict=True):
             self._owned.append((owner, self.backends[owner].allocate(int(nbytes))))
-        flags = [self.backends[r].allocate(4 * int(lowering.num_flags()[r])) for r in range(count)]
+        flags = [self.backends[r].allocate(4 * int(lowering.num_flags[r])) for r in range(count)]
         for r in range(count):
-            self.backends[r].fill_words(flags[r].address, int(lowering.num_flags()[r]), epoch)
+            self.backends[r].fill_words(flags[r].address, int(lowering.num_flags[r]), epoch)
         self.executables = []
         for r, backend in enumerate(self.backends):
             addresses = [a.address if owner == r else backend.open(a.handle) for owner, a in self._owned]
@@ -250,6 +250,25 @@ def test_epochs_wrap_around(epoch):
     with Cluster(case.build(), epoch=epoch) as cluster:
         for call in range(4):
             assert run_and_judge(case, cluster, 1.0, 0.5, call)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_event_recorded_by_two_lanes_in_either_order_is_awaited_for_what_it_says(seed):
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    cells = build.buffer(at=0, rows=7, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+
+    def copy(lane: int, source: int, *awaits: int) -> int:
+        to, of = RegionRef(cells, source + 1, 0, 1, 1), RegionRef(cells, source, 0, 1, 1)
+        return build.task(Kind.COPY, build.compute_lane(0, lane), to, [(of, F.ONE, N)], awaits)
+
+    before = [copy(4, 3) for _ in range(6)]  # what keeps lane 0 from its record
+    copy(1, 1, copy(0, 0, before[-1]))
+    copy(3, 5, copy(2, 4))
+    with Cluster(build.build(scheduler="test", grid=(1, 1), tile=0), disorder=Disorder(seed)) as cluster:
+        assert lower(cluster.schedule).rank_list(0).num_events == 1
+        cluster.buffer(cells)[...] = np.array([[np.pi, np.nan, np.nan, np.e, np.e, np.nan, np.nan]]).T
+        succeed(cluster.run(timeout_s=2.0))
+        assert cluster.buffer(cells)[:, 0].tolist() == [np.pi] * 3 + [np.e] * 4
 
 
 # -- what a schedule or an executor gets wrong shows -------------------------------------------------

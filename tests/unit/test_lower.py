@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -13,7 +14,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.lower import Code, OperationList, lower
+from uncut_mpi.planning.lower import Code, Lowerer, OperationList, lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 
@@ -69,8 +70,8 @@ def test_an_await_in_another_lane_of_the_rank_becomes_an_event() -> None:
     program = proven_lists(sketch.schedule())[0]
     assert ops(program) == [
         ("COPY", 0, -1, 0, -1),
-        ("RECORD", 0, 0, 0, -1),
-        ("WAIT_EVENT", 1, 0, 0, -1),
+        ("RECORD", 0, 0, 1, -1),
+        ("WAIT_EVENT", 1, 0, 1, 0),
         ("COPY", 1, -1, 0, -1),
     ]
     assert (program.num_events, program.num_flags) == (1, 0)
@@ -93,7 +94,7 @@ def test_a_join_has_waits_and_signals_but_no_body() -> None:
     join = sketch.join(0, 2, sketch.copy(0, 0), sketch.copy(0, 1))
     sketch.copy(1, 0, join)
     producer, waiter, _ = proven_lists(sketch.schedule())
-    assert ops(producer)[-3:] == [("WAIT_EVENT", 2, 0, 0, -1), ("WAIT_EVENT", 2, 1, 0, -1), ("SIGNAL", 2, 0, 1, 1)]
+    assert ops(producer)[-3:] == [("WAIT_EVENT", 2, 0, 1, 0), ("WAIT_EVENT", 2, 1, 1, 1), ("SIGNAL", 2, 0, 1, 1)]
     assert ops(waiter) == [("WAIT_FLAG", 3, 0, 1, 0), ("COPY", 3, -1, 0, -1)]
 
 
@@ -159,7 +160,7 @@ def test_of_two_tasks_in_one_lane_only_the_later_is_waited_for() -> None:
     first, second = sketch.copy(0, 0), sketch.copy(0, 0)
     sketch.copy(0, 1, first, second)
     assert [op for op in ops(proven_lists(sketch.schedule())[0]) if op[0] == "WAIT_EVENT"] == [
-        ("WAIT_EVENT", 2, 0, 0, -1)
+        ("WAIT_EVENT", 2, 0, 2, 0)
     ]
 
 
@@ -177,6 +178,54 @@ def test_a_wait_of_another_lane_of_the_rank_implies_nothing() -> None:
     sketch.copy(1, 0, first)
     sketch.copy(1, 1, first)
     assert [op[0] for op in ops(proven_lists(sketch.schedule())[1])].count("WAIT_FLAG") == 2
+
+
+def test_an_event_is_recorded_again_once_all_waits_for_it_stand_before() -> None:
+    sketch = Sketch()
+    first = sketch.copy(0, 0)
+    sketch.copy(0, 1, first)
+    second = sketch.copy(0, 0)  # the first is still to be awaited
+    sketch.copy(0, 2, first)
+    third = sketch.copy(0, 2)
+    sketch.copy(0, 1, second, third)
+    program = proven_lists(sketch.schedule())[0]
+    assert [op for op in ops(program) if op[0] != "COPY"] == [
+        ("RECORD", 0, 0, 1, -1),
+        ("WAIT_EVENT", 1, 0, 1, 0),
+        ("RECORD", 2, 1, 2, -1),
+        ("WAIT_EVENT", 3, 0, 1, 0),
+        ("RECORD", 4, 0, 2, -1),
+        ("WAIT_EVENT", 5, 1, 2, 0),
+        ("WAIT_EVENT", 5, 0, 2, 2),
+    ]
+
+
+def events_in_use(program: OperationList) -> int:
+    """Return how many records are at most still awaited at a time, one that is made included."""
+    waits = program.operations[program.operations["code"] == Code.WAIT_EVENT]
+    most, left, waiting = 0, {}, set()
+    for op in waits:
+        key = (int(op["peer"]), int(op["value"]))
+        left[key] = left.get(key, 0) + 1
+    for op in program.operations:
+        if op["code"] == Code.RECORD:
+            waiting.add((int(op["lane"]), int(op["value"])))
+            most = max(most, len(waiting))
+        elif op["code"] == Code.WAIT_EVENT:
+            key = (int(op["peer"]), int(op["value"]))
+            left[key] -= 1
+            if not left[key]:
+                waiting.remove(key)
+    return most
+
+
+def test_there_are_as_many_events_as_are_in_use_at_a_time() -> None:
+    fewer = 0
+    for seed in range(40):
+        for program in proven_lists(random_case(random.Random(seed))):
+            assert program.num_events == events_in_use(program), seed
+            fewer += program.num_events < (program.operations["code"] == Code.RECORD).sum()
+    assert fewer > 20
 
 
 def test_operands_carry_byte_offsets_leading_dimension_and_extents() -> None:
@@ -220,18 +269,52 @@ def test_random_awaits_are_kept_with_no_wait_that_an_earlier_one_of_its_lane_imp
         lane = schedule.tasks["lane"]
         reach: dict[tuple[int, int], int] = {}
         lowering = lower(schedule)
-        waits = np.concatenate((lowering.event_waits, lowering.flag_waits)).tolist()
-        for waiter, awaited in sorted(waits):
+        for waiter, awaited in lowering.waits.tolist():
             pair = (int(lane[waiter]), int(lane[awaited]))
             assert reach.get(pair, -1) < awaited, f"seed {seed}: task {waiter} waits for {awaited} without need"
             reach[pair] = awaited
+
+
+@pytest.mark.parametrize("first_seed", range(0, 40, 20))
+def test_lists_do_not_depend_on_how_the_schedule_was_cut(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 20):
+        rng = random.Random(seed)
+        schedule = random_case(rng)
+        count = len(schedule.tasks)
+        awaited = [min(schedule.awaited(task).tolist(), default=count) for task in range(count)]
+        cuts = sorted(rng.choices(range(count + 1), k=rng.randrange(8)))
+        rank = rng.choice([None, rng.randrange(schedule.num_ranks)])
+        lowerer = Lowerer(schedule, rank)
+        for start, stop in itertools.pairwise([0, *cuts, count]):
+            # As late or as early as it may be said.
+            settled = min([stop, *awaited[stop:]])
+            lowerer.take(schedule.tasks[start:stop], settled if stop == count else rng.choice([settled, 0]))
+        cut, whole = lowerer.lowering(), lower(schedule)
+        assert np.array_equal(cut.waits, whole.waits)
+        assert np.array_equal(cut.num_flags, whole.num_flags)
+        assert sorted(cut.lists) == ([rank] if rank is not None else sorted(whole.lists))
+        for number, mine in cut.lists.items():
+            other = whole.rank_list(number)
+            for name in ("operations", "operands", "lanes", "flag_lanes"):
+                assert np.array_equal(getattr(mine, name), getattr(other, name)), (seed, name)
+            assert (mine.num_events, mine.span) == (other.num_events, other.span)
+
+
+def test_a_task_that_was_said_to_be_settled_is_not_awaited_later() -> None:
+    sketch = Sketch()
+    sketch.copy(1, 0, sketch.copy(0, 0))
+    schedule = sketch.schedule()
+    lowerer = Lowerer(schedule)
+    lowerer.take(schedule.tasks[:1], 1)
+    with pytest.raises(ValueError, match="task 1 awaits task 0, which is settled"):
+        lowerer.take(schedule.tasks[1:], 2)
 
 
 def test_num_flags_agrees_with_the_lists() -> None:
     for seed in range(40):
         schedule = random_case(random.Random(seed))
         lowering = lower(schedule)
-        counts = lowering.num_flags().tolist()
+        counts = lowering.num_flags.tolist()
         assert counts == [lowering.rank_list(rank).num_flags for rank in range(schedule.num_ranks)]
 
 

@@ -754,8 +754,7 @@ def test_a_flag_slot_used_twice_is_always_refused() -> None:
 @pytest.mark.parametrize("field", ["code", "lane", "task", "slot", "value", "peer", "num_operands", "first_operand"])
 def test_any_changed_field_of_an_operation_is_refused(field: str) -> None:
     unused = {"slot": [Code.COPY, Code.GEMM, Code.COMBINE], "peer": [Code.COPY, Code.GEMM, Code.COMBINE, Code.RECORD]}
-    unused["peer"].append(Code.WAIT_EVENT)
-    unused["value"] = unused["peer"]
+    unused["value"] = unused["slot"]
     for seed in SEEDS:
         rng, schedule, lists = busy_case(seed)
         bodies = [Code.COPY, Code.GEMM, Code.COMBINE]
@@ -831,12 +830,36 @@ def test_a_list_that_describes_itself_wrongly_is_refused(field: str, words: str)
     assert words in list_refusal(schedule, lists)
 
 
-@pytest.mark.parametrize(("code", "words"), [(Code.RECORD, "records an event twice"), (Code.SIGNAL, " twice")])
+@pytest.mark.parametrize(("code", "words"), [(Code.RECORD, "records a task twice"), (Code.SIGNAL, " twice")])
 def test_telling_twice_is_refused(code: Code, words: str) -> None:
     _, schedule, lists = busy_case(1)
     rank, at = places(lists, code)[0]
     operations = np.insert(lists[rank].operations, at, lists[rank].operations[at])
     assert words in list_refusal(schedule, with_operations(lists, rank, operations))
+
+
+def test_an_event_recorded_again_before_all_waits_for_it_is_refused() -> None:
+    tried = 0
+    for seed in SEEDS:
+        _, schedule, lists = busy_case(seed)
+        for rank, at in places(lists, Code.RECORD):
+            operations = lists[rank].operations.copy()
+            code, slot = operations["code"], operations["slot"]
+            # What is awaited later in another event, and recorded before.
+            later = np.flatnonzero((code[at:] == Code.WAIT_EVENT) & (slot[at:] != slot[at])) + at
+            earlier = set(slot[:at][code[:at] == Code.RECORD].tolist())
+            other = [index for index in later if slot[index] in earlier]
+            other = [i for i in other if not ((code[at:i] == Code.RECORD) & (slot[at:i] == slot[i])).any()]
+            if not other:
+                continue
+            waits = (code == Code.WAIT_EVENT) & (operations["peer"] == operations["lane"][at])
+            waits &= operations["value"] == operations["value"][at]
+            slot[waits] = slot[at] = slot[other[0]]
+            said = list_refusal(schedule, with_operations(lists, rank, operations))
+            assert "holds no record" in said, f"seed {seed}: {said!r}"
+            tried += 1
+            break
+    assert tried >= 15
 
 
 def test_a_flag_said_to_be_another_lane_s_is_refused() -> None:

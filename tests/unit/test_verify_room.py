@@ -14,10 +14,10 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.lower import OperationList, lower
+from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, REGION_DTYPE, Role, Schedule
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, REGION_DTYPE, Role, Schedule, expand_ranges
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.verify_room import verify_room
 
@@ -62,11 +62,18 @@ right: Rule = _native.room_behind
     ids=["always 7", "one too many", "inside a panel too", "behind the caller's too"],
 )
 @pytest.mark.parametrize("scheduler", ["kblocks", "uncut"])
-def test_a_wrong_rule_of_room_is_found(monkeypatch: pytest.MonkeyPatch, scheduler: str, wrong: Rule) -> None:
+def test_a_wrong_rule_of_room_is_found(scheduler: str, wrong: Rule) -> None:
     schedule = schedule_of(scheduler)
-    monkeypatch.setattr(_native, "room_behind", wrong)
+    lowering = lower(schedule)
+    lists = {}
+    for program in lists_of(schedule):
+        bodies = schedule.tasks[program.operations["task"][program.operations["code"] <= Code.COMBINE]]
+        regions = schedule.operands["region"][expand_ranges(bodies["first_operand"], bodies["num_operands"])]
+        operands = program.operands.copy()
+        operands["room"] = wrong(schedule.regions[regions], schedule.buffers)
+        lists[program.rank] = dataclasses.replace(program, operands=operands)
     with pytest.raises(ScheduleError, match="has room for rows"):
-        verify(schedule, lower(schedule))
+        verify(schedule, dataclasses.replace(lowering, lists=lists))
 
 
 def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:

@@ -229,7 +229,7 @@ class CallMachinery:
             plans = plan_message.decode(data)
             entries = [entry, *(PlanEntry(entry.key) for _ in plans[1:])]
             for one, (summary, schedule) in zip(entries, plans, strict=True):
-                one.fill(schedule, lower(schedule), summary, self._group.rank)
+                one.fill(schedule, lower(schedule, self._group.rank), summary, self._group.rank)
             if len(entries) > 1:
                 entry.try_others(entries[1:])
         self._entries.add(entry)

@@ -147,7 +147,7 @@ class PlanEntry:
         self._schedule, self._summary = schedule, summary
         self.program: OperationList = lowering.rank_list(rank)
         self.softbuf_bytes = schedule.softbuf_bytes()
-        self.num_flags = lowering.num_flags()
+        self.num_flags = lowering.num_flags
         self.foreign = _touched_by_peers(schedule)
 
     def try_others(self, rivals: list[PlanEntry]) -> None:

@@ -189,7 +189,7 @@ class Workbench:
         """Return this rank's part of a probe, ready to run; close it."""
         bound: Executable | None = None
         with agreement.collective(self.group, f"preparing to measure {what}"):
-            program = lower(probe.schedule).rank_list(self.group.rank)
+            program = lower(probe.schedule, self.group.rank).rank_list(self.group.rank)
             addresses = np.array([self.address(where, offset) for where, offset in probe.windows], np.int64)
             bound = self.backend.executable(program, addresses, self._flags, self._board)
         assert bound is not None  # else the block raised

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <stdexcept>
 
-#include "cuda_executor.hpp"
 #include "records.hpp"
 #include "table_bytes.hpp"
 
@@ -29,7 +28,6 @@ nb::dict codes(Names... names) {
 }
 
 nb::dict records() {
-    using cuda::Operand, cuda::Operation;
     nb::dict found;
     found["tasks"] =
         layout(sizeof(TaskRecord), FIELD(TaskRecord, kind), FIELD(TaskRecord, pad), FIELD(TaskRecord, num_operands),
@@ -47,12 +45,15 @@ nb::dict records() {
                               FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
                               FIELD(BufferRecord, offset));
     found["operations"] =
-        layout(sizeof(Operation), FIELD(Operation, code), FIELD(Operation, pad), FIELD(Operation, num_operands),
-               FIELD(Operation, lane), FIELD(Operation, task), FIELD(Operation, slot), FIELD(Operation, value),
-               FIELD(Operation, peer), FIELD(Operation, first_operand));
-    found["bound_operands"] = layout(
-        sizeof(Operand), FIELD(Operand, buffer), FIELD(Operand, dtype), FIELD(Operand, factor), FIELD(Operand, op),
-        FIELD(Operand, room), FIELD(Operand, offset), FIELD(Operand, rows), FIELD(Operand, cols), FIELD(Operand, ld));
+        layout(sizeof(OperationRecord), FIELD(OperationRecord, code), FIELD(OperationRecord, pad),
+               FIELD(OperationRecord, num_operands), FIELD(OperationRecord, lane), FIELD(OperationRecord, task),
+               FIELD(OperationRecord, slot), FIELD(OperationRecord, value), FIELD(OperationRecord, peer),
+               FIELD(OperationRecord, first_operand));
+    found["bound_operands"] =
+        layout(sizeof(BoundOperandRecord), FIELD(BoundOperandRecord, buffer), FIELD(BoundOperandRecord, dtype),
+               FIELD(BoundOperandRecord, factor), FIELD(BoundOperandRecord, op), FIELD(BoundOperandRecord, room),
+               FIELD(BoundOperandRecord, offset), FIELD(BoundOperandRecord, rows), FIELD(BoundOperandRecord, cols),
+               FIELD(BoundOperandRecord, ld));
     return found;
 }
 
@@ -68,10 +69,9 @@ nb::dict enumerations() {
     found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
                           Name{"STAGING", staging_role});
     found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane});
-    found["Code"] =
-        codes(Name{"COPY", cuda::code_copy}, Name{"GEMM", cuda::code_gemm}, Name{"COMBINE", cuda::code_combine},
-              Name{"WAIT_FLAG", cuda::code_wait_flag}, Name{"WAIT_EVENT", cuda::code_wait_event},
-              Name{"RECORD", cuda::code_record}, Name{"SIGNAL", cuda::code_signal});
+    found["Code"] = codes(Name{"COPY", code_copy}, Name{"GEMM", code_gemm}, Name{"COMBINE", code_combine},
+                          Name{"WAIT_FLAG", code_wait_flag}, Name{"WAIT_EVENT", code_wait_event},
+                          Name{"RECORD", code_record}, Name{"SIGNAL", code_signal});
     return found;
 }
 

@@ -21,36 +21,13 @@
 #include <vector>
 
 #include "cuda_device.hpp"
+#include "records.hpp"
 
 namespace uncut::cuda {
 
-// The records of planning/lower.py, field by field.
-struct Operation {
-    std::uint8_t code, pad;
-    std::uint16_t num_operands;
-    std::int32_t lane, task, slot;
-    std::uint32_t value;
-    std::int32_t peer, first_operand;
-};
-static_assert(sizeof(Operation) == 28);
+using Operation = OperationRecord;
+using Operand = BoundOperandRecord;
 
-struct Operand {
-    std::int32_t buffer;
-    std::uint8_t dtype, factor, op;
-    std::uint8_t room;  // rows behind the region that belong to nobody
-    std::int64_t offset, rows, cols, ld;
-};
-static_assert(sizeof(Operand) == 40);
-
-enum OperationCode : std::uint8_t {
-    code_copy = 0,
-    code_gemm = 1,
-    code_combine = 2,
-    code_wait_flag = 4,
-    code_wait_event = 5,
-    code_record = 6,
-    code_signal = 7,
-};
 enum FactorCode : std::uint8_t { factor_zero = 0, factor_one = 1, factor_alpha = 2, factor_beta = 3 };
 
 inline constexpr std::size_t max_sources = 8;

@@ -9,6 +9,7 @@ namespace uncut {
 void bind_contract(nb::module_ &m);
 void bind_uncut_scheduler(nb::module_ &m);
 void bind_kblocks_scheduler(nb::module_ &m);
+void bind_lowering(nb::module_ &m);
 void bind_shares(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
 void bind_follower(nb::module_ &m);
@@ -17,11 +18,13 @@ void bind_meeting(nb::module_ &m);
 }  // namespace uncut
 
 NB_MODULE(_native, m) {
-    m.doc() = "Inner loops of uncut_mpi: the schedulers, the simulator, the CUDA executor, meetings of ranks.";
+    m.doc() =
+        "Inner loops of uncut_mpi: the schedulers, lowering, the simulator, the CUDA executor, meetings of ranks.";
     uncut::bind_contract(m);
     nb::exception<uncut::TooManyTasks>(m, "TooManyTasksError", PyExc_RuntimeError);
     uncut::bind_uncut_scheduler(m);
     uncut::bind_kblocks_scheduler(m);
+    uncut::bind_lowering(m);
     uncut::bind_shares(m);
     uncut::bind_simulator(m);
     uncut::bind_follower(m);

@@ -72,8 +72,33 @@ struct BufferRecord {
     std::uint8_t role = 0, matrix = 0, dtype = 0, pad = 0;
     std::int64_t rows = 0, cols = 0, ld = 0, offset = 0;
 };
+
+// Of an operation list: planning/lower.py.
+enum OperationCode : std::uint8_t {
+    code_copy = 0,
+    code_gemm = 1,
+    code_combine = 2,
+    code_wait_flag = 4,
+    code_wait_event = 5,
+    code_record = 6,
+    code_signal = 7,
+};
+struct OperationRecord {
+    std::uint8_t code = 0, pad = 0;
+    std::uint16_t num_operands = 0;
+    std::int32_t lane = 0, task = 0, slot = -1;
+    std::uint32_t value = 0;
+    std::int32_t peer = -1, first_operand = -1;
+};
+struct BoundOperandRecord {
+    std::int32_t buffer = 0;
+    std::uint8_t dtype = 0, factor = 0, op = 0;
+    std::uint8_t room = 0;  // rows behind the region that belong to nobody
+    std::int64_t offset = 0, rows = 0, cols = 0, ld = 0;
+};
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
-              sizeof(LaneRecord) == 16 && sizeof(BufferRecord) == 40);
+              sizeof(LaneRecord) == 16 && sizeof(BufferRecord) == 40 && sizeof(OperationRecord) == 28 &&
+              sizeof(BoundOperandRecord) == 40);
 
 // Rows of a panel's padding behind a region, which belong to nobody: a product may compute so many more. At most 255.
 inline std::uint8_t room_behind(const RegionRecord &region, const BufferRecord &buffer) {

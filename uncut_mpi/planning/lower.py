@@ -8,6 +8,9 @@ lane from 1 in the global order. A wait that an earlier wait of the same lane on
 lane already implies is left out, and so is a signal that nobody waits for (lanes and flag writes keep
 their order). A task's waits, body and signals are emitted together, at its place in the global order
 (premise P3).
+
+Events are few and used again: one is recorded again once every wait for its last record stands
+earlier in the list, since a device's wait is for what has been recorded when the wait is issued.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
-from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import Schedule
 
 
 class Code(enum.IntEnum):
@@ -29,7 +31,8 @@ class Code(enum.IntEnum):
     What an operation does; COPY, GEMM and COMBINE have the values of the task kinds.
 
     WAIT_FLAG: the lane waits until flag `slot` in this rank's memory has reached epoch + `value`.
-    WAIT_EVENT: the lane waits for event `slot` of this rank. RECORD: the lane records event `slot`.
+    RECORD: the lane records event `slot`, behind its task `value`. WAIT_EVENT: the lane waits for task `value` of lane
+    `peer` of this rank, of which event `slot` holds the record.
     SIGNAL: the lane writes epoch + `value` to flag `slot` in the memory of rank `peer`.
     """
 
@@ -50,8 +53,8 @@ OPERATION_DTYPE: Final = np.dtype(
         ("lane", "<i4"),  # index into OperationList.lanes
         ("task", "<i4"),  # index in the schedule's global order
         ("slot", "<i4"),  # flag slot or event; -1 for bodies
-        ("value", "<i4"),  # SIGNAL: the sequence of the task; WAIT_FLAG: of the awaited one; else 0
-        ("peer", "<i4"),  # SIGNAL: whose memory; WAIT_FLAG: the producer's rank; else -1
+        ("value", "<i4"),  # SIGNAL, RECORD: sequence of the task; waits: of the awaited one; else 0
+        ("peer", "<i4"),  # SIGNAL: whose memory; WAIT_FLAG, WAIT_EVENT: the producer's rank, lane; else -1
         ("first_operand", "<i4"),  # index into OperationList.operands; -1 if none
     ]
 )
@@ -90,7 +93,7 @@ class OperationList:
     locations : ndarray of LOCATION_DTYPE
         The memories of the job, into which buffers and lanes point.
     num_events : int
-        Events the list uses, numbered from 0.
+        Events the list uses, numbered from 0: as many as are in use at a time.
     flag_lanes : ndarray of LANE_DTYPE, shape (num_flags,)
         The lane that writes each of the flags in this rank's memory, by slot.
     span : int
@@ -125,88 +128,114 @@ class OperationList:
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Lowering:
     """
-    The synchronisation of a whole schedule, from which any rank's list can be cut.
+    The synchronisation of a whole schedule.
 
     Attributes
     ----------
-    schedule : Schedule
-        What was lowered.
-    event_waits : ndarray of int32, shape (e, 2)
-        (waiting task, awaited task) on one rank, different lanes; redundant ones left out.
-    flag_waits : ndarray of int32, shape (f, 2)
-        (waiting task, awaited task) on different ranks; redundant ones left out.
-    sequence : ndarray of int32, shape (tasks,)
-        The place of each task on its lane, from 1.
-    signals : ndarray of int32, shape (s, 2)
-        (awaited task, waiting rank), in order.
-    flags : ndarray of int32, shape (f, 3)
-        (waiting rank, producer lane, slot in that rank's memory), one row per flag, in the order of the first two.
+    lists : dict of int to OperationList
+        Of the ranks that were asked for.
+    waits : ndarray of int32, shape (w, 2)
+        (waiting task, awaited task) of every wait of every rank, in the order of the first.
+    num_flags : ndarray of int64, shape (num_ranks,)
+        Flags in each rank's memory.
     span : int
         The largest value of any signal, and at least 1, so that each call has an epoch of its own.
     """
 
-    schedule: Schedule
-    event_waits: np.ndarray
-    flag_waits: np.ndarray
-    sequence: np.ndarray
-    signals: np.ndarray
-    flags: np.ndarray
+    lists: dict[int, OperationList]
+    waits: np.ndarray
+    num_flags: np.ndarray
     span: int
-
-    def num_flags(self) -> np.ndarray:
-        """Return the number of flag slots in each rank's memory, int64 of shape (num_ranks,)."""
-        return np.bincount(self.flags[:, 0], minlength=self.schedule.num_ranks)
 
     def rank_list(self, rank: int) -> OperationList:
         """Return the operation list of `rank`."""
-        return _rank_list(self, rank)
+        return self.lists[rank]
 
 
-def lower(schedule: Schedule) -> Lowering:
+class Lowerer:
     """
-    Derive every event and flag that the awaits of `schedule` need.
+    Lowers the tasks of a schedule part by part.
+
+    What it holds from one part to the next is bounded: how far lanes have waited for each other, which events are in
+    use, the lengths of lanes, and the tasks that later parts may await. How a schedule is cut changes nothing.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Whose lanes and buffers the tasks use.
+    rank : int, optional
+        Make the list of this rank alone.
+    """
+
+    def __init__(self, schedule: Schedule, rank: int | None = None) -> None:
+        self._schedule = schedule
+        self._ranks = range(schedule.num_ranks) if rank is None else (rank,)
+        self._native = _native.Lowerer(
+            schedule.lanes, schedule.buffers, schedule.num_ranks, -1 if rank is None else rank
+        )
+
+    def take(self, tasks: np.ndarray, settled: int) -> None:
+        """
+        Take the next tasks of the global order.
+
+        Parameters
+        ----------
+        tasks : ndarray of TASK_DTYPE
+            Rows of the schedule's table.
+        settled : int
+            No task after these awaits one before this one: that is when it is known what a task has to tell others.
+        """
+        of = self._schedule
+        self._native.take(tasks, of.operands, of.regions, of.awaits, settled)
+
+    def lowering(self) -> Lowering:
+        """Return what has been lowered, once, when all tasks are settled."""
+        schedule, native = self._schedule, self._native
+        span = native.span
+        flag_lanes = [native.flag_lanes(rank) for rank in range(schedule.num_ranks)]
+        lists: dict[int, OperationList] = {}
+        for rank in self._ranks:
+            operations, operands, num_events = native.list(rank)
+            tables = (
+                operations.view(OPERATION_DTYPE),
+                operands.view(BOUND_OPERAND_DTYPE),
+                schedule.lanes[schedule.lanes["rank"] == rank],
+                schedule.lanes[flag_lanes[rank]],
+            )
+            for table in tables:
+                table.flags.writeable = False
+            lists[rank] = OperationList(
+                rank=rank,
+                num_ranks=schedule.num_ranks,
+                operations=tables[0],
+                operands=tables[1],
+                lanes=tables[2],
+                buffers=schedule.buffers,
+                locations=schedule.locations,
+                num_events=num_events,
+                flag_lanes=tables[3],
+                span=span,
+            )
+        counts = np.array([len(lanes) for lanes in flag_lanes], np.int64)
+        return Lowering(lists, native.waits().reshape(-1, 2), counts, span)
+
+
+def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
+    """
+    Derive every event and flag that the awaits of `schedule` need, and the operation lists.
 
     Local, pure: the same schedule gives the same lists on every rank.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What to lower; `Schedule.check` has passed it.
+    rank : int, optional
+        Make the list of this rank alone.
     """
-    tasks = schedule.tasks
-    waiter = np.repeat(np.arange(len(tasks), dtype=np.int64), tasks["num_awaits"])
-    awaited = schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])].astype(np.int64)
-    lane = tasks["lane"].astype(np.int64)
-    crossing = lane[waiter] != lane[awaited]
-    waiter, awaited = waiter[crossing], awaited[crossing]
-
-    # Of all waits of one lane on one other lane, keep those that look further than any before them:
-    # within a waiter the furthest first, then running maxima per (waiting lane, awaited lane).
-    pair = lane[waiter] * len(schedule.lanes) + lane[awaited]
-    order = np.lexsort((-awaited, waiter, pair))
-    waiter, awaited, pair = waiter[order], awaited[order], pair[order]
-    if len(pair):
-        segment = np.concatenate(([0], np.cumsum(pair[1:] != pair[:-1])))
-        reach = awaited + segment * (len(tasks) + 1)
-        before = np.concatenate(([-1], np.maximum.accumulate(reach)[:-1]))
-        first_of_segment = np.concatenate(([True], pair[1:] != pair[:-1]))
-        keep = first_of_segment | (reach > before)
-        waiter, awaited = waiter[keep], awaited[keep]
-    order = np.lexsort((awaited, waiter))
-    waits = np.stack((waiter[order], awaited[order]), axis=1).astype(np.int32)
-
-    rank = tasks["rank"]
-    local = rank[waits[:, 0]] == rank[waits[:, 1]]
-    event_waits, flag_waits = waits[local], waits[~local]
-    signals = np.unique(np.stack((flag_waits[:, 1], rank[flag_waits[:, 0]]), axis=1), axis=0)
-    keys = np.unique(signals[:, 1].astype(np.int64) * len(schedule.lanes) + lane[signals[:, 0]])
-    flag_rank, flag_lane = np.divmod(keys, max(1, len(schedule.lanes)))
-    slot = np.arange(len(keys)) - np.searchsorted(flag_rank, flag_rank)
-    sequence = sequences(lane)
-    return Lowering(
-        schedule=schedule,
-        event_waits=event_waits,
-        flag_waits=flag_waits,
-        sequence=sequence,
-        signals=signals,
-        flags=np.stack((flag_rank, flag_lane, slot), axis=1).astype(np.int32),
-        span=int(sequence[signals[:, 0]].max(initial=1)),
-    )
+    lowerer = Lowerer(schedule, rank)
+    lowerer.take(schedule.tasks, len(schedule.tasks))
+    return lowerer.lowering()
 
 
 def sequences(lane: np.ndarray) -> np.ndarray:
@@ -215,87 +244,3 @@ def sequences(lane: np.ndarray) -> np.ndarray:
     sequence = np.empty(len(lane), np.int32)
     sequence[order] = 1 + np.arange(len(lane)) - np.searchsorted(lane[order], lane[order])
     return sequence
-
-
-# Order of the parts of one task within its place (premise P3).
-_PHASE: Final = {Code.WAIT_EVENT: 0, Code.WAIT_FLAG: 1, Code.COPY: 2, Code.RECORD: 3, Code.SIGNAL: 4}
-
-
-def _rank_list(lowering: Lowering, rank: int) -> OperationList:
-    schedule = lowering.schedule
-    tasks = schedule.tasks
-    own = np.flatnonzero(tasks["rank"] == rank)
-    lane_ids = np.flatnonzero(schedule.lanes["rank"] == rank)
-    lane_number = np.full(len(schedule.lanes), -1, np.int64)
-    lane_number[lane_ids] = np.arange(len(lane_ids))
-
-    events = lowering.event_waits[tasks["rank"][lowering.event_waits[:, 0]] == rank]
-    recorded = np.unique(events[:, 1])
-    waits = lowering.flag_waits[tasks["rank"][lowering.flag_waits[:, 0]] == rank]
-    signals = lowering.signals[tasks["rank"][lowering.signals[:, 0]] == rank]
-    flags = lowering.flags
-    flag_keys = flags[:, 0].astype(np.int64) * len(schedule.lanes) + flags[:, 1]
-
-    def slots(ranks: np.ndarray | int, producers: np.ndarray) -> np.ndarray:
-        found = np.searchsorted(flag_keys, ranks * np.int64(len(schedule.lanes)) + tasks["lane"][producers])
-        found_slots: np.ndarray = flags[found, 2]
-        return found_slots
-
-    bodies = own[tasks["kind"][own] != Kind.JOIN]
-    sequence = lowering.sequence
-    parts = [
-        (Code.WAIT_EVENT, events[:, 0], np.searchsorted(recorded, events[:, 1]), 0, -1),
-        (Code.WAIT_FLAG, waits[:, 0], slots(rank, waits[:, 1]), sequence[waits[:, 1]], tasks["rank"][waits[:, 1]]),
-        (Code.COPY, bodies, -1, 0, -1),
-        (Code.RECORD, recorded, np.arange(len(recorded)), 0, -1),
-        (Code.SIGNAL, signals[:, 0], slots(signals[:, 1], signals[:, 0]), sequence[signals[:, 0]], signals[:, 1]),
-    ]
-    total = sum(len(part[1]) for part in parts)
-    operations = np.zeros(total, OPERATION_DTYPE)
-    phase = np.empty(total, np.int64)
-    start = 0
-    for code, task, slot, value, peer in parts:
-        stop = start + len(task)
-        operations["code"][start:stop] = tasks["kind"][task] if code is Code.COPY else code
-        operations["task"][start:stop] = task
-        operations["slot"][start:stop] = slot
-        operations["value"][start:stop] = value
-        operations["peer"][start:stop] = peer
-        phase[start:stop] = _PHASE[code]
-        start = stop
-    operations = operations[np.lexsort((operations["peer"], operations["slot"], phase, operations["task"]))]
-    of_task = tasks[operations["task"]]
-    operations["lane"] = lane_number[of_task["lane"]]
-    body = operations["code"] <= Code.COMBINE
-    operations["num_operands"] = np.where(body, of_task["num_operands"], 0)
-    source = expand_ranges(of_task["first_operand"][body], of_task["num_operands"][body])
-    counts = operations["num_operands"].astype(np.int64)
-    operations["first_operand"] = np.where(counts > 0, np.cumsum(counts) - counts, -1)
-
-    operand = schedule.operands[source]
-    region = schedule.regions[operand["region"]]
-    buffer = schedule.buffers[region["buffer"]]
-    operands = np.zeros(len(operand), BOUND_OPERAND_DTYPE)
-    operands["buffer"] = region["buffer"]
-    for name in ("factor", "op"):
-        operands[name] = operand[name]
-    operands["dtype"] = buffer["dtype"]
-    operands["rows"], operands["cols"], operands["ld"] = region["rows"], region["cols"], buffer["ld"]
-    itemsize = np.array([dtype.itemsize for dtype in DType], np.int64)[buffer["dtype"]]
-    operands["offset"] = (region["col"] * buffer["ld"] + region["row"]) * itemsize
-    operands["room"] = _native.room_behind(region, schedule.buffers)
-    lanes = schedule.lanes[lane_ids]
-    for table in (operations, operands, lanes):
-        table.flags.writeable = False
-    return OperationList(
-        rank=rank,
-        num_ranks=schedule.num_ranks,
-        operations=operations,
-        operands=operands,
-        lanes=lanes,
-        buffers=schedule.buffers,
-        locations=schedule.locations,
-        num_events=len(recorded),
-        flag_lanes=schedule.lanes[flags[flags[:, 0] == rank, 1]],
-        span=lowering.span,
-    )

@@ -42,13 +42,14 @@ def verify_lists(schedule: Schedule, lists: Sequence[OperationList]) -> int:
     """
     if len(lists) != schedule.num_ranks:
         raise ScheduleError(f"there are {len(lists)} lists for {schedule.num_ranks} ranks")
+    sequence = sequences(schedule.tasks["lane"])
     for rank, program in enumerate(lists):
         _verify_frame(schedule, rank, program)
         if len(program.operations):
             _verify_order(schedule, rank, program)
         _verify_bodies(schedule, rank, program)
-        _verify_events(rank, program)
-    flags = _verify_flags(schedule, lists)
+        _verify_events(sequence, rank, program)
+    flags = _verify_flags(schedule, lists, sequence)
     return _verify_awaits(schedule, lists, flags)
 
 
@@ -130,22 +131,35 @@ def _verify_bodies(schedule: Schedule, rank: int, program: OperationList) -> Non
             raise ScheduleError(f"rank {rank}: an operand of task {task} has another {name} than the schedule says")
 
 
-def _verify_events(rank: int, program: OperationList) -> None:
-    """Check that each event is recorded once, before anything waits for it."""
+def _verify_events(sequence: np.ndarray, rank: int, program: OperationList) -> None:
+    """Check that a wait for an event is issued while the event holds the record that is awaited."""
     operations = program.operations
-    place = np.full(program.num_events, -1, np.int64)
     code, slot = operations["code"], operations["slot"]
     uses_event = (code == Code.RECORD) | (code == Code.WAIT_EVENT)
     missing = uses_event & ((slot < 0) | (slot >= program.num_events))
     _refuse(rank, program, missing, "names an event that does not exist")
-    records = np.flatnonzero(code == Code.RECORD)
-    if len(np.unique(slot[records])) != len(records):
-        raise ScheduleError(f"rank {rank} records an event twice")
-    place[slot[records]] = records
-    waits = np.flatnonzero(code == Code.WAIT_EVENT)
-    wrong = np.zeros(len(operations), bool)
-    wrong[waits] = (place[slot[waits]] < 0) | (place[slot[waits]] > waits)
-    _refuse(rank, program, wrong, "waits for an event that is not recorded before")
+    records = code == Code.RECORD
+    wrong = records & (operations["value"] != sequence[operations["task"]])
+    _refuse(rank, program, wrong, "records another value than the sequence of its task")
+    twice = np.concatenate(([False], (np.diff(operations["task"]) == 0) & records[1:] & records[:-1]))
+    _refuse(rank, program, twice, "records a task twice")
+    holds: dict[int, tuple[int, int]] = {}
+    at = np.flatnonzero(uses_event)
+    for index, what, event, value, lane, peer in zip(
+        at.tolist(),
+        *(operations[name][at].tolist() for name in ("code", "slot", "value", "lane", "peer")),
+        strict=True,
+    ):
+        if what == Code.RECORD:
+            holds[event] = (lane, value)
+        elif holds.get(event) != (peer, value):
+            wrong = np.arange(len(operations)) == index
+            _refuse(
+                rank,
+                program,
+                wrong,
+                f"waits for task {value} of lane {peer}, of which event {event} holds no record there",
+            )
 
 
 @dataclasses.dataclass(slots=True)
@@ -157,14 +171,15 @@ class _Flag:
     clocks: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
-def _verify_flags(schedule: Schedule, lists: Sequence[OperationList]) -> dict[tuple[int, int], _Flag]:
+def _verify_flags(
+    schedule: Schedule, lists: Sequence[OperationList], sequence: np.ndarray
+) -> dict[tuple[int, int], _Flag]:
     """Check one flag, one lane, values that grow and waits for values that come; return the flags."""
     flags: dict[tuple[int, int], _Flag] = {}
     spans = {program.span for program in lists}
     if len(spans) > 1 or min(spans) < 1:
         raise ScheduleError(f"the lists say spans that differ or are not positive: {sorted(spans)}")
     lane = schedule.tasks["lane"]
-    sequence = sequences(lane)
     for rank, program in enumerate(lists):
         operations = program.operations
         signals = operations[operations["code"] == Code.SIGNAL]

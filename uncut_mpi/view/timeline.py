@@ -244,8 +244,7 @@ def _activities(schedule: Schedule, copies: np.ndarray) -> np.ndarray:
 
 
 def _awaits(schedule: Schedule, timed: np.ndarray, end_s: np.ndarray) -> np.ndarray:
-    lowering = lower(schedule)
-    waits = np.concatenate((lowering.event_waits, lowering.flag_waits)).astype(np.int64)
+    waits = lower(schedule).waits
     tasks = schedule.tasks
     # A JOIN stands for the task it waited for longest.
     stands_for = np.arange(len(tasks))

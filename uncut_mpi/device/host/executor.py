@@ -149,12 +149,12 @@ class HostExecutable(Executable):
 
     def describe_wait(self, lane: int, index: int) -> str:
         """Say what a lane waits for."""
-        slot = self.slots[index]
         if self.codes[index] == Code.WAIT_FLAG:
+            slot = self.slots[index]
             producer = self._lane_name(self._program.flag_lanes[slot])
             awaited = f"task {self.values[index]} of {producer} of rank {self.peers[index]} (slot {slot})"
         else:
-            awaited = f"its own event {slot}"
+            awaited = f"task {self.values[index]} of its own {self._lane_name(self._program.lanes[self.peers[index]])}"
         name = self._lane_name(self._program.lanes[lane])
         return f"rank {self._program.rank} waits in {name}, before task {self.tasks[index]}, for {awaited}"
 
@@ -183,7 +183,7 @@ class HostRun(Run):
         self._report = ExecutionReport()
         self._scalars = [0.0, 1.0, float(alpha), float(beta)]  # by Factor
         self._at = [0] * len(program.lanes)
-        self._recorded: set[int] = set()
+        self._recorded = [0] * len(program.lanes)  # of each lane, the sequence of the last task with a record
         self._late: list[list[int]] = [[] for _ in program.lanes]
         self._turns = program.turns(self)
         self._began_s = time.perf_counter()
@@ -245,7 +245,7 @@ class HostRun(Run):
             word = self._program.own_flags[self._program.slots[index]]
             return (word - self._epoch - self._program.values[index]) & _MASK < _HALF
         if code == Code.WAIT_EVENT:
-            return self._program.slots[index] in self._recorded
+            return self._recorded[self._program.peers[index]] >= self._program.values[index]
         return True
 
     def _step(self, lane: int, index: int) -> None:
@@ -258,7 +258,7 @@ class HostRun(Run):
         elif code == Code.SIGNAL:
             self._signal(index)
         elif code == Code.RECORD:
-            self._recorded.add(program.slots[index])
+            self._recorded[lane] = program.values[index]
         self._at[lane] += 1
         program.advance(lane)
 

@@ -1,0 +1,189 @@
+#include "lowering.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+
+namespace uncut {
+namespace {
+
+std::uint64_t key_of(std::int32_t first, std::int32_t second) {
+    return static_cast<std::uint64_t>(first) << 32 | static_cast<std::uint32_t>(second);
+}
+
+// A place in a pool: one that is free, or a new one.
+template <typename Element>
+std::int32_t put(std::vector<Element> &pool, std::vector<std::int32_t> &unused, const Element &element) {
+    if (unused.empty()) {
+        pool.push_back(element);
+        return static_cast<std::int32_t>(pool.size() - 1);
+    }
+    const std::int32_t at = unused.back();
+    unused.pop_back();
+    pool[at] = element;
+    return at;
+}
+
+}  // namespace
+
+Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord> buffers, std::size_t num_ranks,
+                 std::int32_t rank)
+    : buffers_(buffers.begin(), buffers.end()), ranks_(num_ranks) {
+    for (std::size_t r = 0; r < num_ranks; ++r)
+        ranks_[r].wanted = rank < 0 || static_cast<std::size_t>(rank) == r;
+    std::vector<std::int32_t> count(num_ranks, 0);
+    for (const LaneRecord &lane : lanes)
+        lanes_.push_back({lane.rank, count.at(lane.rank)++, 0});
+}
+
+void Lowerer::take(const TaskPart &part, std::int64_t settled) {
+    for (const TaskRecord &task : part.tasks)
+        take_task(part, task);
+    for (; listed_ < pending_.size() && first_ + static_cast<std::int64_t>(listed_) < settled; ++listed_) {
+        const Pending &task = pending_[listed_];
+        emit(static_cast<std::int32_t>(first_ + listed_), task, waits_.data() + listed_waits_);
+        listed_waits_ += task.num_waits;
+    }
+    if (2 * listed_ <= pending_.size()) return;  // so that on the whole each task is moved once
+    pending_.erase(pending_.begin(), pending_.begin() + listed_);
+    waits_.erase(waits_.begin(), waits_.begin() + listed_waits_);
+    first_ += listed_;
+    listed_ = listed_waits_ = 0;
+}
+
+void Lowerer::take_task(const TaskPart &part, const TaskRecord &task) {
+    Lane &lane = lanes_.at(task.lane);
+    const auto number = static_cast<std::int32_t>(first_ + pending_.size());
+    Pending waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
+    // Of the awaited tasks on one lane the furthest is looked at first, which implies the others.
+    const auto awaits = part.awaits.subspan(task.first_await, task.num_awaits);
+    awaited_.assign(awaits.begin(), awaits.end());
+    std::sort(awaited_.begin(), awaited_.end(), std::greater<>());
+    std::size_t kept = 0;
+    for (const std::int32_t awaited : awaited_) {
+        if (awaited < first_ + static_cast<std::int64_t>(listed_) || awaited >= number)
+            throw std::invalid_argument("task " + std::to_string(number) + " awaits task " + std::to_string(awaited) +
+                                        ", which is settled or not earlier");
+        const Pending &producer = pending_[awaited - first_];
+        if (producer.lane == task.lane) continue;
+        std::int32_t &reached = furthest_[key_of(task.lane, producer.lane)];
+        if (producer.sequence <= reached) continue;
+        reached = producer.sequence;
+        awaited_[kept++] = awaited;
+    }
+    awaited_.resize(kept);
+    std::reverse(awaited_.begin(), awaited_.end());
+    for (const bool local : {true, false})  // events, then flags
+        for (const std::int32_t awaited : awaited_) {
+            Pending &producer = pending_[awaited - first_];
+            if ((lanes_[producer.lane].rank == lane.rank) != local) continue;
+            waits.emplace_back(number, awaited);
+            ++waiting.num_waits;
+            await_task(waiting, producer);
+        }
+    Rank &rank = ranks_[lane.rank];
+    if (rank.wanted) bind_operands(part, task, rank.list.operands);
+    pending_.push_back(waiting);
+}
+
+void Lowerer::await_task(const Pending &waiting, Pending &awaited) {
+    const Lane &producer = lanes_[awaited.lane];
+    const std::int32_t rank = lanes_[waiting.lane].rank;
+    if (producer.rank == rank) {
+        if (awaited.event < 0) awaited.event = put(events_, unused_events_, {-1, 0});
+        ++events_[awaited.event].waits;
+        waits_.push_back({code_wait_event, awaited.event, awaited.sequence, producer.number});
+        return;
+    }
+    std::vector<std::int32_t> &known = ranks_[rank].flag_lanes;
+    const auto [flag, is_new] = flags_.try_emplace(key_of(awaited.lane, rank), static_cast<std::int32_t>(known.size()));
+    if (is_new) known.push_back(awaited.lane);
+    signal(awaited, rank, flag->second);
+    waits_.push_back({code_wait_flag, flag->second, awaited.sequence, producer.rank});
+}
+
+// Let a task signal to a rank, once.
+void Lowerer::signal(Pending &task, std::int32_t rank, std::int32_t slot) {
+    for (std::int32_t at = task.first_signal; at >= 0; at = signals_[at].next)
+        if (signals_[at].rank == rank) return;
+    const std::int32_t made = put(signals_, unused_signals_, {rank, slot, -1});
+    (task.first_signal < 0 ? task.first_signal : signals_[task.last_signal].next) = made;
+    task.last_signal = made;
+    span_ = std::max(span_, task.sequence);
+}
+
+void Lowerer::bind_operands(const TaskPart &part, const TaskRecord &task,
+                            std::vector<BoundOperandRecord> &bound) const {
+    for (const OperandRecord &operand : part.operands.subspan(task.first_operand, task.num_operands)) {
+        const RegionRecord &region = part.regions[operand.region];
+        const BufferRecord &buffer = buffers_.at(region.buffer);
+        BoundOperandRecord &made = bound.emplace_back();
+        made.buffer = region.buffer;
+        made.dtype = buffer.dtype;
+        made.factor = operand.factor;
+        made.op = operand.op;
+        made.room = room_behind(region, buffer);
+        made.offset = (region.col * buffer.ld + region.row) * bytes_of(buffer.dtype);
+        made.rows = region.rows;
+        made.cols = region.cols;
+        made.ld = buffer.ld;
+    }
+}
+
+// Write the waits, the body and what tells others of a task (premise P3).
+void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_wait) {
+    const Lane &lane = lanes_[task.lane];
+    Rank &rank = ranks_[lane.rank];
+    std::vector<OperationRecord> &operations = rank.list.operations;
+    OperationRecord operation;
+    operation.lane = lane.number;
+    operation.task = number;
+    for (const Wait *wait = first_wait; wait != first_wait + task.num_waits; ++wait) {
+        operation.code = wait->code;
+        operation.slot = wait->slot;
+        operation.value = wait->value;
+        operation.peer = wait->peer;
+        if (wait->code == code_wait_event) {
+            Event &event = events_[wait->slot];
+            operation.slot = event.slot;
+            if (--event.waits == 0) {
+                rank.free_events.push_back(event.slot);
+                unused_events_.push_back(wait->slot);
+            }
+        }
+        if (rank.wanted) operations.push_back(operation);
+    }
+    operation.slot = operation.peer = -1;
+    operation.value = 0;
+    if (task.kind != join_task && rank.wanted) {
+        OperationRecord body = operation;
+        body.code = task.kind;
+        body.num_operands = task.num_operands;
+        if (task.num_operands != 0) body.first_operand = rank.num_operands;
+        rank.num_operands += task.num_operands;
+        operations.push_back(body);
+    }
+    operation.value = task.sequence;
+    if (task.event >= 0) {
+        operation.code = code_record;
+        operation.slot = events_[task.event].slot = take_event(rank);
+        if (rank.wanted) operations.push_back(operation);
+    }
+    operation.code = code_signal;
+    for (std::int32_t at = task.first_signal; at >= 0; at = signals_[at].next) {
+        operation.slot = signals_[at].slot;
+        operation.peer = signals_[at].rank;
+        if (rank.wanted) operations.push_back(operation);
+        unused_signals_.push_back(at);
+    }
+}
+
+// An event that every wait for its last record stands before in the list.
+std::int32_t Lowerer::take_event(Rank &rank) {
+    if (rank.free_events.empty()) return rank.list.num_events++;
+    const std::int32_t slot = rank.free_events.back();
+    rank.free_events.pop_back();
+    return slot;
+}
+
+}  // namespace uncut

@@ -1,0 +1,103 @@
+// Lowering: the tasks of a schedule, taken part by part in the global order, become the operation lists of its ranks;
+// planning/lower.py says by which rules.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "records.hpp"
+
+namespace uncut {
+
+// Some tasks that follow one another, and the tables that they point into.
+struct TaskPart {
+    std::span<const TaskRecord> tasks;
+    std::span<const OperandRecord> operands;
+    std::span<const RegionRecord> regions;
+    std::span<const std::int32_t> awaits;
+};
+
+// What one rank issues, in order.
+struct RankOperations {
+    std::vector<OperationRecord> operations;
+    std::vector<BoundOperandRecord> operands;
+    std::int32_t num_events = 0;
+};
+
+// What it holds between parts is bounded by lanes that await each other, events in use and tasks that are not settled.
+class Lowerer {
+  public:
+    // With `rank` below 0 lists of all ranks are made.
+    Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord> buffers, std::size_t num_ranks,
+            std::int32_t rank);
+
+    // Take the next tasks. What a task tells others is known when all that await it are: no later part may await a task
+    // before `settled`, and the lists get the operations of these.
+    void take(const TaskPart &part, std::int64_t settled);
+
+    RankOperations &list(std::size_t rank) { return ranks_.at(rank).list; }
+    // By slot, the lane that writes each flag in a rank's memory.
+    const std::vector<std::int32_t> &flag_lanes(std::size_t rank) const { return ranks_.at(rank).flag_lanes; }
+    // How far a run takes the epoch: at least 1, so that each call has another.
+    std::int32_t span() const { return span_; }
+    // (waiting task, awaited task) of every wait.
+    std::vector<std::pair<std::int32_t, std::int32_t>> waits;
+
+  private:
+    struct Wait {
+        std::uint8_t code;
+        std::int32_t slot;  // of a flag; of an event its number in events_
+        std::int32_t value, peer;
+    };
+    struct Signal {
+        std::int32_t rank, slot, next;  // the next of the same task; -1: none
+    };
+    struct Event {
+        std::int32_t slot, waits;  // waits that are not in a list yet
+    };
+    struct Pending {
+        std::int32_t lane, sequence;
+        std::uint8_t kind;
+        std::uint16_t num_operands;
+        std::uint32_t num_waits;
+        std::int32_t event, first_signal, last_signal;  // -1: none
+    };
+    struct Lane {
+        std::int32_t rank, number;  // among the lanes of its rank
+        std::int32_t length;        // tasks so far
+    };
+    struct Rank {
+        bool wanted;
+        RankOperations list;
+        std::vector<std::int32_t> flag_lanes, free_events;
+        std::int32_t num_operands = 0;  // of operations in the list
+    };
+
+    void take_task(const TaskPart &part, const TaskRecord &task);
+    void await_task(const Pending &waiting, Pending &awaited);
+    void signal(Pending &task, std::int32_t rank, std::int32_t slot);
+    void bind_operands(const TaskPart &part, const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
+    void emit(std::int32_t number, const Pending &task, const Wait *first_wait);
+    std::int32_t take_event(Rank &rank);
+
+    std::vector<Lane> lanes_;
+    std::vector<BufferRecord> buffers_;
+    std::vector<Rank> ranks_;
+    std::unordered_map<std::uint64_t, std::int32_t> furthest_;  // (waiting lane, awaited lane): sequence waited for
+    std::unordered_map<std::uint64_t, std::int32_t> flags_;     // (producing lane, waiting rank): slot
+    std::int32_t span_ = 1;
+    // Tasks taken that are in no list yet, from number first_ on, after some that are in one; and their waits.
+    std::vector<Pending> pending_;
+    std::vector<Wait> waits_;
+    std::size_t listed_ = 0, listed_waits_ = 0;
+    std::int64_t first_ = 0;
+    std::vector<Event> events_;
+    std::vector<Signal> signals_;
+    std::vector<std::int32_t> unused_events_, unused_signals_, awaited_;
+};
+
+}  // namespace uncut
