@@ -270,6 +270,15 @@ class Lowerer:
     @property
     def span(self) -> int: ...
 
+def prove_lists(
+    tasks: np.ndarray, awaits: np.ndarray, lanes: np.ndarray, lists: list[tuple[np.ndarray, np.ndarray, int]], span: int
+) -> int:
+    """
+    Return how many awaits between lanes the lists of all ranks, (operations, lanes of flags, events), imply.
+
+    Their operations stand in the places of their tasks, on their lanes. ValueError: what is wrong.
+    """
+
 # -- shares of a grid --------------------------------------------------------------------------
 
 def fit_shares(speeds: list[float], rows: int) -> tuple[list[float], list[float], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.schedules import random_case
+from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -308,6 +310,24 @@ def test_a_task_that_was_said_to_be_settled_is_not_awaited_later() -> None:
     lowerer.take(schedule.tasks[:1], 1)
     with pytest.raises(ValueError, match="task 1 awaits task 0, which is settled"):
         lowerer.take(schedule.tasks[1:], 2)
+
+
+def test_the_proof_refuses_a_flag_of_two_lanes_also_if_they_are_described_alike() -> None:
+    sketch = Sketch(2)
+    first, _, third = sketch.copy(0, 0), sketch.copy(0, 1), sketch.copy(0, 1)
+    sketch.copy(1, 0, first)
+    sketch.copy(1, 1, third)
+    schedule = sketch.schedule()
+    lanes = schedule.lanes.copy()
+    lanes["destination"] = 0
+    schedule = dataclasses.replace(schedule, lanes=lanes)
+    lists = []
+    for program, code in zip(proven_lists(schedule), (Code.SIGNAL, Code.WAIT_FLAG), strict=True):
+        operations = program.operations.copy()
+        operations["slot"][operations["code"] == code] = 0
+        lists.append(dataclasses.replace(program, operations=operations))
+    with pytest.raises(ScheduleError, match="which lane 0 signals too"):
+        verify_lists(schedule, lists)
 
 
 def test_num_flags_agrees_with_the_lists() -> None:

@@ -1,16 +1,37 @@
-// Python's view of lowering.
+// Python's view of lowering and of its proof.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <deque>
 #include <utility>
 #include <vector>
 
+#include "list_proof.hpp"
 #include "lowering.hpp"
 #include "table_bytes.hpp"
 
 namespace nb = nanobind;
 
 namespace uncut {
+namespace {
+
+std::int64_t prove_lists(nb::handle tasks, nb::handle awaits, nb::handle lanes, const nb::list &lists,
+                         std::int32_t span) {
+    const ArrayBytes task_bytes(tasks), await_bytes(awaits), lane_bytes(lanes);
+    std::deque<ArrayBytes> held;  // as long as the views
+    std::vector<ListView> views;
+    for (const nb::handle list : lists) {
+        const auto &operations = held.emplace_back(list[0]), &flag_lanes = held.emplace_back(list[1]);
+        views.push_back(
+            {operations.records<OperationRecord>(), flag_lanes.records<LaneRecord>(), nb::cast<std::int32_t>(list[2])});
+    }
+    ListProof proof(task_bytes.records<TaskRecord>(), await_bytes.records<std::int32_t>(),
+                    lane_bytes.records<LaneRecord>(), std::move(views), span);
+    nb::gil_scoped_release unlocked;
+    return proof.run();
+}
+
+}  // namespace
 
 void bind_lowering(nb::module_ &m) {
     nb::class_<Lowerer>(m, "Lowerer", "Makes operation lists of a schedule's tasks, taken part by part.")
@@ -43,6 +64,8 @@ void bind_lowering(nb::module_ &m) {
                               std::size_t rank) { return as_array<std::int32_t>(std::vector(self.flag_lanes(rank))); })
         .def("waits", [](Lowerer &self) { return as_array<std::int32_t>(std::exchange(self.waits, {})); })
         .def_prop_ro("span", &Lowerer::span);
+    m.def("prove_lists", &prove_lists, nb::arg("tasks"), nb::arg("awaits"), nb::arg("lanes"), nb::arg("lists"),
+          nb::arg("span"), "Return how many awaits between lanes the lists imply. ValueError: what is wrong.");
 }
 
 }  // namespace uncut

@@ -236,11 +236,3 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
     lowerer = Lowerer(schedule, rank)
     lowerer.take(schedule.tasks, len(schedule.tasks))
     return lowerer.lowering()
-
-
-def sequences(lane: np.ndarray) -> np.ndarray:
-    """Return the place of each task on its lane, from 1, given the lanes of all tasks."""
-    order = np.argsort(lane, kind="stable")
-    sequence = np.empty(len(lane), np.int32)
-    sequence[order] = 1 + np.arange(len(lane)) - np.searchsorted(lane[order], lane[order])
-    return sequence

@@ -1,0 +1,177 @@
+#include "list_proof.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace uncut {
+namespace {
+
+std::string text(std::int64_t number) { return std::to_string(number); }
+
+const char *name_of(std::uint8_t code) {
+    return code == code_wait_event  ? "WAIT_EVENT"
+           : code == code_wait_flag ? "WAIT_FLAG"
+           : code == code_record    ? "RECORD"
+                                    : "SIGNAL";
+}
+
+bool holds(std::int32_t index, std::size_t size) { return index >= 0 && static_cast<std::size_t>(index) < size; }
+
+}  // namespace
+
+ListProof::ListProof(std::span<const TaskRecord> tasks, std::span<const std::int32_t> awaits,
+                     std::span<const LaneRecord> lanes, std::vector<ListView> lists, std::int32_t span)
+    : tasks_(tasks),
+      awaits_(awaits),
+      lane_records_(lanes),
+      lists_(std::move(lists)),
+      span_(span),
+      lanes_(lanes.size()),
+      ranks_(lists_.size()) {
+    for (std::size_t l = 0; l < lanes.size(); ++l) {
+        std::vector<std::int32_t> &of_rank = ranks_.at(lanes[l].rank).lanes;
+        lanes_[l].number = static_cast<std::int32_t>(of_rank.size());
+        of_rank.push_back(static_cast<std::int32_t>(l));
+    }
+    for (std::size_t r = 0; r < lists_.size(); ++r) {
+        ranks_[r].events.assign(lists_[r].num_events, {-1, 0});
+        ranks_[r].flags.resize(lists_[r].flag_lanes.size());
+    }
+}
+
+std::int64_t ListProof::run() {
+    std::int64_t proven = 0;
+    sequence_.reserve(tasks_.size());
+    for (const TaskRecord &task : tasks_) {
+        task_ = static_cast<std::int32_t>(sequence_.size());
+        lane_ = task.lane;
+        rank_ = task.rank;
+        sequence_.push_back(++lanes_[lane_].length);
+        Rank &rank = ranks_[rank_];
+        const std::span<const OperationRecord> operations = lists_[rank_].operations;
+        for (; rank.next < operations.size() && operations[rank.next].task == task_; ++rank.next)
+            operate(operations[rank.next]);
+        for (const std::int32_t awaited : awaits_.subspan(task.first_await, task.num_awaits)) {
+            const std::int32_t lane = tasks_[awaited].lane;
+            if (lane == lane_) continue;
+            if (!is_over({lane, sequence_[awaited]}))
+                throw std::invalid_argument("rank " + text(rank_) + ": the lists let task " + text(task_) + " (lane " +
+                                            text(lane_) + ") start before task " + text(awaited) + " (rank " +
+                                            text(tasks_[awaited].rank) + ", lane " + text(lane) +
+                                            "), which it awaits, is over");
+            ++proven;
+        }
+    }
+    return proven;
+}
+
+void ListProof::operate(const OperationRecord &operation) {
+    switch (operation.code) {
+        case code_wait_event:
+        case code_wait_flag: {
+            const Reach over = awaited_by(operation);
+            Lane &lane = lanes_[lane_];
+            lane.waits.push_back({lane.length, over});
+            std::int32_t &furthest = lane.furthest[over.lane];
+            furthest = std::max(furthest, over.sequence);
+            break;
+        }
+        case code_record: record(operation); break;
+        case code_signal: signal(operation); break;
+        default: break;
+    }
+}
+
+// What is over when a wait is.
+ListProof::Reach ListProof::awaited_by(const OperationRecord &wait) const {
+    const Rank &rank = ranks_[rank_];
+    const auto value = static_cast<std::int32_t>(wait.value);
+    if (wait.code == code_wait_event) {
+        if (!holds(wait.slot, rank.events.size())) refuse(wait, "names an event that does not exist");
+        const Reach &held = rank.events[wait.slot];
+        if (held.lane < 0 || lanes_[held.lane].number != wait.peer || held.sequence != value)
+            refuse(wait, "waits for task " + text(value) + " of lane " + text(wait.peer) + ", of which event " +
+                             text(wait.slot) + " holds no record there");
+        return held;
+    }
+    if (!holds(wait.slot, rank.flags.size())) refuse(wait, "names a flag that does not exist");
+    const Flag &flag = rank.flags[wait.slot];
+    const auto what = [&] { return "waits for " + text(value) + " in flag " + text(wait.slot); };
+    if (value <= 0 || value > flag.value)
+        refuse(wait, what() + ", which is signalled not earlier in the global order, if at all");
+    if (lane_records_[flag.lane].rank != wait.peer)
+        refuse(wait, what() + " as if rank " + text(wait.peer) + " signalled it; rank " +
+                         text(lane_records_[flag.lane].rank) + " does");
+    // The first signal of so much or more stands behind task `value` of the lane: values are sequences.
+    return {flag.lane, value};
+}
+
+void ListProof::record(const OperationRecord &operation) {
+    Rank &rank = ranks_[rank_];
+    const Reach own{lane_, lanes_[lane_].length};
+    if (!holds(operation.slot, rank.events.size())) refuse(operation, "names an event that does not exist");
+    if (static_cast<std::int32_t>(operation.value) != own.sequence)
+        refuse(operation,
+               "records " + text(operation.value) + ", but its task is task " + text(own.sequence) + " of its lane");
+    if (std::exchange(rank.recorded, task_) == task_) refuse(operation, "records a task twice");
+    rank.events[operation.slot] = own;
+}
+
+void ListProof::signal(const OperationRecord &operation) {
+    const auto value = static_cast<std::int32_t>(operation.value);
+    if (!holds(operation.peer, ranks_.size()) || operation.peer == rank_ ||
+        !holds(operation.slot, ranks_[operation.peer].flags.size()))
+        refuse(operation, "names a flag of rank " + text(operation.peer) + " that does not exist");
+    Flag &flag = ranks_[operation.peer].flags[operation.slot];
+    const auto what = [&] {
+        return "signals " + text(value) + " to flag " + text(operation.slot) + " of rank " + text(operation.peer);
+    };
+    if (std::memcmp(&lists_[operation.peer].flag_lanes[operation.slot], &lane_records_[lane_], sizeof(LaneRecord)) != 0)
+        refuse(operation, what() + ", whose list says that another lane does");
+    if (flag.lane >= 0 && flag.lane != lane_)
+        refuse(operation, what() + ", which lane " + text(flag.lane) + " signals too");
+    if (value != lanes_[lane_].length)
+        refuse(operation, what() + ", but its task is task " + text(lanes_[lane_].length) + " of its lane");
+    if (value == flag.value) refuse(operation, what() + " twice");
+    if (value > span_) refuse(operation, what() + ", beyond the span of " + text(span_));
+    flag = {lane_, value};
+}
+
+// Whether the task at hand starts after `awaited`: mostly its lane has waited for that, or for more.
+bool ListProof::is_over(const Reach &awaited) {
+    const auto found = lanes_[lane_].furthest.find(awaited.lane);
+    return (found != lanes_[lane_].furthest.end() && found->second >= awaited.sequence) || search(awaited);
+}
+
+// The same by way of other lanes: their waits are followed backwards, each once.
+bool ListProof::search(const Reach &awaited) {
+    for (const std::int32_t lane : std::exchange(reached_, {}))
+        lanes_[lane].over = 0, lanes_[lane].followed = 0;
+    std::vector<std::int32_t> todo{lane_};
+    reached_ = {lane_};
+    lanes_[lane_].over = lanes_[lane_].length;
+    while (!todo.empty()) {
+        Lane &lane = lanes_[todo.back()];
+        if (lane.followed == lane.waits.size() || lane.waits[lane.followed].at > lane.over) {
+            todo.pop_back();
+            continue;
+        }
+        const Reach over = lane.waits[lane.followed++].over;
+        Lane &other = lanes_[over.lane];
+        if (over.sequence <= other.over) continue;
+        if (other.over == 0) reached_.push_back(over.lane);
+        other.over = over.sequence;
+        if (over.lane == awaited.lane && over.sequence >= awaited.sequence) return true;
+        todo.push_back(over.lane);
+    }
+    return false;
+}
+
+void ListProof::refuse(const OperationRecord &operation, const std::string &what) const {
+    throw std::invalid_argument("operation " + text(ranks_[rank_].next) + " of rank " + text(rank_) + " (" +
+                                name_of(operation.code) + " of task " + text(operation.task) + ") " + what);
+}
+
+}  // namespace uncut
