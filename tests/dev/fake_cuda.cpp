@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -23,8 +24,12 @@ struct FakeStream {
     int number;
     std::deque<std::function<bool()>> queue;
 };
+struct Record {
+    bool passed = false;
+    std::uint64_t at = 0;
+};
 struct FakeEvent {
-    std::uint64_t recorded = 0, reached = 0, passed_at = 0;
+    std::shared_ptr<Record> latest;  // what was waited for before it is not touched by another record
     bool timed = false;
 };
 struct FakeBlas {
@@ -222,9 +227,8 @@ Code f_cuStreamSynchronize(Stream stream) {
     return success;
 }
 Code f_cuStreamWaitEvent(Stream stream, Event event, unsigned) {
-    auto *target = reinterpret_cast<FakeEvent *>(event);
-    const std::uint64_t wanted = target->recorded;
-    return enqueue("cuStreamWaitEvent", stream, "wait event", [=] { return target->reached >= wanted; });
+    const std::shared_ptr<Record> wanted = reinterpret_cast<FakeEvent *>(event)->latest;
+    return enqueue("cuStreamWaitEvent", stream, "wait event", [=] { return wanted == nullptr || wanted->passed; });
 }
 Code f_cuStreamWriteValue32(Stream stream, Address address, std::uint32_t value, unsigned) {
     return enqueue("cuStreamWriteValue32", stream, "signal " + number(value), [=] {
@@ -260,28 +264,27 @@ Code f_cuEventCreate(Event *event, unsigned flags) {
 Code f_cuEventDestroy(Event) { return success; }
 Code f_cuEventRecord(Event event, Stream stream) {
     auto *target = reinterpret_cast<FakeEvent *>(event);
-    const std::uint64_t mark = target->recorded + 1;
+    const auto record = std::make_shared<Record>();
     const Code code = enqueue("cuEventRecord", stream, target->timed ? "time" : "record", [=] {
-        target->reached = mark;
-        target->passed_at = ticks;
+        *record = {true, ticks};
         return true;
     });
-    if (code == success) target->recorded = mark;
+    if (code == success) target->latest = record;
     return code;
 }
 Code f_cuEventSynchronize(Event event) {
     auto *target = reinterpret_cast<FakeEvent *>(event);
     do {
         if (const Code code = at_once("cuEventSynchronize", [] {}); code != success) return code;
-    } while (target->reached < target->recorded);
+    } while (target->latest != nullptr && !target->latest->passed);
     return success;
 }
 Code f_cuEventElapsedTime(float *milliseconds, Event first, Event second) {
     const auto *from = reinterpret_cast<FakeEvent *>(first), *to = reinterpret_cast<FakeEvent *>(second);
-    if (!from->timed || !to->timed || from->recorded == 0 || to->recorded == 0) return 400;
-    if (from->reached < from->recorded || to->reached < to->recorded) return error_not_ready;
+    if (!from->timed || !to->timed || from->latest == nullptr || to->latest == nullptr) return 400;
+    if (!from->latest->passed || !to->latest->passed) return error_not_ready;
     return at_once("cuEventElapsedTime", [&] {
-        *milliseconds = static_cast<float>(static_cast<std::int64_t>(to->passed_at - from->passed_at));
+        *milliseconds = static_cast<float>(static_cast<std::int64_t>(to->latest->at - from->latest->at));
     });
 }
 Code f_cuMemAlloc(Address *address, std::size_t bytes) {
