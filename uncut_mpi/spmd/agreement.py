@@ -262,16 +262,12 @@ class CallExchange:
         meeting = self._meeting
         if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
             self._watch(what, timeout_s, missing, progress)
-            self._refuse_abandoned(what)
         self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
         if self._outcome == _WAITING:
             self._watch(what, timeout_s, missing, progress)
-        self._refuse_abandoned(what)
-        return self.everyone
-
-    def _refuse_abandoned(self, what: str) -> None:
-        if self._outcome == _ABANDONED:
+        elif self._outcome == _ABANDONED:
             self.check_left(what)
+        return self.everyone
 
     def check_left(self, what: str, *, by_giving_up: bool = True) -> None:
         """
@@ -336,6 +332,8 @@ class CallExchange:
             return self._outcome
 
         group.watch(met, what, timeout_s, missing=missing, progress=progress)
+        if self._outcome == _ABANDONED:
+            self.check_left(what)
 
     def unanimous(self) -> bool:
         """Return whether the last exchange has brought nothing but copies of `mine`. Local; quick."""
