@@ -33,9 +33,10 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
-    from uncut_mpi.api.entries import CallResult, PlanSummary
+    from uncut_mpi.api.calls import CallResult
     from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.matrix import Matrix
+    from uncut_mpi.api.plans import PlanSummary
     from uncut_mpi.api.session import Session
     from uncut_mpi.api.trace import Trace
 
@@ -54,8 +55,8 @@ _LAZY = {
     "Session": "uncut_mpi.api.session",
     "Matrix": "uncut_mpi.api.matrix",
     "GemmPlan": "uncut_mpi.api.gemm_plan",
-    "CallResult": "uncut_mpi.api.entries",
-    "PlanSummary": "uncut_mpi.api.entries",
+    "CallResult": "uncut_mpi.api.calls",
+    "PlanSummary": "uncut_mpi.api.plans",
     "Trace": "uncut_mpi.api.trace",
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather, collective_assert
+from uncut_mpi.api.calls import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -93,15 +94,15 @@ def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session
     a.array[...] = 1.0
     session.barrier()
     session.gemm(a, a)
-    fire = session._calls._finish
+    close = Call._close
 
-    def late(report):
+    def late(call):
         if comm.rank == comm.size - 1:
             allgather(comm, None)  # the others wait no more
-        fire(report)
+        close(call)
 
     with monkeypatch.context() as patch:
-        patch.setattr(session._calls, "_finish", late)
+        patch.setattr(Call, "_close", late)
         said = outcome(lambda: session.gemm(a, a))
     if comm.rank != comm.size - 1:
         allgather(comm, None)

@@ -9,7 +9,7 @@ from mpi4py import MPI
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
-from uncut_mpi.api import calls
+from uncut_mpi.api import flags
 from uncut_mpi.device.host import Disorder, HostBackend
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -20,16 +20,16 @@ BOUNDARIES = {"2^30": 1 << 30, "2^31": 1 << 31, "3*2^30": 3 << 30, "2^32": 1 << 
 def at_epoch(session, epoch: int) -> None:
     """Make the next call begin at `epoch`, as if the session had made all calls before; collective."""
     session.barrier()
-    session._calls._epoch = epoch % (1 << 32)
+    session._calls.binder.flags.epoch = epoch % (1 << 32)
     # The count is never further from the flags than its period, since all are written once in it.
-    session._calls._reset_flags()
+    session._calls.binder.flags.reset()
 
 
 def flags_of(session) -> np.ndarray:
     """Read all flags of this rank; between calls and barriers."""
-    count = int(session._calls._flags.sizes[session.rank]) // 4
+    count = int(session._calls.binder.flags.sizes[session.rank]) // 4
     flags = np.zeros((count, 1), np.uint32, order="F")
-    session._backend.to_host(int(session._calls._flags.addresses[session.rank]), count, flags)
+    session._backend.to_host(int(session._calls.binder.flags.addresses[session.rank]), count, flags)
     return flags[:, 0]
 
 
@@ -52,9 +52,9 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
     operands = make_operands(session, case)
     fresh = operands.c_MN.copy()
     with session.plan(operands.a, operands.b, operands.c, trans_b="T", options=OPTIONS) as plan:
-        session._calls._epoch = 0
+        session._calls.binder.flags.epoch = 0
         plan.execute(case.alpha, case.beta)
-        span = session._calls._epoch
+        span = session._calls.binder.flags.epoch
         at_epoch(session, boundary - 2 * span - 1)  # the third call begins before the boundary and ends behind it
         wrong, epochs = [], []
         for call in range(5):
@@ -65,7 +65,7 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
             set_matrix(session, operands.c, fresh)
             session.barrier()
             plan.execute(case.alpha, case.beta)
-            epochs.append(session._calls._epoch)
+            epochs.append(session._calls.binder.flags.epoch)
             wrong.append(mismatch(case, operands))
             session.barrier()
     wanted = [(boundary - 1 + (call - 1) * span) % (1 << 32) for call in range(5)]
@@ -81,7 +81,7 @@ def test_flags_say_how_far_lanes_have_come_and_never_more_than_the_count(comm, f
     session = fresh_session
     operands = make_operands(session, Case(50, 45, 40))
     session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
-    first = session._calls._epoch
+    first = session._calls.binder.flags.epoch
     session.barrier()
     once = flags_of(session).astype(np.int64)
     session.barrier()
@@ -89,7 +89,7 @@ def test_flags_say_how_far_lanes_have_come_and_never_more_than_the_count(comm, f
     twice = flags_of(session).astype(np.int64)
     session.barrier()
     good = np.array_equal(np.where(once > 0, once + first, 0), twice)
-    good &= session._calls._epoch == 2 * first and 0 <= once.min() <= once.max() <= first
+    good &= session._calls.binder.flags.epoch == 2 * first and 0 <= once.min() <= once.max() <= first
     collective_assert(comm, good, f"{first}: {once[once > 0]}, then {twice[twice > 0]}")
     highest = comm.allreduce(int(once.max()), MPI.MAX)
     collective_assert(comm, highest == first, f"{highest} is written at most, but a call takes the count {first} on")
@@ -101,11 +101,11 @@ def test_every_flag_is_rewritten_before_the_count_is_a_period_ahead_of_it(comm, 
     session = fresh_session
     operands = make_operands(session, Case(30, 30, 30))
     session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
-    span = session._calls._epoch
-    assert calls._FLAG_PERIOD == 1 << 30
-    monkeypatch.setattr(calls, "_FLAG_PERIOD", 3 * span)
+    span = session._calls.binder.flags.epoch
+    assert flags._PERIOD == 1 << 30
+    monkeypatch.setattr(flags, "_PERIOD", 3 * span)
     at_epoch(session, 0)
-    session._calls._board.abort[0] = 2 * span + 1  # as if the third call had failed one turn ago
+    session._calls.control.board.abort[0] = 2 * span + 1  # as if the third call had failed one turn ago
     seen = []
     for _ in range(6):
         session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)

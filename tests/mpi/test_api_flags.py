@@ -30,18 +30,18 @@ def test_flags_look_unreached_after_a_failed_growth(comm, monkeypatch):
         case = Case(160, 160, 160, place=("0", "1", "0"))
         operands = make_operands(session, case)
         # Words of new memory are 0, which from 2^31 on counts as reached.
-        session._calls._epoch = (1 << 31) + 5
-        session._calls._reset_flags()
-        session._calls._softbuf.ensure(np.full(session.size, 1 << 20, np.int64))
+        session._calls.binder.flags.epoch = (1 << 31) + 5
+        session._calls.binder.flags.reset()
+        session._calls.binder.softbuf.ensure(np.full(session.size, 1 << 20, np.int64))
         limit[0] = 4
         try:
             session.gemm(operands.a, operands.b, operands.c, beta=case.beta, options=options)
             found = "nothing was raised"
         except um.CapacityError as error:
             found = str(error)
-        own = int(session._calls._flags.addresses[session.rank])
+        own = int(session._calls.binder.flags.addresses[session.rank])
         words = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint32 * 1).from_address(own))
-        behind = int(words[0]) == session._calls._epoch
+        behind = int(words[0]) == session._calls.binder.flags.epoch
         collective_assert(comm, "on purpose" in found and behind, f"{found}; flag {words[0]}")
         limit[0] = 1 << 60
         session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=options)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers import jobs
 from tests.helpers.collective import allgather, carried, collective_assert
+from uncut_mpi.api.calls import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -115,14 +116,14 @@ def test_a_forked_child_cannot_open_a_session(comm, open_session):
 def test_an_interrupt_shows_the_program_and_not_the_way_down(comm, open_session, monkeypatch):
     with open_session(comm) as session:
         a = ones(session, (4, 4))
-        run = session._calls._fire
+        run = Call.run
 
         def interrupted(*arguments, **named):
             run(*arguments, **named)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(session._calls, "_fire", interrupted)
+            patch.setattr(Call, "run", interrupted)
             text = ""
             try:
                 session.gemm(a, a)
@@ -132,6 +133,23 @@ def test_an_interrupt_shows_the_program_and_not_the_way_down(comm, open_session,
     good = "ParamError" in after and "left the session by KeyboardInterrupt" in after
     good &= "test_api_life" in text and "gate.py" not in text and "calls.py" not in text and len(text.splitlines()) < 16
     collective_assert(comm, good, text)
+
+
+def test_a_plan_that_is_dropped_leaves_nothing_bound_and_its_session_lives_as_long(comm, open_session):
+    session = open_session(comm)
+    a, c = ones(session, (4, 4)), session.empty_host((4, 4))
+    bound = session._calls.binder._bound
+    plan = session.plan(a, a, c)
+    del session
+    gc.collect()
+    plan.execute()
+    counts = [len(bound)]
+    session = plan._session
+    del plan
+    gc.collect()
+    counts.append(len(bound))
+    session.close()
+    collective_assert(comm, counts == [1, 0], str(counts))
 
 
 # -- ranks that leave --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from tests.helpers.sessions import hide_arrays
-from uncut_mpi.api.trials import Trials
+from uncut_mpi.api.trials import Trial
 
 # Several schedules a plan, each bound and run four times: the same on many ranks, and slow.
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.usefixtures("few_ranks")]
@@ -45,7 +45,7 @@ def settle(session, plan, operands):
     """Call until a plan has chosen; return the digests of what ran, and what was wrong with the results here."""
     digests, wrongs = [], []
     while plan.tuning and len(digests) < ENOUGH:
-        digests.append(plan._entry.turn().summary.digest)
+        digests.append(plan._plan.turn.summary.digest)
         set_matrix(session, operands.c, operands.c_MN)
         session.barrier()
         plan.execute(CASE.alpha, CASE.beta)
@@ -70,24 +70,25 @@ def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(s
         allocations = session.counters.allocations
         set_matrix(session, operands.c, operands.c_MN)
         session.barrier()
-        plan.execute(CASE.alpha, CASE.beta)
+        planned = plan.execute(CASE.alpha, CASE.beta).planned
         wrong = mismatch(CASE, operands)
         collective_assert(comm, not wrong, wrong)
+        collective_assert(comm, not planned, "it was bound anew")
         assert session.counters.allocations == allocations
     release(session, operands)
 
 
 def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
-    record = Trials.record
+    after = Trial.after
 
     def made_up(self, seconds):
-        slow = 5.0 if self.turn == 0 and comm.rank == comm.size - 1 else 0.0
-        record(self, 1.0 + 0.1 * self.turn + slow)
+        slow = 5.0 if self.index == 0 and comm.rank == comm.size - 1 else 0.0
+        return after(self, 1.0 + 0.1 * self.index + slow)
 
-    monkeypatch.setattr(Trials, "record", made_up)
+    monkeypatch.setattr(Trial, "after", made_up)
     operands = make_operands(session, CASE)
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
-        second = plan._entry._rivals[0].summary.digest
+        second = plan._plan.plans[1].summary.digest
         _, wrongs = settle(session, plan, operands)
         collective_assert(comm, not wrongs, f"{wrongs}")
         collective_assert(comm, plan.summary.digest == second == plan.schedule.digest(), plan.summary.how)
@@ -99,15 +100,36 @@ def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
     release(session, operands)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_plans_of_one_product_that_chose_otherwise_are_told_apart(session, comm, monkeypatch):
+    operands = make_operands(session, CASE)
+    after, fast = Trial.after, [0]
+    monkeypatch.setattr(Trial, "after", lambda self, _: after(self, 1.0 + (self.index != fast[0])))
+    first, second = (session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) for _ in range(2))
+    for fast[0], plan in enumerate((first, second)):
+        settle(session, plan, operands)
+    collective_assert(comm, first.summary.digest != second.summary.digest, "both chose the same")
+    said = ""
+    try:
+        (first if comm.rank == 0 else second).execute(CASE.alpha, CASE.beta)
+    except um.RankMismatchError as error:
+        said = str(error)
+    collective_assert(comm, "execute: a=matrix" in said, said)
+    for plan in (first, second):
+        plan.execute(CASE.alpha, CASE.beta)
+        plan.close()
+    release(session, operands)
+
+
 def test_a_trace_is_that_of_the_schedule_shown_and_no_trial(session, comm):
     operands = make_operands(session, CASE)
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
         for _ in range(3):
             plan.execute(CASE.alpha, CASE.beta)
-        state = plan._entry.trials.state if plan.tuning else 0
+        before = plan._plan
         trace = plan.trace(CASE.alpha, CASE.beta)
         assert len(trace.start_s) == len(plan.schedule.tasks)
-        assert (plan._entry.trials.state if plan.tuning else 0) == state
+        assert plan._plan is before
         wrong = np.isfinite(trace.start_s).sum() != (plan.schedule.tasks["num_operands"] > 0).sum()
         collective_assert(comm, not wrong, "tasks without a time")
     release(session, operands)
@@ -118,7 +140,6 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
     operands = make_operands(session, CASE)
     planned = session.counters.planner_calls
     beta = CASE.beta if own_result else 0.0
-    tried = 1
     for _ in range(4 * OPTIONS.tune + 1):
         set_matrix(session, operands.c, operands.c_MN)
         session.barrier()
@@ -126,11 +147,10 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
         result = session.gemm(operands.a, operands.b, out, alpha=CASE.alpha, beta=beta, options=OPTIONS)
         wrong = mismatch(dataclasses.replace(CASE, beta=beta), dataclasses.replace(operands, c=out or result))
         collective_assert(comm, not wrong, wrong)
-        (entry,) = [one for one in session._plans.entries() if one.key.options == OPTIONS]
-        tried = max(tried, entry.summary.tried)
+        (plan,) = [one for one in session._plans.plans() if one.key.options == OPTIONS]
         if not own_result:
             session.release(result)
-    collective_assert(comm, entry.trials is None, "it still tries")
+    collective_assert(comm, not isinstance(plan, Trial), "it still tries")
     assert session.counters.planner_calls == planned + 1
     session._plans.clear()
     release(session, operands)
@@ -179,7 +199,7 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
     operands = make_operands(session, case)
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(tune=5)) as plan:
         collective_assert(comm, plan.tuning, "there is one kind of schedule")
-        refused, tried = plan._entry._rivals[0], plan.summary.tried
+        refused, tried = plan._plan.plans[1], plan.summary.tried
         refused_digest = refused.summary.digest
         if comm.rank == comm.size - 1 and when == "bound":
             executable = session._backend.executable
@@ -190,18 +210,18 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
                 return executable(program, *rest)
 
             monkeypatch.setattr(session._backend, "executable", refuse)
+        if comm.rank == comm.size - 1 and when == "run":
+            bind = session._calls.binder.bind
+
+            def broken(bound, matrices):
+                binding = bind(bound, matrices)
+                if bound is not refused:
+                    return binding
+                return dataclasses.replace(binding, executable=Failing(binding.executable))
+
+            monkeypatch.setattr(session._calls.binder, "bind", broken)
         errors, calls = 0, 0
         while plan.tuning and calls < ENOUGH:
-            turn = plan._entry.turn()
-            if when == "run" and turn is refused and comm.rank == comm.size - 1:
-                prepare = session._calls._prepare_turn
-
-                def broken(*arguments, prepare=prepare):
-                    prepare(*arguments)
-                    for key, binding in refused.bindings.items():
-                        refused.bindings[key] = dataclasses.replace(binding, executable=Failing(binding.executable))
-
-                monkeypatch.setattr(session._calls, "_prepare_turn", broken)
             set_matrix(session, operands.c, operands.c_MN)
             session.barrier()
             calls += 1
@@ -217,6 +237,44 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
         assert plan.summary.digest != refused_digest
         assert plan.summary.tried == tried - 1
         plan.execute(case.alpha, case.beta)
+    release(session, operands)
+
+
+def test_a_trial_of_schedules_none_of_which_can_run_is_an_error_and_may_begin_again(session, comm, monkeypatch):
+    operands, said = make_operands(session, CASE), ""
+
+    def refuse(*_):
+        raise um.CapacityError("no memory on purpose")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(session._backend, "executable", refuse)
+        try:
+            session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+        except um.CapacityError as error:
+            said = str(error)
+    collective_assert(comm, "on purpose" in said, said)
+    set_matrix(session, operands.c, operands.c_MN)
+    session.barrier()
+    session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
+    wrong = mismatch(CASE, operands)
+    collective_assert(comm, not wrong, wrong)
+    session._plans.clear()
+    release(session, operands)
+
+
+def test_schedules_are_tried_on_where_memory_that_grows_has_ended_every_binding(session, comm):
+    operands = make_operands(session, CASE)
+    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
+        for _ in range(4 * plan.summary.tried):
+            session._calls.binder.drop_all()
+            set_matrix(session, operands.c, operands.c_MN)
+            session.barrier()
+            plan.execute(CASE.alpha, CASE.beta)
+            wrong = mismatch(CASE, operands)
+            collective_assert(comm, not wrong, wrong)
+        assert not plan.tuning
+        plan.execute(CASE.alpha, CASE.beta)
     release(session, operands)
 
 

@@ -110,9 +110,9 @@ def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm, open_s
         with session.plan(small.a, small.b, small.c, options=OPTIONS) as plan:
             plan.execute(1.2345, 1.1154)
             wrong = mismatch(Case(20, 20, 20), small)
-            sizes = session._calls._softbuf.sizes.copy()
+            sizes = session._calls.binder.softbuf.sizes.copy()
             wrong += product(session, Case(700, 650, 600), um.ScheduleOptions(scheduler="uncut", tile=256))
-            grown = bool((session._calls._softbuf.sizes > sizes).any())
+            grown = bool((session._calls.binder.softbuf.sizes > sizes).any())
             if session.rank == 0:
                 small.c.array[...] = small.c_MN
             session.barrier()
@@ -159,7 +159,7 @@ def test_ranks_keep_the_same_plans_after_a_call_that_fails_on_one_of_them(comm, 
                 error = caught
         collective_assert(comm, error is not None, "a call succeeded that could not")
         multiply(third)
-        kept = sorted(entry.key.problem.m for entry in session._plans.entries())
+        kept = sorted(plan.key.problem.m for plan in session._plans.plans())
         multiply(first)
     sets = comm.allgather(kept)
     assert all(one == sets[0] for one in sets), sets

@@ -33,7 +33,7 @@ def main():
         ) as plan:
             plan.execute(1.0, 1.0)
             a, b = product.a.address, product.b.address
-            softbuf = int(session._calls._softbuf.addresses[session.rank])
+            softbuf = int(session._calls.binder.softbuf.addresses[session.rank])
             scratch = runtime.malloc(tile * tile * 8)
             stream = cupy.cuda.Stream(non_blocking=True)
             half = n // 2

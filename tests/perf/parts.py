@@ -84,13 +84,16 @@ def main():
         product = make_product(session, arguments, (n, n, n), DType.f64, generated_sources(arguments, n, n, n), "F")
         for text in texts or [""]:
             with session.plan(product.a, product.b, product.c, reads_c=True, options=options_of(text)) as plan:
-                entry = plan._entry
-                program = entry.program
+                whole = plan._plan
+                program = whole.program
                 kinds, sizes = kinds_of(program)
                 for keep, unordered in [(keep, False) for keep in SETS] + [((READ,), True), ((READ, WRITE), True)]:
                     left = np.isin(kinds, keep) if unordered else np.isin(kinds, (*keep, ""))
-                    entry.close()
-                    entry.program = dataclasses.replace(program, operations=program.operations[left])
+                    plan._keep(
+                        dataclasses.replace(
+                            whole, program=dataclasses.replace(program, operations=program.operations[left])
+                        )
+                    )
                     samples = []
                     for _ in range(7):
                         session.barrier()
@@ -110,8 +113,6 @@ def main():
                     rows.append(row)
                     if session.rank == 0:
                         report(size, place, row)
-                entry.program = program
-                entry.close()
         reset_result(session, product)
         if session.rank == 0:
             with open(out, "w", encoding="utf-8") as file:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncut_mpi.api.entries import PlanKey
+from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -147,7 +147,7 @@ def test_odd_machines_and_types(one: object, values: dict[str, object]) -> None:
 
 def key(options: ScheduleOptions, **problem: object) -> bytes:
     made = GemmProblem(**{"m": 8, "n": 9, "k": 10, "dtype": DType.f64, **problem})  # type: ignore[arg-type]
-    return PlanKey(made, Placement.parse("0,1,h"), options).digest()
+    return PlanKey(made, Placement.parse("0,1,h"), options).digest
 
 
 def test_equal_values_have_one_key() -> None:

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from uncut_mpi.api.entries import PlanEntry, PlanKey
 from uncut_mpi.api.plan_cache import PlanCache
-from uncut_mpi.errors import ParamError
+from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.request import Choices, Request, Scalars
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -16,127 +16,145 @@ from uncut_mpi.planning.options import ScheduleOptions
 class Caller:
     """Makes calls on a cache, as a session does, and counts the keys that were made."""
 
-    def __init__(self, max_plans):
-        self.cache = PlanCache(max_plans)
+    def __init__(self, max_plans, monkeypatch):
+        self.dropped = []
+        self.cache = PlanCache(max_plans, lambda plan: self.dropped.append(plan.key.problem.m))
         self.keys = 0
+        monkeypatch.setattr(PlanKey, "of", self._key)
 
-    def __call__(self, size, *, numbers=(1, 2, 3), trans_a="N", reads_c=True, options=None):
-        def key():
-            self.keys += 1
-            problem = GemmProblem(size, size, size, DType.f64, trans_a=trans_a, reads_c=reads_c)
-            return PlanKey(problem, Placement.parse("h,h,h"), options or ScheduleOptions())
+    def _key(self, matrices, choices, *, reads_c, scales_only):
+        self.keys += 1
+        size = matrices[0].size
+        problem = GemmProblem(
+            size, size, size, DType.f64, trans_a=choices.trans_a, reads_c=reads_c, scales_only=scales_only
+        )
+        return PlanKey(problem, Placement.parse("h,h,h"), choices.options)
 
-        matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=size * 10 + number)) for number in numbers)
-        return self.cache.find(matrices, trans_a, "N", reads_c, False, options, key)
+    def __call__(self, size, *, numbers=(1, 2, 3), trans_a="N", alpha=1.0, beta=1.0, options=None):
+        matrices = tuple(
+            SimpleNamespace(size=size, info=SimpleNamespace(number=size * 10 + number)) for number in numbers
+        )
+        return self.cache.find(Request("gemm", matrices, Scalars(alpha, beta), Choices.of(trans_a, "N", options)))
 
     def made(self, size, **how):
-        entry = self(size, **how)
-        self.cache.keep(entry)
-        return entry
+        plan = Made(self(size, **how))
+        self.cache.keep(plan)
+        return plan
+
+
+class Made:
+    """A plan, as far as a cache sees it."""
+
+    def __init__(self, key):
+        self.key = key
 
 
 @pytest.fixture
-def closed(monkeypatch):
-    """Yield the sizes of the plans that are closed, in order."""
-    sizes = []
-    monkeypatch.setattr(PlanEntry, "close", lambda self: sizes.append(self.key.problem.m))
-    return sizes
+def caller(monkeypatch):
+    """Return a function that makes the caller of a cache of so many plans."""
+    return lambda max_plans: Caller(max_plans, monkeypatch)
 
 
-def test_a_known_call_finds_its_plan_without_a_key():
-    call = Caller(4)
-    entry = call.made(8)
-    assert call(8) is entry
+def test_a_known_call_finds_its_plan_without_a_key(caller):
+    call = caller(4)
+    plan = call.made(8)
+    assert call(8) is plan
     assert call.keys == 2  # the plan was not kept yet when its call was first made
-    assert call(8) is entry
+    assert call(8) is plan
     assert call.keys == 2
 
 
-def test_a_plan_that_was_not_kept_is_not_found():
-    call = Caller(4)
+def test_a_plan_that_was_not_kept_is_not_found(caller):
+    call = caller(4)
     first = call(8)
-    assert call(8) is not first
+    assert type(first) is PlanKey
+    assert call(8) == first
     assert len(call.cache) == 0
 
 
-def test_calls_of_other_matrices_share_the_plan_of_equal_keys():
-    call = Caller(4)
-    entry = call.made(8)
+def test_calls_of_other_matrices_share_the_plan_of_equal_keys(caller):
+    call = caller(4)
+    plan = call.made(8)
     for _ in range(2):
-        assert call(8, numbers=(4, 5, 6)) is entry
-        assert call(8) is entry
+        assert call(8, numbers=(4, 5, 6)) is plan
+        assert call(8) is plan
     assert call.keys == 3
     assert len(call.cache) == 1
 
 
 @pytest.mark.parametrize(
     "how",
-    [{"trans_a": "T"}, {"reads_c": False}, {"options": ScheduleOptions(tile=64)}],
-    ids=["transposed", "without C", "other options"],
+    [{"trans_a": "T"}, {"beta": 0.0}, {"alpha": 0.0}, {"options": ScheduleOptions(tile=64)}],
+    ids=["transposed", "without C", "scaled alone", "other options"],
 )
-def test_calls_that_differ_have_plans_of_their_own(how):
-    call = Caller(4)
+def test_calls_that_differ_have_plans_of_their_own(caller, how):
+    call = caller(4)
     plain, other = call.made(8), call.made(8, **how)
     for _ in range(3):
         assert call(8) is plain
         assert call(8, **how) is other
 
 
-def test_options_that_are_equal_need_no_new_key():
-    call = Caller(4)
-    entry = call.made(8, options=ScheduleOptions(tile=64))
-    assert call(8, options=ScheduleOptions(tile=64)) is entry
+def test_options_that_are_equal_need_no_new_key(caller):
+    call = caller(4)
+    plan = call.made(8, options=ScheduleOptions(tile=64))
+    assert call(8, options=ScheduleOptions(tile=64)) is plan
     keys = call.keys
-    assert call(8, options=ScheduleOptions(tile=64)) is entry
+    assert call(8, options=ScheduleOptions(tile=64)) is plan
     assert call.keys == keys
-    assert call(8, options=ScheduleOptions(tile=32)) is not entry
+    assert call(8, options=ScheduleOptions(tile=32)) is not plan
 
 
-def test_the_least_recently_used_plan_goes_first_and_is_closed(closed):
-    call = Caller(2)
+def test_the_least_recently_used_plan_goes_first_and_is_closed(caller):
+    call = caller(2)
     first, second = call.made(8), call.made(16)
     for used in (second, first):
         assert call(used.key.problem.m) is used
-        call.cache.use(used)
+        call.cache.keep(used)
     assert call(16) is second  # found alone, as in a call that fails on another rank
     call.made(24)
-    assert closed == [16]
+    assert call.dropped == [16]
     assert call(8) is first
     assert call(16) is not second
-    assert len(call.cache) == len(call.cache.entries()) == 2
+    assert len(call.cache) == len(call.cache.plans()) == 2
 
 
-def test_a_dropped_plan_is_not_known_any_more(closed):
-    call = Caller(1)
+def test_what_comes_in_the_place_of_a_plan_is_found_and_what_was_there_is_not_dropped(caller):
+    call = caller(2)
+    first, other = call.made(8), call.made(16)
+    assert call(8) is first
+    later = Made(first.key)
+    for _ in range(2):
+        call.cache.keep(later)
+        assert call(8) is later
+    assert call.dropped == []
+    assert len(call.cache) == 2
+    call.made(24)
+    assert call.dropped == [16]
+    assert call(8) is later
+    assert call(16) == other.key
+
+
+def test_a_dropped_plan_is_not_known_any_more(caller):
+    call = caller(1)
     first = call.made(8)
     assert call(8) is first
     assert call(8) is first
     call.made(16)
-    assert closed == [8]
+    assert call.dropped == [8]
     assert call(8) is not first
 
 
-def test_many_calls_are_not_remembered_for_ever():
-    call = Caller(1)
-    entry = call.made(8)
+def test_many_calls_are_not_remembered_for_ever(caller):
+    call = caller(1)
+    plan = call.made(8)
     for number in range(1000):
-        assert call(8, numbers=(number, 0, 0)) is entry
+        assert call(8, numbers=(number, 0, 0)) is plan
     assert len(call.cache._calls) <= 256
 
 
-def test_a_flag_that_cannot_be_looked_up_is_left_to_the_key():
-    cache = PlanCache(2)
-
-    def key():
-        raise ParamError("trans_a = []")
-
-    matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=number)) for number in (1, 2, 3))
-    with pytest.raises(ParamError, match="trans_a"):
-        cache.find(matrices, [], "N", True, False, None, key)
-
-
-def test_a_cleared_cache_knows_nothing():
-    call = Caller(2)
+def test_a_cleared_cache_knows_nothing(caller):
+    call = caller(2)
     first = call.made(8)
     assert call(8) is first
     call.cache.clear()

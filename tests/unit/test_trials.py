@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from uncut_mpi.api.trials import CALLS, Trials, fastest
+from uncut_mpi.api.trials import CALLS, Trial, fastest
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine_files import load_machine
@@ -19,30 +21,42 @@ from uncut_mpi.planning.variety import varied
 PROBLEM, PLACE = GemmProblem(4096, 4096, 4096, DType.f64), Placement.parse("0,0,0")
 
 
+def trial(count):
+    return Trial(tuple(SimpleNamespace(digest=bytes([number])) for number in range(count)), ((),) * count)
+
+
 def test_schedules_take_turns_and_the_first_call_of_each_is_not_timed():
-    trials, turns, states = Trials(3), [], []
-    while not trials.over:
-        turns.append(trials.turn)
-        states.append(trials.state)
-        trials.record(100.0 if turns.count(trials.turn) == 1 else 1.0 + trials.turn)
+    tried, turns, moments = trial(3), [], []
+    while not tried.over:
+        assert tried.turn is tried.plans[tried.index]
+        turns.append(tried.index)
+        moments.append(tried.digest)
+        tried = tried.after(100.0 if turns.count(tried.index) == 1 else 1.0 + tried.index)
     assert turns == [0, 1, 2] * (CALLS + 1)
-    assert len(set(states)) == len(states)
-    assert trials.table().tolist() == [[1.0] * CALLS, [2.0] * CALLS, [3.0] * CALLS]
+    assert len(set(moments)) == len(moments)
+    assert tried.table().tolist() == [[1.0] * CALLS, [2.0] * CALLS, [3.0] * CALLS]
 
 
 def test_a_schedule_that_cannot_run_is_tried_no_more_and_does_not_win():
-    trials = Trials(3)
-    trials.record(9.0)
-    before = trials.state
-    trials.leave_out(1)
-    assert trials.state != before
+    before = trial(3).after(9.0)
+    tried = before.without()
+    assert tried.digest != before.digest
+    assert (before.num_left, tried.num_left) == (3, 2)
     turns = []
-    while not trials.over:
-        turns.append(trials.turn)
-        trials.record(5.0 - trials.turn)
+    while not tried.over:
+        turns.append(tried.index)
+        tried = tried.after(5.0 - tried.index)
     assert turns == [2, 0, 2, 0, 2, 0, 2]
-    assert np.isinf(trials.table()[1]).all()
-    assert fastest(np.stack([trials.table()] * 2)) == 2
+    assert np.isinf(tried.table()[1]).all()
+    assert fastest(np.stack([tried.table()] * 2)) == 2
+
+
+def test_a_moment_of_a_trial_is_told_from_others_with_the_same_turn():
+    one = trial(2)
+    later = one.after(1.0).after(1.0)
+    assert later.index == one.index
+    assert later.digest != one.digest
+    assert later.digest == one.after(2.0).after(3.0).digest  # times are each rank's own
 
 
 def test_the_slowest_rank_and_the_median_call_decide():

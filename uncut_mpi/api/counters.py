@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from uncut_mpi.device.interface import ExecutionReport
+
 
 @dataclasses.dataclass(slots=True)
 class Counters:
@@ -36,6 +38,14 @@ class Counters:
     copy_bytes: int = 0
     python_tasks: int = 0
     staged_bytes: int = 0
+
+    def add(self, report: ExecutionReport) -> None:
+        """Count one product."""
+        self.calls += 1
+        self.tasks += report.tasks
+        self.copy_bytes += report.copy_bytes
+        self.python_tasks += report.python_tasks
+        self.allocations += report.allocations
 
     def snapshot(self) -> Counters:
         """Return a copy."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Gate:
     ----------
     order : DeviceOrder
         Told when this rank begins a call, so that those who wait for it can name it.
+    board : ndarray
+        Changes as long as a rank gets on in a product.
     arrival_timeout_s : float or None
         How long to wait for the others to begin a call.
     room : ndarray of uint8, shape (`agreement.room_bytes(group)`,)
@@ -56,9 +59,12 @@ class Gate:
         Closes the session on this rank; collective.
     """
 
-    def __init__(self, group: Group, order: DeviceOrder, arrival_timeout_s: float | None, room: np.ndarray) -> None:
+    def __init__(
+        self, group: Group, order: DeviceOrder, board: np.ndarray, arrival_timeout_s: float | None, room: np.ndarray
+    ) -> None:
         self._group, self._order = group, order
         self._arrival_timeout_s = arrival_timeout_s
+        self._missing, self._progress = order.missing, board.tobytes
         self._exchange = agreement.CallExchange(group, room)
         group.check_left = self._check_left
         self._busy = threading.Lock()
@@ -68,10 +74,15 @@ class Gate:
         self._mpi_is_gone = group.is_gone
         self.on_close: Callable[[], None] = lambda: None
 
+    @property
+    def over(self) -> bool:
+        """Whether this process can make no call of the session any more."""
+        return self.closed or self.broken or self.left or is_fork[0]
+
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
         self._group.check_left = None
-        del self._exchange
+        del self._exchange, self._progress
 
     def exclusive(self) -> Exclusive:
         """
@@ -112,7 +123,7 @@ class Gate:
         reason : str
             By what this rank leaves, as the name of an error's type.
         """
-        if self.closed or self.broken or self.left or is_fork[0] or not self._busy.acquire(blocking=False):
+        if self.over or not self._busy.acquire(blocking=False):
             return
         try:
             self._leave(reason, broken=False)
@@ -130,8 +141,7 @@ class Gate:
         The others are in the middle of it, and would wait for what this rank does not do any more. Before a call has
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
-        inside = self._exclusive.opened and not self._exchange.pending
-        if inside and not (self.closed or self.broken or self.left or is_fork[0]):
+        if self._exclusive.opened and not self._exchange.pending and not self.over:
             self._leave(type(error).__name__, broken=True)
 
     def _note_left(self, why: str, *, broken: bool) -> None:
@@ -215,9 +225,7 @@ class Gate:
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:
-            records = self._exchange.exchange(
-                call, None if waits_for_ever else self._arrival_timeout_s, self._order.missing
-            )
+            records = self._exchange.exchange(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
         except StallError:
             self.broken = True
             self._exchange.leave()
@@ -238,6 +246,11 @@ class Gate:
             agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: text)
         return bool(records["flags"].all())
 
+    def fail(self, call: str, error: Exception) -> NoReturn:
+        """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""
+        self.open(call, f"{call}()", error=error)
+        raise error  # never reached: the gate raises it on all ranks
+
     @contextlib.contextmanager
     def together(self, what: object) -> Iterator[None]:
         """See `Session.together`."""
@@ -255,12 +268,12 @@ class Gate:
                 error, what = error or wrong, "together()"
             self.open("together", what, error=error, waits_for_ever=True)
 
-    def close(self, error: BaseException | None, timeout_s: float, progress: Callable[[], bytes]) -> bool:
+    def close(self, error: BaseException | None, timeout_s: float) -> bool:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
         if error is not None:  # the record that opened this call says that there is none
             self._exchange.mine["status"] = True
         try:
-            records = self._exchange.exchange("closing barrier", timeout_s, progress=progress)
+            records = self._exchange.exchange("closing barrier", timeout_s, progress=self._progress)
         except StallError:
             self.broken = True
             self._exchange.leave()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from uncut_mpi.api.entries import CallResult, PlanEntry, PlanSummary
+from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.trace import Trace
+from uncut_mpi.api.plans import Plan, PlanSummary
+from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written
+from uncut_mpi.api.trace import Trace, merge_times
+from uncut_mpi.api.trials import Trial
+from uncut_mpi.errors import ParamError
 from uncut_mpi.planning.schedule import Schedule
-
-Operands = tuple[Matrix, Matrix, Matrix]
 
 
 class GemmPlan:
@@ -20,36 +21,31 @@ class GemmPlan:
     Use as a context manager, or call `close`.
     """
 
-    def __init__(
-        self,
-        execute: Callable[[PlanEntry, Operands, Operands, float, float, Any], CallResult],
-        trace: Callable[[PlanEntry, Operands, Operands, float, float, Any], Trace],
-        discard: Callable[[PlanEntry], None],
-        entry: PlanEntry,
-        operands: Operands,
-    ) -> None:
-        self._execute, self._trace, self._discard = execute, trace, discard
-        self._entry, self._operands = entry, operands
+    def __init__(self, session: object, calls: Calls, plan: Plan | Trial, operands: Operands, choices: Choices) -> None:
+        self._session = session  # which is in use as long as its plans are
+        self._calls, self._plan, self._operands, self._choices = calls, plan, operands, choices
+        problem = self._shown.key.problem
+        self._scales_only, self._reads_c, self._closed = problem.scales_only, problem.reads_c, False
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called on this rank, or the session has ended."""
-        return self._entry.closed
+        return self._closed or self._calls.gate.closed
 
     @property
     def summary(self) -> PlanSummary:
         """What the plan does, in numbers; while schedules are tried that of the one predicted best."""
-        return self._entry.summary
+        return self._shown.summary
 
     @property
     def schedule(self) -> Schedule:
         """The schedule: every task of every rank; while others are tried the one predicted best."""
-        return self._entry.schedule
+        return self._shown.schedule
 
     @property
     def tuning(self) -> bool:
         """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
-        return self._entry.trials is not None
+        return isinstance(self._plan, Trial)
 
     def execute(
         self,
@@ -81,7 +77,9 @@ class GemmPlan:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        return self._execute(self._entry, self._operands, self._given(a, b, c), alpha, beta, stream)
+        with self._calls.gate.exclusive():
+            request = self._request("execute", alpha, beta, a, b, c, stream)
+            return self._calls.run(request, self._plan, self._keep).result
 
     def trace(
         self,
@@ -114,19 +112,17 @@ class GemmPlan:
         ParamError, UncutError
             As `execute`.
         """
-        return self._trace(self._entry, self._operands, self._given(a, b, c), alpha, beta, stream)
-
-    def _given(self, a: Matrix | None, b: Matrix | None, c: Matrix | None) -> Operands:
-        if a is b is c is None:
-            return self._operands
-        first, second, result = self._operands
-        return (a if a is not None else first, b if b is not None else second, c if c is not None else result)
+        with self._calls.gate.exclusive():
+            request, shown = self._request("trace", alpha, beta, a, b, c, stream), self._shown
+            call = self._calls.run(request, shown, _keep_nothing, traced=True)
+            return merge_times(len(shown.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
 
     def close(self) -> None:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
-        if not self._entry.closed:
-            self._entry.closed = True
-            self._discard(self._entry)
+        if not self._closed:
+            self._closed = True
+            if not self._calls.gate.over:
+                self._calls.binder.drop(self._plan)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -139,3 +135,54 @@ class GemmPlan:
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+    @property
+    def _shown(self) -> Plan:
+        """The plan, or while several are tried the one predicted best."""
+        return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
+
+    def _keep(self, plan: Plan | Trial) -> None:
+        self._plan = plan
+
+    def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
+        """Return what a caller asks of this plan; an error is raised on all ranks."""
+        calls = self._calls
+        try:
+            calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
+            scalars = Scalars.of(alpha, beta)
+            if self._closed:
+                raise ParamError("the plan is closed: make a new one")
+            if scalars.alpha != 0 and self._scales_only:
+                raise ParamError(
+                    f"alpha = {scalars.alpha}, but the plan was made with scales_only=True: plan without it"
+                )
+            if scalars.beta != 0 and not self._reads_c:
+                raise ParamError(
+                    f"beta = {scalars.beta}, but the plan was made with reads_c=False: plan with reads_c=True"
+                )
+            first, second, result = self._operands
+            matrices = calls.store.operands(
+                first if a is None else a, second if b is None else b, result if c is None else c
+            )
+            if not a is b is c is None:
+                self._check_fit(matrices)
+        except Exception as error:
+            calls.gate.fail(call, error)
+        return Request(call, matrices, scalars, self._choices)
+
+    def _check_fit(self, matrices: Operands) -> None:
+        for name, old, new in zip("ABC", self._operands, matrices, strict=True):
+            if new is old:
+                continue
+            wanted, found = (
+                f"{m.info.stored.rows}×{m.info.stored.cols} {m.dtype.name}, order {m.order}, "
+                f"leading dimension {m.info.stored.ld}, at {m.location}"
+                for m in (old, new)
+            )
+            if wanted != found:
+                raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
+        check_written(matrices)
+
+
+def _keep_nothing(plan: Plan | Trial) -> None:
+    """Take the plan of a trace, which is no call of a trial."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uncut_mpi.api.calls import CallMachinery
+from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.device.interface import Backend
@@ -19,9 +19,7 @@ class Holdings:
         Whether it has been given back.
     """
 
-    def __init__(
-        self, group: Group, backend: Backend, store: MatrixStore, calls: CallMachinery, plans: PlanCache
-    ) -> None:
+    def __init__(self, group: Group, backend: Backend, store: MatrixStore, calls: Calls, plans: PlanCache) -> None:
         self._group, self._backend, self._store, self._calls, self._plans = group, backend, store, calls, plans
         self._gate = calls.gate
         self._gate.on_close = self.give_back
@@ -52,5 +50,5 @@ class Holdings:
 
     def _end(self) -> None:
         self._gate.closed = self.released = True
-        self._calls.end_plans()
+        self._calls.binder.drop_all()
         self._plans.clear()

@@ -18,6 +18,7 @@ from uncut_mpi.api.arrays import element_type, take
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, extent_bytes, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
+from uncut_mpi.api.request import Operands
 from uncut_mpi.device.interface import Allocation, Backend, Pin
 from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
@@ -59,6 +60,7 @@ class MatrixStore:
         self._dropped: set[int] = set()
         self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
+        self._home = object()
         self.on_release: list[Any] = []
 
     # -- making ------------------------------------------------------------------------------
@@ -131,10 +133,16 @@ class MatrixStore:
                 f"{name} is {'None' if matrix is None else type_text(matrix)}: pass a Matrix of this session "
                 "(session.register(array, root=...) or session.empty_host(shape))"
             )
-        held = self._held.get(matrix.info.number)
-        if matrix.closed or held is None or held.info is not matrix.info:
+        if matrix.home is not self._home:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
+
+    def operands(self, a: Any, b: Any, c: Any) -> Operands:
+        """Return A, B and C, each as `check` does. Local."""
+        # Asked at once, since mostly it is so and this is part of every call.
+        if type(a) is type(b) is type(c) is Matrix and a.home is b.home is c.home is self._home:
+            return a, b, c
+        return self.check("A", a), self.check("B", b), self.check("C", c)
 
     def address(self, matrix: Matrix, *, staged: bool) -> int:
         """
@@ -239,7 +247,7 @@ class MatrixStore:
         for number in numbers:
             matrix = self._given.pop(number, None)
             if matrix is not None:
-                matrix.closed = True
+                matrix.closed, matrix.home = True, None
         with agreement.collective(self._group, "unmapping matrices"):
             for number in numbers:
                 for call in self.on_release:
@@ -339,7 +347,7 @@ class MatrixStore:
         return self._next
 
     def _publish(self, held: _Held, array: Any) -> Matrix:
-        matrix = Matrix(held.info, array=array, address=held.address)
+        matrix = Matrix(held.info, array=array, address=held.address, home=self._home)
         weakref.finalize(matrix, self._dropped.add, held.info.number)
         self._given[held.info.number] = matrix
         return matrix

@@ -70,11 +70,11 @@ class Matrix:
         the owner's array for the others (None on every other rank).
     """
 
-    def __init__(self, info: MatrixInfo, *, array: Any, address: int) -> None:
+    def __init__(self, info: MatrixInfo, *, array: Any, address: int, home: object = None) -> None:
         self.info = info
         self.array = array
         self._address = address
-        self.closed = False
+        self.closed, self.home = False, home  # that of its session's store, until it is released
 
     @property
     def shape(self) -> tuple[int, int]:

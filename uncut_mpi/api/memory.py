@@ -59,8 +59,6 @@ class Arena:
         Base of every rank's arena in this process; 0 where it is empty.
     sizes : ndarray of int64, shape (num_ranks,)
         Bytes of every rank's arena.
-    generation : int
-        Counts growths; addresses hold for one generation.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class Arena:
         self._opened: list[bytes] = []
         self.addresses = np.zeros(group.size, np.int64)
         self.sizes = np.zeros(group.size, np.int64)
-        self.generation = 0
 
     def fits(self, needed: np.ndarray) -> bool:
         """Return whether every rank's arena has the bytes it needs."""
@@ -103,7 +100,6 @@ class Arena:
         if any(self._group.allgather_objects(error is not None)):
             # A rank that cannot even have its old size again has an empty arena, as `sizes` then says.
             self._attempt(int(old[rank]))
-        self.generation += 1
         self._map()
         agreement.collective_result(self._group, error, f"growing the {self._purpose}")
         return True

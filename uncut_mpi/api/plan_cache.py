@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uncut_mpi.api.entries import PlanEntry, PlanKey
-from uncut_mpi.api.gemm_plan import Operands
+from uncut_mpi.api.plans import Plan, PlanKey
+from uncut_mpi.api.request import Request
+from uncut_mpi.api.trials import Trial
 from uncut_mpi.planning.options import ScheduleOptions
 
 _MOST_CALLS = 256
@@ -24,76 +25,64 @@ class PlanCache:
     ----------
     max_plans : int
         At least 1.
+    drop : callable
+        Told of a plan that goes.
     """
 
-    def __init__(self, max_plans: int) -> None:
-        self._max_plans = max_plans
-        self._plans: dict[PlanKey, PlanEntry] = {}
-        self._used: dict[PlanEntry, int] = {}
+    def __init__(self, max_plans: int, drop: Callable[[Plan | Trial], None]) -> None:
+        self._max_plans, self._drop = max_plans, drop
+        self._plans: dict[PlanKey, Plan | Trial] = {}
+        self._used: dict[Plan | Trial, int] = {}
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its number, shape and place as long as it lives.
-        self._calls: dict[_Call, tuple[ScheduleOptions | None, PlanEntry]] = {}
+        self._calls: dict[_Call, tuple[ScheduleOptions, Plan | Trial]] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def find(
-        self,
-        matrices: Operands,
-        trans_a: str,
-        trans_b: str,
-        reads_c: bool,
-        alpha_is_zero: bool,
-        options: ScheduleOptions | None,
-        make_key: Callable[[], PlanKey],
-    ) -> PlanEntry:
+    def find(self, request: Request) -> Plan | Trial | PlanKey:
         """
-        Return the plan of a call, or a new entry that is to be filled and kept. Local.
+        Return the plan of a call, or the key by which one is to be made. Local.
 
         Nothing that ranks have to agree on changes: they may yet be found to be in different calls.
 
-        Parameters
-        ----------
-        matrices : tuple of Matrix
-            A, B and C, alive and of this session.
-        trans_a, trans_b, reads_c, alpha_is_zero, options
-            What the key depends on besides.
-        make_key : callable
-            Returns the key, or raises for what cannot be multiplied; called for calls that are not known.
+        Raises
+        ------
+        ParamError
+            For what cannot be multiplied.
         """
-        a, b, c = matrices
-        call = (a.info.number, b.info.number, c.info.number, trans_a, trans_b, reads_c, alpha_is_zero)
-        try:
-            known = self._calls.get(call)
-        except TypeError:  # a flag that no plan has: what makes the key says so
-            known = None
-        if known is not None and (known[0] is options or _same(known[0], options)):
+        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options) = request
+        call = (a.info.number, b.info.number, c.info.number, trans_a, trans_b, beta != 0, alpha == 0)
+        known = self._calls.get(call)
+        if known is not None and (known[0] is options or known[0] == options):
             return known[1]
-        key = make_key()
+        key = PlanKey.of(request.matrices, request.choices, reads_c=beta != 0, scales_only=alpha == 0)
         kept = self._plans.get(key)
         if kept is None:
-            return PlanEntry(key)
+            return key
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
         self._calls[call] = options, kept
         return kept
 
-    def use(self, kept: PlanEntry) -> None:
-        """Note that all ranks use a plan that is kept, in one call. Local; the same on all ranks."""
+    def keep(self, plan: Plan | Trial) -> None:
+        """
+        Keep a plan that all ranks use in one call, in the place of any other of its key. Local; the same on all ranks.
+
+        The least recently used plans beyond the bound go.
+        """
         self._uses += 1
-        self._used[kept] = self._uses
+        if plan not in self._used:
+            self._forget(self._plans.pop(plan.key, None))
+            self._plans[plan.key] = plan
+            while len(self._plans) > self._max_plans:
+                oldest = min(self._used, key=self._used.__getitem__)
+                del self._plans[oldest.key]
+                self._forget(oldest)
+                self._drop(oldest)
+        self._used[plan] = self._uses
 
-    def keep(self, made: PlanEntry) -> None:
-        """Take in a plan that was filled; close the least recently used ones beyond the bound. As `use`."""
-        self._plans[made.key] = made
-        self.use(made)
-        while len(self._plans) > self._max_plans:
-            oldest = min(self._used, key=self._used.__getitem__)
-            self._calls.clear()
-            del self._used[oldest], self._plans[oldest.key]
-            oldest.close()
-
-    def entries(self) -> list[PlanEntry]:
+    def plans(self) -> list[Plan | Trial]:
         """Return the plans that are kept. Local."""
         return list(self._plans.values())
 
@@ -103,6 +92,7 @@ class PlanCache:
         self._used.clear()
         self._calls.clear()
 
-
-def _same(one: ScheduleOptions | None, other: object) -> bool:
-    return one is not None and isinstance(other, ScheduleOptions) and one == other
+    def _forget(self, plan: Plan | Trial | None) -> None:
+        if plan is not None:
+            del self._used[plan]
+            self._calls.clear()

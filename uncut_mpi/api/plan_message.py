@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uncut_mpi.api.entries import PlanSummary
+from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe
 from uncut_mpi.planning.schedule import Schedule

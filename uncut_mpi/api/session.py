@@ -8,7 +8,6 @@ with the same arguments; where ranks differ in either, all of them raise the sam
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,20 +16,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from uncut_mpi.api import lifetime
-from uncut_mpi.api.calls import CallMachinery
+from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.entries import CallResult, PlanEntry, PlanKey
 from uncut_mpi.api.gate import CLOSE
-from uncut_mpi.api.gemm_plan import GemmPlan, Operands
+from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.holdings import Holdings
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
+from uncut_mpi.api.plan_maker import PlanMaker
+from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.request import Choices, Operands, Request, Scalars
 from uncut_mpi.api.start import BackendMaker, start_backend
-from uncut_mpi.api.trace import Trace
 from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
-from uncut_mpi.api.wording import how_text, matrix_text, product_text, value_text
+from uncut_mpi.api.wording import matrix_text, product_text, value_text
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
 from uncut_mpi.model.dtypes import DType
@@ -160,23 +160,22 @@ class Session:
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
             self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
             self._store = MatrixStore(self._group, self._backend, self.counters)
-            self._calls = CallMachinery(
+            self._calls = Calls(
                 self._group,
                 self._backend,
-                started.identities,
                 self._store,
                 self.counters,
-                machine=self.machine,
+                PlanMaker(self._group, self.counters, self.machine, verify=verify),
+                device_key=self.device_uuids[self.rank],
                 timeout_s=timeout_s,
                 arrival_timeout_s=limit_s,
-                verify=verify,
             )
         except BaseException:
             self._backend.close()
             self._group.free()
             raise
         self._gate = self._calls.gate
-        self._plans = PlanCache(max_plans)
+        self._plans = PlanCache(max_plans, self._calls.binder.drop)
         self._holdings = Holdings(self._group, self._backend, self._store, self._calls, self._plans)
         lifetime.keep(self, self._ticket, self._gate.leave, self._holdings)
         logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
@@ -313,7 +312,7 @@ class Session:
 
         with self._gate.exclusive():
             # Roots are compared by the store, whose error says what a matrix is.
-            place, kind = self._begin_converted("register", convert, lambda asked: f"dtype={asked[1]!r}")
+            place, kind = self._begin_converted("register", convert, lambda asked: f"register(dtype={asked[1]!r})")
             return self._store.register(array, place, kind)
 
     def barrier(self) -> None:
@@ -374,7 +373,7 @@ class Session:
         """
         with self._gate.exclusive():
             self._gate.begin("poison_softbuf", "poison_softbuf()")
-            self._calls.poison_softbuf()
+            self._calls.binder.poison_softbuf()
 
     def download(self, matrix: Matrix) -> Matrix:
         """
@@ -456,15 +455,17 @@ class Session:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        given = out
-
-        def asked() -> str:
-            return f"{product_text('gemm', a, b, given, alpha, beta)}, {how_text(trans_a, trans_b, options)}"
-
         if out is None:
-            with self._gate.exclusive():
-                out = self._calls.make_output(a, b, trans_a, trans_b, alpha, beta, asked())
-        self._run_once(a, b, out, alpha, beta, trans_a, trans_b, options, stream, asked)
+            out = self._make_result(a, b, alpha, beta, trans_a, trans_b, options)
+        with self._gate.exclusive():
+            try:
+                self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
+                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
+                plan = self._plans.find(request)
+            except Exception as error:
+                self._gate.fail("gemm", error)
+            self._calls.run(request, plan, self._plans.keep)
         return out
 
     def plan(
@@ -497,15 +498,16 @@ class Session:
         ParamError, PlanError, CapacityError
             On all ranks.
         """
+
+        def convert() -> tuple[PlanKey, Operands, Choices]:
+            operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
+            promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
+            return PlanKey.of(operands, choices, **promises), operands, choices
+
         with self._gate.exclusive():
-
-            def key() -> PlanKey:
-                promises = flag("reads_c", reads_c), flag("scales_only", scales_only)
-                return self._calls.key(a, b, c, trans_a, trans_b, *promises, options)
-
-            entry = self._calls.plan(key)
-            self._calls.prepare(entry, (a, b, c))
-        return GemmPlan(self._execute_plan, self._trace_plan, self._discard, entry, (a, b, c))
+            key, operands, choices = self._begin_converted("plan", convert, lambda asked: repr(asked[0]))
+            plan, _ = self._calls.prepare(key, operands)
+        return GemmPlan(self, self._calls, plan, operands, choices)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -563,14 +565,13 @@ class Session:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
 
-    def _begin_converted(self, call: str, convert: Callable[[], _T], text: Callable[[_T], object] = str) -> _T:
+    def _begin_converted(self, call: str, convert: Callable[[], _T], text: Callable[[_T], str] | None = None) -> _T:
         """Open a call with what its arguments are converted to, which ranks compare; return that."""
         try:
             asked = convert()
-        except Exception as error:  # carried to every rank by the opening record
-            self._gate.open(call, f"{call}()", error=error)
-            raise  # never reached: the gate raises it on all ranks
-        self._gate.open(call, f"{call}({text(asked)})")
+        except Exception as error:
+            self._gate.fail(call, error)
+        self._gate.open(call, f"{call}({asked})" if text is None else text(asked))
         return asked
 
     def _begin_with(self, call: str, **matrices: Matrix) -> None:
@@ -580,47 +581,21 @@ class Session:
 
         self._gate.begin(call, f"{call}({', '.join(map(matrix_text, matrices.values()))})", check)
 
-    def _run_once(
-        self,
-        a: Matrix,
-        b: Matrix,
-        c: Matrix,
-        alpha: object,
-        beta: object,
-        trans_a: str,
-        trans_b: str,
-        options: ScheduleOptions | None,
-        stream: Any,
-        asked: Callable[[], str],
-    ) -> CallResult:
-        def entry(factor: float, scale: float) -> PlanEntry:
-            for name, matrix in (("A", a), ("B", b), ("C", c)):
-                self._store.check(name, matrix)
-            how = trans_a, trans_b, scale != 0, factor == 0, options
-            return self._plans.find((a, b, c), *how, lambda: self._calls.key(a, b, c, *how))
+    def _make_result(
+        self, a: object, b: object, alpha: object, beta: object, trans_a: object, trans_b: object, options: object
+    ) -> Matrix:
+        """Return a new host matrix for op(A) op(B). Collective."""
+
+        def convert() -> tuple[tuple[Matrix, Matrix], Scalars, Choices]:
+            scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+            if scalars.beta != 0:
+                raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
+            return (self._store.check("A", a), self._store.check("B", b)), scalars, choices
 
         with self._gate.exclusive():
-            return self._calls.call("gemm", entry, (a, b, c), alpha, beta, stream, self._plans, asked)
-
-    def _execute_plan(
-        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: object, beta: object, stream: Any
-    ) -> CallResult:
-        with self._gate.exclusive():
-            asked = functools.partial(product_text, "execute", *matrices, alpha, beta)
-            same = functools.partial(self._calls.checked, entry, planned, matrices)
-            return self._calls.call("execute", same, matrices, alpha, beta, stream, None, asked)
-
-    def _trace_plan(
-        self, entry: PlanEntry, planned: Operands, matrices: Operands, alpha: object, beta: object, stream: Any
-    ) -> Trace:
-        with self._gate.exclusive():
-            asked = functools.partial(product_text, "trace", *matrices, alpha, beta)
-            same = functools.partial(self._calls.checked, entry, planned, matrices)
-            return self._calls.trace(entry, same, matrices, alpha, beta, stream, asked)
-
-    def _discard(self, entry: PlanEntry) -> None:
-        if not (self._gate.closed or self.broken or is_fork[0]):
-            entry.close()
+            (first, second), _, how = self._begin_converted("gemm", convert, lambda asked: product_text("gemm", *asked))
+            rows, cols = first.shape[how.trans_a == "T"], second.shape[how.trans_b == "N"]
+            return self._store.empty_host((rows, cols), first.dtype, "C")
 
 
 def _seconds(name: str, value: object) -> float:

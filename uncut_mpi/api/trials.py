@@ -1,76 +1,93 @@
-"""Which of several schedules is the fastest, found out by a plan's first calls."""
+"""Which of several plans is the fastest, found out by their first calls."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from typing import Final
 
 import numpy as np
 
+from uncut_mpi.api.plans import Plan, PlanKey
+
 CALLS: Final = 3
-"""Calls of each schedule that are timed; its first one comes before them and is not."""
+"""Calls of each plan that are timed; its first one comes before them and is not."""
 
 
-class Trials:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Trial:
     """
-    The times of some schedules, and whose turn it is.
+    Several plans of one key, of which the next calls show the fastest.
 
-    Every rank records the same calls, so the turns are the same on all ranks; the times are this rank's own.
+    Every rank counts the same calls, so the turns are the same on all ranks; the times are this rank's own.
 
-    Parameters
+    Attributes
     ----------
-    count : int
-        Schedules; the first one is never left out.
+    plans : tuple of Plan
+        The one that is predicted best comes first, and is never left out.
+    seconds : tuple of (tuple of float or None)
+        What the calls of each took so far; None for one that cannot run here and is left out.
     """
 
-    def __init__(self, count: int) -> None:
-        self._seconds: list[list[float]] = [[] for _ in range(count)]
-        self._left_out: set[int] = set()
+    plans: tuple[Plan, ...]
+    seconds: tuple[tuple[float, ...] | None, ...]
 
     @property
-    def turn(self) -> int:
-        """The schedule of the next call: the one that ran least, so that all meet the same conditions."""
-        left = (index for index in range(len(self._seconds)) if index not in self._left_out)
-        return min(left, key=lambda index: len(self._seconds[index]))
+    def key(self) -> PlanKey:
+        """What the plans were made for."""
+        return self.plans[0].key
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that only trials of the same plans at the same moment share: all ranks run the same schedule."""
+        counts = [-1 if times is None else len(times) for times in self.seconds]
+        return hashlib.blake2b(self.turn.digest + repr(counts).encode(), digest_size=16).digest()
+
+    @property
+    def index(self) -> int:
+        """Whose turn it is: that of the plan that ran least, so that all meet the same conditions."""
+        counts = {index: len(times) for index, times in enumerate(self.seconds) if times is not None}
+        return min(counts, key=counts.__getitem__)
+
+    @property
+    def turn(self) -> Plan:
+        """The plan that the next call runs."""
+        return self.plans[self.index]
 
     @property
     def num_left(self) -> int:
-        """How many schedules are not left out."""
-        return len(self._seconds) - len(self._left_out)
-
-    @property
-    def state(self) -> int:
-        """A number that differs between any two moments of the trials."""
-        return sum(map(len, self._seconds)) * len(self._seconds) + len(self._left_out)
+        """How many plans are not left out."""
+        return sum(times is not None for times in self.seconds)
 
     @property
     def over(self) -> bool:
-        """Whether every schedule that is not left out has its times."""
-        return all(len(times) > CALLS or index in self._left_out for index, times in enumerate(self._seconds))
+        """Whether every plan that is not left out has its times."""
+        return all(times is None or len(times) > CALLS for times in self.seconds)
 
-    def record(self, seconds: float) -> None:
-        """Take the time of a call of the schedule whose turn it was."""
-        self._seconds[self.turn].append(seconds)
+    def after(self, seconds: float) -> Trial:
+        """Return the trial after a call of the plan whose turn it is."""
+        return self._with((*(self.seconds[self.index] or ()), seconds))
 
-    def leave_out(self, index: int) -> None:
-        """Try a schedule no more: it cannot run here."""
-        self._left_out.add(index)
+    def without(self) -> Trial:
+        """Return the trial without the plan whose turn it is: it cannot run here."""
+        return self._with(None)
+
+    def _with(self, times: tuple[float, ...] | None) -> Trial:
+        at = self.index
+        return dataclasses.replace(self, seconds=(*self.seconds[:at], times, *self.seconds[at + 1 :]))
 
     def table(self) -> np.ndarray:
-        """Return this rank's times (s), shape (schedules, CALLS); infinite for schedules that are left out."""
-        table = np.full((len(self._seconds), CALLS), np.inf)
-        for index, times in enumerate(self._seconds):
-            if index not in self._left_out:
-                table[index] = times[1 : 1 + CALLS]
-        return table
+        """Return this rank's times (s), shape (plans, CALLS); infinite for plans that are left out."""
+        return np.array([[np.inf] * CALLS if times is None else times[1 : 1 + CALLS] for times in self.seconds])
 
 
 def fastest(tables: np.ndarray) -> int:
     """
-    Return the schedule whose calls take least, in the median of the slowest rank.
+    Return the plan whose calls take least, in the median of the slowest rank.
 
     Parameters
     ----------
-    tables : ndarray of float64, shape (ranks, schedules, CALLS)
+    tables : ndarray of float64, shape (ranks, plans, CALLS)
         The tables of all ranks.
     """
     return int(np.argmin(np.median(tables.max(axis=0), axis=1)))

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import real_number, shown, type_text
+from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.planning.options import ScheduleOptions
 
 
-def product_text(call: str, a: object, b: object, c: object, alpha: object, beta: object) -> str:
-    """Return a product's call with its matrices and scalars."""
-    names = (f"{name}={matrix_text(matrix)}" for name, matrix in (("a", a), ("b", b), ("c", c)))
-    return f"{call}: {', '.join(names)}, alpha {_scalar_text(alpha)}, beta {_scalar_text(beta)}"
-
-
-def how_text(trans_a: object, trans_b: object, options: object) -> str:
-    """Return what else a one-shot product is called with."""
-    fixed = str(options) if isinstance(options, ScheduleOptions) else shown(options)
-    return f"trans_a={_trans_text(trans_a)}, trans_b={_trans_text(trans_b)}, options={fixed}"
+def product_text(
+    call: str, matrices: Iterable[Matrix], scalars: tuple[float, float], choices: tuple[str, str, ScheduleOptions]
+) -> str:
+    """Return a product's call with those of A, B and C that it has, and what else it was called with."""
+    names = (f"{name}={matrix_text(matrix)}" for name, matrix in zip("abc", matrices, strict=False))
+    (alpha, beta), (trans_a, trans_b, options) = scalars, choices
+    fixed = None if options == ScheduleOptions() else options
+    return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}, {trans_a=}, {trans_b=}, options={fixed}"
 
 
 def matrix_text(matrix: object) -> str:
@@ -40,15 +40,3 @@ def value_text(what: object, value: object) -> str:
         return f"{what} {value!r}"
     except Exception as error:  # whatever a caller's type raises
         raise ParamError(f"{what}, {type_text(value)}, cannot be compared: its repr raised {error!r}") from error
-
-
-def _scalar_text(value: object) -> str:
-    """Return a scalar as text, the same for all types that have its value."""
-    try:
-        return repr(real_number("a scalar", value))
-    except ParamError:
-        return shown(value)
-
-
-def _trans_text(value: object) -> str:
-    return repr(str(value)) if isinstance(value, str) else shown(value)

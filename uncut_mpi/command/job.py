@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import uncut_mpi
-from uncut_mpi.api.entries import PlanSummary
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments

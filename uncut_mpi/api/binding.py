@@ -1,0 +1,184 @@
+"""Plans bound to matrices: memory is reserved for them, addresses are put in, and the device prepares what it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from uncut_mpi.api.control import Control
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.flags import Flags
+from uncut_mpi.api.matrices import MatrixStore
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.memory import Arena
+from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order
+from uncut_mpi.api.request import Operands
+from uncut_mpi.api.trials import Trial
+from uncut_mpi.device.interface import Backend, Executable
+from uncut_mpi.planning.schedule import Role
+from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
+
+# Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
+_MAX_BINDINGS = 8
+
+_Numbers = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """
+    A plan bound to one set of matrices.
+
+    Attributes
+    ----------
+    executable : Executable
+        This rank's operations with addresses.
+    staged : frozenset of int
+        Numbers of those of these matrices that go through memory of our own; the same on all ranks.
+    digest : int
+        See `digest_of`.
+    """
+
+    executable: Executable
+    staged: frozenset[int]
+    digest: int
+
+
+class Binder:
+    """
+    Binds plans to matrices; owns the SoftBuf and the flags.
+
+    Attributes
+    ----------
+    softbuf : Arena
+        Memory for the panels of schedules.
+    flags : Flags
+        Of all calls.
+    """
+
+    def __init__(
+        self, group: Group, backend: Backend, store: MatrixStore, counters: Counters, control: Control
+    ) -> None:
+        self._group, self._backend, self._store, self._control = group, backend, store, control
+        self.softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
+        self.flags = Flags(group, backend, store.mappings, counters, control)
+        self._bound: dict[int, dict[_Numbers, Binding]] = {}  # by the identity of a plan, as long as it lives
+        store.on_release.append(self._forget_matrix)
+
+    def find(self, plan: Plan, matrices: Operands) -> Binding | None:
+        """Return what binds a plan to matrices, if it is bound. Local."""
+        a, b, c = matrices  # spelled out: this is part of every call
+        bound = self._bound.get(id(plan))
+        return bound.get((a.info.number, b.info.number, c.info.number)) if bound else None
+
+    def bind(self, plan: Plan, matrices: Operands) -> Binding:
+        """
+        Reserve memory and bind a plan to matrices, where it is not yet. Collective.
+
+        Raises
+        ------
+        CapacityError, DeviceError
+            On all ranks.
+        """
+        for arena, needed in ((self.softbuf, plan.softbuf_bytes), (self.flags, plan.flag_bytes)):
+            if not arena.fits(needed):
+                self.drop_all()  # all addresses change, also where growing fails
+                arena.ensure(needed)
+        operands = in_schedule_order(plan.key.problem, matrices)
+        shared = [operands[which] for which in plan.touched_by_peers]
+        staged = frozenset(matrix.info.number for matrix in shared if self._store.share(matrix))
+        with agreement.collective(self._group, "binding the plan"):
+            binding = self.find(plan, matrices)
+            if binding is None:
+                bound = self._bindings_of(plan)
+                while len(bound) >= _MAX_BINDINGS:
+                    bound.pop(next(iter(bound))).executable.close()
+                executable = self._backend.executable(
+                    plan.program, self._addresses(plan, operands, staged), self.flags.table(), self._control.board
+                )
+                binding = Binding(executable, staged, digest_of(plan, matrices))
+                bound[_numbers(matrices)] = binding
+        return binding
+
+    def stage(self, binding: Binding, matrices: Sequence[Matrix], *, inward: bool) -> None:
+        """Copy those of these matrices that a binding stages into memory of our own, or back from it. Collective."""
+        with agreement.collective(self._group, "staging"):
+            for matrix in matrices:
+                if matrix.info.number in binding.staged:
+                    self._store.stage(matrix, inward=inward)
+
+    def hand_over(self, plan: Plan, successor: Plan) -> None:
+        """Give what is bound to a plan to another of the same schedule. Local."""
+        self._bindings_of(successor).update(self._bindings_of(plan))
+        self._bindings_of(plan).clear()
+
+    def poison_softbuf(self) -> None:
+        """Fill this session's SoftBuf with all-one bits, a NaN in every type. Collective."""
+        with agreement.collective(self._group, "poisoning the SoftBuf"):
+            words = int(self.softbuf.sizes[self._group.rank]) // 4
+            if words:
+                self._backend.fill_words(int(self.softbuf.addresses[self._group.rank]), words, 0xFFFFFFFF)
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    def drop(self, plan: Plan | Trial) -> None:
+        """Release what is bound to a plan; it may be bound again. Local."""
+        for one in plan.plans if isinstance(plan, Trial) else (plan,):
+            self._end(self._bound.get(id(one), {}))
+
+    def drop_all(self) -> None:
+        """Release what is bound to any plan. Local."""
+        for bound in list(self._bound.values()):
+            self._end(bound)
+
+    def _end(self, bound: dict[_Numbers, Binding]) -> None:
+        while bound:
+            bound.popitem()[1].executable.close()
+
+    def _bindings_of(self, plan: Plan) -> dict[_Numbers, Binding]:
+        if id(plan) not in self._bound:
+            self._bound[id(plan)] = {}
+            weakref.finalize(plan, self._bound.pop, id(plan)).atexit = False
+        return self._bound[id(plan)]
+
+    def _forget_matrix(self, number: int) -> None:
+        for bound in self._bound.values():
+            for numbers in [numbers for numbers in bound if number in numbers]:
+                bound.pop(numbers).executable.close()
+
+    def close(self) -> None:
+        """Release the SoftBuf and the flags, once nothing is bound. Collective."""
+        self.softbuf.close()
+        self.flags.close()
+
+    def abandon(self) -> None:
+        """Let go of the SoftBuf and the flags without collective calls, after a call that did not end."""
+        self.softbuf.abandon()
+        self.flags.abandon()
+
+    def _addresses(self, plan: Plan, operands: Operands, staged: Collection[int]) -> np.ndarray:
+        buffers, owners = plan.schedule.buffers, plan.schedule.owners()
+        addresses = np.zeros(len(buffers), np.int64)
+        for index in plan.program.buffers_used():
+            buffer = buffers[index]
+            if buffer["role"] == Role.USER:
+                matrix = operands[buffer["matrix"]]
+                addresses[index] = self._store.address(matrix, staged=matrix.info.number in staged)
+            else:
+                addresses[index] = self.softbuf.addresses[owners[index]] + buffer["offset"]
+        return addresses
+
+
+def digest_of(plan: Plan | Trial | PlanKey, matrices: Operands) -> int:
+    """Return 128 bits that only the same plan with the same matrices has, the same on all ranks."""
+    digest = agreement.digest_of(plan.digest + repr(_numbers(matrices)).encode())
+    return int.from_bytes(digest.tobytes(), "little")
+
+
+def _numbers(matrices: Operands) -> _Numbers:
+    a, b, c = matrices  # spelled out: this is part of every call
+    return a.info.number, b.info.number, c.info.number

@@ -1,0 +1,179 @@
+"""Plans as values: what they depend on, what they say of themselves, and what this rank does by them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from uncut_mpi.api.request import Choices, Operands, check_written
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import OperationList, lower
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Role, Schedule, expand_ranges
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """
+    What a plan does, in numbers.
+
+    Attributes
+    ----------
+    scheduler : str
+        Name of the scheduler; ``"auto (uncut)"`` if a search chose its options.
+    grid : tuple of int
+        Process grid (rows, cols) of the caller's C. Of columns of ranks (`ScheduleOptions.areas`) the most ranks in
+        one, and how many there are, of rows of ranks the other way round: fewer ranks than their product may compute.
+        `how` says which.
+    splits : int
+        Over how many such grids k is split.
+    tile : int
+        Tile edge (elements); 0 where the scheduler has none.
+    how : str
+        How the problem is divided, in words.
+    tasks : int
+        Tasks of all ranks.
+    bytes_by_link : dict
+        Bytes copied per kind of link.
+    predicted_s : float
+        Time the planner expects.
+    plan_s : float
+        Time rank 0 took to plan.
+    digest : str
+        Of the schedule, the same on all ranks.
+    softbuf_bytes : list of int
+        SoftBuf each rank needs.
+    tried : int
+        Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
+    """
+
+    scheduler: str
+    grid: tuple[int, int]
+    splits: int
+    tile: int
+    how: str
+    tasks: int
+    bytes_by_link: dict[str, int]
+    predicted_s: float
+    plan_s: float
+    digest: str
+    softbuf_bytes: list[int]
+    tried: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanKey:
+    """What a plan depends on, besides the machine: calls with equal keys share one."""
+
+    problem: GemmProblem
+    placement: Placement
+    options: ScheduleOptions
+
+    @classmethod
+    def of(cls, matrices: Operands, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
+        """
+        Return the key of a product. Local.
+
+        Parameters
+        ----------
+        reads_c, scales_only : bool
+            Whether C is read, and whether it is all that is read.
+
+        Raises
+        ------
+        ParamError
+            If shapes, types, layouts or overlaps do not allow the product.
+        """
+        a, b, c = matrices
+        if not a.dtype is b.dtype is c.dtype:
+            raise ParamError(
+                f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}, C is {c.dtype.name}; convert them to one"
+            )
+        problem = GemmProblem.from_operands(
+            a.info.stored,
+            b.info.stored,
+            c.info.stored,
+            dtype=c.dtype,
+            trans_a=choices.trans_a,
+            trans_b=choices.trans_b,
+            reads_c=reads_c,
+            alpha_is_zero=scales_only,
+        )
+        check_written(matrices)
+        places = (matrix.location for matrix in in_schedule_order(problem, matrices))
+        return cls(problem, Placement(*places), choices.options)
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that equal keys share on every rank."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
+
+
+def in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
+    """Return A, B and C as the schedule counts them, which for a C in row-major order multiplies B by A."""
+    a, b, c = matrices
+    return (b, a, c) if problem.swapped else matrices
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference
+class Plan:
+    """
+    A schedule as this rank runs it.
+
+    Attributes
+    ----------
+    key : PlanKey
+        What it was made for.
+    digest : bytes
+        16 bytes that only plans of the same key and schedule share.
+    schedule : Schedule
+        Every task of every rank.
+    summary : PlanSummary
+        The plan in numbers.
+    program : OperationList
+        What this rank issues.
+    softbuf_bytes, flag_bytes : ndarray of int64, shape (num_ranks,)
+        SoftBuf and flags that each rank needs.
+    touched_by_peers : tuple of int
+        Those of the schedule's matrices in device memory that a rank other than their owner reads or writes.
+    """
+
+    key: PlanKey
+    digest: bytes
+    schedule: Schedule
+    summary: PlanSummary
+    program: OperationList
+    softbuf_bytes: np.ndarray
+    flag_bytes: np.ndarray
+    touched_by_peers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:
+        """Return the plan of a rank by a schedule."""
+        lowering = lower(schedule, rank)
+        softbuf_bytes, flag_bytes = schedule.softbuf_bytes(), 4 * lowering.num_flags
+        softbuf_bytes.flags.writeable = flag_bytes.flags.writeable = False
+        return cls(
+            key=key,
+            digest=hashlib.blake2b(key.digest + summary.digest.encode(), digest_size=16).digest(),
+            schedule=schedule,
+            summary=summary,
+            program=lowering.rank_list(rank),
+            softbuf_bytes=softbuf_bytes,
+            flag_bytes=flag_bytes,
+            touched_by_peers=_touched_by_peers(schedule),
+        )
+
+
+def _touched_by_peers(schedule: Schedule) -> tuple[int, ...]:
+    tasks = schedule.tasks
+    operand = expand_ranges(tasks["first_operand"], tasks["num_operands"])
+    rank = np.repeat(tasks["rank"], tasks["num_operands"])
+    buffer = schedule.regions["buffer"][schedule.operands["region"][operand]]
+    users = schedule.buffers["role"][buffer] == Role.USER
+    foreign = users & ~schedule.in_host()[buffer] & (schedule.owners()[buffer] != rank)
+    return tuple(np.unique(schedule.buffers["matrix"][buffer[foreign]]).tolist())

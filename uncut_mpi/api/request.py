@@ -1,0 +1,123 @@
+"""What callers ask of a product, converted once and told in the same words on all ranks. Local."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+from uncut_mpi.api.matrix import READ_ONLY, Matrix, overlap
+from uncut_mpi.api.wording import product_text
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import real_number, shown, type_text
+from uncut_mpi.planning.options import ScheduleOptions
+
+Operands = tuple[Matrix, Matrix, Matrix]
+"""A, B and C."""
+
+# Between them numbers are neither 0 nor infinite in float32: half its least one, and half a unit above its largest.
+_LEAST_FLOAT32, _MOST_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+_DEFAULT_OPTIONS = ScheduleOptions()
+_pack = struct.Struct("<dd").pack
+
+
+class Scalars(NamedTuple):
+    """
+    The factors of one product.
+
+    Attributes
+    ----------
+    alpha, beta : float
+        C := alpha op(A) op(B) + beta C.
+    """
+
+    alpha: float
+    beta: float
+
+    @classmethod
+    def of(cls, alpha: object, beta: object) -> Scalars:
+        """Return a caller's scalars, or raise ParamError for what is no real number."""
+        # Mostly floats already, and this is part of every call.
+        factor = alpha if type(alpha) is float else real_number("alpha", alpha)
+        scale = beta if type(beta) is float else real_number("beta", beta)
+        return tuple.__new__(cls, (factor, scale))  # half the time of its constructor
+
+    def mixed_with(self, digest: int) -> bytes:
+        """Return 16 bytes that differ for other scalars, and for other digests of what they scale."""
+        alpha, beta = self
+        return (digest ^ int.from_bytes(_pack(alpha, beta), "little")).to_bytes(16, "little")
+
+    def check_float32(self) -> None:
+        """Raise ParamError for a finite scalar that float32 has as an infinity or as 0."""
+        for name, value in zip(self._fields, self, strict=True):
+            if value and not _LEAST_FLOAT32 < abs(value) < _MOST_FLOAT32 and math.isfinite(value):
+                becomes = "0" if abs(value) < 1 else "infinite"
+                raise ParamError(
+                    f"{name} = {value} becomes {becomes} in float32, in which products of this type are scaled: "
+                    "scale the matrices instead, or use float64"
+                )
+
+
+class Choices(NamedTuple):
+    """
+    What a product is besides its matrices and scalars.
+
+    Attributes
+    ----------
+    trans_a, trans_b : str
+        ``"N"`` or ``"T"``.
+    options : ScheduleOptions
+        What is fixed about the schedule.
+    """
+
+    trans_a: str
+    trans_b: str
+    options: ScheduleOptions
+
+    @classmethod
+    def of(cls, trans_a: object, trans_b: object, options: object) -> Choices:
+        """Return a caller's choices, or raise ParamError for what is none of those above."""
+        if options is None:
+            options = _DEFAULT_OPTIONS
+        elif not isinstance(options, ScheduleOptions):
+            raise ParamError(f"options is {type_text(options)}: pass a ScheduleOptions")
+        for name, value in (("trans_a", trans_a), ("trans_b", trans_b)):
+            if not isinstance(value, str) or value not in ("N", "T"):
+                raise ParamError(f"{name} = {shown(value)}: use 'N' or 'T'")
+        return tuple.__new__(cls, (str(trans_a), str(trans_b), options))
+
+
+class Request(NamedTuple):
+    """
+    A product that a caller asks for.
+
+    Attributes
+    ----------
+    call : str
+        Name of the call.
+    matrices : tuple of Matrix
+        A, B and C, alive and of this session.
+    scalars : Scalars
+        alpha and beta.
+    choices : Choices
+        Of this call, or of the plan that it uses.
+    """
+
+    call: str
+    matrices: Operands
+    scalars: Scalars
+    choices: Choices
+
+    def text(self) -> str:
+        """Return the call as its caller wrote it."""
+        return product_text(*self)
+
+
+def check_written(matrices: Operands) -> None:
+    """Raise ParamError if C cannot be written, or shares memory with A or B."""
+    a, b, c = matrices
+    if not c.info.writeable:
+        raise ParamError(f"C {READ_ONLY}")
+    for name, matrix in (("A", a), ("B", b)):
+        if overlap(matrix.info, c.info):
+            raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
