@@ -14,6 +14,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.helpers.routing import best_source, pipeline
 from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
@@ -29,7 +30,6 @@ from uncut_mpi.planning import uncut
 from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_cost
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.routing import best_source, pipeline
 from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
 from uncut_mpi.planning.simulate import simulate
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.routing import EXHAUSTIVE_DESTINATIONS, best_chain, best_source, pipeline
 from uncut_mpi import _native
-from uncut_mpi.planning.routing import EXHAUSTIVE_DESTINATIONS, best_chain, best_source, pipeline
 
 NATIVE_NEVER = (2**63 - 1) // 4
 INF = math.inf

@@ -28,9 +28,9 @@ namespace uncut::cuda {
 using Operation = OperationRecord;
 using Operand = BoundOperandRecord;
 
-enum FactorCode : std::uint8_t { factor_zero = 0, factor_one = 1, factor_alpha = 2, factor_beta = 3 };
+enum FactorCode : std::uint8_t { factor_zero = zero, factor_one = one, factor_alpha = alpha, factor_beta = beta };
 
-inline constexpr std::size_t max_sources = 8;
+inline constexpr std::size_t max_sources = max_summands;
 
 // The one argument of every COMBINE kernel; its text in device/cuda/kernels.py declares the same.
 struct CombineArguments {

@@ -35,7 +35,7 @@ nb::tuple schedule_tables(const Input &input) {
 
 using Matrix = std::vector<std::vector<Time>>;
 
-// For comparison with planning/routing.py.
+// For comparison with tests/helpers/routing.py.
 std::tuple<int, std::vector<int>, std::vector<Time>> best_chain(const std::vector<Time> &eta, const Matrix &lam,
                                                                 const Matrix &chunk_cost,
                                                                 const std::vector<int> &destinations, int chunks) {
@@ -145,7 +145,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
           "Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds); tables as uint8 arrays, "
           "caches as (rank, matrix, slots). ValueError if there are more than `most_tasks`.");
     m.def("uncut_best_chain", &best_chain, nb::arg("eta"), nb::arg("lam"), nb::arg("chunk_cost"),
-          nb::arg("destinations"), nb::arg("chunks"), "As planning.routing.best_chain, times as integers.");
+          nb::arg("destinations"), nb::arg("chunks"), "As best_chain of tests/helpers/routing.py, times as integers.");
 }
 
 }  // namespace uncut

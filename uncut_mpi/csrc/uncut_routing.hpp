@@ -1,5 +1,5 @@
 // Routing of one fetch over the links of a node: which copy to take and in which order the
-// destinations forward it (planning/routing.py is the same in Python and says why).
+// destinations forward it (tests/helpers/routing.py is the same in Python and says why).
 #pragma once
 
 #include <algorithm>
