@@ -10,9 +10,10 @@ from collections import Counter
 
 from uncut_mpi import Machine, Placement, ScheduleOptions
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import end_name
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import HOST, Kind
+from uncut_mpi.planning.schedule import Kind
 
 problem = GemmProblem(m=8192, n=8192, k=8192, dtype=DType.f64)
 placement = Placement.parse("0,0,h")  # A and B on the device of rank 0, C in host memory
@@ -27,11 +28,11 @@ print("bytes:", ", ".join(f"{size} {link}" for link, size in schedule.bytes_by_l
 print(f"predicted {planned.predicted_s * 1e3:.2f} ms")
 
 print("the first ten tasks of rank 3:")
-place = {HOST: "host"}
 copies = {task: (source, target, size) for task, source, target, size in schedule.copies().tolist()}
 for task in [i for i, record in enumerate(schedule.tasks) if record["rank"] == 3][:10]:
     text = Kind(schedule.tasks[task]["kind"]).name
     if task in copies:
         source, target, size = copies[task]
-        text += f" {size} bytes, {place.get(source, source)} -> {place.get(target, target)}"
+        ends = " -> ".join(end_name(schedule.locations, end) for end in (source, target))
+        text += f" {size} bytes, {ends}"
     print(f"  {task}: {text}, awaits {schedule.awaited(task).tolist()}")

@@ -26,7 +26,7 @@ from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import describe, plan
-from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Schedule
+from uncut_mpi.planning.schedule import MAX_SUMMANDS, Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
@@ -566,7 +566,7 @@ def test_many_partial_sums_are_added_in_turns() -> None:
     options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(splits=20))
     schedule = plan(problem, Placement.parse("3,3,3"), 20, Machine.uniform(20), options).schedule
     verify(schedule, lower(schedule))
-    assert schedule.tasks["num_operands"].max() == 1 + kblocks_request.MOST_SUMMANDS
+    assert schedule.tasks["num_operands"].max() == 1 + MAX_SUMMANDS
 
 
 def test_what_does_not_fit_is_refused() -> None:
