@@ -27,8 +27,12 @@ def changed(schedule: Schedule, **tables: np.ndarray) -> Schedule:
 
 
 def drop_await(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    return drop_await_of(schedule, rng, np.flatnonzero(schedule.tasks["num_awaits"]))
+
+
+def drop_await_of(schedule: Schedule, rng: random.Random, waiting: np.ndarray) -> Schedule | None:
+    """Let one of some tasks, all of which await others, await one less."""
     tasks = schedule.tasks.copy()
-    waiting = np.flatnonzero(tasks["num_awaits"])
     if not len(waiting):
         return None
     task = int(rng.choice(waiting))

@@ -15,7 +15,7 @@ from uncut_mpi.model.locations import location_index
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Role, buffer_bytes
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Role, Schedule, buffer_bytes
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -36,6 +36,14 @@ class Layout:
         self._about = (num_ranks, problem, placement)
         self._records = [*user_records(num_ranks, problem, placement)]
 
+    @classmethod
+    def of(cls, schedule: Schedule) -> Layout:
+        """Return the buffers of a schedule, to which others can be added."""
+        layout = cls(schedule.num_ranks, schedule.problem, schedule.placement)
+        layout._records = schedule.buffers.tolist()
+        layout.softbuf_bytes = [_aligned(size) for size in schedule.softbuf_bytes().tolist()]
+        return layout
+
     def add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
         """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
         rows, cols = shape
@@ -43,7 +51,7 @@ class Layout:
         ld = aligned_ld(rows, dtype)
         self._records.append((rank, role, matrix, dtype, 0, rows, cols, ld, offset))
         size = ld * cols * dtype.itemsize
-        self.softbuf_bytes[rank] = offset + -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
+        self.softbuf_bytes[rank] = offset + _aligned(size)
         return len(self._records) - 1
 
     def num_buffers(self) -> int:
@@ -120,6 +128,10 @@ def room_for_panels(num_ranks: int, problem: GemmProblem, placement: Placement, 
     """Return the bytes of each rank's device memory that the caller's matrices leave."""
     resident = _resident_bytes(num_ranks, problem, placement)
     return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
 
 def aligned_ld(rows: int, dtype: DType) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
@@ -15,6 +15,8 @@ from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
+from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.staging import stage, touched_by_peers
 from uncut_mpi.planning.variety import varied
 
 
@@ -31,11 +33,14 @@ class Planned:
         Time the schedule's model expects.
     options : ScheduleOptions
         Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
+    staged : tuple of Matrix
+        Which matrices go through the SoftBuf, since peers cannot open their memory; of the column-major problem.
     """
 
     schedule: Schedule
     predicted_s: float
     options: ScheduleOptions
+    staged: tuple[Matrix, ...] = ()
 
 
 def plan(
@@ -76,21 +81,43 @@ def plan(
 
 
 def plan_several(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    private: Collection[Matrix] = (),
 ) -> list[Planned]:
     """
     Return the schedules to try for a problem, as many as ``options.tune`` says or as there are, the best first.
 
-    Parameters, errors and the rest are those of `plan`, which returns the first one.
+    Other parameters, errors and the rest are those of `plan`, which returns the first one.
+
+    Parameters
+    ----------
+    private : collection of Matrix
+        Which of A, B and C lie in device memory that peers cannot open.
     """
     options.check()
     if options.scheduler != "auto":
         made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
-        return [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
-    found = search(problem, placement, num_ranks, machine, options)
-    return [
-        Planned(one.schedule, one.predicted_s, one.options) for one in varied(found.candidates, max(1, options.tune))
-    ]
+        several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
+    else:
+        found = search(problem, placement, num_ranks, machine, options)
+        several = [
+            Planned(one.schedule, one.predicted_s, one.options)
+            for one in varied(found.candidates, max(1, options.tune))
+        ]
+    return [_staged(planned, private, machine) for planned in several]
+
+
+def _staged(planned: Planned, private: Collection[Matrix], machine: Machine) -> Planned:
+    """Return what was planned with those matrices in the SoftBuf that peers would have to open and cannot."""
+    touched = touched_by_peers(planned.schedule, private)
+    if not touched:
+        return planned
+    schedule = stage(planned.schedule, touched, machine)
+    return Planned(schedule, simulate(schedule, machine).seconds, planned.options, touched)
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:

@@ -1,0 +1,205 @@
+"""Matrices that peers cannot open: what other ranks use of them goes through the owner's SoftBuf, by tasks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers import interpret, random_kblocks
+from tests.helpers.faults import drop_await, drop_await_of, shift_region, skip_a_task, spoiled, swap_in_lane
+from tests.helpers.schedules import SummaOptions, random_case, summa
+from tests.unit import test_rivals, test_verify_uncut
+from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import MATRICES, Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan_several
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
+from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.staging import stage, touched_by_peers
+from uncut_mpi.planning.verify import verify
+
+SUBSETS = [part for size in (1, 2, 3) for part in itertools.combinations(MATRICES, size)]
+SCHEDULES = {
+    "summa": (random_case, 60),
+    "uncut": (lambda rng: test_verify_uncut.random_schedule(rng, rng.randint(2, 6), 100)[0], 40),
+    "cyclic": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "cyclic"), 40),
+    "bands": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "bands"), 60),
+    "kblocks": (lambda rng: random_kblocks.random_schedule(rng, rng.randint(2, 6), 40)[0], 40),
+}
+"""By name: a random schedule, and how many of them to try."""
+
+
+def staged(schedule: Schedule, matrices: tuple[Matrix, ...] = MATRICES) -> Schedule:
+    """Return a schedule in which none but the owners touch those of some matrices that are on devices."""
+    private = [matrix for matrix in matrices if schedule.placement.on_device(matrix)]
+    touched = touched_by_peers(schedule, private)
+    return stage(schedule, touched, Machine.uniform(schedule.num_ranks)) if touched else schedule
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_whichever_matrices_are_staged_none_but_the_owner_touches_them_and_the_product_is_right(name: str) -> None:
+    make, count = SCHEDULES[name]
+    changed = 0
+    for seed in range(count):
+        schedule = make(random.Random(seed))
+        data = interpret.random_data(schedule.problem, seed)
+        for matrices in SUBSETS:
+            found = staged(schedule, matrices)
+            if found is schedule:
+                continue
+            changed += 1
+            verify(found, lower(found), capacity_bytes=found.softbuf_bytes().tolist())
+            private = [matrix for matrix in matrices if schedule.placement.on_device(matrix)]
+            assert not touched_by_peers(found, private), (seed, matrices)
+            wrong = interpret.mismatch(found, data, interpret.random_order(found, seed))
+            assert not wrong, (seed, matrices, wrong)
+    assert changed >= 20
+
+
+@pytest.mark.parametrize(
+    "fault", [drop_await, swap_in_lane, shift_region, skip_a_task], ids=lambda fault: fault.__name__
+)
+def test_faults_planted_in_staged_schedules_are_found_and_nothing_else_is_refused(fault) -> None:
+    assert spoiled(fault, lambda rng: staged(random_case(rng, 6, 20)), 60) >= 15
+
+
+def test_a_copy_back_that_does_not_await_a_writer_is_refused() -> None:
+    def of_c(rng: random.Random) -> Schedule:
+        while (found := staged(schedule := random_case(rng, 6, 20), (Matrix.C,))) is schedule:
+            pass
+        return found
+
+    def wait_less(schedule: Schedule, rng: random.Random) -> Schedule | None:
+        return drop_await_of(schedule, rng, copies_back(schedule))
+
+    assert spoiled(wait_less, of_c, 30) >= 25
+
+
+def copies_back(schedule: Schedule) -> np.ndarray:
+    """Return the tasks that copy within a device into the caller's C."""
+    copies = np.flatnonzero(schedule.tasks["kind"] == Kind.COPY)
+    buffers = schedule.buffers[schedule.regions["buffer"][schedule.operands["region"]]]
+    into, out_of = (buffers[schedule.tasks["first_operand"][copies] + at] for at in (0, 1))
+    local = into["location"] == out_of["location"]
+    return copies[local & (into["role"] == Role.USER) & (into["matrix"] == Matrix.C)]
+
+
+def test_peers_results_alone_are_copied_and_each_goes_on_when_it_has_come() -> None:
+    problem = GemmProblem(256, 256, 256, DType.f64, reads_c=False)
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2))
+    about = (problem, Placement.parse("0,0,0"), 4, Machine.uniform(4), options)
+    (direct,), (planned,) = plan_several(*about), plan_several(*about, MATRICES)
+    assert (direct.staged, planned.staged) == ((), (Matrix.C,))
+    before, after = direct.schedule.bytes_by_link(), planned.schedule.bytes_by_link()
+    assert after == {**before, "local": before["local"] + 3 * 128 * 128 * 8}  # three of four ranks are peers
+    back = copies_back(planned.schedule)
+    assert len(back) > 3
+    awaited = [planned.schedule.awaited(task) for task in back]
+    assert all(len(tasks) == 1 for tasks in awaited)
+    assert len({int(tasks[0]) for tasks in awaited}) == len(back)
+    assert planned.predicted_s == simulate(planned.schedule, Machine.uniform(4)).seconds > direct.predicted_s
+
+
+def test_who_reads_awaits_its_own_region() -> None:
+    problem = GemmProblem(40, 40, 60, DType.f64, reads_c=False)
+    pulled = summa(problem, Placement.parse("1,0,0"), 2, grid=(1, 1), options=SummaOptions(steps=3, pull=True))
+    found = staged(pulled)
+    assert len(found.tasks) == len(pulled.tasks) + 3  # a copy into the buffer for each step along k
+    readers = [[task for task in range(len(found.tasks)) if step in found.awaited(task)] for step in range(3)]
+    assert all(len(tasks) == 1 for tasks in readers)
+    assert readers == sorted(readers)  # what is read first comes first
+
+
+Rows = tuple[int, int]
+
+
+def scaled_by_peers(pulled: list[Rows], pushed: list[Rows], again: Rows | None = None) -> Schedule:
+    """
+    Return a schedule of C := beta C, or of C := 0, in which peers take rows from the owner and bring rows back.
+
+    The owner then takes some more, and puts them back itself.
+    """
+    problem, ranks = GemmProblem(8, 4, 0, DType.f64, reads_c=bool(pulled)), len(pushed) + 1
+    build = ScheduleBuilder(ranks, problem, Placement.parse("0,0,0"))
+
+    def buffer(rank: int, matrix: Matrix, role: Role, offset: int = -1) -> int:
+        rows, cols = problem.shape_of(matrix)
+        place = Location.device(rank)
+        return build.buffer(at=place, rows=rows, cols=cols, dtype=DType.f64, role=role, matrix=matrix, offset=offset)
+
+    def part(buffer: int, rows: Rows) -> RegionRef:
+        return RegionRef(buffer, rows[0], 0, rows[1] - rows[0], 4)
+
+    def copy(lane: int, out_of: int, into: int, rows: Rows, awaits: list[int]) -> int:
+        return build.task(Kind.COPY, lane, part(into, rows), [(part(out_of, rows), Factor.ONE, Op.N)], awaits)
+
+    *_, c = (buffer(0, matrix, Role.USER) for matrix in MATRICES)
+    panels = [buffer(rank, Matrix.C, Role.PANEL, 0) for rank in range(ranks)]
+    pulls = [copy(build.copy_lane(peer, 0, peer), c, panels[peer], rows, []) for peer, rows in enumerate(pulled, 1)]
+    sums = []
+    for peer, rows in enumerate(pulled or pushed, 1):
+        there = part(panels[peer], rows)
+        reads = [(there, Factor.BETA, Op.N)] if pulled else []
+        sums.append(build.task(Kind.COMBINE, build.compute_lane(peer), there, reads, pulls[peer - 1 : peer]))
+    pushes = [
+        copy(build.copy_lane(peer, peer, 0), panels[peer], c, rows, [*pulls, sums[peer - 1]])
+        for peer, rows in enumerate(pushed, 1)
+    ]
+    if again is not None:
+        lane = build.copy_lane(0, 0, 0)
+        copy(lane, panels[0], c, again, [copy(lane, c, panels[0], again, pushes)])
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+@pytest.mark.parametrize(
+    ("pulled", "pushed", "again", "copies"),
+    [
+        ([(0, 4), (4, 8)], [(0, 4), (4, 8)], None, 4),
+        ([(0, 6), (4, 8)], [(0, 5), (5, 8)], None, 2),
+        ([(0, 4), (4, 8)], [(0, 4), (4, 8)], (2, 6), 2),
+        ([], [(0, 4), (4, 8)], (2, 6), 1),
+    ],
+    ids=["apart", "peers overlap", "the owner writes too", "nothing is read at first"],
+)
+def test_regions_that_overlap_are_copied_as_one(pulled, pushed, again, copies) -> None:
+    schedule = scaled_by_peers(pulled, pushed, again)
+    verify(schedule, lower(schedule))
+    found = staged(schedule)
+    verify(found, lower(found))
+    assert len(found.tasks) - len(schedule.tasks) == copies
+    data = interpret.random_data(schedule.problem)
+    for seed in range(5):
+        assert not interpret.mismatch(found, data, interpret.random_order(found, seed))
+
+
+def test_what_no_peer_touches_is_left_as_it_is() -> None:
+    problem = GemmProblem(256, 256, 256, DType.f64)
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2))  # which brings sums to the owner of C
+    about = (problem, Placement.parse("0,1,2"), 4, Machine.uniform(4), options)
+    (direct,), (planned,) = plan_several(*about), plan_several(*about, MATRICES)
+    assert planned.staged == ()
+    assert planned.schedule.digest() == direct.schedule.digest()
+
+
+def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
+    problem = GemmProblem(256, 256, 256, DType.f64, reads_c=False)
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2))
+    place, room = Placement.parse("0,0,0"), 256 * 256 * 8
+    (direct,) = plan_several(problem, place, 4, Machine.uniform(4), options)
+    most = 3 * room + int(direct.schedule.softbuf_bytes()[0])  # the matrices lie there too
+    for memory_bytes, fits in ((most + room, True), (most + room - 1, False)):
+        machine = Machine.uniform(4, memory_bytes=memory_bytes)
+        assert plan_several(problem, place, 4, machine, options)[0].schedule.digest() == direct.schedule.digest()
+        if fits:
+            plan_several(problem, place, 4, machine, options, (Matrix.C,))
+        else:
+            with pytest.raises(CapacityError, match=r"rank 0 needs \d+ bytes .* 1 too few"):
+                plan_several(problem, place, 4, machine, options, (Matrix.C,))

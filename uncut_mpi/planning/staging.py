@@ -1,0 +1,215 @@
+"""
+Matrices that peers cannot open: other ranks use a copy of them, in the owner's SoftBuf.
+
+CUDA IPC exports no stream-ordered pool and no managed memory. Where a schedule lets other ranks read or write such a
+matrix, this pass puts a buffer of ours in its place. The owner copies what they read into it, and what they wrote of C
+out of it, by tasks like any others: what these await is proved, and they run beside the rest.
+
+There is a copy for each region that peers use. So a task that reads awaits its own region only, and what was written
+goes on to its place at once. The owner uses its own matrix as before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.planning.layout import Layout
+from uncut_mpi.planning.schedule import (
+    AWAIT_DTYPE,
+    LANE_DTYPE,
+    OPERAND_DTYPE,
+    REGION_DTYPE,
+    TASK_DTYPE,
+    Factor,
+    Kind,
+    LaneKind,
+    Matrix,
+    Op,
+    Role,
+    Schedule,
+    expand_ranges,
+    rows_by_rank,
+)
+
+
+def touched_by_peers(schedule: Schedule, matrices: Collection[Matrix]) -> tuple[Matrix, ...]:
+    """Return those of some matrices in device memory that a rank other than their owner reads or writes."""
+    if not matrices:
+        return ()
+    uses = _Uses.of(schedule)
+    users = schedule.buffers[uses.buffer[~uses.by_owner]]
+    found = np.unique(users["matrix"][users["role"] == Role.USER])
+    return tuple(Matrix(matrix) for matrix in found.tolist() if matrix in matrices)
+
+
+def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> Schedule:
+    """
+    Return a schedule that does the same, in which none but their owners touch some of the caller's matrices.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What is to be done.
+    matrices : sequence of Matrix
+        As of `touched_by_peers`.
+    machine : Machine
+        Whose memory is to have room for them once more.
+
+    Raises
+    ------
+    CapacityError
+        If it has not.
+    """
+    problem = schedule.problem
+    layout, uses = Layout.of(schedule), _Uses.of(schedule)
+    lanes: list[tuple[int, ...]] = schedule.lanes.tolist()
+    regions = [schedule.regions]
+    ways_in: list[_Copy] = []
+    ways_out: list[_Copy] = []
+    for matrix in matrices:
+        (user,) = np.flatnonzero((schedule.buffers["role"] == Role.USER) & (schedule.buffers["matrix"] == matrix))
+        owner = int(schedule.owners()[user])
+        ours = layout.add(owner, problem.shape_of(matrix), problem.dtype, matrix, Role.STAGING)
+        lane = (owner, int(LaneKind.COPY), owner, owner)
+        if lane not in lanes:
+            lanes.append(lane)
+        moved, chunks, chunk_of = _chunks(schedule, uses, int(user))
+        used, use = np.unique(uses.region[moved], return_inverse=True)
+        first = sum(map(len, regions))
+        regions += [instead := schedule.regions[used], chunks, staged := chunks.copy()]
+        instead["buffer"] = staged["buffer"] = ours
+        uses.operands["region"][moved] = first + use
+        first += len(used)
+        for chunk, rows in enumerate(rows_by_rank(chunk_of, len(chunks))):
+            here = moved[rows]
+            written = here[uses.written[here]]
+            theirs, own = first + chunk, first + len(chunks) + chunk
+            if len(written) < len(here) and (matrix is not Matrix.C or problem.reads_c):
+                ways_in.append(_Copy(owner, lanes.index(lane), own, theirs, uses.task[here]))
+            if len(written) and matrix is Matrix.C:
+                ways_out.append(_Copy(owner, lanes.index(lane), theirs, own, uses.task[written]))
+    layout.check_capacity(machine)
+    # What is used first comes first, and what is complete first goes first.
+    ways_in.sort(key=lambda copy: int(copy.tasks[0]))
+    ways_out.sort(key=lambda copy: int(copy.tasks[-1]))
+    tasks, operands, awaits = _with_copies(schedule, uses.operands, ways_in, ways_out)
+    return dataclasses.replace(
+        schedule,
+        tasks=tasks,
+        operands=operands,
+        regions=np.concatenate(regions),
+        awaits=awaits,
+        buffers=layout.table(),
+        lanes=np.array(lanes, LANE_DTYPE),
+    )
+
+
+class _Uses(NamedTuple):
+    """All operands in the order of tasks, as records that no two tasks share; and what is to be known of each."""
+
+    operands: np.ndarray
+    region: np.ndarray
+    buffer: np.ndarray
+    task: np.ndarray
+    written: np.ndarray
+    by_owner: np.ndarray
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Uses:
+        tasks = schedule.tasks
+        operands = schedule.operands[expand_ranges(tasks["first_operand"], tasks["num_operands"])]
+        region = operands["region"].copy()
+        buffer = schedule.regions["buffer"][region]
+        task = np.repeat(np.arange(len(tasks)), tasks["num_operands"])
+        by_owner = tasks["rank"][task] == schedule.owners()[buffer]
+        return cls(operands, region, buffer, task, np.diff(task, prepend=-1) > 0, by_owner)
+
+
+class _Copy(NamedTuple):
+    """A copy of one chunk; the tasks that await it, or those that it awaits, in their order."""
+
+    rank: int
+    lane: int
+    written: int
+    read: int
+    tasks: np.ndarray
+
+
+def _chunks(schedule: Schedule, uses: _Uses, user: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    Return which operands are to be in the buffer of ours, in what chunks it is copied, and the chunk of each of them.
+
+    The chunks are the regions that peers use. Where these overlap, or the owner writes in them or reads what peers
+    wrote, all of the matrix is one chunk, which the owner uses there too.
+    """
+    at = np.flatnonzero(uses.buffer == user)
+    own, moved = at[uses.by_owner[at]], at[~uses.by_owner[at]]
+    chunks, chunk_of = np.unique(schedule.regions[uses.region[moved]], return_inverse=True)
+    never = len(schedule.tasks)
+    begins = np.full(len(chunks), never)  # the first task that writes in each of them
+    written = uses.written[moved]
+    np.minimum.at(begins, chunk_of[written], uses.task[moved[written]])
+    used, use = np.unique(schedule.regions[uses.region[own]], return_inverse=True)
+    ends = np.full(len(used), -1)  # the last task that reads there; after all others if one writes
+    np.maximum.at(ends, use, np.where(uses.written[own], never + 1, uses.task[own]))
+    if _apart(chunks, begins, used, ends, free=never + 2):
+        return moved, chunks, chunk_of
+    rows, cols = schedule.buffers["rows"][user], schedule.buffers["cols"][user]
+    return at, np.array([(user, 0, 0, 0, rows, cols)], REGION_DTYPE), np.zeros(len(at), np.int64)
+
+
+def _apart(chunks: np.ndarray, begins: np.ndarray, used: np.ndarray, ends: np.ndarray, *, free: int) -> bool:
+    """Return whether no two chunks overlap, and each region that is used ends before all that it overlaps begin."""
+    both = np.concatenate((chunks, used))
+    edges = [
+        np.unique(np.concatenate((both[first], both[first] + both[extent])), return_inverse=True)[1].reshape(2, -1)
+        for first, extent in (("row", "rows"), ("col", "cols"))
+    ]
+    (tops, bottoms), (lefts, rights) = (edge.tolist() for edge in edges)
+    grid = np.full((max(bottoms), max(rights)), free)  # of what is between edges: when the chunk there begins
+    parts = [
+        grid[top:bottom, left:right] for top, bottom, left, right in zip(tops, bottoms, lefts, rights, strict=True)
+    ]
+    for part, begin in zip(parts[: len(chunks)], begins.tolist(), strict=True):
+        if part.min(initial=free) < free:
+            return False
+        part[...] = begin
+    return all(end < part.min(initial=free) for part, end in zip(parts[len(chunks) :], ends.tolist(), strict=True))
+
+
+def _with_copies(
+    schedule: Schedule, operands: np.ndarray, ways_in: Sequence[_Copy], ways_out: Sequence[_Copy]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tables of tasks, operands and awaits with copies ahead of all tasks, and behind them."""
+    tasks = schedule.tasks
+    ahead, behind = len(ways_in), len(ways_in) + len(tasks)
+    total = behind + len(ways_out)
+    waiter = [np.repeat(np.arange(ahead, behind), tasks["num_awaits"])]
+    awaited = [ahead + schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]]
+    for at, copy in enumerate(ways_in):
+        waiter.append(ahead + copy.tasks)
+        awaited.append(np.full(len(copy.tasks), at))
+    for at, copy in enumerate(ways_out, behind):
+        # The last on each lane: those before it are over then.
+        last = dict(zip(tasks["lane"][copy.tasks].tolist(), copy.tasks.tolist(), strict=True))
+        waiter.append(np.full(len(last), at))
+        awaited.append(ahead + np.array([*last.values()]))
+    pairs = np.unique(np.concatenate(waiter) * total + np.concatenate(awaited))
+    copies = [*ways_in, *ways_out]
+    joined = np.zeros(total, TASK_DTYPE)
+    joined[ahead:behind] = tasks
+    joined[[*range(ahead), *range(behind, total)]] = [
+        (Kind.COPY, 0, 2, copy.rank, copy.lane, -1, 0, 0, 0) for copy in copies
+    ]
+    joined["num_awaits"] = np.bincount(pairs // total, minlength=total)
+    for first, count in (("first_operand", "num_operands"), ("first_await", "num_awaits")):
+        joined[first] = np.cumsum(joined[count], dtype=np.int64) - joined[count]
+    of_copies = [(region, Factor.ONE, Op.N, 0) for copy in copies for region in (copy.written, copy.read)]
+    added = np.array(of_copies, OPERAND_DTYPE)
+    operands = np.concatenate((added[: 2 * ahead], operands, added[2 * ahead :]))
+    return joined, operands, (pairs % total).astype(AWAIT_DTYPE)
