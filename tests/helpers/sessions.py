@@ -51,8 +51,8 @@ def measured_machine(comm, backend: str):
         shutil.rmtree(base)
 
 
-def hide_arrays(session: um.Session, monkeypatch, hidden=lambda: True) -> None:
-    """Make the session's backend say, while `hidden()`, that no peer can open the arrays it is given."""
+def hide_arrays(session: um.Session, monkeypatch, hidden=lambda array: True) -> None:
+    """Make the session's backend say of arrays that are `hidden` that no peer can open them."""
     backend = session._backend
     adopt = backend.adopt
 
@@ -60,7 +60,7 @@ def hide_arrays(session: um.Session, monkeypatch, hidden=lambda: True) -> None:
         adopted = adopt(array)
         return dataclasses.replace(adopted, handle=None, offset_bytes=0, obstacle="hidden on purpose")
 
-    monkeypatch.setattr(backend, "adopt", lambda array: adopt_hidden(array) if hidden() else adopt(array))
+    monkeypatch.setattr(backend, "adopt", lambda array: adopt_hidden(array) if hidden(array) else adopt(array))
 
 
 def fail_runs(session: um.Session, monkeypatch, failing) -> None:

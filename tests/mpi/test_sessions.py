@@ -297,15 +297,53 @@ def test_memory_that_cannot_be_exported_goes_through_memory_of_our_own(comm, ope
 
 
 @pytest.mark.mpi(min_size=2)
+def test_whichever_matrices_cannot_be_exported_products_are_right(comm, open_session, monkeypatch):
+    options = [
+        um.ScheduleOptions(scheduler=name, tile=tile, devices=tuple(range(comm.size)))
+        for name, tile in (("uncut", 16), ("cyclic", 16), ("bands", 16), ("kblocks", 0))
+    ]
+    wrong, staged = [], []
+    with open_session(comm) as session:
+        hidden = set()
+        hide_arrays(session, monkeypatch, lambda array: array.shape in hidden)
+        for number in range(8):
+            case = Case(
+                *(60, 50, 40),
+                place=("0", str(number % comm.size), str(comm.size - 1)),
+                orders=("FFF", "CFC", "FCC")[number % 3],
+                beta=1.25 * (number % 2),
+                seed=number,
+            )
+            shapes = ((case.m, case.k), (case.k, case.n), (case.m, case.n))
+            hidden |= {shape for at, shape in enumerate(shapes) if number >> at & 1}
+            operands = make_operands(session, case)
+            for one in options:
+                set_matrix(session, operands.c, operands.c_MN)
+                session.poison_softbuf()
+                with session.plan(operands.a, operands.b, operands.c, reads_c=case.beta != 0, options=one) as plan:
+                    done = plan.execute(case.alpha, case.beta)
+                copied, listed = sum(allgather(comm, done.copy_bytes)), int(plan.schedule.copies()[:, 3].sum())
+                if done.staged != bool(plan.summary.staged) or copied != listed:
+                    wrong.append(f"{plan.summary.staged!r}, but {done.staged}; copied {copied} of {listed} bytes")
+                wrong.append(mismatch(case, operands))
+                staged.append(plan.summary.staged)
+            release(session, operands)
+            hidden.clear()
+    # Each scheduler has let peers write to a C that they cannot open, and to one that they can.
+    shown = [{"", "C"} <= set(staged[at :: len(options)]) for at in range(len(options))]
+    collective_assert(comm, not any(wrong) and all(shown), f"{staged} {wrong}")
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm, open_session, monkeypatch):
     hidden = [True]
     case = Case(40, 30, 20, place=("0", "h", "0"))
     with open_session(comm) as session:
-        hide_arrays(session, monkeypatch, lambda: hidden[0])
+        hide_arrays(session, monkeypatch, lambda _: hidden[0])
         shadowed = make_operands(session, case)
         hidden[0] = False
         direct = make_operands(session, case)
-        wrong, staged = [], []
+        wrong, staged, traced = [], [], []
         with session.plan(shadowed.a, shadowed.b, shadowed.c, options=OPTIONS) as plan:
             for given in (shadowed, direct, shadowed, direct):
                 set_matrix(session, given.a, given.a_MK)
@@ -314,7 +352,12 @@ def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm, open_sessio
                 session.poison_softbuf()
                 staged.append(plan.execute(case.alpha, case.beta, a=given.a, b=given.b, c=given.c).staged)
                 wrong.append(mismatch(case, given))
+            planned = session.counters.planner_calls
+            for given in (shadowed, direct):
+                trace = plan.trace(case.alpha, case.beta, a=given.a, b=given.b, c=given.c)
+                traced.append((plan.summary.staged, len(trace.start_s) - len(plan.schedule.tasks)))
     collective_assert(comm, staged == [True, False, True, False] and not any(wrong), f"{staged} {wrong}")
+    collective_assert(comm, traced == [("C", 0), ("", 0)] and planned == 2, f"{traced}, planned {planned} times")
 
 
 def test_nothing_is_left_open_after_a_session(comm, open_session):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from tests.helpers import interpret, random_kblocks
 from tests.helpers.faults import drop_await, drop_await_of, shift_region, skip_a_task, spoiled, swap_in_lane
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.unit import test_rivals, test_verify_uncut
+from uncut_mpi.api import plan_message
+from uncut_mpi.api.plans import private_of
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -203,3 +207,15 @@ def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
         else:
             with pytest.raises(CapacityError, match=r"rank 0 needs \d+ bytes .* 1 too few"):
                 plan_several(problem, place, 4, machine, options, (Matrix.C,))
+
+
+def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
+    # A C in row-major order is the transposed product of B and A.
+    a, b, c = (types.SimpleNamespace(info=types.SimpleNamespace(obstacle=why)) for why in ("a pool", "", "a pool"))
+    for swapped, private in ((False, (Matrix.A, Matrix.C)), (True, (Matrix.B, Matrix.C))):
+        problem = GemmProblem(16, 16, 16, DType.f64, swapped=swapped)
+        assert private_of(problem, (a, b, c)) == private
+        options = ScheduleOptions(scheduler="kblocks")
+        (planned,) = plan_several(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
+        said = plan_message.encode([dataclasses.replace(planned, staged=private)], options, 0.0)
+        assert plan_message.decode(said)[0][0].staged == "AC"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.flags import Flags
 from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.memory import Arena
 from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order
 from uncut_mpi.api.request import Operands
@@ -37,14 +35,14 @@ class Binding:
     ----------
     executable : Executable
         This rank's operations with addresses.
-    staged : frozenset of int
-        Numbers of those of these matrices that go through memory of our own; the same on all ranks.
+    staged : bool
+        Whether the plan stages a matrix (`PlanSummary.staged`).
     digest : int
         See `digest_of`.
     """
 
     executable: Executable
-    staged: frozenset[int]
+    staged: bool
     digest: int
 
 
@@ -88,9 +86,6 @@ class Binder:
             if not arena.fits(needed):
                 self.drop_all()  # all addresses change, also where growing fails
                 arena.ensure(needed)
-        operands = in_schedule_order(plan.key.problem, matrices)
-        shared = [operands[which] for which in plan.touched_by_peers]
-        staged = frozenset(matrix.info.number for matrix in shared if self._store.share(matrix))
         with agreement.collective(self._group, "binding the plan"):
             binding = self.find(plan, matrices)
             if binding is None:
@@ -98,18 +93,11 @@ class Binder:
                 while len(bound) >= _MAX_BINDINGS:
                     bound.pop(next(iter(bound))).executable.close()
                 executable = self._backend.executable(
-                    plan.program, self._addresses(plan, operands, staged), self.flags.table(), self._control.board
+                    plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
-                binding = Binding(executable, staged, digest_of(plan, matrices))
+                binding = Binding(executable, bool(plan.summary.staged), digest_of(plan, matrices))
                 bound[_numbers(matrices)] = binding
         return binding
-
-    def stage(self, binding: Binding, matrices: Sequence[Matrix], *, inward: bool) -> None:
-        """Copy those of these matrices that a binding stages into memory of our own, or back from it. Collective."""
-        with agreement.collective(self._group, "staging"):
-            for matrix in matrices:
-                if matrix.info.number in binding.staged:
-                    self._store.stage(matrix, inward=inward)
 
     def hand_over(self, plan: Plan, successor: Plan) -> None:
         """Give what is bound to a plan to another of the same schedule. Local."""
@@ -160,14 +148,14 @@ class Binder:
         self.softbuf.abandon()
         self.flags.abandon()
 
-    def _addresses(self, plan: Plan, operands: Operands, staged: Collection[int]) -> np.ndarray:
+    def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
+        operands = in_schedule_order(plan.key.problem, matrices)
         buffers, owners = plan.schedule.buffers, plan.schedule.owners()
         addresses = np.zeros(len(buffers), np.int64)
         for index in plan.program.buffers_used():
             buffer = buffers[index]
             if buffer["role"] == Role.USER:
-                matrix = operands[buffer["matrix"]]
-                addresses[index] = self._store.address(matrix, staged=matrix.info.number in staged)
+                addresses[index] = self._store.address(operands[buffer["matrix"]])
             else:
                 addresses[index] = self.softbuf.addresses[owners[index]] + buffer["offset"]
         return addresses

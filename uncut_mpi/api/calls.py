@@ -49,7 +49,7 @@ class CallResult(NamedTuple):
     planned : bool
         Whether this call had to plan or bind first.
     staged : bool
-        Whether a matrix went through memory of our own because it cannot be exported.
+        Whether a matrix went through the SoftBuf because peers cannot open its memory.
     """
 
     tasks: int
@@ -242,14 +242,11 @@ class Call:
 
     def run(self) -> None:
         """Fire this rank's part, wait for its end, and pass the closing barrier. Collective."""
-        calls, executable, staged = self._calls, self._binding.executable, self._binding.staged
-        matrices, scalars = self._request.matrices, self._request.scalars
+        calls, executable, scalars = self._calls, self._binding.executable, self._request.scalars
         if self._traced:
             with agreement.collective(calls.group, "preparing a trace"):
                 executable.prepare_trace()
-        if staged:
-            calls.binder.stage(self._binding, matrices, inward=True)
-        if self._planned or staged or self._traced:
+        if self._planned or self._traced:
             calls.group.barrier()
         self.report = executable.run(
             alpha=scalars.alpha,
@@ -260,14 +257,11 @@ class Call:
         )
         calls.counters.add(self.report)
         self._close()
-        if staged:
-            calls.binder.stage(self._binding, matrices[2:], inward=False)
 
     @property
     def result(self) -> CallResult:
         """What the product did on this rank, after `run`."""
-        report = self.report
-        staged = bool(self._binding.staged)
+        report, staged = self.report, self._binding.staged
         return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, self._planned, staged)
 
     def _close(self) -> None:

@@ -26,8 +26,6 @@ class Counters:
         Tasks that this rank executed and bytes that its copies moved.
     python_tasks : int
         Tasks for which the Python interpreter ran.
-    staged_bytes : int
-        Bytes copied through memory of our own because the caller's could not be exported.
     """
 
     calls: int = 0
@@ -37,7 +35,6 @@ class Counters:
     tasks: int = 0
     copy_bytes: int = 0
     python_tasks: int = 0
-    staged_bytes: int = 0
 
     def add(self, report: ExecutionReport) -> None:
         """Count one product."""

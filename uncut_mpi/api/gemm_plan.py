@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.plans import Plan, PlanSummary
+from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.placement import Matrix as Which
 from uncut_mpi.planning.schedule import Schedule
 
 
@@ -23,8 +25,11 @@ class GemmPlan:
 
     def __init__(self, session: object, calls: Calls, plan: Plan | Trial, operands: Operands, choices: Choices) -> None:
         self._session = session  # which is in use as long as its plans are
-        self._calls, self._plan, self._operands, self._choices = calls, plan, operands, choices
-        problem = self._shown.key.problem
+        self._calls, self._operands, self._choices = calls, operands, choices
+        # By the matrices that peers cannot open, on which schedules depend.
+        self._plans: dict[tuple[Which, ...], Plan | Trial] = {}
+        self._keep(plan)
+        problem = plan.key.problem
         self._scales_only, self._reads_c, self._closed = problem.scales_only, problem.reads_c, False
 
     @property
@@ -34,12 +39,16 @@ class GemmPlan:
 
     @property
     def summary(self) -> PlanSummary:
-        """What the plan does, in numbers; while schedules are tried that of the one predicted best."""
+        """
+        What the plan does, in numbers; while schedules are tried that of the one predicted best.
+
+        Of the last call, if its matrices need another schedule than those planned with (`PlanSummary.staged`).
+        """
         return self._shown.summary
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule: every task of every rank; while others are tried the one predicted best."""
+        """The schedule that `summary` is of: every task of every rank."""
         return self._shown.schedule
 
     @property
@@ -66,7 +75,7 @@ class GemmPlan:
             Scalars; beta must be 0 if the plan was made with ``reads_c=False``.
         a, b, c : Matrix, optional
             Instead of the matrices planned with: same shape, type, order, leading dimension and
-            location.
+            location. Where others of them lie in memory that peers cannot open, the first such call plans.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
 
@@ -79,7 +88,7 @@ class GemmPlan:
         """
         with self._calls.gate.exclusive():
             request = self._request("execute", alpha, beta, a, b, c, stream)
-            return self._calls.run(request, self._plan, self._keep).result
+            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     def trace(
         self,
@@ -113,16 +122,22 @@ class GemmPlan:
             As `execute`.
         """
         with self._calls.gate.exclusive():
-            request, shown = self._request("trace", alpha, beta, a, b, c, stream), self._shown
-            call = self._calls.run(request, shown, _keep_nothing, traced=True)
-            return merge_times(len(shown.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
+            request = self._request("trace", alpha, beta, a, b, c, stream)
+            plan = self._plan_for(request.matrices)
+            if isinstance(plan, Trial):  # of which this is no call
+                self._keep(plan)
+                call = self._calls.run(request, self._shown, _keep_nothing, traced=True)
+            else:
+                call = self._calls.run(request, plan, self._keep, traced=True)
+            return merge_times(len(self.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
 
     def close(self) -> None:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
         if not self._closed:
             self._closed = True
             if not self._calls.gate.over:
-                self._calls.binder.drop(self._plan)
+                for plan in self._plans.values():
+                    self._calls.binder.drop(plan)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -142,7 +157,14 @@ class GemmPlan:
         return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
 
     def _keep(self, plan: Plan | Trial) -> None:
-        self._plan = plan
+        self._plan = self._plans[plan.key.private] = plan
+
+    def _plan_for(self, matrices: Operands) -> Plan | Trial | PlanKey:
+        """Return the plan for matrices that fit, or by which key to make it."""
+        if matrices == self._operands and len(self._plans) == 1:  # as mostly
+            return self._plan
+        key = dataclasses.replace(self._plan.key, private=private_of(self._plan.key.problem, matrices))
+        return self._plans.get(key.private, key)
 
     def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
         """Return what a caller asks of this plan; an error is raised on all ranks."""

@@ -19,7 +19,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, extent_bytes, host_view, layout_of
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
-from uncut_mpi.device.interface import Allocation, Backend, Pin
+from uncut_mpi.device.interface import Backend, Pin
 from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
@@ -40,9 +40,7 @@ class _Held:
     keep: Any = None
     segment: Segment | None = None
     pinned: bool = False
-    peer_handle: bytes | None = None
     peer_address: int = 0
-    shadow: Allocation | None = None
 
 
 class MatrixStore:
@@ -144,56 +142,16 @@ class MatrixStore:
             return a, b, c
         return self.check("A", a), self.check("B", b), self.check("C", c)
 
-    def address(self, matrix: Matrix, *, staged: bool) -> int:
-        """
-        Return where this rank finds element (0, 0): its own address, or the peer's memory mapped here. Local.
-
-        `staged` says whether the caller copies the matrix into its shadow before use, and back.
-        """
-        held = self._held[matrix.info.number]
-        owner = matrix.location.rank
-        if matrix.location.space == "host" or owner == self._group.rank:
-            return held.shadow.address if staged and held.shadow else held.address
-        if not held.peer_address:
-            assert held.peer_handle is not None or matrix.info.handle is not None  # `share` came first
-            handle = held.peer_handle or matrix.info.handle or b""
-            held.peer_address = self.mappings.open(handle)
-            held.peer_handle = handle
-            if matrix.info.handle is not None:
-                held.peer_address += matrix.info.offset_bytes
-        return held.peer_address
-
-    def share(self, matrix: Matrix) -> bool:
-        """
-        Make a device matrix reachable by peers; return whether it goes through memory of our own.
-
-        Memory that cannot be exported (stream-ordered pools, managed memory) gets a shadow: an
-        allocation of ours that the owner fills before a call and reads back after it.
-        """
+    def address(self, matrix: Matrix) -> int:
+        """Return where this rank finds element (0, 0): its own address, or the peer's memory mapped here. Local."""
         info = matrix.info
-        if info.location.space == "host" or info.handle is not None:
-            return False
         held = self._held[info.number]
-        if held.peer_handle is None:
-            with agreement.collective(self._group, "allocating staging memory"):
-                if self._group.rank == info.location.rank:
-                    _, cols = info.stored.column_major_shape
-                    held.shadow = self._backend.allocate(max(1, cols * info.stored.ld * info.dtype.itemsize))
-                    self._counters.allocations += 1
-            handles = exchange.exchange_handles(self._group, held.shadow.handle if held.shadow else b"")
-            held.peer_handle = handles[info.location.rank or 0]
-        return True
-
-    def stage(self, matrix: Matrix, *, inward: bool) -> None:
-        """Copy between the caller's array and its shadow, on its owner. Local."""
-        held = self._held[matrix.info.number]
-        if held.shadow is None:
-            return
-        stored, item = matrix.info.stored, matrix.dtype.itemsize
-        rows, cols = stored.column_major_shape
-        there, here = (held.shadow.address, held.address) if inward else (held.address, held.shadow.address)
-        self._backend.copy_matrix(there, here, rows * item, cols, stored.ld * item)
-        self._counters.staged_bytes += rows * cols * item
+        if info.location.space == "host" or info.location.rank == self._group.rank:
+            return held.address
+        if not held.peer_address:
+            assert info.handle is not None  # else plans leave it to its owner
+            held.peer_address = self.mappings.open(info.handle) + info.offset_bytes
+        return held.peer_address
 
     def download(self, matrix: Matrix) -> Matrix:
         """See `Session.download`."""
@@ -253,14 +211,12 @@ class MatrixStore:
                 for call in self.on_release:
                     call(number)
                 held = self._held[number]
-                if held.peer_address and held.peer_handle:
-                    self.mappings.close(held.peer_handle)
+                if held.peer_address and held.info.handle:
+                    self.mappings.close(held.info.handle)
         with agreement.collective(self._group, "freeing matrices"):
             for number in numbers:
                 held = self._held.pop(number)
                 self._dropped.discard(number)
-                if held.shadow is not None:
-                    self._backend.free(held.shadow)
                 self._let_go(held)
 
     def _let_go(self, held: _Held) -> None:

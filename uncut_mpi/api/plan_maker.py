@@ -44,7 +44,7 @@ class PlanMaker:
 
     def _plan_on_root(self, key: PlanKey) -> bytes:
         started = time.perf_counter()
-        several = plan_several(key.problem, key.placement, self._group.size, self._machine, key.options)
+        several = plan_several(key.problem, key.placement, self._group.size, self._machine, key.options, key.private)
         plan_s = time.perf_counter() - started
         if self._verify:
             for planned in several:

@@ -51,6 +51,7 @@ def decode(data: bytes) -> list[tuple[PlanSummary, Schedule]]:
 
 def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
     schedule = planned.schedule
+    names = "BAC" if schedule.problem.swapped else "ABC"
     return PlanSummary(
         scheduler=f"auto ({schedule.scheduler})" if asked.scheduler == "auto" else schedule.scheduler,
         grid=schedule.callers_grid,
@@ -63,5 +64,6 @@ def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int
         plan_s=plan_s,
         digest=schedule.digest(),
         softbuf_bytes=schedule.softbuf_bytes().tolist(),
+        staged="".join(sorted(names[matrix] for matrix in planned.staged)),
         tried=tried,
     )

@@ -9,11 +9,11 @@ import numpy as np
 
 from uncut_mpi.api.request import Choices, Operands, check_written
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.schedule import Role, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class PlanSummary:
         Of the schedule, the same on all ranks.
     softbuf_bytes : list of int
         SoftBuf each rank needs.
+    staged : str
+        Which of the caller's A, B and C go through the SoftBuf, because they lie in memory that peers would have to
+        open and cannot: as ``"AC"``, mostly none.
     tried : int
         Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
     """
@@ -62,16 +65,27 @@ class PlanSummary:
     plan_s: float
     digest: str
     softbuf_bytes: list[int]
+    staged: str = ""
     tried: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanKey:
-    """What a plan depends on, besides the machine: calls with equal keys share one."""
+    """
+    What a plan depends on, besides the machine: calls with equal keys share one.
+
+    Attributes
+    ----------
+    problem, placement, options
+        What is computed, where, and what is fixed about how.
+    private : tuple of Matrix
+        Which of the problem's A, B and C lie in device memory that peers cannot open.
+    """
 
     problem: GemmProblem
     placement: Placement
     options: ScheduleOptions
+    private: tuple[Matrix, ...] = ()
 
     @classmethod
     def of(cls, matrices: Operands, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
@@ -105,7 +119,7 @@ class PlanKey:
         )
         check_written(matrices)
         places = (matrix.location for matrix in in_schedule_order(problem, matrices))
-        return cls(problem, Placement(*places), choices.options)
+        return cls(problem, Placement(*places), choices.options, private_of(problem, matrices))
 
     @property
     def digest(self) -> bytes:
@@ -117,6 +131,12 @@ def in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     """Return A, B and C as the schedule counts them, which for a C in row-major order multiplies B by A."""
     a, b, c = matrices
     return (b, a, c) if problem.swapped else matrices
+
+
+def private_of(problem: GemmProblem, matrices: Operands) -> tuple[Matrix, ...]:
+    """Return which of a problem's matrices lie in device memory that peers cannot open."""
+    given = in_schedule_order(problem, matrices)
+    return tuple(which for which, matrix in zip(MATRICES, given, strict=True) if matrix.info.obstacle)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference
@@ -138,8 +158,6 @@ class Plan:
         What this rank issues.
     softbuf_bytes, flag_bytes : ndarray of int64, shape (num_ranks,)
         SoftBuf and flags that each rank needs.
-    touched_by_peers : tuple of int
-        Those of the schedule's matrices in device memory that a rank other than their owner reads or writes.
     """
 
     key: PlanKey
@@ -149,7 +167,6 @@ class Plan:
     program: OperationList
     softbuf_bytes: np.ndarray
     flag_bytes: np.ndarray
-    touched_by_peers: tuple[int, ...]
 
     @classmethod
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:
@@ -165,15 +182,4 @@ class Plan:
             program=lowering.rank_list(rank),
             softbuf_bytes=softbuf_bytes,
             flag_bytes=flag_bytes,
-            touched_by_peers=_touched_by_peers(schedule),
         )
-
-
-def _touched_by_peers(schedule: Schedule) -> tuple[int, ...]:
-    tasks = schedule.tasks
-    operand = expand_ranges(tasks["first_operand"], tasks["num_operands"])
-    rank = np.repeat(tasks["rank"], tasks["num_operands"])
-    buffer = schedule.regions["buffer"][schedule.operands["region"][operand]]
-    users = schedule.buffers["role"][buffer] == Role.USER
-    foreign = users & ~schedule.in_host()[buffer] & (schedule.owners()[buffer] != rank)
-    return tuple(np.unique(schedule.buffers["matrix"][buffer[foreign]]).tolist())
