@@ -24,8 +24,8 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, blocking_of
+from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.kblocks_request import problem_in_core
-from uncut_mpi.planning.layout import user_table
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables

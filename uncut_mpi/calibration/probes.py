@@ -14,8 +14,8 @@ from typing import Final
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import aligned_ld
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.layout import aligned_ld
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 
 SMALL_BYTES: Final = 4096

@@ -121,7 +121,7 @@ class Maker {
         return up_to(product, problem_.buffer_alignment);
     }
 
-    // As `Layout.add` of planning/layout.py, which places those of the other schedulers.
+    // As `Buffers.add` of planning/buffers.py, which places those of the other schedulers.
     int panel(int rank, std::int64_t rows, std::int64_t cols, int matrix, bool sums, Role role) {
         const std::int64_t itemsize = sums ? problem_.accumulator_itemsize() : problem_.itemsize();
         const std::int64_t ld = up_to(rows, problem_.column_alignment / itemsize);

@@ -29,9 +29,9 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import Buffers
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.grid import block_starts
-from uncut_mpi.planning.layout import Layout
 from uncut_mpi.planning.limits import MAX_TILES_OF_BANDS, coarse_enough
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
@@ -161,7 +161,7 @@ class _Bands:
         self._problem, self._placement, self._machine, self._devices = problem, placement, machine, devices
         self._tile = tile
         self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
-        self._layout = Layout(machine.num_ranks, problem, placement)
+        self._buffers = Buffers(machine.num_ranks, problem, placement)
         self._rows = [range(start, min(start + tile, problem.m)) for start in range(0, problem.m, tile)]
         self._cols = [range(start, min(start + tile, problem.n)) for start in range(0, problem.n, tile)]
         owners = {matrix: placement.device_of(matrix) for matrix in MATRICES}
@@ -176,13 +176,13 @@ class _Bands:
         for device, run in runs.items():
             if run:
                 self._make_room(device)
-        self._layout.check_capacity(self._machine)
+        self._buffers.check_capacity(self._machine)
         for step in range(max(len(run) for run in runs.values())):
             for device, run in runs.items():
                 if step < len(run):
                     self._compute(device, *run[step])
         return self._build.build(
-            scheduler="bands", grid=(1, len(self._devices)), tile=self._tile, buffers=self._layout.table()
+            scheduler="bands", grid=(1, len(self._devices)), tile=self._tile, buffers=self._buffers.table()
         )
 
     def _deal(self) -> dict[int, list[tuple[int, int]]]:
@@ -224,7 +224,7 @@ class _Bands:
             self._staged[device] = self._slots(self._owner[Matrix.C], (height, width), wide, Matrix.C)
 
     def _slots(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix) -> _Slots:
-        return _Slots([self._layout.add(rank, shape, dtype, matrix, Role.STAGING) for _ in range(SLOTS)])
+        return _Slots([self._buffers.add(rank, shape, dtype, matrix, Role.STAGING) for _ in range(SLOTS)])
 
     @property
     def _adds(self) -> bool:

@@ -45,11 +45,11 @@ from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import check_capacity, room_for_panels
 from uncut_mpi.planning.grid import block_starts
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, Dealt, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
-from uncut_mpi.planning.layout import check_capacity, room_for_panels
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.partition import Partition

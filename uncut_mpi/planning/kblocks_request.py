@@ -18,7 +18,7 @@ from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, moves
-from uncut_mpi.planning.layout import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_table
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import MAX_SUMMANDS

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.layout import Layout
+from uncut_mpi.planning.buffers import Buffers
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     LANE_DTYPE,
@@ -66,7 +66,7 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
         If it has not.
     """
     problem = schedule.problem
-    layout, uses = Layout.of(schedule), _Uses.of(schedule)
+    buffers, uses = Buffers.of(schedule), _Uses.of(schedule)
     lanes: list[tuple[int, ...]] = schedule.lanes.tolist()
     regions = [schedule.regions]
     ways_in: list[_Copy] = []
@@ -74,7 +74,7 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
     for matrix in matrices:
         (user,) = np.flatnonzero((schedule.buffers["role"] == Role.USER) & (schedule.buffers["matrix"] == matrix))
         owner = int(schedule.owners()[user])
-        ours = layout.add(owner, problem.shape_of(matrix), problem.dtype, matrix, Role.STAGING)
+        ours = buffers.add(owner, problem.shape_of(matrix), problem.dtype, matrix, Role.STAGING)
         lane = (owner, int(LaneKind.COPY), owner, owner)
         if lane not in lanes:
             lanes.append(lane)
@@ -93,7 +93,7 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
                 ways_in.append(_Copy(owner, lanes.index(lane), own, theirs, uses.task[here]))
             if len(written) and matrix is Matrix.C:
                 ways_out.append(_Copy(owner, lanes.index(lane), theirs, own, uses.task[written]))
-    layout.check_capacity(machine)
+    buffers.check_capacity(machine)
     # What is used first comes first, and what is complete first goes first.
     ways_in.sort(key=lambda copy: int(copy.tasks[0]))
     ways_out.sort(key=lambda copy: int(copy.tasks[-1]))
@@ -104,7 +104,7 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
         operands=operands,
         regions=np.concatenate(regions),
         awaits=awaits,
-        buffers=layout.table(),
+        buffers=buffers.table(),
         lanes=np.array(lanes, LANE_DTYPE),
     )
 

@@ -22,9 +22,9 @@ from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import Buffers, aligned_ld
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.layout import Layout, aligned_ld
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, TileTables, native_tables
@@ -153,7 +153,7 @@ class PreparedTiles:
         The column-major problem.
     placement : Placement
         Where its A, B and C live.
-    layout : Layout
+    buffers : Buffers
         Panels of the ranks, to which the caches of relays are added: one schedule alone can be made.
     unit_ps : int
         Of times in `given` (ps).
@@ -164,7 +164,7 @@ class PreparedTiles:
     grid: ProcessGrid
     problem: GemmProblem
     placement: Placement
-    layout: Layout
+    buffers: Buffers
     unit_ps: int = 1
 
     def schedule(self, make: Callable[[], TileTables] | None = None) -> tuple[Schedule, float]:
@@ -189,7 +189,7 @@ class PreparedTiles:
             raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
         for rank, matrix, slots in caches:
             rows, cols = given.slot_shape[matrix]
-            self.layout.add(rank, (rows, slots * cols), self.problem.dtype, Matrix(matrix), Role.CACHE)
+            self.buffers.add(rank, (rows, slots * cols), self.problem.dtype, Matrix(matrix), Role.CACHE)
         result = Schedule(
             num_ranks=given.num_ranks,
             problem=self.problem,
@@ -198,7 +198,7 @@ class PreparedTiles:
             grid=(self.grid.rows, self.grid.cols),
             splits=1,
             tile=tile,
-            buffers=self.layout.table(),
+            buffers=self.buffers.table(),
             locations=location_table(given.num_ranks),
             **native_tables(*tables),
         )
@@ -243,13 +243,13 @@ def prepare_tiles(
     """
     tasks = _check_size(problem, placement, workers, options, most_tasks)
     num_ranks = machine.num_ranks
-    layout = Layout(num_ranks, problem, placement)
-    panels = _Panels(layout, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
-    layout.check_capacity(machine)
+    buffers = Buffers(num_ranks, problem, placement)
+    panels = _Panels(buffers, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
+    buffers.check_capacity(machine)
     native = _native_input(problem, placement, machine, options, workers, panels)
-    _set_relays(native, problem, machine, options, layout)
+    _set_relays(native, problem, machine, options, buffers)
     native.most_tasks = most_tasks
-    return PreparedTiles(native, chosen, grid, problem, placement, layout, _set_unit(native, problem, machine, tasks))
+    return PreparedTiles(native, chosen, grid, problem, placement, buffers, _set_unit(native, problem, machine, tasks))
 
 
 def _set_unit(given: _native.UncutInput, problem: GemmProblem, machine: Machine, tasks: int) -> int:
@@ -327,16 +327,16 @@ class _Panels:
     """Each working rank's buffers, by rank; −1 for those that it does without."""
 
     def __init__(
-        self, layout: Layout, problem: GemmProblem, placement: Placement, workers: TileWorkers, *, lazy: bool
+        self, buffers: Buffers, problem: GemmProblem, placement: Placement, workers: TileWorkers, *, lazy: bool
     ) -> None:
-        num_ranks = len(layout.softbuf_bytes)
+        num_ranks = len(buffers.softbuf_bytes)
         self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
-        self._layout = layout
+        self._buffers = buffers
         for worker in workers.working():
             self._add_worker(worker, problem, placement, lazy)
 
     def _add_worker(self, worker: _Worker, problem: GemmProblem, placement: Placement, lazy: bool) -> None:
-        rank, dtype, k, add = worker.rank, problem.dtype, problem.k, self._layout.add
+        rank, dtype, k, add = worker.rank, problem.dtype, problem.k, self._buffers.add
         home = {name: getattr(placement, name) == Location.device(rank) for name in "abc"}
         block = (worker.rows, worker.cols)
         if not problem.has_product:
@@ -428,7 +428,7 @@ def _ps_per_byte(machine: Machine, sharing: tuple[int, ...]) -> list[float]:
 
 
 def _set_relays(
-    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, layout: Layout
+    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, buffers: Buffers
 ) -> None:
     """Say how tiles may be relayed; needs the blocks and the tile."""
     if options.caching and options.routing != "origin":
@@ -445,8 +445,8 @@ def _set_relays(
     )
     given.slot_shape = shapes
     given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
-    given.first_cache = layout.num_buffers()
-    given.cache_room = layout.free_bytes(machine)
+    given.first_cache = buffers.num_buffers()
+    given.cache_room = buffers.free_bytes(machine)
 
 
 def _origin(location: Location, host: int) -> tuple[int, int]:

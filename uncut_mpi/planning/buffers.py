@@ -21,7 +21,7 @@ BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for an
 COLUMN_ALIGNMENT: Final = 64  # bytes
 
 
-class Layout:
+class Buffers:
     """
     Collects the buffers of a schedule: A, B and C of the caller are 0, 1 and 2, each rank's own follow.
 
@@ -37,12 +37,12 @@ class Layout:
         self._records = [*user_records(num_ranks, problem, placement)]
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Layout:
+    def of(cls, schedule: Schedule) -> Buffers:
         """Return the buffers of a schedule, to which others can be added."""
-        layout = cls(schedule.num_ranks, schedule.problem, schedule.placement)
-        layout._records = schedule.buffers.tolist()
-        layout.softbuf_bytes = [_aligned(size) for size in schedule.softbuf_bytes().tolist()]
-        return layout
+        buffers = cls(schedule.num_ranks, schedule.problem, schedule.placement)
+        buffers._records = schedule.buffers.tolist()
+        buffers.softbuf_bytes = [_aligned(size) for size in schedule.softbuf_bytes().tolist()]
+        return buffers
 
     def add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
         """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
