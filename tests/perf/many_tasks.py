@@ -1,10 +1,10 @@
 """
 A schedule of very many tasks, made, proved, lowered, bound and run: time and memory of each.
 
-    mpiexec -n RANKS python -m mpi4py tests/perf/many_tasks.py [EXTENT [TILE [SCHEDULER]]]
+    mpiexec -n RANKS python -m mpi4py tests/perf/many_tasks.py [EXTENT [TILE [SCHEDULER [LANES]]]]
 
-The product of two EXTENT×EXTENT matrices of random numbers in tiles of TILE on any backend: 1600 and 16 are a million
-products. The result is compared with numpy's. Memory is the largest resident set of rank 0's process so far.
+The product of two EXTENT×EXTENT matrices of random numbers in tiles of TILE on any backend, with LANES compute lanes on each
+rank: 1600 and 16 are a million products. The result is compared with numpy's. Memory is the largest resident set of rank 0's process so far.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def main() -> None:
     """Run and print."""
     comm = MPI.COMM_WORLD
     extent, tile = (int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((1, 1600), (2, 16)))
-    options = um.ScheduleOptions(scheduler=sys.argv[3] if len(sys.argv) > 3 else "uncut", tile=tile)
+    scheduler, lanes = (sys.argv[at] if len(sys.argv) > at else default for at, default in ((3, "uncut"), (4, "8")))
+    options = um.ScheduleOptions(scheduler=scheduler, tile=tile, compute_lanes=int(lanes))
     machine = Machine.uniform(comm.size)
 
     def step(what: str, work: Callable[[], Any]) -> Any:
