@@ -3,8 +3,9 @@ A schedule of very many tasks, made, proved, lowered, bound and run: time and me
 
     mpiexec -n RANKS python -m mpi4py tests/perf/many_tasks.py [EXTENT [TILE [SCHEDULER [LANES]]]]
 
-The product of two EXTENT×EXTENT matrices of random numbers in tiles of TILE on any backend, with LANES compute lanes on each
-rank: 1600 and 16 are a million products. The result is compared with numpy's. Memory is the largest resident set of rank 0's process so far.
+The product of two EXTENT×EXTENT matrices of random numbers in tiles of TILE on any backend, with LANES compute lanes on
+each rank: 1600 and 16 are a million products. The result is compared with numpy's. Memory is the largest resident set
+of rank 0's process so far.
 """
 
 from __future__ import annotations
