@@ -301,13 +301,13 @@ class Follower:
     ----------
     buffers : ndarray of int64, shape (n, 5)
         Owner (rank; −1: all reach it), whether in host memory, element type, rows, columns.
-    num_lanes : int
-        Lanes of all ranks.
+    lanes : ndarray of LANE_DTYPE
+        Of all ranks.
     op_a, op_b, dtype : int
         The problem's.
     """
 
-    def __init__(self, buffers: np.ndarray, num_lanes: int, op_a: int, op_b: int, dtype: int) -> None: ...
+    def __init__(self, buffers: np.ndarray, lanes: np.ndarray, op_a: int, op_b: int, dtype: int) -> None: ...
     def give(self, buffer: int, matrix: int) -> None:
         """Say that a buffer is the caller's A or B and only read; −1: holds nothing that may be."""
 

@@ -128,31 +128,33 @@ def ordered(schedule: Schedule) -> list[int]:
 def lists_lose_order(schedule: Schedule, lists: Sequence[OperationList]) -> str:
     """Return a pair of tasks whose order the schedule asks for and the lists do not keep."""
     waits = (Code.WAIT_EVENT, Code.WAIT_FLAG)
-    # (task, whether after its waits, place in its list, lane, code, slot, value, peer). A JOIN has a place, no body.
+    # (task, whether after its waits, place in its list, lane, code, slot, value, peer, in host memory). A JOIN has a
+    # place, no body.
     nodes: list[tuple[int, ...]] = []
     for program in lists:
         lane_ids = np.flatnonzero(schedule.lanes["rank"] == program.rank)
-        for at, (code, _, _, lane, task, slot, value, peer, _) in enumerate(program.operations.tolist()):
-            nodes.append((task, code not in waits, at, int(lane_ids[lane]), code, slot, value, peer))
+        for at, (code, in_host, _, lane, task, slot, value, peer, _) in enumerate(program.operations.tolist()):
+            nodes.append((task, code not in waits, at, int(lane_ids[lane]), code, slot, value, peer, in_host))
     for task in np.flatnonzero(schedule.tasks["kind"] == Kind.JOIN).tolist():
-        nodes.append((task, True, -1, int(schedule.tasks["lane"][task]), Kind.JOIN, -1, 0, -1))
+        nodes.append((task, True, -1, int(schedule.tasks["lane"][task]), Kind.JOIN, -1, 0, -1, 0))
     nodes.sort()
     reached: list[int] = []
     last: dict[int, int] = {}
     recorded: dict[tuple[int, int], int] = {}
-    written: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    written: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     body: dict[int, int] = {}
-    for number, (task, _, _, lane, code, slot, value, peer) in enumerate(nodes):
+    for number, (task, _, _, lane, code, slot, value, peer, in_host) in enumerate(nodes):
         rank = int(schedule.lanes["rank"][lane])
         earlier = [last[lane]] if lane in last else []
         if code == Code.WAIT_EVENT:
             earlier.append(recorded[rank, slot])
         elif code == Code.WAIT_FLAG:
-            earlier.append(min((v, number) for v, number in written[rank, slot] if v >= value)[1])
+            flag = (in_host, peer if in_host else rank, slot)
+            earlier.append(min((v, number) for v, number in written[flag] if v >= value)[1])
         elif code == Code.RECORD:
             recorded[rank, slot] = number
         elif code == Code.SIGNAL:
-            written.setdefault((peer, slot), []).append((value, number))
+            written.setdefault((in_host, rank if in_host else peer, slot), []).append((value, number))
         else:
             body[task] = number
         reached.append(0)

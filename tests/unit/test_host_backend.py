@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
+from tests.helpers.host_copies import contents, copied, random_copies
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.host import Disorder, HostBackend, bodies
 from uncut_mpi.device.host.backend import HostProbe
@@ -48,6 +50,7 @@ class Cluster:
             HostBackend(r, count, disorder=disorder, fault=(faults or {}).get(r), blas_threads=1) for r in range(count)
         ]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
+        of_host = np.full((count, MAX_LANES), epoch, np.uint32)
         sizes = buffer_bytes(schedule.buffers)
         self._owned = []
         for owner, nbytes in zip(np.maximum(schedule.owners(), 0).tolist(), sizes, strict=True):
@@ -59,7 +62,7 @@ class Cluster:
         for r, backend in enumerate(self.backends):
             addresses = [a.address if owner == r else backend.open(a.handle) for owner, a in self._owned]
             peers = [flags[q].address if q == r else backend.open(flags[q].handle) for q in range(count)]
-            table = FlagTable(flags[r].address, np.array(peers))
+            table = FlagTable(flags[r].address, np.array(peers), of_host)
             self.executables.append(
                 backend.executable(lowering.rank_list(r), np.array(addresses), table, ProgressBoard(self.board, r))
             )
@@ -113,6 +116,58 @@ def run_and_judge(case: Pushed, cluster: Cluster, alpha: float, beta: float, see
     cluster.load(case, seed)
     succeed(cluster.run(alpha, beta))
     return case.is_right(cluster.schedule, cluster.buffer(2), alpha, beta, seed)
+
+
+# -- lanes of the host ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lanes_of_the_host_among_others_in_any_order_copy_what_the_global_order_says(seed):
+    rng = random.Random(seed)
+    schedule = random_copies(rng, rng.randint(1, 3), 60)
+    disorder = Disorder(seed) if seed else None
+    with Cluster(schedule, disorder=disorder, epoch=2**32 - 3) as cluster:  # which the calls take beyond 2³²
+        for call in range(3):
+            before = contents(schedule, call)
+            for index, values in enumerate(before):
+                cluster.buffer(index)[...] = values
+            reports = cluster.run()
+            succeed(reports)
+            assert sum(report.tasks for report in reports) == 60
+            for index, values in enumerate(copied(schedule, before)):
+                assert np.array_equal(cluster.buffer(index), values), f"call {call}, buffer {index}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_failure_ends_the_lanes_of_the_host_of_all_ranks(seed):
+    schedule = random_copies(random.Random(seed), 3, 60)
+    failing = int(np.flatnonzero(schedule.tasks["rank"] == 1)[5])
+
+    def fault(task, code, array):
+        if fails and task == failing:
+            raise ValueError("planted")
+
+    fails = [True]
+    with Cluster(schedule, disorder=Disorder(seed), faults={1: fault}) as cluster:
+        reports = cluster.run()
+        assert isinstance(reports[1].error, ValueError)
+        assert [report.error for report in reports if report is not reports[1]] == [None, None]
+        fails.clear()
+        for index, values in enumerate(contents(schedule, 7)):
+            cluster.buffer(index)[...] = values
+        succeed(cluster.run())
+        for index, values in enumerate(copied(schedule, contents(schedule, 7))):
+            assert np.array_equal(cluster.buffer(index), values)
+
+
+def test_a_stall_says_which_lane_of_which_rank_is_awaited():
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build.task(Kind.JOIN, build.compute_lane(1))
+    last = build.task(Kind.JOIN, build.host_lane(1))
+    build.task(Kind.JOIN, build.compute_lane(0, 3), awaits=[last])
+    with Cluster(build.build(scheduler="test", grid=(1, 1), tile=0)) as cluster:
+        error = cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=0.05).error
+    assert "rank 0 waits in compute lane 3, before task 2, for task 1 of lane 1 of rank 1" in str(error)
 
 
 # -- products ------------------------------------------------------------------------------------

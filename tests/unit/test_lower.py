@@ -91,6 +91,29 @@ def test_an_await_of_another_rank_becomes_a_flag_in_the_waiter_s_memory() -> Non
     assert producer.span == idle.span == waiter.span == 1
 
 
+@pytest.mark.parametrize("host_waits", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_await_with_a_lane_of_the_host_becomes_a_flag_in_host_memory(host_waits: bool, rank: int) -> None:
+    sketch = Sketch()
+    sketch.join(0, 3)
+    lanes = [sketch.builder.host_lane(0), sketch.builder.compute_lane(rank, 1)]
+    first, second = lanes[::-1] if host_waits else lanes
+    told = [sketch.builder.task(Kind.JOIN, first) for _ in range(2)]
+    for _ in range(2):  # one lane of the waiting rank waits, once
+        sketch.builder.task(Kind.JOIN, second, awaits=told)
+    lists = proven_lists(sketch.schedule())
+    producer, waiter = (rank, 0) if host_waits else (0, rank)
+    slot = int(lists[producer].operations["lane"][lists[producer].operations["code"] == Code.SIGNAL][0])
+    found = {at: ops(lists[at]) for at in {producer, waiter}}
+    assert found[producer][0] == ("SIGNAL", 2, slot, 2, -1)
+    assert found[waiter][-1] == ("WAIT_FLAG", 3, slot, 2, producer)
+    assert sum(map(len, found.values())) == 2
+    assert all(program.operations["in_host"].all() for program in lists)
+    assert lists[0].num_events == 0
+    assert {program.num_flags for program in lists} == {0}
+    assert lists[0].span == 2
+
+
 def test_a_join_has_waits_and_signals_but_no_body() -> None:
     sketch = Sketch()
     join = sketch.join(0, 2, sketch.copy(0, 0), sketch.copy(0, 1))

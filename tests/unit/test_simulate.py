@@ -18,7 +18,7 @@ from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
@@ -492,6 +492,28 @@ def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() ->
     ):
         machine = machine_of(1, costs=IssueCosts(**costs), combine_gb_per_s=np.array([1e9]))
         assert seconds_of(schedule, machine) == pytest.approx(whole, abs=1e-5)
+
+
+def test_copies_within_host_memory_share_its_bandwidth_and_are_awaited_by_flags() -> None:
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    size = 1000
+    near, far, device = (
+        RegionRef(
+            build.buffer(at=Location.parse(at), rows=size, cols=size, ld=size + 1, dtype=DType.f64, role=Role.STAGING),
+            0, 0, size, size,
+        )
+        for at in ("h", "h0", "0")
+    )  # fmt: skip
+    read = [(near, Factor.ONE, Op.N)]
+    both = [build.task(Kind.COPY, build.host_lane(0, number), far, read) for number in range(2)]
+    build.task(Kind.COPY, build.copy_lane(0, build.host, 0), device, read, both)
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    machine = machine_of(2, costs=IssueCosts(copy_s=1e-3, event_latency_s=1e-1, flag_latency_s=1e-2))
+    found = simulate(schedule, machine)
+    each = 8 * size**2 / (1e9 * machine.bandwidth_gb_per_s[machine.host, machine.host])
+    assert found.start_s[:2] == pytest.approx(0.0)
+    assert found.end_s[:2] == pytest.approx(2 * each, rel=1e-3)
+    assert found.start_s[2] == pytest.approx(2 * each + 1e-2, rel=1e-3)
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])

@@ -11,7 +11,9 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.faults import FAULTS, changed
+from tests.helpers.host_copies import random_copies
 from tests.helpers.schedules import SummaOptions, random_case, summa
+from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index, location_index
@@ -19,8 +21,8 @@ from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Matrix, Op, Role, Schedule
-from uncut_mpi.planning.verify import Proof, verify
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
+from uncut_mpi.planning.verify import Proof, follower_of, verify
 from uncut_mpi.planning.verify_lists import verify_lists
 
 SEEDS = range(60)
@@ -921,6 +923,128 @@ def test_a_wait_for_a_flag_that_comes_later_is_refused() -> None:
                 tried += 1
                 break
     assert tried >= 15
+
+
+# -- lanes of the host -----------------------------------------------------------------------------
+
+
+def host_case(seed: int) -> tuple[random.Random, Schedule, list[OperationList]]:
+    """Return random copies on streams and lanes of the host, and their lists."""
+    rng = random.Random(seed)
+    schedule = random_copies(rng, rng.randint(1, 3), 40)
+    lists = lists_of(schedule)
+    verify_lists(schedule, lists)
+    assert not oracle.lists_lose_order(schedule, lists)
+    return rng, schedule, lists
+
+
+def host_flags(lists: list[OperationList], code: Code) -> list[tuple[int, int]]:
+    return [(rank, at) for rank, at in places(lists, code) if lists[rank].operations["in_host"][at]]
+
+
+@pytest.mark.parametrize("code", [Code.WAIT_FLAG, Code.SIGNAL])
+def test_a_dropped_flag_in_host_memory_is_refused_unless_another_implies_it(code: Code) -> None:
+    lost = 0
+    for seed in SEEDS:
+        rng, schedule, lists = host_case(seed)
+        rank, at = rng.choice(host_flags(lists, code))
+        mutant = with_operations(lists, rank, np.delete(lists[rank].operations, at))
+        said = list_refusal(schedule, mutant)
+        lost += bool(said)
+        if not said:
+            assert not oracle.lists_lose_order(schedule, mutant), seed
+        elif code is Code.WAIT_FLAG:
+            assert oracle.lists_lose_order(schedule, mutant), seed
+    assert lost >= 15
+
+
+@pytest.mark.parametrize("field", ["in_host", "slot", "value", "peer"])
+@pytest.mark.parametrize("code", [Code.WAIT_FLAG, Code.SIGNAL])
+def test_any_changed_field_of_a_flag_in_host_memory_is_refused(code: Code, field: str) -> None:
+    refusals = 0
+    for seed in SEEDS:
+        rng, schedule, lists = host_case(seed)
+        rank, at = rng.choice(host_flags(lists, code))
+        operations = lists[rank].operations.copy()
+        operations[field][at] = operations[field][at] + rng.choice((1, -1)) if field != "in_host" else 0
+        mutant = with_operations(lists, rank, operations)
+        said = list_refusal(schedule, mutant)
+        refusals += bool(said)
+        if not said:  # another wait can be as good as the one it replaces
+            assert code is Code.WAIT_FLAG
+            assert not oracle.lists_lose_order(schedule, mutant), seed
+    assert refusals >= 15
+
+
+@pytest.mark.parametrize("host_waits", [True, False])
+def test_an_await_of_or_by_a_lane_of_the_host_is_no_event(host_waits: bool) -> None:
+    tried = 0
+    for seed in SEEDS:
+        _, schedule, lists = host_case(seed)
+        for rank, at in host_flags(lists, Code.WAIT_FLAG):
+            program = lists[rank]
+            wait = program.operations[at].copy()
+            of_host = program.lanes["kind"] == LaneKind.HOST
+            if wait["peer"] != rank or of_host[wait["lane"]] != host_waits or of_host[wait["slot"]] == host_waits:
+                continue
+            # The same order, kept by an event: nobody but a device can wait for one, or record it.
+            signals = (program.operations["code"] == Code.SIGNAL) & (program.operations["value"] == wait["value"])
+            told = int(np.flatnonzero(signals & (program.operations["lane"] == wait["slot"]))[0])
+            others = program.operations["task"][:told] == program.operations["task"][told]
+            if Code.RECORD in program.operations["code"][:told][others]:
+                continue
+            operations = program.operations.copy()
+            operations["in_host"][[told, at]] = 0
+            operations["code"][[told, at]] = Code.RECORD, Code.WAIT_EVENT
+            operations["peer"][at] = wait["slot"]
+            operations["slot"][[told, at]] = program.num_events
+            mutant = with_operations(lists, rank, operations)
+            mutant[rank] = dataclasses.replace(mutant[rank], num_events=program.num_events + 1)
+            said = list_refusal(schedule, mutant)
+            if at > told and "not earlier in the global order" in said:  # others wait for the signal too
+                continue
+            assert "on a lane of the host, which waits and tells by flags in host memory" in said
+            tried += 1
+            break
+    assert tried >= 15
+
+
+@pytest.mark.parametrize(
+    ("source", "goal", "on_host", "kind", "words"),
+    [
+        ("h", "h0", True, Kind.COPY, ""),
+        ("h", "h0", False, Kind.COPY, "keeps the thread that issues it"),
+        ("h", "0", True, Kind.COPY, "copies within host memory, and no other tasks"),
+        ("0", "0", True, Kind.COPY, "copies within host memory, and no other tasks"),
+        ("h", "h", True, Kind.COMBINE, "copies within host memory, and no other tasks"),
+        ("h", "h1", True, Kind.COPY, "rank 0 cannot reach"),
+    ],
+)
+def test_a_lane_of_the_host_copies_within_host_memory_and_no_other_does(
+    source: str, goal: str, on_host: bool, kind: Kind, words: str
+) -> None:
+    problem = GemmProblem(2, 2, 2, DType.f64, reads_c=False, scales_only=True)
+    build = ScheduleBuilder(2, problem, Placement.parse("0,0,0"))
+    c = RegionRef(build.buffer(at=0, rows=2, cols=2, dtype=DType.f64, role=Role.USER, matrix=Matrix.C), 0, 0, 2, 2)
+    first, second = (
+        c._replace(buffer=build.buffer(at=Location.parse(at), rows=2, cols=2, dtype=DType.f64, role=Role.STAGING))
+        for at in (source, goal)
+    )
+    zeros = build.task(Kind.COMBINE, build.compute_lane(0), c)
+    moved = build.task(Kind.COPY, build.copy_lane(0, 0, build.host), first, [(c, Factor.ONE, Op.N)], [zeros])
+    lane = build.host_lane(0) if on_host else build.copy_lane(0, build.host, build.host)
+    build.task(kind, lane, second, [(first, Factor.ONE, Op.N)], [moved])
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    if words:
+        with pytest.raises(_native.RuleBroken, match=words):
+            follow(schedule)
+    else:
+        follow(schedule)
+
+
+def follow(schedule: Schedule) -> None:
+    uses = np.bincount(schedule.awaits, minlength=len(schedule.tasks)).astype(np.int32)
+    follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
 
 
 def test_operations_on_another_rank_s_tasks_are_refused() -> None:

@@ -54,6 +54,7 @@ class Flags(Arena):
         with agreement.collective(self._group, "resetting the flags"):
             self._control.board.abort[0] = 0
             rank = self._group.rank
+            self._control.flags[rank] = self.epoch
             count = int(self.sizes[rank]) // 4
             if count:
                 self._backend.fill_words(int(self.addresses[rank]), count, self.epoch)
@@ -61,4 +62,4 @@ class Flags(Arena):
 
     def table(self) -> FlagTable:
         """Return where the flags lie now. Local."""
-        return FlagTable(int(self.addresses[self._group.rank]), self.addresses.copy())
+        return FlagTable(int(self.addresses[self._group.rank]), self.addresses.copy(), self._control.flags)

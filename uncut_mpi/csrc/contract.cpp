@@ -45,7 +45,7 @@ nb::dict records() {
                               FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
                               FIELD(BufferRecord, offset));
     found["operations"] =
-        layout(sizeof(OperationRecord), FIELD(OperationRecord, code), FIELD(OperationRecord, pad),
+        layout(sizeof(OperationRecord), FIELD(OperationRecord, code), FIELD(OperationRecord, in_host),
                FIELD(OperationRecord, num_operands), FIELD(OperationRecord, lane), FIELD(OperationRecord, task),
                FIELD(OperationRecord, slot), FIELD(OperationRecord, value), FIELD(OperationRecord, peer),
                FIELD(OperationRecord, first_operand));
@@ -68,7 +68,8 @@ nb::dict enumerations() {
     found["Matrix"] = codes(Name{"A", a_matrix}, Name{"B", b_matrix}, Name{"C", c_matrix}, Name{"NONE", no_matrix});
     found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
                           Name{"STAGING", staging_role});
-    found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane});
+    found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane},
+                              Name{"HOST", host_lane});
     found["Code"] = codes(Name{"COPY", code_copy}, Name{"GEMM", code_gemm}, Name{"COMBINE", code_combine},
                           Name{"WAIT_FLAG", code_wait_flag}, Name{"WAIT_EVENT", code_wait_event},
                           Name{"RECORD", code_record}, Name{"SIGNAL", code_signal});

@@ -48,12 +48,13 @@ std::string why_wrong(const Content &found, const Content &expected) {
 
 }  // namespace
 
-Follower::Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers, std::size_t num_lanes)
+Follower::Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers,
+                   std::span<const LaneRecord> lanes)
     : problem_(problem),
       buffers_(buffers.begin(), buffers.end()),
       inputs_(buffers.size()),
-      clocks_(num_lanes),
-      num_lanes_(num_lanes) {
+      clocks_(lanes.size()),
+      lanes_(lanes.begin(), lanes.end()) {
     for (const FollowedBuffer &buffer : buffers_)
         memories_.emplace_back(whole(buffer), Content{});
 }
@@ -80,7 +81,7 @@ void Follower::follow(const FollowedTables &tables) {
     if (tables.uses.size() != tables.tasks.size()) throw std::invalid_argument("not every task has its uses");
     for (std::size_t i = 0; i < tables.tasks.size(); ++i) {
         const TaskRecord &task = tables.tasks[i];
-        if (task.lane < 0 || static_cast<std::size_t>(task.lane) >= num_lanes_)
+        if (task.lane < 0 || static_cast<std::size_t>(task.lane) >= lanes_.size())
             throw std::invalid_argument("a task's lane does not exist");
         clocks_.advance(task.lane, part_of(tables.awaits, task.first_await, task.num_awaits), tables.uses[i]);
         take_operands(tables, task);
@@ -115,6 +116,12 @@ void Follower::check_issuer(const TaskRecord &task) const {
     require(operands_[0].factor == one && operands_[0].op == not_transposed,
             "the written operand has a factor or is transposed");
     const std::string rank = "rank " + std::to_string(task.rank);
+    const auto lies_in_host = [this](const Operand &operand) { return buffers_[operand.buffer].in_host != 0; };
+    const bool within_host = task.kind == copy_task && std::ranges::all_of(operands_, lies_in_host);
+    require(within_host || lanes_[task.lane].kind != host_lane,
+            "a lane of the host makes copies within host memory, and no other tasks");
+    require(!within_host || lanes_[task.lane].kind == host_lane,
+            "a copy within host memory keeps the thread that issues it: it belongs on a lane of the host");
     for (const Operand &operand : operands_) {
         const FollowedBuffer &buffer = buffers_[operand.buffer];
         if (task.kind != copy_task && (buffer.in_host || buffer.owner != task.rank))

@@ -42,7 +42,8 @@ struct FollowedTables {
 
 class Follower {
   public:
-    Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers, std::size_t num_lanes);
+    Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers,
+             std::span<const LaneRecord> lanes);
 
     // Says that a buffer is the caller's A or B and is only read, or not even that.
     void give(std::int32_t buffer, const Content &content);
@@ -97,7 +98,7 @@ class Follower {
     std::vector<Memory> memories_;
     std::vector<Expected> expected_;
     LaneClocks clocks_;
-    std::size_t num_lanes_;
+    std::vector<LaneRecord> lanes_;
     std::int64_t reads_ = 0, writes_ = 0;
 
     // Of the present task.

@@ -44,11 +44,11 @@ void bind_follower(nb::module_ &m) {
     nb::exception<RuleBroken>(m, "RuleBroken");
     nb::class_<Follower>(m, "Follower", "What memory holds while tasks run, derived from them alone.")
         .def("__init__",
-             [](Follower *self, nb::handle buffers, std::size_t num_lanes, std::uint8_t op_a, std::uint8_t op_b,
+             [](Follower *self, nb::handle buffers, nb::handle lanes, std::uint8_t op_a, std::uint8_t op_b,
                 std::uint8_t dtype) {
-                 const ArrayBytes held(buffers);
+                 const ArrayBytes held(buffers), lane_bytes(lanes);
                  const FollowedProblem problem{op_a, op_b, dtype};
-                 new (self) Follower(problem, held.records<FollowedBuffer>(), num_lanes);
+                 new (self) Follower(problem, held.records<FollowedBuffer>(), lane_bytes.records<LaneRecord>());
              })
         .def("give", &give)
         .def("expect", &expect)

@@ -17,6 +17,8 @@ const char *name_of(std::uint8_t code) {
                                     : "SIGNAL";
 }
 
+constexpr const char *never = ", which is signalled not earlier in the global order, if at all";
+
 bool holds(std::int32_t index, std::size_t size) { return index >= 0 && static_cast<std::size_t>(index) < size; }
 
 }  // namespace
@@ -68,6 +70,8 @@ std::int64_t ListProof::run() {
 }
 
 void ListProof::operate(const OperationRecord &operation) {
+    if (lane_records_[lane_].kind == host_lane && operation.code > code_combine && operation.in_host == 0)
+        refuse(operation, "is on a lane of the host, which waits and tells by flags in host memory alone");
     switch (operation.code) {
         case code_wait_event:
         case code_wait_flag: {
@@ -96,11 +100,18 @@ ListProof::Reach ListProof::awaited_by(const OperationRecord &wait) const {
                              text(wait.slot) + " holds no record there");
         return held;
     }
+    if (wait.in_host != 0) {
+        if (!holds(wait.peer, ranks_.size()) || !holds(wait.slot, ranks_[wait.peer].lanes.size()))
+            refuse(wait, "names a flag in host memory that does not exist");
+        const std::int32_t lane = ranks_[wait.peer].lanes[wait.slot];
+        if (value <= 0 || value > lanes_[lane].told)
+            refuse(wait, "waits for " + text(value) + " of lane " + text(lane) + never);
+        return {lane, value};
+    }
     if (!holds(wait.slot, rank.flags.size())) refuse(wait, "names a flag that does not exist");
     const Flag &flag = rank.flags[wait.slot];
     const auto what = [&] { return "waits for " + text(value) + " in flag " + text(wait.slot); };
-    if (value <= 0 || value > flag.value)
-        refuse(wait, what() + ", which is signalled not earlier in the global order, if at all");
+    if (value <= 0 || value > flag.value) refuse(wait, what() + never);
     if (lane_records_[flag.lane].rank != wait.peer)
         refuse(wait, what() + " as if rank " + text(wait.peer) + " signalled it; rank " +
                          text(lane_records_[flag.lane].rank) + " does");
@@ -119,7 +130,21 @@ void ListProof::record(const OperationRecord &operation) {
     rank.events[operation.slot] = own;
 }
 
+// The flag is the lane's own, which no other can name.
+void ListProof::tell_host(const OperationRecord &operation) {
+    const auto value = static_cast<std::int32_t>(operation.value);
+    Lane &lane = lanes_[lane_];
+    const auto what = [&] { return "signals " + text(value) + " to the host"; };
+    if (operation.slot != lane.number || operation.peer != -1) refuse(operation, what() + " in a flag of another lane");
+    if (value != lane.length)
+        refuse(operation, what() + ", but its task is task " + text(lane.length) + " of its lane");
+    if (value == lane.told) refuse(operation, what() + " twice");
+    if (value > span_) refuse(operation, what() + ", beyond the span of " + text(span_));
+    lane.told = value;
+}
+
 void ListProof::signal(const OperationRecord &operation) {
+    if (operation.in_host != 0) return tell_host(operation);
     const auto value = static_cast<std::int32_t>(operation.value);
     if (!holds(operation.peer, ranks_.size()) || operation.peer == rank_ ||
         !holds(operation.slot, ranks_[operation.peer].flags.size()))

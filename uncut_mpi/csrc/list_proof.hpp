@@ -38,6 +38,7 @@ class ListProof {
     };
     struct Lane {
         std::int32_t number = 0, length = 0;  // among the lanes of its rank; tasks so far
+        std::int32_t told = 0;                // value of its flag in host memory so far
         std::vector<Wait> waits;
         std::unordered_map<std::int32_t, std::int32_t> furthest;  // by lane: sequence waited for
         // Of the search at hand: how far the lane is over, how many of its waits have been followed.
@@ -58,6 +59,7 @@ class ListProof {
     Reach awaited_by(const OperationRecord &wait) const;
     void record(const OperationRecord &operation);
     void signal(const OperationRecord &operation);
+    void tell_host(const OperationRecord &operation);
     void operate(const OperationRecord &operation);
     bool is_over(const Reach &awaited);
     bool search(const Reach &awaited);

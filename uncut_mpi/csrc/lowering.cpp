@@ -33,7 +33,7 @@ Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord
         ranks_[r].wanted = rank < 0 || static_cast<std::size_t>(rank) == r;
     std::vector<std::int32_t> count(num_ranks, 0);
     for (const LaneRecord &lane : lanes)
-        lanes_.push_back({lane.rank, count.at(lane.rank)++, 0});
+        lanes_.push_back({lane.rank, count.at(lane.rank)++, lane.kind == host_lane});
 }
 
 void Lowerer::take(const TaskPart &part, std::int64_t settled) {
@@ -89,17 +89,23 @@ void Lowerer::take_task(const TaskPart &part, const TaskRecord &task) {
 void Lowerer::await_task(const Pending &waiting, Pending &awaited) {
     const Lane &producer = lanes_[awaited.lane];
     const std::int32_t rank = lanes_[waiting.lane].rank;
+    if (producer.of_host || lanes_[waiting.lane].of_host) {
+        awaited.tells_host = true;
+        span_ = std::max(span_, awaited.sequence);
+        waits_.push_back({code_wait_flag, 1, producer.number, awaited.sequence, producer.rank});
+        return;
+    }
     if (producer.rank == rank) {
         if (awaited.event < 0) awaited.event = put(events_, unused_events_, {-1, 0});
         ++events_[awaited.event].waits;
-        waits_.push_back({code_wait_event, awaited.event, awaited.sequence, producer.number});
+        waits_.push_back({code_wait_event, 0, awaited.event, awaited.sequence, producer.number});
         return;
     }
     std::vector<std::int32_t> &known = ranks_[rank].flag_lanes;
     const auto [flag, is_new] = flags_.try_emplace(key_of(awaited.lane, rank), static_cast<std::int32_t>(known.size()));
     if (is_new) known.push_back(awaited.lane);
     signal(awaited, rank, flag->second);
-    waits_.push_back({code_wait_flag, flag->second, awaited.sequence, producer.rank});
+    waits_.push_back({code_wait_flag, 0, flag->second, awaited.sequence, producer.rank});
 }
 
 // Let a task signal to a rank, once.
@@ -140,6 +146,7 @@ void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_w
     operation.task = number;
     for (const Wait *wait = first_wait; wait != first_wait + task.num_waits; ++wait) {
         operation.code = wait->code;
+        operation.in_host = wait->in_host;
         operation.slot = wait->slot;
         operation.value = wait->value;
         operation.peer = wait->peer;
@@ -153,6 +160,7 @@ void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_w
         }
         if (rank.wanted) operations.push_back(operation);
     }
+    operation.in_host = 0;
     operation.slot = operation.peer = -1;
     operation.value = 0;
     if (task.kind != join_task && rank.wanted) {
@@ -170,6 +178,12 @@ void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_w
         if (rank.wanted) operations.push_back(operation);
     }
     operation.code = code_signal;
+    if (task.tells_host && rank.wanted) {
+        OperationRecord told = operation;
+        told.in_host = 1;
+        told.slot = lane.number;
+        operations.push_back(told);
+    }
     for (std::int32_t at = task.first_signal; at >= 0; at = signals_[at].next) {
         operation.slot = signals_[at].slot;
         operation.peer = signals_[at].rank;

@@ -49,7 +49,7 @@ class Lowerer {
 
   private:
     struct Wait {
-        std::uint8_t code;
+        std::uint8_t code, in_host;
         std::int32_t slot;  // of a flag; of an event its number in events_
         std::int32_t value, peer;
     };
@@ -65,10 +65,12 @@ class Lowerer {
         std::uint16_t num_operands;
         std::uint32_t num_waits;
         std::int32_t event, first_signal, last_signal;  // -1: none
+        bool tells_host = false;
     };
     struct Lane {
         std::int32_t rank, number;  // among the lanes of its rank
-        std::int32_t length;        // tasks so far
+        bool of_host;
+        std::int32_t length = 0;  // tasks so far
     };
     struct Rank {
         bool wanted;

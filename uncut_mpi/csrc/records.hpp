@@ -20,7 +20,7 @@ enum Kind : std::uint8_t {
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 enum MatrixCode : std::uint8_t { a_matrix = 0, b_matrix = 1, c_matrix = 2, no_matrix = 255 };
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
-enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2, host_lane = 3 };
 
 // Element types: model/dtypes.py.
 enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
@@ -43,7 +43,7 @@ inline constexpr std::size_t max_summands = 8;       // regions that one COMBINE
 inline constexpr std::size_t max_lanes = 256;        // of one rank
 inline constexpr std::int64_t alignment_bytes = 16;  // of columns, for tensor cores to be fed fast
 
-// Ends of lanes that are no memory: none (of a compute lane), all devices but the lane's own.
+// Ends of lanes that are no memory: none (of a compute or host lane), all devices but the lane's own.
 inline constexpr std::int32_t no_source = -2, any_device = -3;
 
 // Memories as model/locations.py numbers them: devices by rank, the node's host, each rank's private host memory.
@@ -84,7 +84,7 @@ enum OperationCode : std::uint8_t {
     code_signal = 7,
 };
 struct OperationRecord {
-    std::uint8_t code = 0, pad = 0;
+    std::uint8_t code = 0, in_host = 0;
     std::uint16_t num_operands = 0;
     std::int32_t lane = 0, task = 0, slot = -1;
     std::uint32_t value = 0;

@@ -140,7 +140,7 @@ void Simulator::State::issue() {
                 if (awaited <= far) continue;
                 far = awaited;
             }
-            const bool local = before.rank == task.rank;
+            const bool local = is_local(tasks_[awaited], tasks_[i]);
             own += local ? m_.event_s : m_.wait_s;
             if (!local) tasks_[i].before = m_.wait_lane;
             const std::uint64_t bit = std::uint64_t{1} << (local ? 0 : 1 + task.rank % 63);
@@ -154,6 +154,10 @@ void Simulator::State::issue() {
     const int threads = m_.issuing_threads > 0 ? m_.issuing_threads : m_.num_ranks;
     clock_.assign(static_cast<std::size_t>(threads), m_.call_s);
     for (std::size_t i = 0; i < count; ++i) {
+        if (tasks_[i].of_host) {  // a worker has its list from the start
+            satisfy(static_cast<std::int32_t>(i), m_.call_s);
+            continue;
+        }
         double &now = clock_[static_cast<std::size_t>(tasks_[i].rank % threads)];
         const double at = now + issues_[i].own;
         now = at + issues_[i].extra;
@@ -237,7 +241,7 @@ void Simulator::State::end(std::int32_t task, double now) {
     for (std::int32_t at = of.first_after; at < last; ++at) {
         const std::int32_t waiter = after_[at];
         const Task &other = tasks_[waiter];
-        satisfy(waiter, now + (other.rank == of.rank ? local_latency(of, other) : m_.flag_latency));
+        satisfy(waiter, now + (is_local(of, other) ? local_latency(of, other) : m_.flag_latency));
     }
 }
 

@@ -61,6 +61,7 @@ void Simulator::State::make_bodies() {
             throw std::invalid_argument("task " + std::to_string(i) + " is on a rank that the machine lacks");
         Task &of = tasks_[i];
         of.rank = task.rank;
+        of.of_host = t_.lanes[task.lane].kind == host_lane;
         of.is_kernel = task.kind == gemm_task || task.kind == combine_task;
         if (task.kind == copy_task) of.body = copy_body(task);
         if (task.kind == gemm_task) of.body = gemm_body(task);
@@ -101,7 +102,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
         const std::int64_t begins =
             memory.location == host_location(m_.num_ranks) ? (there->row + there->col * memory.ld) * item : -1;
         limit *= host_row_share(*rows, to.rows * item, memory.ld * item, begins);
-    } else if (!contiguous && to.rows > 0) {
+    } else if (!contiguous && to.rows > 0 && from_at != host_) {
         limit *= row_share(*rows, static_cast<double>(to.rows * item));
     }
     body.latency = m_.latency[link];

@@ -77,7 +77,7 @@ class Simulator::State {
         std::int32_t next_on_lane = -1;
         std::int32_t first_after = 0;  // in after_, whose waiters end where the next task's begin
         std::int32_t rank = 0;
-        bool is_kernel = false;
+        bool is_kernel = false, of_host = false;  // on a lane of the host
     };
 
     // What it takes to issue a task.
@@ -122,6 +122,10 @@ class Simulator::State {
     void begin(std::int32_t task, double now);
     void send(std::int32_t task, double now);
     void move(std::int32_t task, double now);
+    // Whether one awaits the other by an event.
+    static bool is_local(const Task &before, const Task &after) {
+        return before.rank == after.rank && !before.of_host && !after.of_host;
+    }
     double local_latency(const Task &before, const Task &after) const;
     void end(std::int32_t task, double now);
     static void advance(Device &device, double now);

@@ -102,18 +102,22 @@ class AdoptedArray:
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class FlagTable:
     """
-    Where flags lie: 32-bit words, each written by one lane of another rank.
+    Where flags lie: 32-bit words, each written by one lane.
 
     Attributes
     ----------
     own : int
-        Address of this rank's flags, slot s at ``own + 4 s``.
+        Address of this rank's flags, slot s at ``own + 4 s``, which lanes of other ranks write.
     peers : ndarray of int64, shape (num_ranks,)
         Address, in this process, of every rank's flags (this rank's entry equals `own`).
+    host : ndarray of uint32, shape (num_ranks, MAX_LANES)
+        The flags in host memory, which every rank of the node reads: lane l of rank r writes word [r, l]. Without rows
+        where no lane is of the host.
     """
 
     own: int
     peers: np.ndarray
+    host: np.ndarray = dataclasses.field(default_factory=lambda: np.empty((0, MAX_LANES), np.uint32))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +130,8 @@ class ProgressBoard:
     words : ndarray of uint32, shape `shape(num_ranks)`
         Row r is written by rank r only (by its executor or its device's streams): word l counts the
         operations that lane l has finished, and for `host` the parts of a long one; for `cuda` it is
-        the last wait reached (2·i+1 reached the wait that is operation i, 2·i+2 passed it). The
-        counts restart at 0 with every call. The last row is for all ranks.
+        the last wait reached (2·i+1 reached the wait that is operation i, 2·i+2 passed it), and of a lane of
+        the host the turns of its worker. The counts restart at 0 with every call. The last row is for all ranks.
     rank : int
         Whose row is ours.
     """

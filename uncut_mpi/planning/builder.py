@@ -88,6 +88,10 @@ class ScheduleBuilder:
         """Return the index of compute lane `number` of `rank`, added at first use."""
         return self._lane((rank, LaneKind.COMPUTE, NO_SOURCE, number))
 
+    def host_lane(self, rank: int, number: int = 0) -> int:
+        """Return the index of lane `number` of the worker of `rank`, added at first use."""
+        return self._lane((rank, LaneKind.HOST, NO_SOURCE, number))
+
     def copy_lane(self, rank: int, source: int, destination: int) -> int:
         """Return the index of the lane on which `rank` issues copies source → destination (locations)."""
         return self._lane((rank, LaneKind.COPY, source, self._end(rank, source, destination)))

@@ -1,13 +1,14 @@
 """
 Lowering: one rank's part of a schedule becomes a list of operations for an executor.
 
-Synchronisation follows mechanically from the awaits: same lane, nothing; same rank, an event;
-other rank, a flag in the *waiter's* memory. A flag is one 32-bit word per (producer lane, waiting
-rank): the lane writes into it how far it has come, in sequence numbers, which count the tasks of a
-lane from 1 in the global order. A wait that an earlier wait of the same lane on the same producer
-lane already implies is left out, and so is a signal that nobody waits for (lanes and flag writes keep
-their order). A task's waits, body and signals are emitted together, at its place in the global order
-(premise P3).
+Synchronisation follows mechanically from the awaits: same lane, nothing; a lane of the host at
+either end, a flag in host memory; else same rank, an event; other rank, a flag in the *waiter's*
+memory. A flag is one 32-bit word per (producer lane, waiting rank), in host memory one per producer
+lane, which the whole node reads. The lane writes into it how far it has come, in sequence numbers,
+which count the tasks of a lane from 1 in the global order. A wait that an earlier wait of the same
+lane on the same producer lane already implies is left out, and so is a signal that nobody waits for
+(lanes and flag writes keep their order). A task's waits, body and signals are emitted together, at
+its place in the global order (premise P3).
 
 Events are few and used again: one is recorded again once every wait for its last record stands
 earlier in the list, since a device's wait is for what has been recorded when the wait is issued.
@@ -30,10 +31,12 @@ class Code(enum.IntEnum):
     """
     What an operation does; COPY, GEMM and COMBINE have the values of the task kinds.
 
-    WAIT_FLAG: the lane waits until flag `slot` in this rank's memory has reached epoch + `value`.
+    WAIT_FLAG: the lane waits until flag `slot` in this rank's memory has reached epoch + `value`; with `in_host`, the
+    flag of lane `slot` of rank `peer` in host memory.
     RECORD: the lane records event `slot`, behind its task `value`. WAIT_EVENT: the lane waits for task `value` of lane
     `peer` of this rank, of which event `slot` holds the record.
-    SIGNAL: the lane writes epoch + `value` to flag `slot` in the memory of rank `peer`.
+    SIGNAL: the lane writes epoch + `value` to flag `slot` in the memory of rank `peer`; with `in_host`, to its own flag
+    in host memory.
     """
 
     COPY = 0
@@ -48,13 +51,13 @@ class Code(enum.IntEnum):
 OPERATION_DTYPE: Final = np.dtype(
     [
         ("code", "u1"),
-        ("pad", "u1"),
+        ("in_host", "u1"),  # SIGNAL, WAIT_FLAG: 1 for a flag in host memory; else 0
         ("num_operands", "<u2"),
         ("lane", "<i4"),  # index into OperationList.lanes
         ("task", "<i4"),  # index in the schedule's global order
-        ("slot", "<i4"),  # flag slot or event; -1 for bodies
+        ("slot", "<i4"),  # flag slot or event, in_host the lane on its rank; -1 for bodies
         ("value", "<i4"),  # SIGNAL, RECORD: sequence of the task; waits: of the awaited one; else 0
-        ("peer", "<i4"),  # SIGNAL: whose memory; WAIT_FLAG, WAIT_EVENT: the producer's rank, lane; else -1
+        ("peer", "<i4"),  # SIGNAL: whose memory, in_host -1; WAIT_FLAG, WAIT_EVENT: the producer's rank, lane; else -1
         ("first_operand", "<i4"),  # index into OperationList.operands; -1 if none
     ]
 )

@@ -38,7 +38,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.model.remade import Remade
 
 NO_SOURCE: Final = -2
-"""Source of a compute lane."""
+"""Source of a lane that leads from no memory to another."""
 
 MAX_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
@@ -88,16 +88,18 @@ class Role(enum.IntEnum):
 
 class LaneKind(enum.IntEnum):
     """
-    A lane becomes one stream.
+    A lane becomes one stream of the device, a HOST lane a queue of the rank's worker.
 
     COMPUTE lanes carry GEMM and COMBINE. COPY lanes carry copies. RESULT lanes carry copies between devices of
     what was computed, so that those which await products hold up no fetch over the same link. Where a device serves
     its copies one after another (`Machine.serial_copies`), those to all other devices share a lane of either kind.
+    HOST lanes carry the copies within host memory, which no stream makes without a thread of the host.
     """
 
     COMPUTE = 0
     COPY = 1
     RESULT = 2
+    HOST = 3
 
 
 BUFFER_DTYPE: Final = np.dtype(
@@ -121,8 +123,8 @@ LANE_DTYPE: Final = np.dtype(
     [
         ("rank", "<i4"),  # whose device issues it
         ("kind", "<i4"),
-        ("source", "<i4"),  # COPY, RESULT: location, of host memory the node's; COMPUTE: NO_SOURCE
-        ("destination", "<i4"),  # COPY, RESULT: the same, or ANY_DEVICE; COMPUTE: number of the lane on its rank
+        ("source", "<i4"),  # COPY, RESULT: location, of host memory the node's; COMPUTE, HOST: NO_SOURCE
+        ("destination", "<i4"),  # COPY, RESULT: the same, or ANY_DEVICE; COMPUTE, HOST: number of the lane on its rank
     ]
 )
 TASK_DTYPE: Final = np.dtype(

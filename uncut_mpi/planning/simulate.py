@@ -15,6 +15,8 @@ What is modelled (the inner loop is native):
   (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_rates`). Where a device serves
   its copies one after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host,
   to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
+  Copies within host memory, on lanes of the host, share its own bandwidth, cost nothing to issue, and are awaited and
+  await by flags.
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
   served; a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
   (`GemmShape.idle_use`).

@@ -100,7 +100,7 @@ def follower_of(schedule: Schedule) -> _native.Follower:
     columns = (schedule.owners(), schedule.in_host(), buffers["dtype"], buffers["rows"], buffers["cols"])
     follower = _native.Follower(
         np.stack(columns, axis=1).astype(np.int64),
-        len(schedule.lanes),
+        schedule.lanes,
         Op[problem.trans_a],
         Op[problem.trans_b],
         problem.dtype,

@@ -226,6 +226,8 @@ class Timeline:
 def _lane(record: np.void, locations: np.ndarray) -> Lane:
     if record["kind"] == LaneKind.COMPUTE:
         return Lane(int(record["rank"]), True, f"compute {record['destination']}")
+    if record["kind"] == LaneKind.HOST:
+        return Lane(int(record["rank"]), False, f"host {record['destination']}")
     ends = (end_name(locations, int(end)) for end in (record["source"], record["destination"]))
     kind = "results" if record["kind"] == LaneKind.RESULT else "copy"
     return Lane(int(record["rank"]), False, "{} {}->{}".format(kind, *ends))

@@ -32,7 +32,7 @@ from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, F
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import LaneKind
+from uncut_mpi.planning.schedule import NO_SOURCE, LaneKind
 
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 0x80000000
@@ -92,24 +92,30 @@ class HostExecutable(Executable):
         lane_of = operations["lane"]
         self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
         self.bodies: list[Body | None] = bind_bodies(program, addresses)
-        self.own_flags = words_at(flags.own, program.num_flags)
-        self.targets = self._signal_targets(flags)
+        self.words = self._words(flags)
         self.progress = board.words[board.rank].data
         self.abort = board.abort.data
         self._open = True
 
-    def _signal_targets(self, flags: FlagTable) -> list[memoryview | None]:
-        """Return the peer's word that each SIGNAL writes."""
-        targets: list[memoryview | None] = [None] * len(self.codes)
+    def _words(self, flags: FlagTable) -> list[memoryview]:
+        """Return the flag that each SIGNAL writes and each WAIT_FLAG reads."""
+        own, rank = words_at(flags.own, self._program.num_flags), self._program.rank
+        in_host, of_host = self._program.operations["in_host"].tolist(), flags.host.reshape(-1).data
+        words = [memoryview(b"")] * len(self.codes)
         for index, code in enumerate(self.codes):
-            if code == Code.SIGNAL:
-                base = int(flags.peers[self.peers[index]])
-                if base == 0:
-                    raise DeviceError(
-                        f"the flags of rank {self.peers[index]} are not mapped on rank {self._program.rank}"
-                    )
-                targets[index] = words_at(base + 4 * self.slots[index], 1)
-        return targets
+            if code not in (Code.SIGNAL, Code.WAIT_FLAG):
+                continue
+            slot, peer = self.slots[index], self.peers[index]
+            if in_host[index]:
+                at = (rank if code == Code.SIGNAL else peer) * MAX_LANES + slot
+                words[index] = of_host[at : at + 1]
+            elif code == Code.WAIT_FLAG:
+                words[index] = own[slot : slot + 1]
+            elif flags.peers[peer] == 0:
+                raise DeviceError(f"the flags of rank {peer} are not mapped on rank {rank}")
+            else:
+                words[index] = words_at(int(flags.peers[peer]) + 4 * slot, 1)
+        return words
 
     def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """See `Executable.start`: there is nothing to issue, so no body runs yet."""
@@ -147,28 +153,35 @@ class HostExecutable(Executable):
         """Let the other ranks see that this one has done something in a lane."""
         self.progress[lane] += 1
 
+    def waits_for_peer(self, index: int) -> bool:
+        """Whether an operation waits for another rank."""
+        return self.codes[index] == Code.WAIT_FLAG and self.peers[index] != self._program.rank
+
     def describe_wait(self, lane: int, index: int) -> str:
         """Say what a lane waits for."""
         if self.codes[index] == Code.WAIT_FLAG:
-            slot = self.slots[index]
-            producer = self._lane_name(self._program.flag_lanes[slot])
-            awaited = f"task {self.values[index]} of {producer} of rank {self.peers[index]} (slot {slot})"
+            slot, of = self.slots[index], f"of rank {self.peers[index]}"
+            if self._program.operations["in_host"][index]:
+                awaited = f"task {self.values[index]} of lane {slot} {of}"
+            else:
+                producer = self._lane_name(self._program.flag_lanes[slot])
+                awaited = f"task {self.values[index]} of {producer} {of} (slot {slot})"
         else:
             awaited = f"task {self.values[index]} of its own {self._lane_name(self._program.lanes[self.peers[index]])}"
         name = self._lane_name(self._program.lanes[lane])
         return f"rank {self._program.rank} waits in {name}, before task {self.tasks[index]}, for {awaited}"
 
     def _lane_name(self, record: np.void) -> str:
-        if record["kind"] == LaneKind.COMPUTE:
-            return f"compute lane {record['destination']}"
+        name = f"{LaneKind(record['kind']).name.lower()} lane"
+        if record["source"] == NO_SOURCE:
+            return f"{name} {record['destination']}"
         ends = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
-        return f"{'result' if record['kind'] == LaneKind.RESULT else 'copy'} lane {'→'.join(ends)}"
+        return f"{name} {'→'.join(ends)}"
 
     def close(self) -> None:
         """Let go of every view; the memory belongs to others."""
         self._open = False
-        self.bodies, self.targets = [], []
-        self.own_flags.release()
+        self.bodies, self.words = [], []
 
 
 class _Aborted(Exception):
@@ -242,7 +255,7 @@ class HostRun(Run):
     def _is_ready(self, index: int) -> bool:
         code = self._program.codes[index]
         if code == Code.WAIT_FLAG:
-            word = self._program.own_flags[self._program.slots[index]]
+            word = self._program.words[index][0]
             return (word - self._epoch - self._program.values[index]) & _MASK < _HALF
         if code == Code.WAIT_EVENT:
             return self._recorded[self._program.peers[index]] >= self._program.values[index]
@@ -272,9 +285,7 @@ class HostRun(Run):
             raise _Aborted
 
     def _signal(self, index: int) -> None:
-        target = self._program.targets[index]
-        if target is not None:
-            target[0] = (self._epoch + self._program.values[index]) & _MASK
+        self._program.words[index][0] = (self._epoch + self._program.values[index]) & _MASK
 
     # -- turns -------------------------------------------------------------------------------
 
@@ -340,7 +351,7 @@ class HostRun(Run):
 
     def _waits(self) -> list[str]:
         heads = self._heads()
-        flags = {lane: index for lane, index in heads.items() if self._program.codes[index] == Code.WAIT_FLAG}
+        flags = {lane: index for lane, index in heads.items() if self._program.waits_for_peer(index)}
         # A lane that waits for another of this rank is not the cause, unless there is no other.
         return [self._program.describe_wait(lane, index) for lane, index in (flags or heads).items()]
 
@@ -348,7 +359,8 @@ class HostRun(Run):
         """Write every flag not yet written, so that no peer waits for ever."""
         for lane, queue in enumerate(self._program.lanes):
             for index in (*self._late[lane], *queue[self._at[lane] :]):
-                self._signal(index)
+                if self._program.codes[index] == Code.SIGNAL:
+                    self._signal(index)
                 self._program.advance(lane)
             self._late[lane].clear()
             self._at[lane] = len(queue)

@@ -1,0 +1,67 @@
+"""Random copies among devices and host memory, on streams and on lanes of the host: data flow without a product."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from tests.helpers.oracle import region, view
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+
+ROWS, CELLS, COLS = 5, 4, 3  # of a cell; cells of a buffer, one below the other
+
+
+def random_copies(rng: random.Random, num_ranks: int, num_tasks: int) -> Schedule:
+    """
+    Return a schedule whose every copy awaits what wrote its source, and what wrote or read its destination.
+
+    Each rank has a buffer on its device and one in its private host memory, the node one in host memory.
+    """
+    build = ScheduleBuilder(num_ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    places = [Location.host(), *map(Location.device, range(num_ranks)), *map(Location.host, range(num_ranks))]
+    buffers = [
+        build.buffer(at=at, rows=ROWS * CELLS, cols=COLS, ld=ROWS * CELLS + 2, dtype=DType.f64, role=Role.STAGING)
+        for at in places
+    ]
+    wrote: dict[tuple[int, int], int] = {}
+    read: dict[tuple[int, int], list[int]] = {}
+    while num_tasks:
+        rank = rng.randrange(num_ranks)
+        own_host = (0, num_ranks + 1 + rank)
+        reached = (0, rank + 1, *own_host[1:], rng.randrange(num_ranks) + 1)
+        to, of = ((rng.choice(own_host if rng.random() < 0.5 else reached), rng.randrange(CELLS)) for _ in range(2))
+        if to == of:
+            continue
+        ends = [places[at].space for at, _ in (of, to)]
+        if ends == ["host", "host"]:
+            lane = build.host_lane(rank, rng.randrange(2))
+        else:
+            locations = [build.host if places[at].space == "host" else at - 1 for at, _ in (of, to)]
+            lane = build.copy_lane(rank, *locations)
+        awaits = [*read.pop(to, []), *(wrote[cell] for cell in (to, of) if cell in wrote)]
+        target, source = (RegionRef(buffers[at], ROWS * cell, 0, ROWS, COLS) for at, cell in (to, of))
+        task = build.task(Kind.COPY, lane, target, [(source, Factor.ONE, Op.N)], awaits)
+        wrote[to] = task
+        read.setdefault(of, []).append(task)
+        num_tasks -= 1
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+def contents(schedule: Schedule, seed: int) -> list[np.ndarray]:
+    """Return random contents of every buffer."""
+    rng = np.random.default_rng(seed)
+    return [rng.random((int(one["rows"]), int(one["cols"]))) for one in schedule.buffers]
+
+
+def copied(schedule: Schedule, memory: list[np.ndarray]) -> list[np.ndarray]:
+    """Return what contents become, one task after the other."""
+    memory = [one.copy() for one in memory]
+    for task in range(len(schedule.tasks)):
+        to, of = (view(memory, region(schedule, at)) for at in schedule.operands_of(task)["region"])
+        to[...] = of
+    return memory
