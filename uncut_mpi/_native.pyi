@@ -525,6 +525,8 @@ class CudaRunResult:
     def reference_s(self) -> float: ...
     @property
     def times_s(self) -> list[float]: ...
+    @property
+    def host_times(self) -> list[tuple[int, float, float]]: ...
 
 class CudaRun:
     def poll(self) -> bool: ...
@@ -538,10 +540,11 @@ class CudaExecutor:
         operands: np.ndarray,
         addresses: np.ndarray,
         in_host: np.ndarray,
-        num_lanes: int,
+        lanes: np.ndarray,
         num_events: int,
         own_flags: int,
         peer_flags: np.ndarray,
+        host_flags: np.ndarray,
         board: np.ndarray,
         rank: int,
         kernels: dict[int, int],

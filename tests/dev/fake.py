@@ -14,7 +14,7 @@ import numpy as np
 from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
-from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import Schedule, buffer_bytes
@@ -123,6 +123,7 @@ class FakeCluster:
         self.memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
         self.flags = [np.full(max(1, n), epoch, np.uint32) for n in lowering.num_flags]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
+        self.host_flags = np.full((count, MAX_LANES), epoch, np.uint32)
         self.programs = [lowering.rank_list(rank) for rank in range(count)]
         addresses = [memory.ctypes.data for memory in self.memory]
         peers = np.array([flags.ctypes.data for flags in self.flags])
@@ -131,7 +132,7 @@ class FakeCluster:
                 self._device(fake, tune_from),
                 program,
                 addresses,
-                FlagTable(int(peers[rank]), peers),
+                FlagTable(int(peers[rank]), peers, self.host_flags),
                 ProgressBoard(self.board, rank),
             )
             for rank, program in enumerate(self.programs)

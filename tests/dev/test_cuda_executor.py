@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, load, succeed
+from tests.helpers.host_copies import contents, copied, random_copies
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
@@ -18,7 +19,7 @@ from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code
@@ -129,6 +130,143 @@ def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):
         cluster.buffer(c)[...] = np.nan
     succeed(cluster.run(alpha, beta))
     np.testing.assert_allclose(cluster.buffer(c), expected, rtol=1e-14)
+
+
+# -- lanes of the host -------------------------------------------------------------------------------
+
+
+def fill(cluster, seed):
+    before = contents(cluster.schedule, seed)
+    for index, values in enumerate(before):
+        cluster.buffer(index)[...] = values
+    return copied(cluster.schedule, before)
+
+
+def holds(cluster, wanted):
+    return all(np.array_equal(cluster.buffer(index), values) for index, values in enumerate(wanted))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lanes_of_the_host_and_streams_copy_what_the_global_order_says(fake, seed):
+    rng = random.Random(seed)
+    cluster = FakeCluster(fake, random_copies(rng, rng.randint(1, 3), 80), epoch=2**32 - 3)
+    for executable in cluster.executables:
+        executable.prepare_trace()
+    for call in range(3):
+        wanted = fill(cluster, call)
+        reports = cluster.run(traced=call == 1)
+        succeed(reports)
+        assert holds(cluster, wanted)
+        assert sum(report.tasks for report in reports.values()) == 80
+        assert sum(report.copy_bytes for report in reports.values()) == int(cluster.schedule.copies()[:, 3].sum())
+        if call == 1:
+            times = [report.times for report in reports.values()]
+            assert sorted(np.concatenate([one.tasks for one in times]).tolist()) == list(range(80))
+            assert all((one.end_s >= one.start_s).all() for one in times)
+
+
+def within_host(shapes, pad=0):
+    """Copies of matrices within host memory, one behind the other on one lane, from buffer 2i to buffer 2i + 1."""
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    for rows, cols in shapes:
+        source, goal = (
+            RegionRef(
+                build.buffer(
+                    at=build.host, rows=rows, cols=cols, ld=max(1, rows + pad), dtype=DType.f64, role=Role.STAGING
+                ),
+                0, 0, rows, cols,
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        build.task(Kind.COPY, build.host_lane(0), goal, [(source, F.ONE, N)])
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_a_worker_s_copies_go_on_over_many_turns(fake, pad):
+    cluster = FakeCluster(fake, within_host([(1_300_000, 2), (0, 5), (7, 11), (600_000, 1), (3, 1)], pad))  # 4 MiB each
+    wanted = fill(cluster, 1)
+    report = cluster.run()[0]
+    assert report.error is None
+    assert report.tasks == 5
+    assert holds(cluster, wanted)
+    for index, record in enumerate(cluster.schedule.buffers):  # nothing between columns is written
+        if record["rows"]:
+            every = cluster.memory[index].view(np.float64)
+            between = np.arange(len(every)) % record["ld"] >= record["rows"]
+            assert not every[between].any()
+
+
+def host_relay():
+    """Rank 1's device, by way of two lanes of the host, to rank 0's device."""
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    places = [1, build.host, Location.host(1), build.host, 0]
+    spots = [
+        RegionRef(build.buffer(at=at, rows=4, cols=4, dtype=DType.f64, role=Role.STAGING), 0, 0, 4, 4) for at in places
+    ]
+    lanes = [
+        build.copy_lane(1, 1, build.host), build.host_lane(1), build.host_lane(1, 1), build.copy_lane(0, build.host, 0)
+    ]  # fmt: skip
+    last = []
+    for lane, of, to in zip(lanes, spots, spots[1:], strict=False):
+        last = [build.task(Kind.COPY, lane, to, [(of, F.ONE, N)], last)]
+    return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+
+def test_what_fails_on_a_stream_ends_the_lanes_of_the_host_too(fake):
+    cluster = FakeCluster(fake, host_relay())
+    before = contents(cluster.schedule, 3)
+    fill(cluster, 3)
+    fake.fail("cuMemcpyAsync", 1, 1)
+    reports = cluster.run(ranks=[1])
+    assert "a planted error" in str(reports[1].error)
+    assert reports[1].tasks == 0
+    assert holds(cluster, before)
+    assert set(cluster.host_flags[1, :3]) == {2}  # every flag was written
+    cluster.epoch -= 1
+    again = cluster.run(ranks=[0])[0]  # rank 0 hears of it
+    assert (again.error, again.aborted, again.tasks) == (None, True, 0)
+    fake.fail("", 0, 0)
+    wanted = fill(cluster, 4)
+    succeed(cluster.run())
+    assert holds(cluster, wanted)
+
+
+def test_another_rank_s_failure_ends_what_a_worker_waits_for(fake):
+    cluster = FakeCluster(fake, host_relay())
+    ProgressBoard(cluster.board, 0).abort[0] = cluster.epoch + 1
+    report = cluster.run(ranks=[1])[1]
+    assert (report.error, report.aborted, report.tasks) == (None, True, 0)
+    assert set(cluster.host_flags[1, :3]) == {2}
+
+
+def test_a_stalled_worker_says_for_whom_it_waits_and_touches_nothing_any_more(fake):
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    first = build.task(Kind.JOIN, build.compute_lane(0, 5))
+    build.task(Kind.JOIN, build.compute_lane(1))
+    build.task(Kind.JOIN, build.host_lane(1, 7), awaits=[first])
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    error = cluster.run(timeout_s=0.2, ranks=[1])[1].error
+    assert isinstance(error, StallError)
+    assert "host lane 7: task 2 awaits rank 0 (lane 0), or is past that and not done" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "goal", "words"),
+    [
+        (Kind.COPY, 0, "copies within host memory alone"),
+        (Kind.COMBINE, Location.host(), "only copies, and waits and tells by flags in host memory"),
+    ],
+)
+def test_a_worker_gets_no_task_of_a_device(fake, kind, goal, words):
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    to, of = (
+        RegionRef(build.buffer(at=at, rows=1, cols=1, dtype=DType.f64, role=Role.STAGING), 0, 0, 1, 1)
+        for at in (goal, Location.host())
+    )
+    build.task(kind, build.host_lane(0), to, [(of, F.ONE, N)])
+    with pytest.raises(DeviceError, match=words):
+        FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
 
 
 # -- order and batching ------------------------------------------------------------------------------

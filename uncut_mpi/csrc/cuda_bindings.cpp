@@ -36,9 +36,9 @@ const Record *records(const Bytes &table, const char *name) {
 
 std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, const Bytes &operations,
                                         const Bytes &operands, const Integers &addresses, const Flags &in_host,
-                                        std::size_t num_lanes, std::size_t num_events, Address own_flags,
-                                        const Integers &peer_flags, const Board &board, std::size_t rank,
-                                        std::unordered_map<std::uint64_t, Address> kernels) {
+                                        const Bytes &lanes, std::size_t num_events, Address own_flags,
+                                        const Integers &peer_flags, const Board &host_flags, const Board &board,
+                                        std::size_t rank, std::unordered_map<std::uint64_t, Address> kernels) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
     if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != DeviceState::max_lanes)
         throw Failure("the progress board needs a row of " + std::to_string(DeviceState::max_lanes) +
@@ -52,10 +52,12 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
     program.addresses = addresses.data();
     program.in_host = in_host.data();
     program.num_buffers = addresses.shape(0);
-    program.num_lanes = num_lanes;
+    program.lanes = records<LaneRecord>(lanes, "lanes");
+    program.num_lanes = lanes.shape(0);
     program.num_events = num_events;
     program.own_flags = own_flags;
     program.peer_flags = peer_flags.data();
+    program.host_flags = host_flags.shape(0) == peer_flags.shape(0) ? host_flags.data() : nullptr;
     program.num_ranks = peer_flags.shape(0);
     program.board = board.data();
     program.rank = rank;
@@ -172,6 +174,13 @@ void bind_cuda(nb::module_ &m) {
         .def_ro("aborted", &RunResult::aborted)
         .def_ro("reference_s", &RunResult::reference_s)
         .def_ro("times_s", &RunResult::times_s)
+        .def_prop_ro("host_times",
+                     [](const RunResult &r) {
+                         std::vector<std::tuple<std::uint32_t, double, double>> times;
+                         for (const HostTime &time : r.host_times)
+                             times.emplace_back(time.operation, time.start_s, time.end_s);
+                         return times;
+                     })
         .def_prop_ro("stuck", [](const RunResult &r) {
             std::vector<std::pair<int, std::uint32_t>> lanes;
             for (const StuckLane &lane : r.stuck)
@@ -183,8 +192,8 @@ void bind_cuda(nb::module_ &m) {
         .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor), nb::arg("device"), nb::arg("operations"), nb::arg("operands"),
-             nb::arg("addresses"), nb::arg("in_host"), nb::arg("num_lanes"), nb::arg("num_events"),
-             nb::arg("own_flags"), nb::arg("peer_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
+             nb::arg("addresses"), nb::arg("in_host"), nb::arg("lanes"), nb::arg("num_events"), nb::arg("own_flags"),
+             nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
         .def(
             "start",
             [](std::shared_ptr<Executor> self, double alpha, double beta, std::uint32_t epoch, double timeout_s,

@@ -187,6 +187,11 @@ std::shared_ptr<const TunedProduct> DeviceState::tuned_product(const ProductShap
     return known == tuned_products_.end() ? nullptr : known->second.product;
 }
 
+HostWorker &DeviceState::host_worker() {
+    if (host_worker_ == nullptr) host_worker_ = std::make_unique<HostWorker>();
+    return *host_worker_;
+}
+
 void DeviceState::reserve_timing(std::size_t events) {
     const Scope scope(*this);
     driver_->check("cuCtxSetCurrent", scope.code());
@@ -241,6 +246,8 @@ std::uint64_t DeviceState::pointer_attribute(int attribute, Address address) con
 void DeviceState::close() {
     if (context_ == nullptr) return;
     const Driver &d = *driver_;
+    if (host_worker_ != nullptr && !host_worker_->is_ours()) static_cast<void>(host_worker_.release());
+    host_worker_.reset();
     // Errors are not reported here: the process may be ending, or an error is travelling already.
     if (!abandoned_ && d.cuCtxSetCurrent(context_) == success) {
         for (const ComputeLane &lane : compute_lanes_) {

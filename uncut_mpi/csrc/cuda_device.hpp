@@ -10,6 +10,7 @@
 
 #include "cuda_driver.hpp"
 #include "cuda_products.hpp"
+#include "host_worker.hpp"
 
 namespace uncut::cuda {
 
@@ -104,6 +105,9 @@ class DeviceState {
     const void *in_flight() const { return in_flight_; }
     void set_in_flight(const void *run) { in_flight_ = run; }
 
+    // For lanes of the host; made when it is first asked for.
+    HostWorker &host_worker();
+
     // Note what work a stream of the caller's holds now, and return when it is done: between the two the device gets
     // on. Call without the interpreter lock.
     void mark_stream(Stream stream);
@@ -142,6 +146,7 @@ class DeviceState {
     Address progress_device_ = 0;
     std::int64_t num_created_ = 0;
     bool abandoned_ = false;
+    std::unique_ptr<HostWorker> host_worker_;
     std::mutex issuing_;
     const void *in_flight_ = nullptr;
 };

@@ -59,6 +59,9 @@ Run::Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uin
         end();
         return;
     }
+    if (!executor_->host_lanes_.empty())
+        device_.host_worker().start({&executor_->host_lanes_, epoch_, const_cast<std::uint64_t *>(&abort_word()), call_,
+                                     device_.progress(), traced});
     if (traced) mark_reference();
     advance(executor_->steps_.size());
 }
@@ -66,6 +69,7 @@ Run::Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uin
 Run::~Run() {
     if (over_ || device_.in_flight() != this) return;
     // Its work may go on for ever, and its peers wait.
+    stop_worker();
     device_.abandon();
     device_.set_in_flight(nullptr);
 }
@@ -119,6 +123,7 @@ void Run::advance(std::size_t most_steps) {
 
 void Run::end() {
     if (next_step_ < executor_->steps_.size()) issued_ = Clock::now();
+    stop_worker();
     result_.aborted = result_.aborted && result_.error.empty();
     mirror();
     const auto ended = Clock::now();
@@ -129,6 +134,16 @@ void Run::end() {
     if (result_.stalled || result_.fatal) device_.abandon();
     device_.set_in_flight(nullptr);
     over_ = true;
+}
+
+// It is done, or the run ends without that; then it touches nothing any more.
+void Run::stop_worker() {
+    if (executor_->host_lanes_.empty()) return;
+    HostWorker::Result done = device_.host_worker().stop();
+    result_.tasks += done.tasks;
+    result_.copy_bytes += done.copy_bytes;
+    result_.aborted = result_.aborted || done.aborted;
+    result_.host_times = std::move(done.times);
 }
 
 template <bool traced>
@@ -160,9 +175,11 @@ void Run::take_time(const Step &step, std::size_t number) {
 
 // One event of this device and the moment it passed, by which the clocks of all devices are compared.
 void Run::mark_reference() {
-    if (lanes_.empty()) return;
+    const auto has_stream = [](const Executor::Lane &lane) { return lane.stream != nullptr; };
+    const auto lane = std::find_if(executor_->lanes_.begin(), executor_->lanes_.end(), has_stream);
+    if (lane == executor_->lanes_.end()) return;
     const Driver &d = device_.driver();
-    const Stream stream = executor_->lanes_.front().stream;
+    const Stream stream = lane->stream;
     for (int attempt = 0; attempt < 2; ++attempt) {  // the first may find the device asleep
         const auto before = Clock::now();
         fail("cuEventRecord", d.cuEventRecord(device_.timing_event(0), stream), false, nullptr);
@@ -333,7 +350,9 @@ bool Run::drain() {
         }
         last_move_ = Clock::now();
     }
-    return true;
+    if (executor_->host_lanes_.empty() || device_.host_worker().is_done()) return true;
+    if (!moved()) give_up();
+    return result_.stalled;
 }
 
 void Run::mirror() {
@@ -365,6 +384,13 @@ void Run::give_up() {
     const volatile std::uint32_t *words = device_.progress();
     for (std::size_t l = 0; l < lanes_.size(); ++l)
         if (lanes_[l].issued > 0 && !query(l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
+    for (std::size_t i = 0; i < executor_->host_lanes_.size(); ++i) {
+        const HostLane &lane = executor_->host_lanes_[i];
+        const std::size_t at = device_.host_worker().at(i);
+        if (at == lane.steps.size()) continue;
+        const HostStep &step = lane.steps[at];
+        result_.stuck.push_back({lane.number, 2 * step.operation + (step.code == code_wait_flag ? 1 : 0)});
+    }
 }
 
 }  // namespace uncut::cuda

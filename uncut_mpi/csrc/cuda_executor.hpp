@@ -7,6 +7,9 @@
 // word set; from there, and once another rank has set it, only SIGNALs are issued, so that no peer waits for ever. Then
 // all lanes are polled until they are empty, an error shows, or nothing has moved on any rank for the time allowed.
 //
+// Lanes of the host are the device's worker's: it has their lists from the start of a run, and the run is over when it
+// is done too.
+//
 // A traced run records an event before and after each body, on its lane, and reads them when all
 // lanes are empty. It is another instance of the issuing loop: a run that is not traced does not
 // even ask.
@@ -54,10 +57,12 @@ struct Program {
     const std::int64_t *addresses;  // per buffer
     const std::uint8_t *in_host;    // per buffer: 1 for host memory
     std::size_t num_buffers;
+    const LaneRecord *lanes;
     std::size_t num_lanes;
     std::size_t num_events;
     Address own_flags;
     const std::int64_t *peer_flags;  // per rank
+    std::uint32_t *host_flags;       // a row of DeviceState::max_lanes words per rank; null: none
     std::size_t num_ranks;
     std::uint32_t *board;  // num_ranks rows of DeviceState::max_lanes words and the abort word, host memory
     std::size_t rank;
@@ -84,7 +89,8 @@ struct RunResult {
     std::vector<StuckLane> stuck;
     // Of a traced run; after an error, a stall or an abort incomplete, of other runs empty.
     double reference_s = 0.0;     // on the system's monotonic clock
-    std::vector<double> times_s;  // start and end of each body, in list order, after the reference
+    std::vector<double> times_s;  // start and end of each body of a stream, in list order, after the reference
+    std::vector<HostTime> host_times;
 };
 
 // What an operation list has become, once for all runs: steps and what each needs, bound to streams and addresses.
@@ -142,7 +148,7 @@ class Executor {
         std::int64_t issued;      // weight of the lane's steps that precede it
     };
     struct Lane {
-        Stream stream = nullptr;
+        Stream stream = nullptr;  // none: a lane of the host
         BlasHandle handle = nullptr;
         Address workspace = 0;
         std::int64_t weight = 0;  // of its steps
@@ -150,6 +156,10 @@ class Executor {
     };
 
     void bind_lanes(const Program &program);
+    void add_host_step(const Program &program, const Operation &operation, std::uint32_t index);
+    static std::uint32_t *host_flag(const Program &program, const Operation &operation);
+    Address on_device(std::uint32_t *host_flag) const;
+    static Copy copy_of(const Program &program, const Operation &operation);
     void add_copy(const Program &program, const Operation &operation);
     void add_gemm(const Program &program, const Operation &operation);
     void tune_products();
@@ -163,6 +173,7 @@ class Executor {
 
     std::shared_ptr<DeviceState> device_;
     std::vector<Lane> lanes_;
+    std::vector<HostLane> host_lanes_;
     std::vector<Step> steps_;
     std::vector<Copy> copies_;
     std::vector<Gemm> gemms_;
@@ -226,6 +237,7 @@ class Run {
     void fail(const char *call, Code code, bool blas, const Step *step);
     void give_up();
     void end();
+    void stop_worker();
 
     std::shared_ptr<Executor> executor_;
     DeviceState &device_;

@@ -93,6 +93,10 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
     for (std::size_t i = 0; i < program.num_operations; ++i) {
         const Operation &operation = program.operations[i];
         const auto index = static_cast<std::uint32_t>(i);
+        if (program.lanes[operation.lane].kind == host_lane) {
+            add_host_step(program, operation, index);
+            continue;
+        }
         switch (operation.code) {
             case code_copy: add_copy(program, operation); break;
             case code_gemm: add_gemm(program, operation); break;
@@ -105,6 +109,11 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 add_step(operation, index, static_cast<std::uint32_t>(operation.slot));
                 continue;
             case code_signal:
+                if (operation.in_host != 0) {
+                    signals_.push_back({on_device(host_flag(program, operation)), operation.value});
+                    add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
+                    continue;
+                }
                 if (operation.peer < 0 || static_cast<std::size_t>(operation.peer) >= program.num_ranks ||
                     program.peer_flags[operation.peer] == 0)
                     refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
@@ -155,12 +164,16 @@ ProductShape Executor::shape_of(const Gemm &gemm) {
 void Executor::bind_lanes(const Program &program) {
     lanes_.resize(program.num_lanes);
     std::vector<std::uint8_t> multiplies(program.num_lanes, 0);
+    for (std::size_t l = 0; l < program.num_lanes; ++l)
+        if (program.lanes[l].kind == host_lane) host_lanes_.push_back({static_cast<std::int32_t>(l), {}});
+    if (!host_lanes_.empty()) device_->host_worker();
     for (std::size_t i = 0; i < program.num_operations; ++i)
         if (program.operations[i].code == code_gemm) multiplies[program.operations[i].lane] = 1;
     const auto computing = static_cast<std::size_t>(std::count(multiplies.begin(), multiplies.end(), 1));
-    device_->reserve(computing, program.num_lanes - computing, program.num_events);
+    device_->reserve(computing, program.num_lanes - computing - host_lanes_.size(), program.num_events);
     std::size_t next_compute = 0, next_copy = 0;
     for (std::size_t l = 0; l < program.num_lanes; ++l) {
+        if (program.lanes[l].kind == host_lane) continue;
         if (multiplies[l] != 0) {
             const DeviceState::ComputeLane &lane = device_->compute_lane(next_compute++);
             lanes_[l].stream = lane.stream;
@@ -170,6 +183,46 @@ void Executor::bind_lanes(const Program &program) {
             lanes_[l].stream = device_->copy_stream(next_copy++);
         }
     }
+}
+
+std::uint32_t *Executor::host_flag(const Program &program, const Operation &operation) {
+    const auto rank = operation.code == code_signal ? static_cast<std::int64_t>(program.rank) : operation.peer;
+    if (program.host_flags == nullptr || rank < 0 || rank >= static_cast<std::int64_t>(program.num_ranks) ||
+        operation.slot < 0 || operation.slot >= static_cast<std::int32_t>(DeviceState::max_lanes))
+        refuse(operation, "its flag in host memory does not exist");
+    return program.host_flags + static_cast<std::size_t>(rank) * DeviceState::max_lanes +
+           static_cast<std::size_t>(operation.slot);
+}
+
+Address Executor::on_device(std::uint32_t *host_flag) const {
+    Address address = 0;
+    device_->driver().check("cuMemHostGetDevicePointer",
+                            device_->driver().cuMemHostGetDevicePointer(&address, host_flag, 0));
+    return address;
+}
+
+void Executor::add_host_step(const Program &program, const Operation &operation, std::uint32_t index) {
+    HostStep step{};
+    step.code = operation.code;
+    step.operation = index;
+    step.value = operation.value;
+    if (operation.code == code_copy) {
+        const Copy copy = copy_of(program, operation);
+        if (copy.shape.src_memory_type != memory_type_host || copy.shape.dst_memory_type != memory_type_host)
+            refuse(operation, "a lane of the host copies within host memory alone");
+        step.destination = reinterpret_cast<std::byte *>(copy.destination);
+        step.source = reinterpret_cast<const std::byte *>(copy.source);
+        step.width = copy.contiguous ? copy.bytes : copy.shape.width_bytes;
+        step.columns = copy.bytes == 0 ? 0 : copy.contiguous ? 1 : copy.shape.height;
+        step.to_pitch = copy.shape.dst_pitch;
+        step.from_pitch = copy.shape.src_pitch;
+    } else if (operation.in_host != 0 && (operation.code == code_wait_flag || operation.code == code_signal)) {
+        step.flag = host_flag(program, operation);
+    } else {
+        refuse(operation, "a lane of the host only copies, and waits and tells by flags in host memory");
+    }
+    const auto is_its = [&](const HostLane &lane) { return lane.number == operation.lane; };
+    std::find_if(host_lanes_.begin(), host_lanes_.end(), is_its)->steps.push_back(step);
 }
 
 void Executor::add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload) {
@@ -198,7 +251,9 @@ void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t i
 }
 
 void Executor::add_wait(const Program &program, const Operation &operation, std::uint32_t index) {
-    if (program.own_flags == 0 || operation.slot < 0) refuse(operation, "this rank has no flags to wait for");
+    const bool in_host = operation.in_host != 0;
+    if (!in_host && (program.own_flags == 0 || operation.slot < 0))
+        refuse(operation, "this rank has no flags to wait for");
     const Address word = device_->progress_address(operation.lane);
     Lane &lane = lanes_[operation.lane];
     // Waits that follow one another on a lane share a batch: nothing stands between them.
@@ -214,7 +269,8 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
     lane.checkpoints.back().operation = index;
     MemOp wait{};
     wait.value.operation = mem_op_wait_value_32;
-    wait.value.address = program.own_flags + 4 * static_cast<Address>(operation.slot);
+    wait.value.address = in_host ? on_device(host_flag(program, operation))
+                                 : program.own_flags + 4 * static_cast<Address>(operation.slot);
     wait.value.flags = device_->wait_flags();
     // A write takes the lane 1.5 us: before a wait mostly while it would wait anyway, after it never.
     mem_ops_.push_back(write_word(word, 2 * index + 1));
@@ -224,7 +280,7 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
     batches_.back().count = static_cast<std::uint32_t>(mem_ops_.size()) - batches_.back().first;
 }
 
-void Executor::add_copy(const Program &program, const Operation &operation) {
+Executor::Copy Executor::copy_of(const Program &program, const Operation &operation) {
     if (operation.num_operands != 2) refuse(operation, "a COPY has one destination and one source");
     const Operand &to = program.operands[operation.first_operand];
     const Operand &from = program.operands[operation.first_operand + 1];
@@ -236,10 +292,6 @@ void Executor::add_copy(const Program &program, const Operation &operation) {
     copy.source = address_of(program, from);
     copy.bytes = static_cast<std::size_t>(to.rows * to.cols * size);
     copy.contiguous = to.cols <= 1 || (to.ld == to.rows && from.ld == from.rows);
-    if (!copy.contiguous && std::max(to.ld, from.ld) * size > device_->max_pitch_bytes())
-        refuse(operation, "a leading dimension of " + std::to_string(std::max(to.ld, from.ld)) +
-                              " elements exceeds the device's largest pitch of " +
-                              std::to_string(device_->max_pitch_bytes()) + " bytes");
     Memcpy2D &shape = copy.shape;
     shape.width_bytes = static_cast<std::size_t>(to.rows * size);
     shape.height = static_cast<std::size_t>(to.cols);
@@ -251,7 +303,17 @@ void Executor::add_copy(const Program &program, const Operation &operation) {
     shape.src_device = copy.source;
     shape.dst_host = reinterpret_cast<void *>(copy.destination);
     shape.dst_device = copy.destination;
-    copies_.push_back(copy);
+    return copy;
+}
+
+void Executor::add_copy(const Program &program, const Operation &operation) {
+    copies_.push_back(copy_of(program, operation));
+    const Memcpy2D &shape = copies_.back().shape;
+    const auto pitch = static_cast<std::int64_t>(std::max(shape.src_pitch, shape.dst_pitch));
+    if (!copies_.back().contiguous && pitch > device_->max_pitch_bytes())
+        refuse(operation, "a leading dimension of " + std::to_string(pitch) +
+                              " bytes exceeds the device's largest pitch of " +
+                              std::to_string(device_->max_pitch_bytes()) + " bytes");
 }
 
 void Executor::add_gemm(const Program &program, const Operation &operation) {

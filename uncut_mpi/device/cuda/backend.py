@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -304,11 +306,22 @@ class CudaBackend(Backend):
         CapacityError
             If device memory for workspaces or for the warm-up is lacking.
         """
-        with self._current("preparing a plan"):
+        with contextlib.ExitStack() as made, self._current("preparing a plan"):
+            on_close = None
+            if program.operations["in_host"].any():
+                # Streams wait for flags in host memory, and write them.
+                address = flags.host.ctypes.data
+                self._pinned.pin(self._pins, address, flags.host.nbytes)
+                on_close = made.callback(functools.partial(self._forget_flags, address))
             with self.tuning.timing():
-                executable = self._preparation.bind(program, addresses, flags, board)
+                executable = self._preparation.bind(program, addresses, flags, board, on_close)
             self._preparation.warm_up(program, addresses)
+            made.pop_all()
         return executable
+
+    def _forget_flags(self, address: int) -> None:
+        if not self._native.abandoned:  # else lanes still wait for them
+            self.unpin(address)
 
     # -- measurements ------------------------------------------------------------------------
 

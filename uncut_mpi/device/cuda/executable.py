@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -13,7 +13,7 @@ from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, P
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import LaneKind
+from uncut_mpi.planning.schedule import NO_SOURCE, LaneKind
 
 
 class DeadContextError(DeviceError):
@@ -49,6 +49,8 @@ class CudaExecutable(Executable):
         Loaded COMBINE kernels by signature.
     description : str
         The device in words, for messages.
+    on_close : callable, optional
+        Called when the list is forgotten, once.
 
     Raises
     ------
@@ -67,9 +69,11 @@ class CudaExecutable(Executable):
         board: ProgressBoard,
         kernels: Mapping[int, int],
         description: str,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
+        self._on_close = on_close
         self._program, self.span = program, program.span
-        self._board = board  # the native executor holds its address only
+        self._kept = board, flags  # the native executor holds their addresses only
         self._description = description
         with device_errors(f"preparing a plan on {description}"):
             self._native: _native.CudaExecutor | None = _native.CudaExecutor(
@@ -78,10 +82,11 @@ class CudaExecutable(Executable):
                 operands=as_bytes(program.operands),
                 addresses=np.ascontiguousarray(addresses, np.int64),
                 in_host=program.in_host().astype(np.uint8),
-                num_lanes=len(program.lanes),
+                lanes=as_bytes(program.lanes),
                 num_events=program.num_events,
                 own_flags=flags.own,
                 peer_flags=np.ascontiguousarray(flags.peers, np.int64),
+                host_flags=flags.host,
                 board=board.words,
                 rank=board.rank,
                 kernels=dict(kernels),
@@ -131,6 +136,9 @@ class CudaExecutable(Executable):
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
         self._native = None
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
     def _error_of(self, result: _native.CudaRunResult, timeout_s: float) -> Exception | None:
         if result.error:
@@ -145,9 +153,14 @@ class CudaExecutable(Executable):
     def _times_of(self, result: _native.CudaRunResult) -> TaskTimes | None:
         if result.error or result.stalled or result.aborted:
             return None
-        operations = self._program.operations
+        program = self._program
+        on_stream = program.lanes["kind"][program.operations["lane"]] != LaneKind.HOST
+        bodies = np.flatnonzero((program.operations["code"] <= Code.COMBINE) & on_stream)
         times = result.reference_s + np.array(result.times_s, np.float64).reshape(-1, 2)
-        return TaskTimes(operations["task"][operations["code"] <= Code.COMBINE], times[:, 0], times[:, 1])
+        by_host = np.array(result.host_times, np.float64).reshape(-1, 3)
+        tasks = program.operations["task"][np.concatenate((bodies, by_host[:, 0].astype(np.int64)))]
+        times = np.concatenate((times, by_host[:, 1:]))
+        return TaskTimes(tasks, times[:, 0], times[:, 1])
 
     def _task_of(self, operation: int) -> str:
         if operation < 0:
@@ -163,9 +176,9 @@ class CudaExecutable(Executable):
             name = self._lane_name(lane)
             if word % 2:
                 record = self._program.operations[word // 2]
+                flag = f"{'lane' if record['in_host'] else 'flag slot'} {record['slot']}"
                 waits.append(
-                    f"{name}: task {record['task']} awaits rank {record['peer']} (flag slot {record['slot']}), "
-                    "or is past that and not done"
+                    f"{name}: task {record['task']} awaits rank {record['peer']} ({flag}), or is past that and not done"
                 )
             else:
                 after = self._task_of(word // 2 - 1) if word else ", before its first wait"
@@ -174,11 +187,12 @@ class CudaExecutable(Executable):
 
     def _lane_name(self, lane: int) -> str:
         record = self._program.lanes[lane]
-        if record["kind"] == LaneKind.COMPUTE:
-            return f"compute lane {record['destination']}"
+        kind = LaneKind(record["kind"]).name.lower()
+        if record["source"] == NO_SOURCE:
+            return f"{kind} lane {record['destination']}"
         names = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
         ends = (f"rank {name}" if name.isdigit() else name for name in names)
-        return "{} lane {} to {}".format("result" if record["kind"] == LaneKind.RESULT else "copy", *ends)
+        return "{} lane {} to {}".format(kind, *ends)
 
 
 class CudaRun(Run):

@@ -58,11 +58,16 @@ class Preparation:
         self.kernels: dict[int, int] = {}
 
     def bind(
-        self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard
+        self,
+        program: OperationList,
+        addresses: np.ndarray,
+        flags: FlagTable,
+        board: ProgressBoard,
+        on_close: Callable[[], None] | None = None,
     ) -> CudaExecutable:
         """Load the kernels of a list, reserve its streams, and bind it to addresses."""
         self._load(combine_signatures(program))
-        return CudaExecutable(self._native, program, addresses, flags, board, self.kernels, self._description)
+        return CudaExecutable(self._native, program, addresses, flags, board, self.kernels, self._description, on_close)
 
     def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
         """

@@ -1,0 +1,97 @@
+// A device's worker: one thread that makes the copies of lanes of the host, which no stream makes alone. It calls
+// neither CUDA nor MPI and waits for nothing but words, so that nothing it has begun depends on anybody's thread.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "records.hpp"
+
+namespace uncut {
+
+// A wait, a copy or a signal of a list, with what it needs.
+struct HostStep {
+    std::uint8_t code;
+    std::uint32_t operation;  // index in the list
+    std::uint32_t *flag;      // of a wait or signal
+    std::uint32_t value;      // after the epoch
+    // Of a copy: so many columns of so many bytes, one if they follow one another on both sides.
+    std::byte *destination;
+    const std::byte *source;
+    std::size_t width, columns, to_pitch, from_pitch;
+};
+
+struct HostLane {
+    std::int32_t number;  // among the lanes of its rank
+    std::vector<HostStep> steps;
+};
+
+// When a copy was made, by the system's monotonic clock.
+struct HostTime {
+    std::uint32_t operation;
+    double start_s, end_s;
+};
+
+class HostWorker {
+  public:
+    struct Work {
+        const std::vector<HostLane> *lanes;
+        std::uint32_t epoch;
+        std::uint64_t *abort;     // a word; once it says `call`, signals alone are left to do, whatever its last bit
+        std::uint64_t call;       // below 2^63
+        std::uint32_t *progress;  // by the number of a lane: how often it got on
+        bool traced;
+    };
+    struct Result {
+        std::int64_t tasks = 0, copy_bytes = 0;
+        bool aborted = false;  // copies were left out
+        // Of a traced run, in the order in which copies ended.
+        std::vector<HostTime> times;
+    };
+
+    HostWorker();
+    ~HostWorker();
+    HostWorker(const HostWorker &) = delete;
+    HostWorker &operator=(const HostWorker &) = delete;
+
+    // What `work` points to has to live until `stop` has returned.
+    void start(const Work &work);
+    // Whether this process made it: a fork has no such thread, and can only forget it.
+    bool is_ours() const { return getpid() == process_; }
+    bool is_done() const { return !busy_.load(std::memory_order_acquire); }
+    // Leave what is left, and return when nothing is touched any more.
+    Result stop();
+    // Which step a lane is at.
+    std::size_t at(std::size_t lane) const { return lanes_[lane].at; }
+
+  private:
+    struct Lane {
+        std::atomic<std::size_t> at{0};   // step
+        std::size_t column = 0, row = 0;  // of the copy at hand: where it goes on, bytes
+        double began_s = 0;
+    };
+
+    void loop();
+    void run();
+    bool advance(std::size_t number, bool signals_only);
+    bool copy(Lane &lane, const HostStep &step);
+
+    Work work_{};
+    Result result_;
+    std::vector<Lane> lanes_;
+    std::mutex mutex_;
+    std::condition_variable begun_, ended_;
+    std::atomic<bool> busy_{false}, stopping_{false};
+    bool closing_ = false;
+    const pid_t process_ = getpid();
+    std::thread thread_;
+};
+
+}  // namespace uncut
