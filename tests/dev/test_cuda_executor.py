@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import threading
 import time
 
@@ -11,18 +13,18 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, load, succeed
-from tests.helpers.host_copies import contents, copied, random_copies
+from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
-from uncut_mpi.device.interface import FlagTable, ProgressBoard
+from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.lower import Code
+from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
@@ -165,6 +167,15 @@ def test_lanes_of_the_host_and_streams_copy_what_the_global_order_says(fake, see
             assert all((one.end_s >= one.start_s).all() for one in times)
 
 
+def test_a_product_whose_every_await_goes_by_a_worker_is_right(fake):
+    case = Pushed(trans_a="T")
+    cluster = FakeCluster(fake, joined_by_hosts(case.build(), random.Random(1)))
+    for call in range(3):
+        load(case, cluster, seed=call)
+        succeed(cluster.run(1.2345, 1.1154))
+        assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, call)
+
+
 def within_host(shapes, pad=0):
     """Copies of matrices within host memory, one behind the other on one lane, from buffer 2i to buffer 2i + 1."""
     build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
@@ -249,6 +260,30 @@ def test_a_stalled_worker_says_for_whom_it_waits_and_touches_nothing_any_more(fa
     error = cluster.run(timeout_s=0.2, ranks=[1])[1].error
     assert isinstance(error, StallError)
     assert "host lane 7: task 2 awaits rank 0 (lane 0), or is past that and not done" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_ends_without_the_worker_that_it_has_not(fake):
+    device = fake.device()
+    schedule = within_host([(2, 2)])
+    host_flags = np.zeros((1, MAX_LANES), np.uint32)
+    board = ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
+    memory = np.zeros((2, 4))
+    addresses = [one.ctypes.data for one in memory]
+    program = lower(schedule).rank_list(0)
+    executable = bind(device, program, addresses, FlagTable(0, np.zeros(1, np.int64), host_flags), board)
+    assert executable.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=20.0).tasks == 1
+    child = os.fork()
+    if child == 0:
+        device.close()
+        os._exit(0)
+    ended, deadline = 0, time.monotonic() + 20.0
+    while ended == 0 and time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+    if ended == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert (ended, status) == (child, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Random copies among devices and host memory, on streams and on lanes of the host: data flow without a product."""
+"""Schedules with lanes of the host: random copies without a product, and products whose tasks await these lanes."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -11,7 +12,18 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Location, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import (
+    AWAIT_DTYPE,
+    LANE_DTYPE,
+    NO_SOURCE,
+    TASK_DTYPE,
+    Factor,
+    Kind,
+    LaneKind,
+    Op,
+    Role,
+    Schedule,
+)
 
 ROWS, CELLS, COLS = 5, 4, 3  # of a cell; cells of a buffer, one below the other
 
@@ -65,3 +77,29 @@ def copied(schedule: Schedule, memory: list[np.ndarray]) -> list[np.ndarray]:
         to, of = (view(memory, region(schedule, at)) for at in schedule.operands_of(task)["region"])
         to[...] = of
     return memory
+
+
+def joined_by_hosts(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Return a schedule that does the same, whose every task awaits a JOIN on a lane of some rank's host instead."""
+    ranks = schedule.num_ranks
+    lanes = [(rank, LaneKind.HOST, NO_SOURCE, 0) for rank in range(ranks)]
+    tasks: list[tuple[int, ...]] = []
+    awaits: list[int] = []
+    number: list[int] = []  # of each task in the new order
+    for task, record in enumerate(schedule.tasks.tolist()):
+        awaited = [number[other] for other in schedule.awaited(task).tolist()]
+        if awaited:
+            rank = rng.randrange(ranks)
+            lane = len(schedule.lanes) + rank
+            tasks.append((Kind.JOIN, 0, 0, rank, lane, -1, 0, len(awaits), len(awaited)))
+            awaits += awaited
+            awaited = [len(tasks) - 1]
+        number.append(len(tasks))
+        tasks.append((*record[:7], len(awaits), len(awaited)))
+        awaits += awaited
+    return dataclasses.replace(
+        schedule,
+        tasks=np.array(tasks, TASK_DTYPE),
+        awaits=np.array(awaits, AWAIT_DTYPE),
+        lanes=np.concatenate((schedule.lanes, np.array(lanes, LANE_DTYPE))),
+    )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
+from tests.helpers.host_copies import joined_by_hosts
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
-from uncut_mpi.api import flags
+from uncut_mpi.api import flags, plan_maker
 from uncut_mpi.device.host import Disorder, HostBackend
+from uncut_mpi.planning.planner import plan_several
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
@@ -43,6 +48,37 @@ def fresh_session(request, comm):
         timeout_s=20,
     ) as session:
         yield session
+
+
+@pytest.mark.parametrize("boundary", [1 << 31, 1 << 32])
+def test_flags_in_host_memory_keep_step_with_the_others(comm, fresh_session, monkeypatch, boundary):
+    def joined(*arguments):
+        return [
+            dataclasses.replace(one, schedule=joined_by_hosts(one.schedule, random.Random(boundary)))
+            for one in plan_several(*arguments)
+        ]
+
+    monkeypatch.setattr(plan_maker, "plan_several", joined)
+    session = fresh_session
+    case = Case(50, 45, 40, place=("0", "h", str(comm.size - 1)))
+    operands = make_operands(session, case)
+    fresh = operands.c_MN.copy()
+    wrong = []
+    with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+        at_epoch(session, boundary - 1)
+        for call in range(3):
+            for matrix, data in ((operands.a, operands.a_MK), (operands.b, operands.b_KN)):
+                data[...] = np.random.default_rng((call, data.size)).uniform(-1, 1, data.shape)
+                set_matrix(session, matrix, data)
+            set_matrix(session, operands.c, fresh)
+            session.barrier()
+            plan.execute(case.alpha, case.beta)
+            wrong.append(mismatch(case, operands))
+            session.barrier()
+    ahead = session._calls.control.flags - np.uint32(boundary - 1)
+    collective_assert(comm, not any(wrong), f"{wrong}")
+    collective_assert(comm, 0 < ahead.max() < 1 << 20, f"flags that no call has written, or none: {ahead}")
+    release(session, operands)
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES.values(), ids=BOUNDARIES.keys())

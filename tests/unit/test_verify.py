@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.faults import FAULTS, changed
-from tests.helpers.host_copies import random_copies
+from tests.helpers.host_copies import joined_by_hosts, random_copies
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
@@ -974,6 +974,14 @@ def test_any_changed_field_of_a_flag_in_host_memory_is_refused(code: Code, field
             assert code is Code.WAIT_FLAG
             assert not oracle.lists_lose_order(schedule, mutant), seed
     assert refusals >= 15
+
+
+def test_products_whose_tasks_await_lanes_of_the_host_are_proven_and_events_are_left_to_others() -> None:
+    for seed in SEEDS:
+        schedule = joined_by_hosts(random_case(random.Random(seed)), random.Random(seed))
+        lowering = lower(schedule)
+        verify(schedule, lowering)
+        assert not places(list(lowering.lists.values()), Code.RECORD, Code.WAIT_EVENT)
 
 
 @pytest.mark.parametrize("host_waits", [True, False])
