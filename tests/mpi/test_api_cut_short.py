@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.collective import allgather, collective_assert
 from uncut_mpi.api.calls import Call
+from uncut_mpi.planning.options import ScheduleOptions
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -108,6 +109,53 @@ def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session
         allgather(comm, None)
     wanted = "gave up" if comm.rank == comm.size - 1 else "closing barrier"
     collective_assert(comm, "StallError" in said and wanted in said and session.broken, said)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupt_before_the_first_task_ends_the_call_of_the_others(comm, open_session, monkeypatch):
+    session = open_session(comm, timeout_s=60)
+    options = ScheduleOptions(scheduler="uncut", tile=32, grid=(comm.size, 1))  # the others wait for flags
+    a = session.empty_device((96, 96), np.float64, rank=comm.size - 1)
+    if a.array is not None:
+        a.array[...] = 1.0
+    c = session.empty_host((96, 96))
+    session.barrier()
+    session.gemm(a, a, c, options=options)
+    run = Call.run
+
+    def interrupted(call):
+        if comm.rank == comm.size - 1:
+            raise KeyboardInterrupt
+        run(call)
+
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, "run", interrupted)
+        said = outcome(lambda: session.gemm(a, a, c, options=options))
+    wanted = "KeyboardInterrupt" if comm.rank == comm.size - 1 else "PeerFailedError"
+    collective_assert(comm, said.startswith(wanted) and time.monotonic() - began < 30, said)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupt_while_flags_grow_stays_what_it_is(comm, open_session, monkeypatch):
+    session = open_session(comm, timeout_s=20)
+    flags = session._calls.binder.flags
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        if comm.rank == comm.size - 1:
+            patch.setattr(flags, "_map", interrupted)
+
+        def grow():
+            with session._gate.exclusive():
+                session._gate.begin("growing", "growing")
+                flags.ensure(2 * flags.sizes)
+
+        said = outcome(grow)
+    wanted = "KeyboardInterrupt" if comm.rank == comm.size - 1 else "PeerFailedError"
+    collective_assert(comm, said.startswith(wanted), said)
 
 
 def test_nothing_is_done_together_where_no_call_is_possible(comm, open_session):

@@ -19,7 +19,18 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import TASK_DTYPE, Kind, Role, Schedule, buffer_bytes, expand_ranges
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.schedule import (
+    MAX_SUMMANDS,
+    TASK_DTYPE,
+    Factor,
+    Kind,
+    Op,
+    Role,
+    Schedule,
+    buffer_bytes,
+    expand_ranges,
+)
 
 TABLES = ("tasks", "operands", "regions", "awaits", "buffers", "lanes", "locations")
 
@@ -124,6 +135,20 @@ def test_a_damaged_description_is_refused(old: bytes, new: bytes) -> None:
     assert data.count(old) >= 1
     with pytest.raises(ScheduleError, match="description cannot be read"):
         Schedule.decode(data.replace(old, new, 1))
+
+
+def test_a_sum_of_more_regions_than_an_executor_adds_is_refused() -> None:
+    build = ScheduleBuilder(1, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    at = [
+        RegionRef(build.buffer(at=0, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=256 * place), 0, 0, 4, 4)
+        for place in range(MAX_SUMMANDS + 2)
+    ]
+    for count in (MAX_SUMMANDS, MAX_SUMMANDS + 1):
+        build.task(Kind.COMBINE, build.compute_lane(0), at[0], [(one, Factor.ONE, Op.N) for one in at[1 : count + 1]])
+        if count == MAX_SUMMANDS:
+            build.build(scheduler="test", grid=(1, 1), tile=0)
+    with pytest.raises(ScheduleError, match="a COMBINE reads more than 8 regions"):
+        build.build(scheduler="test", grid=(1, 1), tile=0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Location, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import planner
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
@@ -219,3 +221,24 @@ def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
         (planned,) = plan_several(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
         said = plan_message.encode([dataclasses.replace(planned, staged=private)], options, 0.0)
         assert plan_message.decode(said)[0][0].staged == "AC"
+
+
+def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, place, machine = GemmProblem(300, 200, 100, DType.f64), Placement.parse("0,0,0"), Machine.uniform(2)
+    options = ScheduleOptions(tune=3)
+    whole = planner.plan_several(problem, place, 2, machine, options, (Matrix.C,))
+    staged, refused = planner._staged, [0]
+
+    def too_large(*arguments: Any) -> planner.Planned:
+        refused[0] += 1
+        if refused[0] <= most:
+            raise CapacityError("too large")
+        return staged(*arguments)
+
+    monkeypatch.setattr(planner, "_staged", too_large)
+    most = 1
+    found = planner.plan_several(problem, place, 2, machine, options, (Matrix.C,))
+    assert [one.schedule.digest() for one in found] == [one.schedule.digest() for one in whole[1:]]
+    most, refused[0] = len(whole), 0
+    with pytest.raises(CapacityError, match="too large"):
+        planner.plan_several(problem, place, 2, machine, options, (Matrix.C,))

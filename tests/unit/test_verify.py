@@ -816,8 +816,9 @@ def test_waits_after_their_body_and_tasks_out_of_order_are_refused() -> None:
         ("num_events", "an event that does not exist"),
         ("flag_lanes", "does not exist"),
         ("span", "spans that differ"),
-        ("lanes", "other lanes or buffers"),
-        ("buffers", "other lanes or buffers"),
+        ("lanes", "other lanes, buffers or locations"),
+        ("buffers", "other lanes, buffers or locations"),
+        ("locations", "other lanes, buffers or locations"),
     ],
 )
 def test_a_list_that_describes_itself_wrongly_is_refused(field: str, words: str) -> None:

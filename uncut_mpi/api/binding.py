@@ -134,7 +134,7 @@ class Binder:
         return self._bound[id(plan)]
 
     def _forget_matrix(self, number: int) -> None:
-        for bound in self._bound.values():
+        for bound in list(self._bound.values()):  # plans may go meanwhile, when the collector runs
             for numbers in [numbers for numbers in bound if number in numbers]:
                 bound.pop(numbers).executable.close()
 

@@ -50,6 +50,10 @@ class Control:
         self.order = DeviceOrder(group, device_key, turns)
         group.count_steps(steps)
         self.gate = Gate(group, self.order, board, arrival_timeout_s, room)
+        self.gate.on_cut_short = self._abort
+
+    def _abort(self, epoch: int) -> None:
+        self.board.abort[0] = epoch + 1
 
     def close(self) -> None:
         """Let go of the memory; no call is possible any more. Not collective."""

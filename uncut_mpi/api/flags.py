@@ -8,6 +8,7 @@ from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.memory import Arena, PeerMappings
 from uncut_mpi.device.interface import Backend, FlagTable
+from uncut_mpi.errors import is_agreed
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
@@ -37,9 +38,15 @@ class Flags(Arena):
         if self.fits(needed):
             return False
         try:
-            return super().ensure(needed)
-        finally:
-            self.reset()
+            grown = super().ensure(needed)
+        except BaseException as error:
+            if (
+                is_agreed(error) and not self._group.stalled
+            ):  # else the others are still at it, and would take this for their next message
+                self.reset()
+            raise
+        self.reset()
+        return grown
 
     def begin(self, span: int) -> int:
         """Return the epoch of a call; that of the next one is `span` further on. Collective; seldom a message."""

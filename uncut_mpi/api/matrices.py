@@ -202,10 +202,6 @@ class MatrixStore:
             self._let_go(self._held.popitem()[1])
 
     def _free(self, numbers: list[int]) -> None:
-        for number in numbers:
-            matrix = self._given.pop(number, None)
-            if matrix is not None:
-                matrix.closed, matrix.home = True, None
         with agreement.collective(self._group, "unmapping matrices"):
             for number in numbers:
                 for call in self.on_release:
@@ -215,6 +211,9 @@ class MatrixStore:
                     self.mappings.close(held.info.handle)
         with agreement.collective(self._group, "freeing matrices"):
             for number in numbers:
+                matrix = self._given.pop(number, None)
+                if matrix is not None:
+                    matrix.closed, matrix.home = True, None
                 held = self._held.pop(number)
                 self._dropped.discard(number)
                 self._let_go(held)

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace uncut::cuda {
@@ -304,8 +305,13 @@ void Run::fail(const char *call, Code code, bool blas, const Step *step) {
 
 // Keeps what another rank has said of this call.
 void Run::tell_others() {
-    const std::uint64_t said = abort_word(), ours = call_ | (result_.fatal ? context_lost : 0);
-    abort_word() = (said & ~context_lost) == call_ ? said | ours : ours;
+    const std::uint64_t ours = call_ | (result_.fatal ? context_lost : 0);
+    // Ranks may fail at the same time, and that one has lost its context must not be lost.
+    std::atomic_ref<std::uint64_t> word(const_cast<std::uint64_t &>(abort_word()));
+    for (std::uint64_t said = word;;) {
+        const std::uint64_t both = (said & ~context_lost) == call_ ? said | ours : ours;
+        if (word.compare_exchange_weak(said, both)) return;
+    }
 }
 
 bool Run::query(std::size_t number) {

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
+from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
@@ -108,7 +109,16 @@ def plan_several(
             Planned(one.schedule, one.predicted_s, one.options)
             for one in varied(found.candidates, max(1, options.tune))
         ]
-    return [_staged(planned, private, machine) for planned in several]
+    fit: list[Planned] = []
+    refusals: list[CapacityError] = []
+    for planned in several:
+        try:
+            fit.append(_staged(planned, private, machine))
+        except CapacityError as error:  # another one may need less
+            refusals.append(error)
+    if not fit:
+        raise refusals[0]
+    return fit
 
 
 def _staged(planned: Planned, private: Collection[Matrix], machine: Machine) -> Planned:

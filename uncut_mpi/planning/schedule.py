@@ -340,6 +340,10 @@ class Schedule(Remade):
         require((first >= 0) & (first + tasks["num_operands"] <= len(operands)), "operands outside their table")
         require((tasks["lane"] >= 0) & (tasks["lane"] < len(lanes)), "a task's lane does not exist")
         require(tasks["kind"] <= Kind.JOIN, "a task's kind does not exist, or is reserved")
+        require(
+            (tasks["kind"] != Kind.COMBINE) | (tasks["num_operands"] <= 1 + MAX_SUMMANDS),
+            f"a COMBINE reads more than {MAX_SUMMANDS} regions",
+        )
         if len(tasks):
             require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")

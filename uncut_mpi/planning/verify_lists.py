@@ -64,8 +64,9 @@ def _verify_frame(schedule: Schedule, rank: int, program: OperationList) -> None
     if (program.rank, program.num_ranks) != (rank, schedule.num_ranks):
         raise ScheduleError(f"the list of rank {rank} says it is of rank {program.rank} of {program.num_ranks}")
     lanes = schedule.lanes[schedule.lanes["rank"] == rank]
-    if not np.array_equal(program.lanes, lanes) or not np.array_equal(program.buffers, schedule.buffers):
-        raise ScheduleError(f"the list of rank {rank} has other lanes or buffers than the schedule")
+    tables = ((program.lanes, lanes), (program.buffers, schedule.buffers), (program.locations, schedule.locations))
+    if not all(np.array_equal(mine, its) for mine, its in tables):
+        raise ScheduleError(f"the list of rank {rank} has other lanes, buffers or locations than the schedule")
     operations = program.operations
     tasks = operations["task"]
     for wrong, what in (
