@@ -242,9 +242,6 @@ def block_edges(extent: int, blocks: int, step: int, multiple: int, halvings: in
 def contract() -> dict[str, Any]:
     """Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits."""
 
-def room_behind(regions: np.ndarray, buffers: np.ndarray) -> np.ndarray:
-    """Return the rows of padding behind each region that belong to nobody, at most 255, as uint8."""
-
 # -- lowering ----------------------------------------------------------------------------------
 
 class Lowerer:

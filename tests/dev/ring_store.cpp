@@ -88,8 +88,8 @@ extern "C" void schedule_rings(int m, int n, int k, int depth, int slots, bool s
     const KRequest request = make_request(problem, how, {true, true, 1, {0, k}, {1, 2}, {&rounds[0], &rounds[1]}, {}});
     KLayout layout(request);
     for (BufferRecord &buffer : layout.buffers) {
-        if (buffer.role != panel_role || buffer.matrix > kblocks::matrix_b) continue;
-        (buffer.matrix == kblocks::matrix_a ? buffer.cols : buffer.rows) = depth * slots;
+        if (buffer.role != panel_role || buffer.matrix > matrix_b) continue;
+        (buffer.matrix == matrix_a ? buffer.cols : buffer.rows) = depth * slots;
     }
     kblocks::Rings rings(layout, depth, slots, forgets);
     tables.clear();

@@ -73,3 +73,12 @@ def expect(comm, error, parts, call):
         found = f"raised {type(caught).__name__}: {caught}"
     collective_assert(comm, all(part in found for part in parts), f"wanted {error.__name__} with {parts}, got: {found}")
     collective_assert(comm, len(set(allgather(comm, found))) == 1, f"ranks raised different messages; here: {found}")
+
+
+def outcome(call):
+    """Return what a call does on this rank: the name and text of its error, or a word."""
+    try:
+        call()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "worked"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.collective import allgather, collective_assert, outcome
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -52,14 +52,6 @@ class Hostile:
         raise RuntimeError("no")
 
     __hash__ = None
-
-
-def outcome(call):
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "worked"
 
 
 @pytest.fixture

@@ -8,19 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.collective import allgather, collective_assert, outcome
 from uncut_mpi.api.calls import Call
 from uncut_mpi.planning.options import ScheduleOptions
 
 pytestmark = pytest.mark.mpi(min_size=1)
-
-
-def outcome(call):
-    try:
-        call()
-    except BaseException as error:
-        return f"{type(error).__name__}: {error}"
-    return "worked"
 
 
 class Interrupting:

@@ -13,21 +13,12 @@ import numpy as np
 import pytest
 
 from tests.helpers import jobs
-from tests.helpers.collective import allgather, carried, collective_assert
+from tests.helpers.collective import allgather, carried, collective_assert, outcome
 from uncut_mpi.api.calls import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
 LIMIT_S = 30
-
-
-def outcome(call):
-    """Return what a call does: the name and text of its error, or a word."""
-    try:
-        call()
-    except BaseException as error:
-        return f"{type(error).__name__}: {error}"
-    return "worked"
 
 
 def ones(session, shape=(6, 5)):

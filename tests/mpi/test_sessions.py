@@ -234,7 +234,10 @@ def test_ranks_run_no_task_any_more_when_another_has_failed(comm, open_session):
     with open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=fail)) as session:
         case = Case(200, 200, 200, place=3 * (str(last),))  # the others begin with what they get from there
         operands = make_operands(session, case)
-        multiply = lambda: session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)  # noqa: E731
+
+        def multiply():
+            session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+
         expect(comm, um.DeviceError, [f"rank {last}", "on purpose"], multiply)
         counts = allgather(comm, len(ran))
         failing[0] = False

@@ -9,6 +9,7 @@ runs it on a machine with ports. Rates are in millions of tasks per second.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,15 +75,15 @@ def main() -> None:
         for choice in choices:
             options = dataclasses.replace(choice, tile=tile)
             arguments = (problem, Placement.parse(place), ranks, machine, options)
-            plan_s, planned = best(lambda: plan(*arguments))  # noqa: B023
+            plan_s, planned = best(functools.partial(plan, *arguments))
             schedule = planned.schedule
             tasks = len(schedule.tasks)
-            lower_s, lowering = best(lambda: lower(schedule))  # noqa: B023
+            lower_s, lowering = best(functools.partial(lower, schedule))
             lists = [lowering.rank_list(rank) for rank in range(ranks)]
-            lists_s, _ = best(lambda: verify_lists(schedule, lists))  # noqa: B023
+            lists_s, _ = best(functools.partial(verify_lists, schedule, lists))
             digest_s, _ = best(schedule.digest)
-            verify_s, _ = best(lambda: verify(schedule))  # noqa: B023
-            simulate_s, _ = best(lambda: simulate(schedule, shared))  # noqa: B023
+            verify_s, _ = best(functools.partial(verify, schedule))
+            simulate_s, _ = best(functools.partial(simulate, schedule, shared))
             verdict = "" if not limit else f"{limit:g} {'met' if plan_s + lower_s < limit else 'MISSED'}"
             title = f"{extent}^2 {k} T={schedule.tile} {place} on {ranks}"
             name = str(options.scheduler) + ("" if options.batch else " no batch")

@@ -14,6 +14,7 @@ from uncut_mpi.device.interface import MAX_LANES
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, host_index
 from uncut_mpi.planning import lower, schedule
+from uncut_mpi.planning.alignment import ALIGNMENT
 
 CONTRACT = _native.contract()
 RECORDS = {
@@ -55,7 +56,7 @@ def test_limits_and_numbers_of_ends_are_the_same() -> None:
     assert CONTRACT["limits"] == {
         "max_summands": schedule.MAX_SUMMANDS,
         "max_lanes": MAX_LANES,
-        "alignment_bytes": 16,
+        "alignment_bytes": ALIGNMENT,
         "no_source": schedule.NO_SOURCE,
         "any_device": ANY_DEVICE,
         "host_of_5": host_index(5),

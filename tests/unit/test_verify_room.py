@@ -8,16 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, REGION_DTYPE, Role, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule, expand_ranges
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.verify_room import verify_room
 
@@ -42,19 +42,19 @@ def test_room_that_lowering_gives_is_proven(scheduler: str, dtype: DType) -> Non
     assert any(program.operands["room"].any() for program in lists_of(schedule))
 
 
-Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
-right: Rule = _native.room_behind
+Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Room by regions, buffers, and what lowering gives."""
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda regions, buffers: np.full(len(regions), 7, np.uint8),
-        lambda regions, buffers: right(regions, buffers) + (right(regions, buffers) > 0),
-        lambda regions, buffers: np.where(buffers["role"] == Role.USER, 0, buffers["ld"] - buffers["rows"])[
+        lambda regions, buffers, given: np.full(len(regions), 7, np.uint8),
+        lambda regions, buffers, given: given + (given > 0),
+        lambda regions, buffers, given: np.where(buffers["role"] == Role.USER, 0, buffers["ld"] - buffers["rows"])[
             regions["buffer"]
         ],
-        lambda regions, buffers: (
+        lambda regions, buffers, given: (
             (buffers["ld"] - buffers["rows"])[regions["buffer"]]
             * (regions["row"] + regions["rows"] == buffers["rows"][regions["buffer"]])
         ),
@@ -70,7 +70,7 @@ def test_a_wrong_rule_of_room_is_found(scheduler: str, wrong: Rule) -> None:
         bodies = schedule.tasks[program.operations["task"][program.operations["code"] <= Code.COMBINE]]
         regions = schedule.operands["region"][expand_ranges(bodies["first_operand"], bodies["num_operands"])]
         operands = program.operands.copy()
-        operands["room"] = wrong(schedule.regions[regions], schedule.buffers)
+        operands["room"] = wrong(schedule.regions[regions], schedule.buffers, operands["room"])
         lists[program.rank] = dataclasses.replace(program, operands=operands)
     with pytest.raises(ScheduleError, match="has room for rows"):
         verify(schedule, dataclasses.replace(lowering, lists=lists))
@@ -89,13 +89,19 @@ def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:
 
 
 def test_room_is_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
-    rows = [(0, Role.PANEL, 5, 8), (1, Role.USER, 5, 8), (2, Role.CACHE, 5, 5), (3, Role.STAGING, 5, 900)]
-    buffers = np.zeros(len(rows), BUFFER_DTYPE)
-    for at, role, extent, ld in rows:
-        buffers["role"][at], buffers["rows"][at], buffers["ld"][at], buffers["cols"][at] = role, extent, ld, 3
-    regions = np.zeros(6, REGION_DTYPE)
-    regions["buffer"] = [0, 0, 0, 1, 2, 3]
-    regions["row"], regions["rows"], regions["cols"] = [0, 2, 2, 0, 0, 0], [5, 3, 2, 5, 5, 5], 1
-    assert _native.room_behind(regions, buffers).tolist() == [3, 3, 0, 0, 0, 255]
-    with pytest.raises(ValueError, match="buffer does not exist"):
-        _native.room_behind(regions, buffers[:3])
+    build = ScheduleBuilder(1, GemmProblem(5, 3, 3, DType.f64), Placement.parse("0,0,0"))
+    panel, user, cache, staging = (
+        build.buffer(at=0, rows=5, cols=3, dtype=DType.f64, role=role, ld=ld, offset=offset)
+        for role, ld, offset in (
+            (Role.PANEL, 8, 0),
+            (Role.USER, 8, -1),
+            (Role.CACHE, 5, 4096),
+            (Role.STAGING, 900, 8192),
+        )
+    )
+    rows = [(panel, 0, 5), (panel, 2, 3), (panel, 2, 2), (user, 0, 5), (cache, 0, 5), (staging, 0, 5)]
+    for buffer, row, extent in rows:
+        region = RegionRef(buffer, row, 0, extent, 1)
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), region, [(region, Factor.ONE, Op.N)])
+    listed = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+    assert listed.operands["room"][::2].tolist() == listed.operands["room"][1::2].tolist() == [3, 3, 0, 0, 0, 255]

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "records.hpp"
-#include "table_bytes.hpp"
 
 namespace nb = nanobind;
 
@@ -65,7 +64,7 @@ nb::dict enumerations() {
     found["Kind"] = codes(Name{"COPY", copy_task}, Name{"GEMM", gemm_task}, Name{"COMBINE", combine_task},
                           Name{"JOIN", join_task}, Name{"SEND", send_task}, Name{"RECV", receive_task});
     found["Factor"] = codes(Name{"ZERO", zero}, Name{"ONE", one}, Name{"ALPHA", alpha}, Name{"BETA", beta});
-    found["Matrix"] = codes(Name{"A", a_matrix}, Name{"B", b_matrix}, Name{"C", c_matrix}, Name{"NONE", no_matrix});
+    found["Matrix"] = codes(Name{"A", matrix_a}, Name{"B", matrix_b}, Name{"C", matrix_c}, Name{"NONE", no_matrix});
     found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
                           Name{"STAGING", staging_role});
     found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane},
@@ -94,19 +93,6 @@ nb::dict limits() {
     return found;
 }
 
-nb::object room_of_regions(nb::handle regions, nb::handle buffers) {
-    const ArrayBytes region_bytes(regions), buffer_bytes(buffers);
-    const auto of = buffer_bytes.records<BufferRecord>();
-    std::vector<std::uint8_t> room;
-    room.reserve(region_bytes.records<RegionRecord>().size());
-    for (const RegionRecord &region : region_bytes.records<RegionRecord>()) {
-        if (region.buffer < 0 || static_cast<std::size_t>(region.buffer) >= of.size())
-            throw std::invalid_argument("a region's buffer does not exist");
-        room.push_back(room_behind(region, of[region.buffer]));
-    }
-    return nb::cast(as_bytes(std::move(room)));
-}
-
 }  // namespace
 
 void bind_contract(nb::module_ &m) {
@@ -121,8 +107,6 @@ void bind_contract(nb::module_ &m) {
             return all;
         },
         "Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits.");
-    m.def("room_behind", &room_of_regions, nb::arg("regions"), nb::arg("buffers"),
-          "Return the rows of padding behind each region that belong to nobody, at most 255, as uint8.");
 }
 
 }  // namespace uncut

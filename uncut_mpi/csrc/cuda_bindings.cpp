@@ -40,10 +40,9 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
                                         const Integers &peer_flags, const Board &host_flags, const Board &board,
                                         std::size_t rank, std::unordered_map<std::uint64_t, Address> kernels) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
-    if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != DeviceState::max_lanes)
-        throw Failure("the progress board needs a row of " + std::to_string(DeviceState::max_lanes) +
-                          " words per rank, and one more",
-                      -1);
+    if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != max_lanes)
+        throw Failure(
+            "the progress board needs a row of " + std::to_string(max_lanes) + " words per rank, and one more", -1);
     Program program{};
     program.operations = records<Operation>(operations, "operations");
     program.num_operations = operations.shape(0);
@@ -73,10 +72,10 @@ std::vector<std::uint64_t> combine_signatures(const Bytes &operations, const Byt
     for (std::size_t i = 0; i < operations.shape(0); ++i) {
         const Operation &op = operation[i];
         if (op.code != code_combine && op.code != code_gemm) continue;
-        if (op.num_operands == 0 || op.num_operands > max_sources + 1 || op.first_operand < 0 ||
+        if (op.num_operands == 0 || op.num_operands > max_summands + 1 || op.first_operand < 0 ||
             static_cast<std::size_t>(op.first_operand) + op.num_operands > operands.shape(0))
             throw Failure("task " + std::to_string(op.task) + " has " + std::to_string(op.num_operands) +
-                              " operands; a COMBINE reads at most " + std::to_string(max_sources) + " regions",
+                              " operands; a COMBINE reads at most " + std::to_string(max_summands) + " regions",
                           -1);
         const Operand *first = operand + op.first_operand;
         if (op.code == code_combine) {

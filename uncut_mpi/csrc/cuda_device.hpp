@@ -18,7 +18,6 @@ namespace uncut::cuda {
 // shared by every executor, so that a run makes none and a second plan costs little.
 class DeviceState {
   public:
-    static constexpr std::size_t max_lanes = uncut::max_lanes;  // width of a row of progress words
     static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
 
     struct ComputeLane {

@@ -49,9 +49,9 @@ Run::Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uin
         throw Failure("a run was to be traced for which no events were made: prepare the trace first", -1);
     device_.set_in_flight(this);
     // No lane of ours is busy between runs, so the host may write the words.
-    std::memset(device_.progress(), 0, DeviceState::max_lanes * sizeof(std::uint32_t));
-    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * DeviceState::max_lanes;
-    for (std::size_t l = 0; l < DeviceState::max_lanes; ++l)  // of lanes that an earlier list had, too
+    std::memset(device_.progress(), 0, max_lanes * sizeof(std::uint32_t));
+    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
+    for (std::size_t l = 0; l < max_lanes; ++l)  // of lanes that an earlier list had, too
         if (row[l] != 0) row[l] = 0;
     const DeviceState::Scope scope(device_);
     if (scope.code() != success) {
@@ -363,7 +363,7 @@ bool Run::drain() {
 
 void Run::mirror() {
     const volatile std::uint32_t *words = device_.progress();
-    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * DeviceState::max_lanes;
+    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
     for (std::size_t l = 0; l < lanes_.size(); ++l)
         if (row[l] != words[l]) row[l] = words[l];
 }

@@ -31,17 +31,13 @@ namespace uncut::cuda {
 using Operation = OperationRecord;
 using Operand = BoundOperandRecord;
 
-enum FactorCode : std::uint8_t { factor_zero = zero, factor_one = one, factor_alpha = alpha, factor_beta = beta };
-
-inline constexpr std::size_t max_sources = max_summands;
-
 // The one argument of every COMBINE kernel; its text in device/cuda/kernels.py declares the same.
 struct CombineArguments {
     Address destination;
     std::int64_t ld, rows, cols;
-    Address source[max_sources];
-    std::int64_t source_ld[max_sources];
-    double factor[max_sources];
+    Address source[max_summands];
+    std::int64_t source_ld[max_summands];
+    double factor[max_summands];
 };
 static_assert(sizeof(CombineArguments) == 224);
 
@@ -62,9 +58,9 @@ struct Program {
     std::size_t num_events;
     Address own_flags;
     const std::int64_t *peer_flags;  // per rank
-    std::uint32_t *host_flags;       // a row of DeviceState::max_lanes words per rank; null: none
+    std::uint32_t *host_flags;       // a row of max_lanes words per rank; null: none
     std::size_t num_ranks;
-    std::uint32_t *board;  // num_ranks rows of DeviceState::max_lanes words and the abort word, host memory
+    std::uint32_t *board;  // num_ranks rows of max_lanes words and the abort word, host memory
     std::size_t rank;
     std::unordered_map<std::uint64_t, Address> kernels;  // combine signature → function handle
 };
@@ -131,7 +127,7 @@ class Executor {
     };
     struct Combine {
         CombineArguments arguments;
-        std::uint8_t factors[max_sources];
+        std::uint8_t factors[max_summands];
         std::size_t num_sources;
         Function function;
         unsigned grid_x, grid_y, block_x, block_y;

@@ -63,11 +63,11 @@ std::uint64_t combine_signature(const Operand *operands, std::size_t count) {
 Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
     : device_(std::move(device)),
       board_(program.board),
-      board_words_(program.num_ranks * DeviceState::max_lanes),
+      board_words_(program.num_ranks * max_lanes),
       rank_(program.rank) {
-    if (program.num_lanes > DeviceState::max_lanes)
-        throw Failure(std::to_string(program.num_lanes) + " lanes on one rank; at most " +
-                          std::to_string(DeviceState::max_lanes) + " are supported: use fewer compute lanes",
+    if (program.num_lanes > max_lanes)
+        throw Failure(std::to_string(program.num_lanes) + " lanes on one rank; at most " + std::to_string(max_lanes) +
+                          " are supported: use fewer compute lanes",
                       -1);
     if (program.rank >= program.num_ranks) throw Failure("the program's rank is outside the session", -1);
     for (std::size_t i = 0; i < program.num_operations; ++i) {
@@ -83,7 +83,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         for (std::int64_t j = operation.first_operand; j < stop; ++j) {
             const Operand &operand = program.operands[j];
             if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.num_buffers ||
-                operand.dtype >= element_types.size() || operand.factor > factor_beta)
+                operand.dtype >= element_types.size() || operand.factor > beta)
                 refuse(operation, "an operand is malformed");
             if (program.addresses[operand.buffer] == 0 && operand.rows > 0 && operand.cols > 0)
                 refuse(operation, "buffer " + std::to_string(operand.buffer) + " has no address");
@@ -188,10 +188,9 @@ void Executor::bind_lanes(const Program &program) {
 std::uint32_t *Executor::host_flag(const Program &program, const Operation &operation) {
     const auto rank = operation.code == code_signal ? static_cast<std::int64_t>(program.rank) : operation.peer;
     if (program.host_flags == nullptr || rank < 0 || rank >= static_cast<std::int64_t>(program.num_ranks) ||
-        operation.slot < 0 || operation.slot >= static_cast<std::int32_t>(DeviceState::max_lanes))
+        operation.slot < 0 || operation.slot >= static_cast<std::int32_t>(max_lanes))
         refuse(operation, "its flag in host memory does not exist");
-    return program.host_flags + static_cast<std::size_t>(rank) * DeviceState::max_lanes +
-           static_cast<std::size_t>(operation.slot);
+    return program.host_flags + static_cast<std::size_t>(rank) * max_lanes + static_cast<std::size_t>(operation.slot);
 }
 
 Address Executor::on_device(std::uint32_t *host_flag) const {
@@ -350,7 +349,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
         gemm.workspace = lanes_[operation.lane].workspace;
     }
     gemm.factor_product = a.factor;
-    gemm.factor_c = factor_zero;
+    gemm.factor_c = zero;
     Operand scaling[2] = {c, c};
     std::size_t num_scaling = 1;
     if (count == 4) {
@@ -368,9 +367,9 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
 
 void Executor::add_combine(const Program &program, const Operation &operation) {
     const Operand *operands = program.operands + operation.first_operand;
-    if (operation.num_operands > max_sources + 1)
+    if (operation.num_operands > max_summands + 1)
         refuse(operation, "a COMBINE of " + std::to_string(operation.num_operands - 1) + " regions; at most " +
-                              std::to_string(max_sources));
+                              std::to_string(max_summands));
     for (std::size_t i = 0; i < operation.num_operands; ++i) {
         if (operands[i].rows != operands[0].rows || operands[i].cols != operands[0].cols)
             refuse(operation, "the regions of a COMBINE differ in shape");

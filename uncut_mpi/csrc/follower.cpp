@@ -156,7 +156,7 @@ void Follower::gemm() {
     const Operand &to = operands_[0];
     require((operands_[1].factor == one || operands_[1].factor == alpha) && operands_[2].factor == one,
             "a GEMM scales op(A) by alpha or 1, and op(B) by 1");
-    const Extents a = input(a_matrix, operands_[1]), b = input(b_matrix, operands_[2]);
+    const Extents a = input(matrix_a, operands_[1]), b = input(matrix_b, operands_[2]);
     if (a.cols != b.rows)
         throw RuleBroken("op(A) holds k " + text_of(a.cols) + " and op(B) holds k " + text_of(b.rows));
     require(a.rows.stop - a.rows.start == to.rect.rows() && b.cols.stop - b.cols.start == to.rect.cols(),
@@ -229,7 +229,7 @@ Follower::Extents Follower::input(std::uint8_t matrix, const Operand &operand) {
     for (const auto &[rect, fragment] : tiles_)
         if (fragment->content != content)
             throw RuleBroken(name + " reads pieces that do not belong side by side in " + text_of_place(operand));
-    const std::uint8_t op = matrix == a_matrix ? problem_.op_a : problem_.op_b;
+    const std::uint8_t op = matrix == matrix_a ? problem_.op_a : problem_.op_b;
     if (operand.op != op)
         throw RuleBroken(name + " is " + name_of_op(operand.op) + ", the problem says " + name_of_op(op));
     const Rect &rect = operand.rect;

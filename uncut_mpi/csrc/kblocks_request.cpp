@@ -78,7 +78,7 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
 
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
     check(problem, how);
-    require(!asked.at_owner || !problem.origin[kblocks::matrix_c].on_host, "C has an owner where it is combined there");
+    require(!asked.at_owner || !problem.origin[matrix_c].on_host, "C has an owner where it is combined there");
     require(asked.first_away >= 0 && asked.first_away <= count_blocks(how.columns, how.halvings),
             "column blocks are combined away from one of them on");
     require(asked.k_starts.size() >= 2, "there is at least one part of k");

@@ -14,8 +14,6 @@ namespace uncut {
 
 namespace kblocks {
 
-constexpr int matrix_a = uncut::a_matrix, matrix_b = uncut::b_matrix, matrix_c = uncut::c_matrix;
-
 struct Extent {
     std::int64_t first = 0, last = 0;
     std::int64_t size() const { return last - first; }
@@ -55,9 +53,7 @@ struct KProblem {
     std::int64_t itemsize() const { return bytes_of(dtype); }
     std::int64_t accumulator_itemsize() const { return bytes_of(accumulator()); }
     bool at_home(int matrix, int rank) const { return !origin[matrix].on_host && origin[matrix].rank == rank; }
-    bool transposed(int matrix) const {
-        return matrix == kblocks::matrix_a ? trans_a : matrix == kblocks::matrix_b ? trans_b : false;
-    }
+    bool transposed(int matrix) const { return matrix == matrix_a ? trans_a : matrix == matrix_b ? trans_b : false; }
 };
 
 enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2, by_k_and_columns = 3 };

@@ -18,7 +18,7 @@ enum Kind : std::uint8_t {
     receive_task = 9
 };
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
-enum MatrixCode : std::uint8_t { a_matrix = 0, b_matrix = 1, c_matrix = 2, no_matrix = 255 };
+inline constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2, no_matrix = 255;
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2, host_lane = 3 };
 

@@ -19,7 +19,6 @@ namespace uncut {
 
 inline constexpr std::array<int, 3> user_buffer = {0, 1, 2};
 enum Side { side_a = 0, side_b = 1 };
-inline constexpr int matrix_c = 2;
 
 struct Extent {
     std::int64_t start = 0, size = 0;

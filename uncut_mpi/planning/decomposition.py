@@ -18,6 +18,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.alignment import ALIGNMENT
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -34,7 +35,6 @@ COPY_ISSUE_S: Final = 1.3e-6
 EQUAL_PARTS: Final = (1, 2, 3, 4, 6, 8)
 """Into how many equal parts of an extent `candidate_tiles` looks for tiles that cut it."""
 
-_TILE_ALIGNMENT: Final = 16  # bytes
 _EVEN_ELEMENTS: Final = 64
 _LARGE_TILE: Final = 512
 # Steps of block edges, and from what size of the smallest block on: libraries cut C into pieces of 64 to 256, and
@@ -152,7 +152,7 @@ def block_bounds(
 def share_step(problem: GemmProblem, extent: int, shares: Sequence[float]) -> int:
     """Return the step of the edges of unequal blocks of an extent: the smaller the smallest block, the finer."""
     smallest = extent * min(shares) / math.fsum(shares)
-    aligned = _TILE_ALIGNMENT // problem.dtype.itemsize
+    aligned = ALIGNMENT // problem.dtype.itemsize
     return next((step for step, least in _EVEN_STEPS if smallest >= least), aligned)
 
 
@@ -339,7 +339,7 @@ def _aligned_tiles(largest: int, problem: GemmProblem) -> np.ndarray:
     if largest < MIN_TILE:
         return np.array([largest])
     edges = np.arange(MIN_TILE, min(largest, _MOST_EDGE + 1))
-    good: np.ndarray = np.append(edges[edges * problem.dtype.itemsize % _TILE_ALIGNMENT == 0], largest)
+    good: np.ndarray = np.append(edges[edges * problem.dtype.itemsize % ALIGNMENT == 0], largest)
     return good
 
 
