@@ -27,9 +27,10 @@ from uncut_mpi.errors import (
     TopologyError,
     UncutError,
 )
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from tests.helpers.schedules import random_case
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code

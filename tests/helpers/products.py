@@ -10,7 +10,7 @@ import numpy as np
 
 from uncut_mpi import Matrix, Session
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, ORDERS_BY_K, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan

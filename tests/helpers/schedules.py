@@ -14,7 +14,8 @@ import itertools
 import random
 
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule

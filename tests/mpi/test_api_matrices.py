@@ -11,7 +11,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.products import as_device_array, as_numpy, random_matrix
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 
 pytestmark = pytest.mark.mpi(min_size=1)
 DTYPES = [dtype.name for dtype in DType]

@@ -12,7 +12,7 @@ from uncut_mpi.api.matrix import MatrixInfo, extent_bytes, host_view, layout_of,
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import StoredMatrix
 
 DTYPES = list(DType)

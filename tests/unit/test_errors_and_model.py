@@ -21,8 +21,9 @@ from uncut_mpi.errors import (
     UncutError,
 )
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Location, Matrix, Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 

@@ -12,7 +12,7 @@ import pytest
 from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import StoredMatrix
 
 DATA = np.arange(6.0).reshape(2, 3)

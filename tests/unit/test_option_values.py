@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 

@@ -15,10 +15,10 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model import paralia
 from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import in_host
+from uncut_mpi.model.locations import Location, in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import bands
 from uncut_mpi.planning.cyclic import deal

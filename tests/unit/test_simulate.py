@@ -16,9 +16,9 @@ from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import host_index
+from uncut_mpi.model.locations import Location, host_index
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder

@@ -19,8 +19,9 @@ from uncut_mpi.api import plan_message
 from uncut_mpi.api.plans import private_of
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Location, Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import planner
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder

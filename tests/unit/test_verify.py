@@ -16,8 +16,8 @@ from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import host_index, location_index
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.locations import Location, host_index, location_index
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower

@@ -24,7 +24,7 @@ from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order, StoredMatrix
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange

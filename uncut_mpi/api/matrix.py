@@ -11,7 +11,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order, StoredMatrix
 
 READ_ONLY: Final = "is a read-only array, or lies in a file that a device may only read: pass a writeable one"

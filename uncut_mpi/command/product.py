@@ -17,7 +17,7 @@ from uncut_mpi.command.files import MatrixFile
 from uncut_mpi.command.lines import index, lines_of
 from uncut_mpi.command.output import OutputFile
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order
 
 Fill = Callable[[np.ndarray, slice], None]

@@ -14,7 +14,8 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.calibration.refine import Observation
 from uncut_mpi.command.lines import lines_of
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 _WARMUP: Final = 2

@@ -35,8 +35,9 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, least_time
 from uncut_mpi.model.problem import GemmProblem
 

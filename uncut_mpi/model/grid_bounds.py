@@ -37,8 +37,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import least_time
 from uncut_mpi.model.problem import GemmProblem
 

@@ -7,15 +7,16 @@ other module knows how many hosts there are.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
+import re
 from typing import Final
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import there_are
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.arguments import count, shown, there_are
 
 ANY_DEVICE: Final = -3
 """Destination of a lane that carries a rank's copies to all other devices."""
@@ -29,6 +30,70 @@ class Space(enum.IntEnum):
 
     DEVICE = 0
     HOST = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Location:
+    """
+    A memory that can hold a matrix.
+
+    Attributes
+    ----------
+    space : str
+        ``"device"`` or ``"host"``.
+    rank : int or None
+        The rank that owns the memory. None only with ``"host"``: host memory that every rank of
+        the node can read. A host location with a rank is private to that rank, and only that
+        rank's link to its device reaches it.
+    """
+
+    space: str
+    rank: int | None
+
+    def __post_init__(self) -> None:
+        space = self.space
+        if not isinstance(space, str) or space not in ("device", "host"):
+            raise ParamError(f"space = {shown(space)} of a location: use 'device' or 'host'")
+        object.__setattr__(self, "space", str.__str__(space))
+        if self.rank is not None or space == "device":
+            object.__setattr__(self, "rank", count("rank", self.rank))
+
+    @classmethod
+    def device(cls, rank: int) -> Location:
+        """Return the device memory of `rank`."""
+        return cls("device", rank)
+
+    @classmethod
+    def host(cls, rank: int | None = None) -> Location:
+        """Return the host memory that all ranks read, or the private one of `rank`."""
+        return cls("host", rank)
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """
+        Parse ``h`` (shared host), ``3`` (device of rank 3) or ``h3`` (private host memory of rank 3).
+
+        Raises
+        ------
+        ParamError
+            If the text is none of these.
+        """
+        # Python reads no number of some thousand digits.
+        match = re.fullmatch(r"(h?)(\d{0,18})", text.strip()) if isinstance(text, str) else None
+        if match is None or not match.group(0):
+            raise ParamError(
+                f"placement {shown(text)} is not a location: write h for host memory, a rank number for its device, "
+                "or both, as h2, for host memory of that rank alone"
+            )
+        host, rank = match.groups()
+        if host:
+            return cls.host(int(rank) if rank else None)
+        return cls.device(int(rank))
+
+    def __str__(self) -> str:
+        if self.space == "host":
+            return "h" if self.rank is None else f"h{self.rank}"
+        return str(self.rank)
 
 
 LOCATION_DTYPE: Final = np.dtype(

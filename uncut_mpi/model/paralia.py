@@ -21,8 +21,9 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.link_map import LinkMap
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 
 TILE_STEP: Final = 256

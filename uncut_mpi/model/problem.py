@@ -16,10 +16,8 @@ from typing import Final, Literal, TypeAlias
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.parts import Order as Order
 from uncut_mpi.model.placement import Matrix
-
-Order: TypeAlias = Literal["F", "C"]
-"""How a matrix is stored: by columns or by rows."""
 
 Trans: TypeAlias = Literal["N", "T"]
 """Whether op transposes."""

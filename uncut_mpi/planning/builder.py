@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import ANY_DEVICE, host_index, location_index, location_table
-from uncut_mpi.model.placement import Location, Placement
+from uncut_mpi.model.locations import ANY_DEVICE, Location, host_index, location_index, location_table
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,

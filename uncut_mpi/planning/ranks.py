@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Location, Matrix, Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 
 MOST_TOLD_APART: Final = 32

@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.locations import location_table
+from uncut_mpi.model.locations import Location, location_table
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Location, Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import Buffers, aligned_ld
 from uncut_mpi.planning.decomposition import count_tiles

@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from uncut_mpi.model.locations import in_host
-from uncut_mpi.model.placement import Location
+from uncut_mpi.model.locations import Location, in_host
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule, expand_ranges
 from uncut_mpi.view.parts import find_parts
 

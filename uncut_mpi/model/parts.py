@@ -1,0 +1,176 @@
+"""
+Which part of a matrix lies where: a layout that is bound to a shape and to memories.
+
+A part is what one holder has in one local array: a rectangle of the matrix. Parts cover the matrix exactly; a rectangle
+that several holders have is a replica in each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.locations import Location
+
+Order: TypeAlias = Literal["F", "C"]
+"""How a matrix is stored: by columns or by rows."""
+
+Extent: TypeAlias = tuple[int, int]
+"""First row or column, and the one after the last."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """
+    A rectangle of a matrix in one local array.
+
+    Attributes
+    ----------
+    rows, cols : (int, int)
+        The rectangle: its first row or column, and the one after its last.
+    location : Location
+        Where the array lies.
+    order : str
+        ``"F"`` (column-major) or ``"C"`` (row-major), as the array stores it.
+    ld : int
+        Leading dimension (elements): distance between columns (F) or rows (C); by default the least one.
+    """
+
+    rows: Extent
+    cols: Extent
+    location: Location
+    order: Order = "F"
+    ld: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ld == 0:
+            object.__setattr__(self, "ld", max(1, self.stored_shape[0]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Rows and columns of the same memory read as a column-major matrix."""
+        return self.shape if self.order == "F" else self.shape[::-1]
+
+    @property
+    def transposed(self) -> Part:
+        """The same memory as a part of the transposed matrix."""
+        return Part(self.cols, self.rows, self.location, "C" if self.order == "F" else "F", self.ld)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundLayout:
+    """
+    The parts of a matrix.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Rows and columns of the matrix.
+    parts : tuple of Part
+        Those that have elements, holder by holder; where a rectangle has several holders, the first one is read.
+    word : str
+        The layout in one word (`Layout`), for messages. Layouts that differ in nothing else are equal.
+
+    Raises
+    ------
+    ParamError
+        If parts overlap, leave the matrix or leave a part of it out.
+    """
+
+    shape: tuple[int, int]
+    parts: tuple[Part, ...]
+    word: str = dataclasses.field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        rows, cols = self.shape
+        edges = _rectangles(self.parts)
+        outside = (edges[:, 0] < 0) | (edges[:, 2] < 0) | (edges[:, 1] > rows) | (edges[:, 3] > cols)
+        outside |= (edges[:, 0] >= edges[:, 1]) | (edges[:, 2] >= edges[:, 3])
+        if outside.any():
+            raise ParamError(f"{_text(self.parts[int(np.argmax(outside))])} is no part of a {rows}×{cols} matrix")
+        found = np.unique(edges, axis=0)  # replicas once
+        tops, top = np.unique(found[:, :2], return_inverse=True)
+        lefts, left = np.unique(found[:, 2:], return_inverse=True)
+        holders = np.zeros((max(1, len(tops)), max(1, len(lefts))), np.int64)
+        for (first, last), (begin, end) in zip(top.reshape(-1, 2).tolist(), left.reshape(-1, 2).tolist(), strict=True):
+            holders[first:last, begin:end] += 1
+        if holders.max() > 1:
+            raise ParamError(f"parts overlap: {_two_that_overlap(self.parts)}")
+        area = int(((found[:, 1] - found[:, 0]) * (found[:, 3] - found[:, 2])).sum())
+        if area != rows * cols:
+            raise ParamError(f"parts have {area} elements of a {rows}×{cols} matrix, which has {rows * cols}")
+
+    @classmethod
+    def whole(cls, shape: tuple[int, int], location: Location, order: Order = "F", ld: int = 0) -> BoundLayout:
+        """Return the layout of a matrix in one piece."""
+        parts = (Part((0, shape[0]), (0, shape[1]), location, order, ld),) if shape[0] and shape[1] else ()
+        return cls(shape, parts, "whole")
+
+    @property
+    def transposed(self) -> BoundLayout:
+        """The same memory as the transposed matrix."""
+        return BoundLayout(self.shape[::-1], tuple(part.transposed for part in self.parts), self.word)
+
+    @property
+    def order(self) -> Order:
+        """How most of its elements are stored; of equals by rows, as numpy has it."""
+        by_columns = sum(part.shape[0] * part.shape[1] for part in self.parts if part.order == "F")
+        return "F" if 2 * by_columns > self.shape[0] * self.shape[1] * self.replicas else "C"
+
+    @property
+    def replicas(self) -> int:
+        """How many holders its first part has."""
+        return sum(part.rows == self.parts[0].rows and part.cols == self.parts[0].cols for part in self.parts) or 1
+
+    def cuts(self, axis: int) -> tuple[int, ...]:
+        """Return where parts begin and end along rows (0) or columns (1)."""
+        extents = (part.rows if axis == 0 else part.cols for part in self.parts)
+        return tuple(sorted({0, self.shape[axis], *(end for extent in extents for end in extent)}))
+
+    def encoded(self) -> list[Any]:
+        """Return it as plain values, for JSON."""
+        parts = [[*one.rows, *one.cols, str(one.location), one.order, one.ld] for one in self.parts]
+        return [list(self.shape), parts, self.word]
+
+    @classmethod
+    def decoded(cls, values: Sequence[Any]) -> BoundLayout:
+        """Return what `encoded` was made of; ValueError, TypeError or ParamError for anything else."""
+        (rows, cols), parts, word = values
+        made = (
+            Part((top, bottom), (left, right), Location.parse(location), order, ld)
+            for top, bottom, left, right, location, order, ld in parts
+        )
+        return cls((rows, cols), tuple(made), word)
+
+    def __str__(self) -> str:
+        places = dict.fromkeys(str(part.location) for part in self.parts)
+        return f"{self.word or 'parts'}@{'+'.join(places)}"
+
+
+def _rectangles(parts: Iterable[Part]) -> np.ndarray:
+    return np.array([(*part.rows, *part.cols) for part in parts], np.int64).reshape(-1, 4)
+
+
+def _text(part: Part) -> str:
+    (top, bottom), (left, right) = part.rows, part.cols
+    return f"[{top}:{bottom}, {left}:{right}] at {part.location}"
+
+
+def _two_that_overlap(parts: Sequence[Part]) -> str:
+    edges = _rectangles(parts)
+    for at, (top, bottom, left, right) in enumerate(edges.tolist()):
+        others = edges[:at]
+        meets = (others[:, 0] < bottom) & (top < others[:, 1]) & (others[:, 2] < right) & (left < others[:, 3])
+        meets &= (others != edges[at]).any(axis=1)
+        if meets.any():
+            return f"{_text(parts[int(np.argmax(meets))])} and {_text(parts[at])}"
+    raise AssertionError("no two parts overlap")
