@@ -239,7 +239,7 @@ class Measurer:
         placement = Placement.parse(one.case.placement)
         a, b, c_place = (
             self._device_of[location.rank] if location.space == "device" and location.rank is not None else None
-            for location in (placement.a, placement.b, placement.c)
+            for location in placement.whole()
         )
         compute = tuple(dict.fromkeys(self._device_of[rank] for rank in one.ranks(self._session)))
         task = shared.task(arguments.alpha, arguments.beta, (a, b, c_place), compute)

@@ -86,11 +86,8 @@ class PlanFacts:
         """Device memory that each rank needs, its matrices included, int64 of shape (num_ranks,)."""
         needed = self.result.best.schedule.softbuf_bytes().astype(np.int64)
         item = self.problem.dtype.itemsize
-        for elements, place in (
-            (self.problem.m * self.problem.k, self.placement.a),
-            (self.problem.k * self.problem.n, self.placement.b),
-            (self.problem.m * self.problem.n, self.placement.c),
-        ):
+        m, n, k = self.problem.m, self.problem.n, self.problem.k
+        for elements, place in zip((m * k, k * n, m * n), self.placement.whole(), strict=True):
             if place.space == "device":
                 needed[place.rank] += elements * item
         total: np.ndarray = needed

@@ -135,9 +135,9 @@ def make_product(
 ) -> Product:
     """Make, fill and place the matrices. Collective."""
     m, n, k = extents
-    place = arguments.place
-    a, host_a = _placed(session, sources[0], dtype, place.a)
-    b, host_b = _placed(session, sources[1], dtype, place.b)
+    place_a, place_b, place_c = arguments.place.whole()
+    a, host_a = _placed(session, sources[0], dtype, place_a)
+    b, host_b = _placed(session, sources[1], dtype, place_b)
     first_c = session.empty_host((m, n), dtype, order=result_order)
     source = sources[2]
     with session.together("filling C"):
@@ -151,7 +151,7 @@ def make_product(
             # Lines of the source cross those of C, so each rank writes its share of the source's.
             lines = lines_of(source.cols if source.order == "F" else source.rows, session.rank, session.size)
             source.fill(first_c.array[index(source.order, lines)], lines)
-    c = _empty(session, (m, n), dtype, place.c, result_order)
+    c = _empty(session, (m, n), dtype, place_c, result_order)
     product = Product(m, n, k, dtype, a, b, c, host_a, host_b, first_c)
     reset_result(session, product)
     return product

@@ -76,7 +76,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
         shapes = ((piece.m, piece.k), (piece.k, piece.n), (piece.m, piece.n))
         a, b, c = (
             _operand(session, shape, location, piece.dtype, pools[piece.dtype])
-            for shape, location in zip(shapes, (place.a, place.b, place.c), strict=True)
+            for shape, location in zip(shapes, place.whole(), strict=True)
         )
         for options in options_for(piece):
             with session.plan(a, b, c, reads_c=True, options=options) as plan:

@@ -26,10 +26,13 @@ Out of and into a rank
     :math:`(1-x)` of C's bytes enter o. (C is combined at its owner at best, so reading it costs
     nothing here.) With q the time for all those bytes over all of o's links together, the
     time is at least :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`.
+    Where o holds parts, whose bytes take q and those of the whole matrices Q, at most the share x of all elements
+    stays, so :math:`q - xQ` has to move, and Q stands for q in the denominator.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -37,7 +40,7 @@ from collections.abc import Iterator, Mapping
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.ports import Port, least_time
 from uncut_mpi.model.problem import GemmProblem
 
@@ -74,10 +77,11 @@ class _Term:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
-    """A matrix that a product reads or writes: its name, bytes and location."""
+    """A part of a matrix that a product reads or writes: the matrix's name, the part's bytes, those of all, where."""
 
     name: str
     size: int
+    whole: int
     location: Location
 
 
@@ -119,15 +123,22 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
 
 
 def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], list[_Piece]]:
+    """Return what is read and written; of what several memories hold, each of which may be read, nothing is read."""
     item = problem.dtype.itemsize
-    c = _Piece("C", problem.m * problem.n * item, placement.c)
-    reads = []
-    if problem.has_product:
-        reads.append(_Piece("A", problem.m * problem.k * item, placement.a))
-        reads.append(_Piece("B", problem.k * problem.n * item, placement.b))
-    if problem.reads_c:
-        reads.append(c)
-    return reads, [c]
+    read: list[_Piece] = []
+    written: list[_Piece] = []
+    for matrix in MATRICES:
+        rows, cols = problem.shape_of(matrix)
+        parts = placement.parts(matrix, (rows, cols), problem.ld_of(matrix))
+        held = collections.Counter((part.rows, part.cols) for part in parts)
+        for part in parts:
+            height, width = part.shape
+            piece = _Piece(matrix.name, height * width * item, rows * cols * item, part.location)
+            if matrix is Matrix.C:
+                written.append(piece)
+            if held[part.rows, part.cols] == 1 and (problem.reads_c if matrix is Matrix.C else problem.has_product):
+                read.append(piece)
+    return read, written
 
 
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
@@ -196,13 +207,21 @@ def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece]
             if size == 0:
                 continue
             transfer_s = least_time([(links, size)], machine.bandwidth_gb_per_s, machine.ports)
-            share = transfer_s / (alone_s + transfer_s)
+            # What moves is what is there less the share of all of it that may stay: all of it, of whole matrices.
+            all_s = transfer_s * _whole_of(pieces) / size
+            share = transfer_s / (alone_s + all_s)
             yield _Term(
                 f"{way} rank {owner}",
                 share * alone_s,
                 f"{share:.0%} of the operations at rank {owner} at {rates[owner] / 1e12:.4g} TFLOP/s, "
-                f"else {1 - share:.0%} of {_bytes_of(pieces)} {way} it / {size / transfer_s / 1e9:.4g} GB/s",
+                f"else {1 - share * all_s / transfer_s:.0%} of {_bytes_of(pieces)} {way} it / "
+                f"{size / transfer_s / 1e9:.4g} GB/s",
             )
+
+
+def _whole_of(pieces: list[_Piece]) -> float:
+    """Return the bytes of the matrices that have these parts, each once."""
+    return float(sum({piece.name: piece.whole for piece in pieces}.values()))
 
 
 def _size_of(pieces: list[_Piece]) -> float:

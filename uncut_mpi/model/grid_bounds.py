@@ -39,7 +39,7 @@ from typing import Final
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import least_time
 from uncut_mpi.model.problem import GemmProblem
 
@@ -205,16 +205,15 @@ class _Node:
         self._reads_c = problem.reads_c
         self._has_product = problem.has_product
         self._c_moves = problem.reads_c and problem.has_product and not c_at_owner
-        self._placement = placement
+        self._located = located = placement.whole()
         slowest = float(machine.gemm_rate(problem.dtype)[list(self.devices)].min())
         self._compute_s = problem.flops / (len(self.devices) * slowest) if problem.has_product else 0.0
         self._host_s = self._host_time()
-        located = (placement.a, placement.b, placement.c)
         owners = {location.rank for location in located if location.rank is not None}
         taking_part = sorted(owners.union(self.devices))
         # Seconds per byte.
         self._egress = {owner: self._time_per_byte([(owner, to) for to in self.devices]) for owner in owners}
-        c_owner = placement.c.rank
+        c_owner = located[Matrix.C].rank
         self._c_ingress = (
             0.0 if c_owner is None else self._time_per_byte([(source, c_owner) for source in self.devices])
         )
@@ -230,10 +229,11 @@ class _Node:
         return least_time([(real, 1e9)], self._machine.bandwidth_gb_per_s, self._machine.ports) / 1e9
 
     def _host_time(self) -> float:
-        place, host = self._placement, self._machine.host
-        inward = [(self._a, place.a), (self._b, place.b), (self._c * self._reads_c, place.c)]
+        host = self._machine.host
+        sizes = self._a, self._b, self._c * self._reads_c
+        inward = [*zip(sizes, self._located, strict=True)]
         demands = []
-        for into, pieces in ((True, inward), (False, [(self._c, place.c)])):
+        for into, pieces in ((True, inward), (False, [(self._c, self._located[Matrix.C])])):
             held = [(size, location) for size, location in pieces if location.space == "host"]
             private = [(size, location.rank) for size, location in held if location.rank is not None]
             via = sorted({rank for _, rank in private}.union(self.devices))
@@ -259,8 +259,8 @@ class _Node:
         leaving: dict[int, float] = {}
         replicated = (splits - 1) * self._c
         for size, location, needed_by, holders in (
-            (self._a, self._placement.a, cols, rows * splits),
-            (self._b, self._placement.b, rows, cols * splits),
+            (self._a, self._located[Matrix.A], cols, rows * splits),
+            (self._b, self._located[Matrix.B], rows, cols * splits),
         ):
             if location.rank is None:
                 replicated += (needed_by - 1) * size
@@ -269,9 +269,9 @@ class _Node:
             leaving[location.rank] = leaving.get(location.rank, 0.0) + size - (own if needed_by == 1 else 0.0)
             replicated += needed_by * size - own
         entering = 0.0
-        owner = self._placement.c.rank
+        owner = self._located[Matrix.C].rank
         if owner is not None:
-            own = self._own(self._placement.c, self._c / (rows * cols))
+            own = self._own(self._located[Matrix.C], self._c / (rows * cols))
             entering = self._c - (own if splits == 1 else 0.0)
             fetched = (self._c - own) * self._c_moves
             leaving[owner] = leaving.get(owner, 0.0) + fetched

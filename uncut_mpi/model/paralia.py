@@ -333,8 +333,7 @@ class _Predictor:
             raise ParamError(f"ratios {tuple(ratios)} of devices {chosen}: give each a share, 1 in all")
 
     def links_for(self, chosen: tuple[int, ...]) -> LinkMap:
-        located = (self.placement.a, self.placement.b, self.placement.c)
-        links = self.links.shared_by(chosen, [self._index(location) for location in located])
+        links = self.links.shared_by(chosen, [*map(self._index, self.placement.whole())])
         return links.rerouted(chosen, max_hops=self.max_hops)
 
     def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
@@ -365,13 +364,13 @@ class _Predictor:
 
     def kinds(self, devices: tuple[int, ...], links: LinkMap) -> list[tuple[float, ...]]:
         """Return what tells devices apart, the same for those that are alike, first what others send one (GB/s)."""
-        chosen, place = list(devices), self.placement
+        chosen = list(devices)
         between = links.shared_gb_per_s[np.ix_(chosen, chosen)].astype(np.float64)
         np.fill_diagonal(between, 0.0)
         from_others = between.sum(axis=0) / max(1, len(devices) - 1)
         machine = self.machine
         looks = [from_others, machine.gemm_rate(self.problem.dtype)[chosen], machine.multiprocessors[chosen]]
-        for at in sorted({self._index(location) for location in (place.a, place.b, place.c)}):
+        for at in sorted(set(map(self._index, self.placement.whole()))):
             home = np.array([device == at for device in devices], np.float64)
             for table in (links.shared_gb_per_s, links.latency_s):
                 looks += [home, table[at, chosen], table[chosen, at]]
@@ -379,12 +378,13 @@ class _Predictor:
 
     def costs(self, devices: tuple[int, ...], links: LinkMap, kinds: Sequence[tuple[float, ...]]) -> list[_Costs]:
         """Return what the shares of the devices cost; of devices that are alike, the same object."""
-        problem, place, item = self.problem, self.placement, self.problem.dtype.itemsize
+        problem, item = self.problem, self.problem.dtype.itemsize
+        at_a, at_b, at_c = self.placement.whole()
         c_bytes = float(problem.m * problem.n * item)
         read_only: list[tuple[float, Location]] = []
         if problem.has_product:
-            read_only = [(problem.m * problem.k * item, place.a), (problem.k * problem.n * item, place.b)]
-        reads = [*read_only, (c_bytes, place.c)] if problem.reads_c else read_only
+            read_only = [(problem.m * problem.k * item, at_a), (problem.k * problem.n * item, at_b)]
+        reads = [*read_only, (c_bytes, at_c)] if problem.reads_c else read_only
         grid = grids(len(devices), split_k=False)[0]
         extra_bytes = extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
         known: dict[tuple[float, ...], _Costs] = {}
@@ -395,7 +395,7 @@ class _Predictor:
                     *self._products(device),
                     [self._transfer(links, self._index(at), device, size) for size, at in reads],
                     extra_bytes / (kind[0] * 1e9) if len(devices) > 1 else 0.0,
-                    self._transfer(links, device, self._index(place.c), c_bytes),
+                    self._transfer(links, device, self._index(at_c), c_bytes),
                 )
             made.append(known[kind])
         return made

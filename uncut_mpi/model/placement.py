@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Final
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
 
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.arguments import shown, there_are, type_text
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import BoundLayout, Part
 
 
 class Matrix(enum.IntEnum):
@@ -22,30 +25,34 @@ class Matrix(enum.IntEnum):
 
 MATRICES: Final = (Matrix.A, Matrix.B, Matrix.C)
 
+Where: TypeAlias = Location | BoundLayout
+"""Where a matrix lives: whole in one memory, or in parts."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
     """
-    Locations of A, B and C.
+    Where A, B and C live.
 
-    Schedulers do not look at the locations but ask what they need to know, in words that stay true of matrices that
-    lie in several memories.
+    Schedulers do not look at the memories but ask what they need to know, in words that are true of matrices in parts
+    too.
 
     Attributes
     ----------
-    a, b, c : Location
-        Where each whole matrix lives. C is read (beta not 0) and written there.
+    a, b, c : Location or BoundLayout
+        Of a whole matrix its memory, else its parts, as those of a column-major matrix (rows and columns of what is
+        stored). C is read (beta not 0) and written there.
     """
 
-    a: Location
-    b: Location
-    c: Location
+    a: Where
+    b: Where
+    c: Where
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "c"):
-            location = getattr(self, name)
-            if not isinstance(location, Location):
-                raise ParamError(f"{name} = {shown(location)} is {type_text(location)}: pass a Location")
+            where = getattr(self, name)
+            if not isinstance(where, Location | BoundLayout):
+                raise ParamError(f"{name} = {shown(where)} is {type_text(where)}: pass a Location or a BoundLayout")
 
     @classmethod
     def parse(cls, text: str) -> Placement:
@@ -62,6 +69,20 @@ class Placement:
             raise ParamError(f"placement {shown(text)} has {len(parts)} parts: write three, for A, B and C, as 0,0,h")
         return cls(*(Location.parse(part) for part in parts))
 
+    def encoded(self) -> Any:
+        """Return it as plain values, for JSON: text where all matrices are whole."""
+        if self.in_parts:
+            return [one.encoded() if isinstance(one, BoundLayout) else str(one) for one in (self.a, self.b, self.c)]
+        return str(self)
+
+    @classmethod
+    def decoded(cls, values: Any) -> Placement:
+        """Return what `encoded` was made of; ValueError, TypeError or ParamError for anything else."""
+        if isinstance(values, str):
+            return cls.parse(values)
+        a, b, c = (Location.parse(one) if isinstance(one, str) else BoundLayout.decoded(one) for one in values)
+        return cls(a, b, c)
+
     def check_ranks(self, num_ranks: int) -> None:
         """
         Check that every rank named exists.
@@ -71,46 +92,90 @@ class Placement:
         ParamError
             If a location names a rank that is not below `num_ranks`.
         """
-        for name, location in (("A", self.a), ("B", self.b), ("C", self.c)):
-            if location.rank is not None and not 0 <= location.rank < num_ranks:
-                raise ParamError(
-                    f"matrix {name} is placed on rank {location.rank}, but {there_are(num_ranks, 'rank')} "
-                    f"(0 to {num_ranks - 1}): start more ranks or place it on one of these"
-                )
+        for matrix in MATRICES:
+            for location in self.locations(matrix):
+                if location.rank is not None and not 0 <= location.rank < num_ranks:
+                    raise ParamError(
+                        f"matrix {matrix.name} is placed on rank {location.rank}, but {there_are(num_ranks, 'rank')} "
+                        f"(0 to {num_ranks - 1}): start more ranks or place it on one of these"
+                    )
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a matrix is in parts."""
+        return any(isinstance(one, BoundLayout) for one in (self.a, self.b, self.c))
 
     def of(self, matrix: Matrix) -> Location:
-        """Return where a whole matrix lives."""
-        return (self.a, self.b, self.c)[matrix]
+        """
+        Return where a whole matrix lives.
+
+        Raises
+        ------
+        PlanError
+            If it is in parts.
+        """
+        where = self._where(matrix)
+        if isinstance(where, BoundLayout):
+            raise PlanError(f"{matrix.name} is in parts ({where}), and this needs whole matrices: use kblocks or auto")
+        return where
+
+    def whole(self) -> tuple[Location, Location, Location]:
+        """Return where A, B and C live, all of them whole; errors as of `of`."""
+        return self.of(Matrix.A), self.of(Matrix.B), self.of(Matrix.C)
+
+    def parts(self, matrix: Matrix, shape: tuple[int, int], ld: int) -> tuple[Part, ...]:
+        """Return the parts of a matrix, column-major; of a whole one of this shape and leading dimension just one."""
+        where = self._where(matrix)
+        if isinstance(where, BoundLayout):
+            return where.parts
+        rows, cols = shape
+        return (Part((0, rows), (0, cols), where, "F", ld),)
+
+    def locations(self, matrix: Matrix) -> tuple[Location, ...]:
+        """Return the memories that hold a part of a matrix, each once."""
+        where = self._where(matrix)
+        if isinstance(where, Location):
+            return (where,)
+        return tuple(dict.fromkeys(part.location for part in where.parts))
 
     def in_host(self, *matrices: Matrix) -> bool:
         """Return whether a part of one of these matrices, or of any without arguments, lies in host memory."""
-        return any(self.of(matrix).space == "host" for matrix in matrices or MATRICES)
+        return any(location.space == "host" for location in self._all(*matrices))
 
     def on_device(self, *matrices: Matrix) -> bool:
         """Return whether a part of one of these matrices, or of any without arguments, lies on a device."""
-        return any(self.of(matrix).space == "device" for matrix in matrices or MATRICES)
+        return any(location.space == "device" for location in self._all(*matrices))
 
     def device_of(self, matrix: Matrix) -> int | None:
-        """Return the rank whose device holds all of a matrix, None if there is none."""
-        return self.of(matrix).rank if self.of(matrix).space == "device" else None
+        """Return the rank whose device alone holds all of a matrix, None if there is none."""
+        locations = self.locations(matrix)
+        return locations[0].rank if len(locations) == 1 and locations[0].space == "device" else None
 
     def owner_of(self, matrix: Matrix) -> int | None:
-        """Return the rank whose device or private host memory holds all of a matrix, None if there is none."""
-        return self.of(matrix).rank
+        """Return the rank whose device or private host memory alone holds all of a matrix, None if there is none."""
+        locations = self.locations(matrix)
+        return locations[0].rank if len(locations) == 1 else None
 
     def devices(self, *matrices: Matrix) -> set[int]:
         """Return the ranks whose devices hold a part of one of these matrices, or of any without arguments."""
-        return {rank for matrix in matrices or MATRICES if (rank := self.device_of(matrix)) is not None}
+        of_devices = (location.rank for location in self._all(*matrices) if location.space == "device")
+        return {rank for rank in of_devices if rank is not None}
 
     @property
     def in_shared_host(self) -> bool:
         """Whether a part of a matrix lies in host memory that all ranks read."""
-        return Location.host() in (self.a, self.b, self.c)
+        return Location.host() in self._all()
 
     @property
     def c_beside_inputs(self) -> bool:
-        """Whether C lies in the same memory as A or B."""
-        return self.c in (self.a, self.b)
+        """Whether a part of C lies in the same memory as one of A or B."""
+        return not {*self.locations(Matrix.C)}.isdisjoint(self._all(Matrix.A, Matrix.B))
+
+    def _where(self, matrix: Matrix) -> Where:
+        return (self.a, self.b, self.c)[matrix]
+
+    def _all(self, *matrices: Matrix) -> Iterator[Location]:
+        return itertools.chain.from_iterable(map(self.locations, matrices or MATRICES))
 
     def __str__(self) -> str:
         return f"{self.a},{self.b},{self.c}"

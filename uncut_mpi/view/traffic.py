@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from uncut_mpi.model.locations import Location, in_host
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule, expand_ranges
 from uncut_mpi.view.parts import find_parts
 
@@ -86,32 +87,32 @@ def traffic(schedule: Schedule) -> Movement:
 
 
 def _links(schedule: Schedule, elements: dict[Matrix, np.ndarray]) -> tuple[Traffic, ...]:
-    problem, placement = schedule.problem, schedule.placement
+    problem, (at_a, at_b, at_c) = schedule.problem, schedule.placement.whole()
     item = problem.dtype.itemsize
     c_bytes = problem.m * problem.n * item
     least = {"host_to_device": 0, "device_to_host": 0, "device_to_device": 0}
-    if problem.reads_c and placement.c.space == "host":
+    if problem.reads_c and at_c.space == "host":
         least["host_to_device"] += c_bytes
-    if placement.c.space == "host":
+    if at_c.space == "host":
         least["device_to_host"] += c_bytes
     if problem.has_product:
         for matrix, place, size in (
-            (Matrix.A, placement.a, problem.m * problem.k),
-            (Matrix.B, placement.b, problem.k * problem.n),
+            (Matrix.A, at_a, problem.m * problem.k),
+            (Matrix.B, at_b, problem.k * problem.n),
         ):
             foreign = int(elements[matrix][_others(place, schedule.num_ranks)].sum())
             if place.space == "host":
                 least["host_to_device"] += size * item
                 foreign = max(0, foreign - size)
             least["device_to_device"] += foreign * item
-        if placement.c.space == "device":
-            least["device_to_device"] += int(elements[Matrix.C][_others(placement.c, schedule.num_ranks)].sum()) * item
+        if at_c.space == "device":
+            least["device_to_device"] += int(elements[Matrix.C][_others(at_c, schedule.num_ranks)].sum()) * item
     moved = schedule.bytes_by_link()
     return tuple(Traffic(link, moved[link], least[link]) for link in least)
 
 
 def _ports(schedule: Schedule, used: np.ndarray, elements: dict[Matrix, np.ndarray]) -> tuple[PortTraffic, ...]:
-    placement, num_ranks = schedule.placement, schedule.num_ranks
+    num_ranks = schedule.num_ranks
     copies = schedule.copies()
     source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
     crossing = source != destination
@@ -122,7 +123,7 @@ def _ports(schedule: Schedule, used: np.ndarray, elements: dict[Matrix, np.ndarr
     least_into, least_out_of = _host_c_elements(schedule, source=True), np.zeros(num_ranks, np.int64)
     if not schedule.problem.has_product:
         least_out_of = _host_c_elements(schedule, source=False)
-    for matrix, place in ((Matrix.A, placement.a), (Matrix.B, placement.b), (Matrix.C, placement.c)):
+    for matrix, place in zip(MATRICES, schedule.placement.whole(), strict=True):
         others = _others(place, num_ranks)
         to_users, from_owner = (least_out_of, least_into) if matrix is Matrix.C else (least_into, least_out_of)
         to_users[others] += elements[matrix][others]
