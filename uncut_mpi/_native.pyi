@@ -305,20 +305,25 @@ class Follower:
     """
 
     def __init__(self, buffers: np.ndarray, lanes: np.ndarray, op_a: int, op_b: int, dtype: int) -> None: ...
-    def give(self, buffer: int, matrix: int) -> None:
-        """Say that a buffer is the caller's A or B and only read; −1: holds nothing that may be."""
+    def give(self, buffer: int, rows: tuple[int, int], cols: tuple[int, int], by: tuple[int, int], matrix: int) -> None:
+        """
+        Say that a rectangle of a buffer is the caller's A or B and only read; −1: holds nothing that may be.
+
+        Its elements are those of the matrix `by` so many rows and columns further on.
+        """
 
     def expect(
         self,
         buffer: int,
         rows: tuple[int, int],
         cols: tuple[int, int],
+        by: tuple[int, int],
         summed: Sequence[tuple[int, int]],
         alpha: bool,
         c_in: int,
     ) -> None:
         """
-        Say what a rectangle of the caller's C must hold: a `ResultPart` of `model.problem`.
+        Say what a rectangle of the caller's C must hold: a `ResultPart` of `model.problem`, `by` as of `give`.
 
         C_in is there at first, if it takes part. RuleBroken if some of it has been said before or is no part of C.
         """

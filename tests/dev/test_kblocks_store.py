@@ -16,6 +16,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import user_pieces
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Role, Schedule, native_tables
 from uncut_mpi.planning.verify import verify
@@ -52,6 +53,7 @@ def scheduled(rings: ctypes.CDLL, slots: int, *ways: bool, forgets: bool = False
         tile=0,
         buffers=np.frombuffer(buffers, BUFFER_DTYPE),
         locations=location_table(3),
+        pieces=user_pieces(PROBLEM, Placement.parse("0,0,0")),
         **native_tables(*native),
     )
 

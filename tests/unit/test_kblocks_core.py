@@ -24,7 +24,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.blocking import Step, blocking_of
-from uncut_mpi.planning.buffers import user_table
+from uncut_mpi.planning.buffers import user_pieces, user_table
 from uncut_mpi.planning.kblocks_request import problem_in_core
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions, changed
@@ -259,6 +259,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
             splits=splits,
             buffers=np.frombuffer(buffers, BUFFER_DTYPE),
             locations=location_table(4),
+            pieces=user_pieces(problem, placement),
             **native_tables(*tables),
         )
         verify(made, lower(made))

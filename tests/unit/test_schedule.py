@@ -32,7 +32,7 @@ from uncut_mpi.planning.schedule import (
     expand_ranges,
 )
 
-TABLES = ("tasks", "operands", "regions", "awaits", "buffers", "lanes", "locations")
+TABLES = ("tasks", "operands", "regions", "awaits", "buffers", "lanes", "locations", "pieces")
 
 
 def small() -> Schedule:
@@ -101,7 +101,7 @@ def test_bytes_too_many_are_refused() -> None:
 def test_another_format_version_is_refused_with_both_versions() -> None:
     data = bytearray(small().encode())
     struct.pack_into("<I", data, 8, 77)
-    with pytest.raises(ScheduleError, match="format 77 was found, this version reads 3"):
+    with pytest.raises(ScheduleError, match="format 77 was found, this version reads 4"):
         Schedule.decode(bytes(data))
 
 
@@ -113,7 +113,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 def test_another_number_of_tables_is_refused() -> None:
     data = bytearray(small().encode())
-    struct.pack_into("<I", data, 12, 8)
+    struct.pack_into("<I", data, 12, 9)
     with pytest.raises(ScheduleError, match="not an uncut_mpi schedule"):
         Schedule.decode(bytes(data))
 
@@ -217,6 +217,10 @@ def test_a_damaged_byte_raises_nothing_but_schedule_errors(at: int, flip: int) -
         ("buffers", "dtype", 0, 5, "is unknown"),
         ("buffers", "role", 0, 4, "is unknown"),
         ("buffers", "matrix", 0, 3, "is unknown"),
+        ("pieces", "buffer", 0, 1000, "a piece's buffer does not exist"),
+        ("pieces", "row", 0, -1, "a piece leaves its buffer"),
+        ("pieces", "cols", 0, 2**62, "a piece leaves its buffer"),
+        ("pieces", "turned", 0, 2, "a piece is neither turned nor not"),
     ],
 )
 def test_what_points_outside_is_refused_and_named(table: str, field: str, index: int, value: int, words: str) -> None:

@@ -556,7 +556,7 @@ def test_a_part_that_does_not_read_c_starts_with_nothing_that_may_be_read() -> N
     [
         ((0, 3), "what buffer 2 (USER of C, device of rank 0) [0:4, 2:4] is to hold is said twice"),
         ((0, 1), "of some elements of buffer 2 (USER of C, device of rank 0) nothing says what they are to hold"),
-        ((-1, 2), "buffer 2 (USER of C, device of rank 0) [0:4, -1:2] is to hold something, but is not all there"),
+        ((-1, 2), "C [0:4, -1:2] is to hold something, but is not all there"),
     ],
 )
 def test_a_result_that_does_not_speak_of_each_element_once_is_refused(cols: tuple[int, int], words: str) -> None:

@@ -34,9 +34,9 @@ bool contains(const Rect &all, const Rect &rect) {
 // What a final content of C is and why it is wrong; nothing if it is right.
 std::string why_wrong(const Content &found, const Content &expected) {
     if (found.kind != Content::Kind::partial) return text_of(found);
-    if (!found.is_zero() && (found.row != 0 || found.col != 0))
-        return "the values of elements displaced by " + std::to_string(found.row) + " rows and " +
-               std::to_string(found.col) + " columns";
+    if (!found.is_zero() && (found.row != expected.row || found.col != expected.col))
+        return "the values of elements displaced by " + std::to_string(found.row - expected.row) + " rows and " +
+               std::to_string(found.col - expected.col) + " columns";
     if (found.summed == expected.summed && found.c_in == expected.c_in && found.alpha == expected.alpha) return "";
     std::string why;
     const auto add = [&why](const std::string &what) { why += (why.empty() ? "" : "; ") + what; };
@@ -59,8 +59,8 @@ Follower::Follower(const FollowedProblem &problem, std::span<const FollowedBuffe
         memories_.emplace_back(whole(buffer), Content{});
 }
 
-void Follower::give(std::int32_t buffer, const Content &content) {
-    inputs_.at(static_cast<std::size_t>(buffer)) = content;
+void Follower::give(std::int32_t buffer, const Rect &rect, const Content &content) {
+    inputs_.at(static_cast<std::size_t>(buffer)).push_back({rect, {.content = content, .writer = given}});
 }
 
 void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &content) {
@@ -70,7 +70,7 @@ void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &cont
     memories_[buffer].find(rect, tiles_);
     for (const auto &[there, fragment] : tiles_)
         if (fragment->writer.task == given.task) throw RuleBroken("what " + place + " is to hold is said twice");
-    const Content c_in{.kind = Content::Kind::partial, .c_in = CIn::raw};
+    const Content c_in{.kind = Content::Kind::partial, .c_in = CIn::raw, .row = content.row, .col = content.col};
     memories_[buffer].overwrite(rect, content.c_in == CIn::absent ? Content{} : c_in, given);
     expected_.push_back({buffer, rect, content});
 }
@@ -241,10 +241,16 @@ Follower::Extents Follower::input(std::uint8_t matrix, const Operand &operand) {
 // Finds what a region holds, after checking that whatever wrote it is over.
 void Follower::read(const Operand &operand) {
     ++reads_;
-    if (const std::optional<Content> &content = inputs_[operand.buffer]) {
+    if (std::vector<Input> &inputs = inputs_[operand.buffer]; !inputs.empty()) {
         tiles_.clear();
-        input_.content = *content;
-        if (!operand.rect.empty()) tiles_.push_back({operand.rect, &input_});
+        std::int64_t elements = 0;
+        for (Input &input : inputs) {
+            const Rect common = operand.rect.common(input.rect);
+            if (common.empty()) continue;
+            tiles_.push_back({common, &input.fragment});
+            elements += common.rows() * common.cols();
+        }
+        if (!operand.rect.empty() && elements != operand.rect.rows() * operand.rect.cols()) refuse_unwritten(operand);
         return;
     }
     memories_[operand.buffer].find(operand.rect, tiles_);
@@ -266,7 +272,7 @@ void Follower::read(const Operand &operand) {
 // Overwrites a region by `parts_`, after checking that every task that wrote or read it before is over.
 void Follower::write(const Operand &operand) {
     ++writes_;
-    if (inputs_[operand.buffer]) throw RuleBroken("it writes the caller's " + text_of_place(operand));
+    if (!inputs_[operand.buffer].empty()) throw RuleBroken("it writes the caller's " + text_of_place(operand));
     Memory &memory = memories_[operand.buffer];
     memory.find(operand.rect, tiles_);
     for (const auto &[rect, fragment] : tiles_) {
@@ -337,8 +343,8 @@ void Follower::finish() {
             const std::string wrong = why_wrong(fragment->content, expected);
             if (wrong.empty()) continue;
             const std::int32_t writer = fragment->writer.task;
-            throw RuleBroken("C " + text_of(place) + " ends with " + wrong + "; it is " +
-                             (writer < 0 ? "never written" : "written last by " + task_text(writer)));
+            throw RuleBroken("C " + text_of(place.moved(-expected.row, -expected.col)) + " ends with " + wrong +
+                             "; it is " + (writer < 0 ? "never written" : "written last by " + task_text(writer)));
         }
     }
 }

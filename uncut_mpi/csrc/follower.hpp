@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -45,9 +44,10 @@ class Follower {
     Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers,
              std::span<const LaneRecord> lanes);
 
-    // Says that a buffer is the caller's A or B and is only read, or not even that.
-    void give(std::int32_t buffer, const Content &content);
-    // Says what a rectangle of the caller's C must hold at the end; it holds C_in at first, if that takes part.
+    // Says what a rectangle of the caller's A or B holds, which is only read, or not even that.
+    void give(std::int32_t buffer, const Rect &rect, const Content &content);
+    // Says what a rectangle of the caller's C must hold at the end; it holds C_in of the same elements at first, if
+    // that takes part.
     void expect(std::int32_t buffer, const Rect &rect, const Content &content);
     void follow(const FollowedTables &tables);
     // Checks what was expected.
@@ -94,7 +94,12 @@ class Follower {
 
     FollowedProblem problem_;
     std::vector<FollowedBuffer> buffers_;
-    std::vector<std::optional<Content>> inputs_;  // of the caller's A and B, of which no history is kept
+    // What the caller's A and B hold, of which no history is kept.
+    struct Input {
+        Rect rect;
+        Fragment fragment;
+    };
+    std::vector<std::vector<Input>> inputs_;  // of each buffer
     std::vector<Memory> memories_;
     std::vector<Expected> expected_;
     LaneClocks clocks_;
@@ -104,7 +109,6 @@ class Follower {
     // Of the present task.
     std::vector<Operand> operands_;
     std::vector<Memory::Tile> tiles_, cells_;
-    Fragment input_;           // what `tiles_` points to where an input is read
     std::vector<Part> parts_;  // to be written
 };
 

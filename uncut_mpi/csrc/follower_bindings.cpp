@@ -15,13 +15,20 @@ namespace {
 
 using Range = std::pair<std::int64_t, std::int64_t>;
 
-void give(Follower &follower, std::int32_t buffer, int matrix) {
-    follower.give(buffer, matrix < 0 ? Content{} : Content::piece(static_cast<std::uint8_t>(matrix)));
+// The elements of a rectangle are those of the matrix so many rows and columns further on.
+void give(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, int matrix) {
+    Content content = matrix < 0 ? Content{} : Content::piece(static_cast<std::uint8_t>(matrix));
+    if (matrix >= 0) content.row = by.first, content.col = by.second;
+    follower.give(buffer, {rows.first, cols.first, rows.second, cols.second}, content);
 }
 
-void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols,
+void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by,
             const std::vector<Range> &summed, bool alpha, int c_in) {
-    Content content{.kind = Content::Kind::partial, .alpha = alpha, .c_in = static_cast<CIn>(c_in)};
+    Content content{.kind = Content::Kind::partial,
+                    .alpha = alpha,
+                    .c_in = static_cast<CIn>(c_in),
+                    .row = by.first,
+                    .col = by.second};
     for (const auto &[start, stop] : summed)
         content.summed.push_back({start, stop});
     follower.expect(buffer, {rows.first, cols.first, rows.second, cols.second}, content);

@@ -11,11 +11,11 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import location_index
+from uncut_mpi.model.locations import in_host, location_index, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, Matrix, Role, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, PIECE_DTYPE, Matrix, Role, Schedule, buffer_bytes
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -23,7 +23,7 @@ COLUMN_ALIGNMENT: Final = 64  # bytes
 
 class Buffers:
     """
-    Collects the buffers of a schedule: A, B and C of the caller are 0, 1 and 2, each rank's own follow.
+    Collects the buffers of a schedule: those of the caller's A, B and C come first, each rank's own follow.
 
     Attributes
     ----------
@@ -95,11 +95,12 @@ def check_capacity(
 # A search asks for the same ones all the time.
 @functools.lru_cache(maxsize=64)
 def user_records(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[tuple[int, ...], ...]:
-    """Return the buffers of the caller's A, B and C, as the first records of a table."""
+    """Return the buffers of the caller's A, B and C, one for each part, as the first records of a table."""
     records: list[tuple[int, ...]] = []
     for matrix in MATRICES:
-        at = location_index(placement.of(matrix), num_ranks)
-        records.append((at, Role.USER, matrix, problem.dtype, 0, *problem.shape_of(matrix), problem.ld_of(matrix), -1))
+        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+            at = location_index(part.location, num_ranks)
+            records.append((at, Role.USER, matrix, problem.dtype, 0, *part.stored_shape, part.ld, -1))
     return tuple(records)
 
 
@@ -112,15 +113,26 @@ def user_table(num_ranks: int, problem: GemmProblem, placement: Placement) -> np
 
 
 @functools.lru_cache(maxsize=64)
+def user_pieces(problem: GemmProblem, placement: Placement) -> np.ndarray:
+    """Return what these buffers hold of A, B and C, each a piece, as a table that cannot be written to."""
+    records: list[tuple[int, ...]] = []
+    for matrix in MATRICES:
+        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+            turned = int(part.order == "C")
+            records.append((len(records), turned, 0, 0, *part.stored_shape, part.rows[0], part.cols[0]))
+    table = np.array(records, PIECE_DTYPE)
+    table.flags.writeable = False
+    return table
+
+
+@functools.lru_cache(maxsize=64)
 def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
     """Return what the caller's matrices take of each rank's device memory."""
-    resident = [0] * num_ranks
-    sizes = buffer_bytes(user_table(num_ranks, problem, placement)).tolist()
-    for size, matrix in zip(sizes, MATRICES, strict=True):
-        rank = placement.device_of(matrix)
-        if rank is not None:
-            resident[rank] += size
-    return tuple(resident)
+    users, locations = user_table(num_ranks, problem, placement), location_table(num_ranks)
+    on_device = ~in_host(locations, users["location"])
+    resident = np.zeros(num_ranks, np.int64)
+    np.add.at(resident, locations["rank"][users["location"][on_device]], buffer_bytes(users)[on_device])
+    return tuple(resident.tolist())
 
 
 @functools.lru_cache(maxsize=64)

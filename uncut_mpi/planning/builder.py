@@ -9,8 +9,9 @@ import numpy as np
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, Location, host_index, location_index, location_table
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import user_pieces
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     BUFFER_DTYPE,
@@ -139,6 +140,7 @@ class ScheduleBuilder:
         """Return the checked schedule; `buffers`, records of BUFFER_DTYPE, replaces those that were added."""
         num_ranks, problem, placement = self._about
         regions = [(ref.buffer, 0, ref.row, ref.col, ref.rows, ref.cols) for ref in self._regions]
+        table = np.array(self._buffers, BUFFER_DTYPE) if buffers is None else buffers
         schedule = Schedule(
             num_ranks=num_ranks,
             problem=problem,
@@ -151,9 +153,10 @@ class ScheduleBuilder:
             operands=np.array(self._operands, OPERAND_DTYPE),
             regions=np.array(regions, REGION_DTYPE),
             awaits=np.array(self._awaits, AWAIT_DTYPE),
-            buffers=np.array(self._buffers, BUFFER_DTYPE) if buffers is None else buffers,
+            buffers=table,
             lanes=np.array(list(self._lanes), LANE_DTYPE),
             locations=location_table(num_ranks),
+            pieces=_pieces(problem, placement, table),
         )
         schedule.check()
         return schedule
@@ -166,3 +169,18 @@ class ScheduleBuilder:
 
     def _region(self, ref: RegionRef) -> int:
         return self._regions.setdefault(ref, len(self._regions))
+
+
+def _pieces(problem: GemmProblem, placement: Placement, buffers: np.ndarray) -> np.ndarray:
+    """Return what the caller's buffers hold: of each matrix the first one has its first part, and so on."""
+    users = buffers[buffers["role"] == Role.USER]
+    left = {matrix: iter(np.flatnonzero(users["matrix"] == matrix).tolist()) for matrix in MATRICES}
+    pieces = user_pieces(problem, placement).copy()
+    pieces["buffer"] = [
+        next(left[matrix], -1)
+        for matrix in MATRICES
+        for _ in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+    ]
+    pieces = pieces[pieces["buffer"] >= 0]
+    pieces["buffer"] = np.flatnonzero(buffers["role"] == Role.USER)[pieces["buffer"]]
+    return np.asarray(pieces)

@@ -45,7 +45,7 @@ from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import check_capacity, room_for_panels
+from uncut_mpi.planning.buffers import check_capacity, room_for_panels, user_pieces
 from uncut_mpi.planning.grid import block_starts
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, Dealt, problem_in_core
@@ -262,5 +262,6 @@ class Prepared:
             tile=self.tile,
             buffers=np.frombuffer(buffers, BUFFER_DTYPE),
             locations=location_table(self._planner.machine.num_ranks),
+            pieces=user_pieces(self._planner.problem, self._planner.placement),
             **native_tables(*native),
         )

@@ -118,6 +118,19 @@ BUFFER_DTYPE: Final = np.dtype(
 REGION_DTYPE: Final = np.dtype(
     [("buffer", "<i4"), ("pad", "<i4"), ("row", "<i8"), ("col", "<i8"), ("rows", "<i8"), ("cols", "<i8")]
 )
+PIECE_DTYPE: Final = np.dtype(
+    [
+        ("buffer", "<i4"),  # one of a caller's matrix
+        ("turned", "<i4"),  # 1: the buffer has the transposed rectangle
+        ("row", "<i8"),  # the rectangle of the buffer
+        ("col", "<i8"),
+        ("rows", "<i8"),
+        ("cols", "<i8"),
+        ("top", "<i8"),  # row and column of the matrix that its first element has
+        ("left", "<i8"),
+    ]
+)
+"""What a caller's matrix has where: holds at the start, and of C what must be there at the end."""
 OPERAND_DTYPE: Final = np.dtype([("region", "<i4"), ("factor", "u1"), ("op", "u1"), ("pad", "<u2")])
 LANE_DTYPE: Final = np.dtype(
     [
@@ -150,10 +163,11 @@ _TABLES: Final = (
     ("buffers", BUFFER_DTYPE),
     ("lanes", LANE_DTYPE),
     ("locations", LOCATION_DTYPE),
+    ("pieces", PIECE_DTYPE),
 )
 _MAGIC: Final = b"UNCUTSCH"
-FORMAT_VERSION: Final = 3
-_HEADER: Final = struct.Struct("<8sIIQ7Q")
+FORMAT_VERSION: Final = 4
+_HEADER: Final = struct.Struct(f"<8sIIQ{len(_TABLES)}Q")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +192,7 @@ class Schedule(Remade):
         Over how many such grids k is split.
     tile : int
         Tile edge in elements; 0 where the scheduler has none.
-    tasks, operands, regions, awaits, buffers, lanes, locations : ndarray
+    tasks, operands, regions, awaits, buffers, lanes, locations, pieces : ndarray
         Tables of the dtypes in this module; read-only.
     """
 
@@ -196,6 +210,7 @@ class Schedule(Remade):
     buffers: np.ndarray
     lanes: np.ndarray
     locations: np.ndarray
+    pieces: np.ndarray
 
     def __post_init__(self) -> None:
         for name, dtype in _TABLES:
@@ -230,7 +245,7 @@ class Schedule(Remade):
             {
                 "num_ranks": self.num_ranks,
                 "problem": {**dataclasses.asdict(self.problem), "dtype": self.problem.dtype.name},
-                "placement": str(self.placement),
+                "placement": self.placement.encoded(),
                 "scheduler": self.scheduler,
                 "grid": list(self.grid),
                 "splits": self.splits,
@@ -291,7 +306,7 @@ class Schedule(Remade):
             schedule = cls(
                 num_ranks=about["num_ranks"],
                 problem=GemmProblem(**problem),
-                placement=Placement.parse(about["placement"]),
+                placement=Placement.decoded(about["placement"]),
                 scheduler=about["scheduler"],
                 grid=(about["grid"][0], about["grid"][1]),
                 splits=about["splits"],
@@ -379,6 +394,20 @@ class Schedule(Remade):
             (buffers["location"] >= 0) & (buffers["location"] < len(self.locations)),
             "a buffer's location does not exist",
         )
+        pieces = self.pieces
+        require((pieces["buffer"] >= 0) & (pieces["buffer"] < len(buffers)), "a piece's buffer does not exist")
+        if len(pieces):
+            of = buffers[pieces["buffer"]]
+            require(
+                (pieces["row"] >= 0)
+                & (pieces["col"] >= 0)
+                & (pieces["rows"] >= 0)
+                & (pieces["cols"] >= 0)
+                & (pieces["rows"] <= of["rows"] - pieces["row"])
+                & (pieces["cols"] <= of["cols"] - pieces["col"]),
+                "a piece leaves its buffer",
+            )
+            require((pieces["turned"] >= 0) & (pieces["turned"] <= 1), "a piece is neither turned nor not")
         require(buffers["ld"] >= np.maximum(buffers["rows"], 1), "a buffer's leading dimension is below its rows")
 
     # -- summaries ---------------------------------------------------------------------------

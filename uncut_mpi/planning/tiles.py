@@ -22,7 +22,7 @@ from uncut_mpi.model.locations import Location, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import Buffers, aligned_ld
+from uncut_mpi.planning.buffers import Buffers, aligned_ld, user_pieces
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
@@ -200,6 +200,7 @@ class PreparedTiles:
             tile=tile,
             buffers=self.buffers.table(),
             locations=location_table(given.num_ranks),
+            pieces=user_pieces(self.problem, self.placement),
             **native_tables(*tables),
         )
         return result, end_ps * self.unit_ps / _PS_PER_S

@@ -105,13 +105,21 @@ def follower_of(schedule: Schedule) -> _native.Follower:
         Op[problem.trans_b],
         problem.dtype,
     )
-    for at in np.flatnonzero(buffers["role"] == Role.USER).tolist():
-        matrix = int(buffers["matrix"][at])
-        if matrix == Matrix.C:
-            for part in problem.result:
-                follower.expect(at, part.rows, part.cols, part.summed, part.alpha, part.c_in)
-        else:
-            follower.give(at, matrix if problem.has_product else -1)
+    for part in problem.result:
+        if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):
+            (top, bottom), (left, right) = part.rows, part.cols
+            raise ScheduleError(f"C [{top}:{bottom}, {left}:{right}] is to hold something, but is not all there")
+    for at, _, row, col, height, width, top, left in schedule.pieces.tolist():
+        matrix, by = int(buffers["matrix"][at]), (top - row, left - col)
+        if matrix != Matrix.C:
+            given = matrix if problem.has_product else -1
+            follower.give(at, (row, row + height), (col, col + width), by, given)
+            continue
+        for part in problem.result:
+            rows = max(row, part.rows[0] - by[0]), min(row + height, part.rows[1] - by[0])
+            cols = max(col, part.cols[0] - by[1]), min(col + width, part.cols[1] - by[1])
+            if rows[0] < rows[1] and cols[0] < cols[1]:
+                follower.expect(at, rows, cols, by, part.summed, part.alpha, part.c_in)
     return follower
 
 

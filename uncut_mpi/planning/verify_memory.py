@@ -9,6 +9,8 @@ import numpy as np
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import location_index
+from uncut_mpi.model.parts import Part
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, buffer_bytes
 
 
@@ -45,28 +47,55 @@ def verify_memory(
 
 
 def _verify_user_buffers(schedule: Schedule) -> None:
-    problem, placement = schedule.problem, schedule.placement
-    seen: dict[Matrix, int] = {}
-    for at in np.flatnonzero(schedule.buffers["role"] == Role.USER).tolist():
-        where, _, code, dtype, _, rows, cols, ld, offset = schedule.buffers[at].tolist()
-        if code == Matrix.NONE:
-            raise ScheduleError(f"buffer {at} is the caller's but belongs to no matrix")
-        matrix = Matrix(code)
-        if matrix in seen:
-            raise ScheduleError(f"buffers {seen[matrix]} and {at} are both the caller's {matrix.name}")
-        seen[matrix] = at
-        location, shape, lead = placement.of(matrix), problem.shape_of(matrix), problem.ld_of(matrix)
-        if where != location_index(location, schedule.num_ranks):
-            raise ScheduleError(f"buffer {at} is the caller's {matrix.name} but does not lie at {location}")
-        if ((rows, cols), ld, dtype) != (shape, lead, problem.dtype):
-            raise ScheduleError(
-                f"buffer {at} is the caller's {matrix.name} but has shape {rows}×{cols}, leading dimension {ld} and "
-                f"type {DType(dtype).name}, not {shape[0]}×{shape[1]}, {lead} and {problem.dtype.name}"
-            )
-        if offset != -1:
-            raise ScheduleError(f"buffer {at} is the caller's {matrix.name} but has an offset in a SoftBuf")
-    if Matrix.C not in seen and problem.m and problem.n:
-        raise ScheduleError("no buffer is the caller's C")
+    problem, buffers = schedule.problem, schedule.buffers
+    users = np.flatnonzero(buffers["role"] == Role.USER)
+    nobodys = users[buffers["matrix"][users] == Matrix.NONE]
+    if len(nobodys):
+        raise ScheduleError(f"buffer {nobodys[0]} is the caller's but belongs to no matrix")
+    for matrix in MATRICES:
+        own = users[buffers["matrix"][users] == matrix].tolist()
+        parts = schedule.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+        if len(own) > len(parts) == 1:
+            raise ScheduleError(f"buffers {own[0]} and {own[1]} are both the caller's {matrix.name}")
+        held = [_verify_user_buffer(schedule, at, matrix, parts) for at in own]
+        twice = [at for at, part in zip(own, held, strict=True) if held.count(part) > 1]
+        if twice:
+            raise ScheduleError(f"buffers {twice[0]} and {twice[1]} are the same part of the caller's {matrix.name}")
+        missing = [part for part in parts if part not in held]
+        if missing and matrix is Matrix.C and problem.m and problem.n:
+            what = "" if len(parts) == 1 else f", rows {missing[0].rows} and columns {missing[0].cols}"
+            raise ScheduleError(f"no buffer is the caller's C{what}")
+    strange = schedule.pieces["buffer"][~np.isin(schedule.pieces["buffer"], users)]
+    if len(strange):
+        raise ScheduleError(f"a piece of the caller's matrices is in buffer {strange[0]}, which is not the caller's")
+
+
+def _verify_user_buffer(schedule: Schedule, at: int, matrix: Matrix, parts: Sequence[Part]) -> Part:
+    """Check one buffer and return which part it is."""
+    where, _, _, dtype, _, rows, cols, ld, offset = schedule.buffers[at].tolist()
+    what = f"buffer {at} is the caller's {matrix.name}"
+    pieces = schedule.pieces[schedule.pieces["buffer"] == at].tolist()
+    if len(pieces) != 1:
+        raise ScheduleError(f"{what} but there are {len(pieces)} pieces that say what it holds")
+    ((_, turned, row, col, height, width, top, left),) = pieces
+    same = [part for part in parts if (part.rows[0], part.cols[0]) == (top, left)]
+    here = [part for part in same if location_index(part.location, schedule.num_ranks) == where]
+    if not same:
+        raise ScheduleError(f"{what} but holds a piece at row {top} and column {left}, where no part begins")
+    part = (here or same)[0]
+    if not here:
+        raise ScheduleError(f"{what} but does not lie at {part.location}")
+    shape = part.stored_shape
+    if ((rows, cols), ld, dtype) != (shape, part.ld, schedule.problem.dtype):
+        raise ScheduleError(
+            f"{what} but has shape {rows}×{cols}, leading dimension {ld} and type {DType(dtype).name}, not "
+            f"{shape[0]}×{shape[1]}, {part.ld} and {schedule.problem.dtype.name}"
+        )
+    if (row, col, height, width, turned) != (0, 0, *shape, part.order == "C"):
+        raise ScheduleError(f"{what} but its piece is not all of it, or not turned as it is")
+    if offset != -1:
+        raise ScheduleError(f"{what} but has an offset in a SoftBuf")
+    return part
 
 
 def _verify_softbuf(schedule: Schedule) -> None:

@@ -1,0 +1,140 @@
+"""The proof follows matrices in parts: what each holder has at the start, and what it must have at the end."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.verify import verify
+
+M, N, K, CUT = 5, 4, 6, 2
+
+
+def rows(columns: int, *, replica: bool = False) -> BoundLayout:
+    """Return rows up to CUT on rank 0 and the others on rank 1, with leading dimensions of their own."""
+    parts = [
+        Part((0, CUT), (0, columns), Location.device(0), "F", 9),
+        Part((CUT, M), (0, columns), Location.device(1), "F", 7),
+    ]
+    if replica:
+        parts = [Part((0, M), (0, columns), Location.device(rank)) for rank in (0, 1)]
+    return BoundLayout((M, columns), tuple(parts))
+
+
+class Rows:
+    """C := alpha A B + beta C by rows: B is rank 0's, and rank 1 has a copy in its SoftBuf."""
+
+    def __init__(self, *, shift: int = 0, c_replica: bool = False) -> None:
+        self.problem = GemmProblem(M, N, K, DType.f64)
+        placement = Placement(rows(K), Location.device(0), rows(N, replica=c_replica))
+        self.builder = builder = ScheduleBuilder(2, self.problem, placement)
+        self.a = [self.user(Matrix.A, part) for part in placement.parts(Matrix.A, (M, K), M)]
+        self.b = self.user(Matrix.B, *placement.parts(Matrix.B, (K, N), K))
+        self.c = [self.user(Matrix.C, part) for part in placement.parts(Matrix.C, (M, N), M)]
+        panel = builder.buffer(at=1, rows=K, cols=N, ld=8, dtype=DType.f64, role=Role.PANEL, matrix=Matrix.B, offset=0)
+        all_b = RegionRef(panel, 0, 0, K, N)
+        sent = builder.task(
+            Kind.COPY, builder.copy_lane(0, 0, 1), all_b, [(RegionRef(self.b, 0, 0, K, N), Factor.ONE, Op.N)]
+        )
+        for rank, height in enumerate((CUT, M - CUT)):
+            top = CUT * rank if c_replica else 0
+            out = RegionRef(self.c[rank], top, 0, height, N)
+            reads = [
+                (RegionRef(self.a[rank], 0, shift * rank, height, K - shift * rank), Factor.ALPHA, Op.N),
+                (all_b if rank else RegionRef(self.b, 0, 0, K, N), Factor.ONE, Op.N),
+                (out, Factor.BETA, Op.N),
+            ]
+            builder.task(Kind.GEMM, builder.compute_lane(rank), out, reads, [sent] * rank)
+
+    def user(self, matrix: Matrix, part: Part) -> int:
+        height, width = part.stored_shape
+        return self.builder.buffer(
+            at=part.location, rows=height, cols=width, ld=part.ld, dtype=DType.f64, role=Role.USER, matrix=matrix
+        )
+
+    def done(self) -> Schedule:
+        return self.builder.build(scheduler="hand", grid=(2, 1), tile=0)
+
+
+def edited(change: Callable[[np.ndarray, np.ndarray], None]) -> Schedule:
+    schedule = Rows().done()
+    pieces, buffers = schedule.pieces.copy(), schedule.buffers.copy()
+    change(pieces, buffers)
+    return dataclasses.replace(schedule, pieces=pieces, buffers=buffers)
+
+
+def test_each_holder_s_rows_are_followed() -> None:
+    schedule = Rows().done()
+    held = [
+        (0, 0, 2),
+        (1, 2, 3),
+        (2, 0, 6),
+        (3, 0, 2),
+        (4, 2, 3),
+    ]
+    assert schedule.pieces[["buffer", "top", "rows"]].tolist() == held
+    proof = verify(schedule, lower(schedule))
+    assert proof.tasks == 3
+    assert Schedule.decode(schedule.encode()).placement == schedule.placement
+
+
+def test_rows_that_are_taken_for_others_are_refused() -> None:
+    def exchange(schedule: Schedule, first: int, other: int) -> Schedule:
+        regions = schedule.regions.copy()
+        regions["buffer"][schedule.regions["buffer"] == first] = other
+        return dataclasses.replace(schedule, regions=regions)
+
+    with pytest.raises(ScheduleError, match="a region leaves its buffer"):
+        verify(exchange(Rows().done(), 1, 0))
+    with pytest.raises(ScheduleError, match=r"op\(A\) holds k \[1, 6\) and op\(B\) holds k \[0, 6\)"):
+        verify(Rows(shift=1).done())
+
+
+def test_every_holder_must_have_the_result_of_a_replicated_c() -> None:
+    with pytest.raises(ScheduleError, match=r"C \[2:5, 0:4\] ends with C_in"):
+        verify(Rows(c_replica=True).done())
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value", "words"),
+    [
+        ("top", 4, 1, "holds a piece at row 1 and column 0, where no part begins"),
+        ("top", 4, 0, "buffer 4 is the caller's C but does not lie at 0"),
+        ("rows", 4, 2, "its piece is not all of it"),
+        ("turned", 3, 1, "or not turned as it is"),
+        ("buffer", 3, 4, "buffer 3 is the caller's C but there are 0 pieces"),
+        ("buffer", 2, 5, "buffer 2 is the caller's B but there are 0 pieces"),
+    ],
+)
+def test_pieces_that_do_not_say_what_is_there_are_refused(field: str, at: int, value: int, words: str) -> None:
+    def change(pieces: np.ndarray, _: np.ndarray) -> None:
+        pieces[field][at] = value
+
+    with pytest.raises(ScheduleError, match=words):
+        verify(edited(change))
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value", "words"),
+    [
+        ("location", 1, 0, "does not lie at 1"),
+        ("ld", 4, 8, "leading dimension 8 and type f64, not 3×4, 7 and f64"),
+        ("offset", 3, 0, "has an offset in a SoftBuf"),
+    ],
+)
+def test_buffers_that_are_no_parts_are_refused(field: str, at: int, value: int, words: str) -> None:
+    def change(_: np.ndarray, buffers: np.ndarray) -> None:
+        buffers[field][at] = value
+
+    with pytest.raises(ScheduleError, match=words):
+        verify(edited(change))
