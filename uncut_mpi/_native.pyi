@@ -105,15 +105,15 @@ class KBlocksProblem:
         trans_b: bool,
         reads_c: bool,
         dtype: int,
-        origins: Sequence[tuple[bool, int]],
         buffers: np.ndarray,
+        pieces: np.ndarray,
         step: int,
         most_summands: int,
         min_slice_bytes: int,
         buffer_alignment: int,
         column_alignment: int,
     ) -> None:
-        """Origins, (on a host, rank or -1), and buffers are those of A, B and C."""
+        """Buffers and pieces are those of A, B and C, as records."""
 
 class KBlocking:
     """How a rank's part of a product is cut, and in which order it is taken; planning/blocking.py makes it."""

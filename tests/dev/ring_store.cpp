@@ -29,9 +29,9 @@ class Rings final : public Store {
         }
         return panels_.at(block, first, panel, rows, cols);
     }
-    Region beside(const KBlock &block, int buffer, Extent rows, std::int64_t place,
+    Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
                   std::int64_t columns) const override {
-        return panels_.beside(block, buffer, rows, place, columns);
+        return panels_.beside(adder, buffer, rows, place, columns);
     }
     Tasks take_note(std::int32_t task, const Region &overwritten, std::span<const Operand> read) override {
         readers_.clear();
@@ -75,11 +75,12 @@ extern "C" void schedule_rings(int m, int n, int k, int depth, int slots, bool s
     using namespace uncut;
     KProblem problem;
     problem.num_ranks = 3, problem.serial_copies = serial_copies, problem.reads_c = true;
-    problem.origin = {KOrigin{false, 0}, KOrigin{false, 0}, KOrigin{false, 0}};
     const auto user = [](int matrix, int rows, int cols) {
         return BufferRecord{0, user_role, static_cast<std::uint8_t>(matrix), dtype_f64, 0, rows, cols, rows, -1};
     };
     problem.users = {user(0, m, k), user(1, k, n), user(2, m, n)};
+    for (const BufferRecord &one : problem.users)
+        problem.pieces[one.matrix] = {{{0, one.rows}, {0, one.cols}, one.matrix, 0, 0, {false, 0}, 1}};
     KBlocking how;
     how.first = how.block = depth, how.earliest = earliest, how.lookahead = 2;
     std::vector<KPlaces> rounds;

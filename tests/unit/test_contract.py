@@ -21,6 +21,7 @@ RECORDS = {
     "tasks": schedule.TASK_DTYPE,
     "operands": schedule.OPERAND_DTYPE,
     "regions": schedule.REGION_DTYPE,
+    "pieces": schedule.PIECE_DTYPE,
     "lanes": schedule.LANE_DTYPE,
     "buffers": schedule.BUFFER_DTYPE,
     "operations": lower.OPERATION_DTYPE,

@@ -84,8 +84,8 @@ PROBLEM = {
     "num_ranks": 2,
     **dict.fromkeys(("serial_copies", "trans_a", "trans_b", "reads_c"), False),
     "dtype": DType.f64,
-    "origins": [(False, 0)] * 3,
     "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
+    "pieces": user_pieces(GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "step": 1,
     "most_summands": 8,
     "min_slice_bytes": 1,
@@ -154,18 +154,28 @@ def test_what_is_out_of_range_is_refused(name: str, value: object) -> None:
         request(**{name: value})
 
 
-@pytest.mark.parametrize("origin", [(False, -1), (False, 2), (True, 2), (True, -2)])
+@pytest.mark.parametrize("location", [-1, 5])
 @pytest.mark.parametrize("matrix", range(3))
-def test_origins_that_are_nowhere_are_refused(matrix: int, origin: tuple[bool, int]) -> None:
-    origins = [(False, 0)] * 3
-    origins[matrix] = origin
+def test_matrices_that_are_nowhere_are_refused(matrix: int, location: int) -> None:
     with pytest.raises(ValueError, match="on a rank or the host"):
-        request(origins=origins)
+        request(buffers=edited(PROBLEM["buffers"], "location", matrix, location))
+
+
+@pytest.mark.parametrize(("field", "value"), [("buffer", 3), ("buffer", -1), ("turned", 1)])
+def test_pieces_that_are_nowhere_are_refused(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=r"no such buffer|stored as its matrix is"):
+        request(pieces=edited(PROBLEM["pieces"], field, 1, value))
+
+
+def edited(table: np.ndarray, field: str, at: int, value: int) -> np.ndarray:
+    changed = table.copy()
+    changed[field][at] = value
+    return changed
 
 
 def test_a_c_in_host_memory_has_no_owner_that_combines_it() -> None:
     with pytest.raises(ValueError, match="C has an owner where it is combined there"):
-        request(origins=[(False, 0), (False, 0), (True, -1)], at_owner=True)
+        request(buffers=edited(PROBLEM["buffers"], "location", 2, 2), at_owner=True)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +229,7 @@ def test_k_blocks_are_counted_without_making_them(growth: int) -> None:
 
 def test_buffers_that_are_none_are_refused() -> None:
     for table in (np.zeros(41, np.uint8), np.zeros(200, np.uint8)[1:121], np.zeros(80, np.uint8)):
-        with pytest.raises(ValueError, match=r"a table|a buffer each"):
+        with pytest.raises(ValueError, match=r"a table|no such buffer"):
             request(buffers=table)
 
 

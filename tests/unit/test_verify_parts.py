@@ -108,8 +108,8 @@ def test_every_holder_must_have_the_result_of_a_replicated_c() -> None:
 @pytest.mark.parametrize(
     ("field", "at", "value", "words"),
     [
-        ("top", 4, 1, "holds a piece at row 1 and column 0, where no part begins"),
-        ("top", 4, 0, "buffer 4 is the caller's C but does not lie at 0"),
+        ("top", 4, 1, "holds a piece at row 1 and column 0, where no part of it is left"),
+        ("top", 4, 0, "a piece at row 0 and column 0, where no part of it is left"),
         ("rows", 4, 2, "its piece is not all of it"),
         ("turned", 3, 1, "or not turned as it is"),
         ("buffer", 3, 4, "buffer 3 is the caller's C but there are 0 pieces"),

@@ -43,6 +43,9 @@ nb::dict records() {
                               FIELD(BufferRecord, matrix), FIELD(BufferRecord, dtype), FIELD(BufferRecord, pad),
                               FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
                               FIELD(BufferRecord, offset));
+    found["pieces"] = layout(sizeof(PieceRecord), FIELD(PieceRecord, buffer), FIELD(PieceRecord, turned),
+                             FIELD(PieceRecord, row), FIELD(PieceRecord, col), FIELD(PieceRecord, rows),
+                             FIELD(PieceRecord, cols), FIELD(PieceRecord, top), FIELD(PieceRecord, left));
     found["operations"] =
         layout(sizeof(OperationRecord), FIELD(OperationRecord, code), FIELD(OperationRecord, in_host),
                FIELD(OperationRecord, num_operands), FIELD(OperationRecord, lane), FIELD(OperationRecord, task),

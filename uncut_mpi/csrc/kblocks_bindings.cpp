@@ -1,12 +1,12 @@
 // Python's view of the scheduler of few large products.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <span>
 #include <stdexcept>
 #include <tuple>
 
@@ -36,11 +36,32 @@ void take(nb::handle how, const char *name, Value &value) {
     value = nb::cast<Value>(how.attr(name));
 }
 
-std::array<BufferRecord, 3> users_of(nb::handle buffers) {
-    const ArrayBytes held(buffers);
-    const auto users = held.records<BufferRecord>();
-    require(users.size() == 3, "A, B and C have a buffer each");
-    return {users[0], users[1], users[2]};
+// The pieces of A, B and C as those of op(A), op(B) and C; of a rectangle that several hold those of all together.
+void take_pieces(KProblem &problem, std::span<const PieceRecord> pieces) {
+    for (const PieceRecord &one : pieces) {
+        require(one.buffer >= 0 && static_cast<std::size_t>(one.buffer) < problem.users.size(),
+                "there is no such buffer");
+        require(one.turned == 0, "a piece is stored as its matrix is");
+        const BufferRecord &buffer = problem.users[static_cast<std::size_t>(one.buffer)];
+        require(buffer.matrix <= matrix_c, "a buffer is of A, B or C");
+        KPiece made{
+            {one.top, one.top + one.rows}, {one.left, one.left + one.cols}, one.buffer, one.row, one.col, {}, 1};
+        if (problem.transposed(buffer.matrix)) std::swap(made.rows, made.cols);
+        const int host = host_location(problem.num_ranks);
+        made.origin.on_host = in_host(buffer.location, problem.num_ranks);
+        made.origin.rank = buffer.location - (buffer.location > host    ? host + 1
+                                              : buffer.location == host ? host + 1
+                                                                        : 0);
+        std::vector<KPiece> &known = problem.pieces[buffer.matrix];
+        const auto same = std::ranges::find_if(
+            known, [&](const KPiece &other) { return other.rows == made.rows && other.cols == made.cols; });
+        if (same == known.end()) {
+            known.push_back(made);
+            continue;
+        }
+        const auto behind = same + static_cast<std::ptrdiff_t>(same->holders++);
+        known.insert(behind, made);
+    }
 }
 
 }  // namespace
@@ -50,28 +71,19 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, bool trans_a, bool trans_b, bool reads_c,
-               std::uint8_t dtype, const std::array<std::pair<bool, int>, 3> &origins, nb::handle buffers,
-               std::int64_t step, int most_summands, std::int64_t min_slice_bytes, std::int64_t buffer_alignment,
-               std::int64_t column_alignment) {
-                KProblem made{num_ranks,
-                              serial_copies,
-                              trans_a,
-                              trans_b,
-                              reads_c,
-                              dtype,
-                              {},
-                              users_of(buffers),
-                              step,
-                              most_summands,
-                              min_slice_bytes,
-                              buffer_alignment,
-                              column_alignment};
-                for (std::size_t matrix = 0; matrix < origins.size(); ++matrix)
-                    made.origin[matrix] = {origins[matrix].first, origins[matrix].second};
-                new (self) KProblem(made);
+               std::uint8_t dtype, nb::handle buffers, nb::handle pieces, std::int64_t step, int most_summands,
+               std::int64_t min_slice_bytes, std::int64_t buffer_alignment, std::int64_t column_alignment) {
+                KProblem made{
+                    num_ranks, serial_copies, trans_a,       trans_b,         reads_c,          dtype,           {},
+                    {},        step,          most_summands, min_slice_bytes, buffer_alignment, column_alignment};
+                const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
+                const auto users = buffer_bytes.records<BufferRecord>();
+                made.users.assign(users.begin(), users.end());
+                take_pieces(made, piece_bytes.records<PieceRecord>());
+                new (self) KProblem(std::move(made));
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "trans_a"_a, "trans_b"_a, "reads_c"_a, "dtype"_a,
-            "origins"_a, "buffers"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a,
+            "buffers"_a, "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a,
             "column_alignment"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(

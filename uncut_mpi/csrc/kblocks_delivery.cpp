@@ -16,7 +16,7 @@ void Scheduler::deliver() {
             next.to->task = push(by, to, there, here(next.from->block, of.move, of.what), next.from->task);
             sent_[by] += of.source.rows * of.source.cols;
         } else {
-            next.to->task = copy_in(problem_.origin[of.what.matrix], to, there, of.source);
+            next.to->task = copy_in(of.origin, to, there, of.source);
         }
         next.to->there = sends_until_[by] = receives_until_[to] = next.begins + of.bytes;
         arrives(next.to->block, of.move, of.what, next.to->task);
@@ -26,7 +26,7 @@ void Scheduler::deliver() {
 }
 
 int Scheduler::sender(const NextCopy &copy) const {
-    return copy.from ? rank_of(copy.from->block, copy.piece->move) : problem_.origin[copy.piece->what.matrix].rank;
+    return copy.from ? rank_of(copy.from->block, copy.piece->move) : copy.piece->origin.rank;
 }
 
 // Of equals what most others still wait for is first, then what was asked for first; it goes to one of those that get
@@ -54,7 +54,7 @@ Scheduler::NextCopy Scheduler::next_copy() {
             const int rank = rank_of(taker.block, of.move);
             copy.to = &taker;
             copy.begins = std::max(ready, receives_until_[rank]);
-            const std::int64_t alone = shared ? needed_alone(of.what.matrix, taker.block, of.move.split) : 0;
+            const std::int64_t alone = shared ? needed_alone(of.origin, taker.block, of.move.split) : 0;
             const auto key = std::make_tuple(copy.begins, -static_cast<std::int64_t>(of.left), number, -alone,
                                              shared ? sent_[rank] : 0);
             if (best.piece && !(key < least)) continue;

@@ -41,7 +41,7 @@ void Scheduler::count_alone() {
                 if (takes(matrix, block_of(block).parts[split])) takers_.push_back(block);
             if (takers_.size() != 1) continue;
             const KBlock &block = block_of(takers_.front());
-            alone_[matrix][takers_.front()][split] += across(block) * block.parts[split].k.size();
+            alone_[matrix][takers_.front()][split] += across(block).size() * block.parts[split].k.size();
         }
     };
     each_group(count);
@@ -51,42 +51,46 @@ void Scheduler::count_sent() {
     const auto send = [&](const KOrigin &origin, std::int64_t elements) {
         if (!origin.on_host) sent_[static_cast<std::size_t>(origin.rank)] += elements;
     };
+    const auto send_all = [&](int matrix, Extent rows, Extent cols) {
+        problem_.each_piece(matrix, rows, cols, [&](const KPiece &from, Extent of_rows, Extent of_cols) {
+            send(from.origin, of_rows.size() * of_cols.size());
+        });
+    };
     each_group([&](int matrix, const Blocks &blocks, const auto &across) {
         for (std::size_t split = 0; split < layout_.request.splits(); ++split)
             for (const std::size_t block : blocks) {
                 const KPart &part = block_of(block).parts[split];
                 if (!takes(matrix, part)) continue;
-                send(problem_.origin[matrix], across(block_of(block)) * part.k.size());
+                const Piece what{matrix, across(block_of(block)), part.k};
+                send_all(matrix, rows_of(what), cols_of(what));
                 break;
             }
     });
     for (const KBlock &block : layout_.blocks)
         for (const KPart &part : block.parts) {
-            if (problem_.at_home(matrix_c, part.rank)) continue;
+            if (part.home[matrix_c]) continue;
             sent_[part.rank] += block.rows.size() * block.cols.size();
             for (const KAdder &adder : block.adders)
                 for (const KAdder::Slice &slice : adder.slices)
-                    if (adder.rank == part.rank && problem_.reads_c)
-                        send(problem_.origin[matrix_c], block.rows.size() * slice.cols.size());
+                    if (adder.rank == part.rank && problem_.reads_c) send_all(matrix_c, adder.rows, slice.cols);
         }
 }
 
-std::int64_t Scheduler::needed_alone(int matrix, std::size_t block, int split) const {
+std::int64_t Scheduler::needed_alone(const KOrigin &origin, std::size_t block, int split) const {
     std::int64_t elements = 0;
     for (const int other : {matrix_a, matrix_b})
-        if (problem_.origin[other].rank == problem_.origin[matrix].rank && !problem_.origin[other].on_host)
-            elements += alone_[other][block][static_cast<std::size_t>(split)];
+        if (problem_.on_device(other, origin.rank)) elements += alone_[other][block][static_cast<std::size_t>(split)];
     return elements;
 }
 
-std::int64_t Scheduler::first_taker(int matrix, int split) const {
+std::int64_t Scheduler::first_taker(const KOrigin &origin, int split) const {
     std::int64_t most = 0;
     for (const std::size_t taker : takers_)
-        most = std::max(most, needed_alone(matrix, taker, split));
+        most = std::max(most, needed_alone(origin, taker, split));
     const auto sent = [&](std::size_t at) { return sent_[static_cast<std::size_t>(member(takers_[at], split).rank)]; };
     std::size_t best = takers_.size();
     for (std::size_t at = 0; at < takers_.size(); ++at)
-        if (needed_alone(matrix, takers_[at], split) == most && (best == takers_.size() || sent(at) < sent(best)))
+        if (needed_alone(origin, takers_[at], split) == most && (best == takers_.size() || sent(at) < sent(best)))
             best = at;
     return static_cast<std::int64_t>(best);
 }
@@ -134,24 +138,39 @@ bool Scheduler::is_needed(const Blocks &blocks, const KMove &move, std::int64_t 
 
 void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KMove &move, Extent of_a) {
     const Piece what = piece(matrix, blocks.front(), move, of_a);
-    const Region source = users(what);
+    problem_.each_piece(matrix, rows_of(what), cols_of(what), [&](const KPiece &from, Extent rows, Extent cols) {
+        const bool of_rows = matrix == matrix_a;
+        fetch_piece({matrix, of_rows ? rows : cols, of_rows ? cols : rows}, from, blocks, move);
+    });
+}
+
+void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks &blocks, const KMove &move) {
+    const int matrix = what.matrix;
+    // Of several holders they take turns.
+    const std::span<const KPiece> holders(&first, first.holders);
+    const KPiece &from = holders[static_cast<std::size_t>(move.first_k / how_.first) % holders.size()];
+    const Region source = store_.users(matrix, from, rows_of(what), cols_of(what));
     if (source.empty()) return;
     takers_.clear();
     for (const std::size_t block : blocks) {
         const KPart &part = member(block, move.split);
-        if (takes(matrix, part)) {
+        if (part.panel[matrix] < 0) continue;
+        const auto own =
+            std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
+        if (own == holders.end()) {
             takers_.push_back(block);
-        } else if (part.panel[matrix] >= 0) {
-            arrives(block, move, what, push(part.rank, part.rank, here(block, move, what), source, -1));
+        } else {
+            const Region held = store_.users(matrix, *own, rows_of(what), cols_of(what));
+            arrives(block, move, what, push(part.rank, part.rank, here(block, move, what), held, -1));
         }
     }
     if (takers_.empty()) return;
     const auto count = static_cast<std::int64_t>(takers_.size());
     const std::int64_t size = source.rows * source.cols * problem_.itemsize();
     // A device that serves its copies one after another sends fewer, longer ones.
-    const bool whole = problem_.serial_copies && !problem_.origin[matrix].on_host;
-    if (how_.earliest && !problem_.origin[matrix].on_host) {
-        Delivery wanted{what, move, source, static_cast<double>(size), {}, takers_.size()};
+    const bool whole = problem_.serial_copies && !from.origin.on_host;
+    if (how_.earliest && !from.origin.on_host) {
+        Delivery wanted{what, move, from.origin, source, static_cast<double>(size), {}, takers_.size()};
         wanted.takers.reserve(takers_.size());
         for (const std::size_t taker : takers_)
             wanted.takers.push_back({taker});
@@ -163,11 +182,11 @@ void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KMove &move, 
     const std::int64_t turn = move.first_k / how_.first + (matrix == matrix_a ? move.top : 0);
     for (std::int64_t part = 0; part < parts; ++part) {
         const Extent slice = part_of(source.cols, parts, part);
-        const std::int64_t chosen = whole ? first_taker(matrix, move.split) : (part + turn) % count;
+        const std::int64_t chosen = whole ? first_taker(from.origin, move.split) : (part + turn) % count;
         const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
         const int by = rank_of(first, move);
         const Region held = here(first, move, what).columns(slice.first, slice.last);
-        const std::int32_t came = copy_in(problem_.origin[matrix], by, held, source.columns(slice.first, slice.last));
+        const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice.first, slice.last));
         arrives(first, move, what, came);
         if (whole) sent_[by] += (count - 1) * source.rows * source.cols;
         for (std::int64_t next = 1; next < count; ++next) {

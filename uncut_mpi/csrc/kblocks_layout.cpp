@@ -70,7 +70,6 @@ class Maker {
     }
 
   private:
-    bool at_home(int matrix, int rank) const { return problem_.at_home(matrix, rank); }
     bool whole() const { return asked_.splits() == 1; }
 
     // Steps of all parts of k in turn, of one round after the other.
@@ -136,10 +135,10 @@ class Maker {
         taken = std::min(no_room, taken + bytes(ld, cols * itemsize));
         return static_cast<int>(made_.buffers.size()) - 1;
     }
-    int operand(int rank, int matrix, std::int64_t rows, std::int64_t cols, bool copied) {
-        if (!copied && at_home(matrix, rank)) return -1;
+    int operand(const KPart &part, int matrix, std::int64_t rows, std::int64_t cols, bool copied) {
+        if (!copied && part.home[matrix]) return -1;
         if (problem_.transposed(matrix)) std::swap(rows, cols);
-        return panel(rank, rows, cols, matrix, false, panel_role);
+        return panel(part.rank, rows, cols, matrix, false, panel_role);
     }
 
     void add_block(const KRequest::Block &asked, int round) {
@@ -165,14 +164,17 @@ class Maker {
         const std::int64_t height = block.rows.size(), width = block.cols.size(), inner = made.k.size();
 
         // One product of all k, which is rounded once.
+        made.home = {problem_.home(matrix_a, made.rank, block.rows, made.k),
+                     problem_.home(matrix_b, made.rank, made.k, block.cols),
+                     problem_.home(matrix_c, made.rank, block.rows, block.cols)};
         const bool copies = alignment.copies[matrix_a] || alignment.copies[matrix_b];
-        const bool resident = at_home(matrix_a, made.rank) && at_home(matrix_b, made.rank) && !copies;
-        const bool once = inner % made.k_step == 0, c_is_here = at_home(matrix_c, made.rank);
+        const bool resident = made.home[matrix_a] && made.home[matrix_b] && !copies;
+        const bool once = inner % made.k_step == 0, c_is_here = made.home[matrix_c] != nullptr;
         const bool in_place = c_is_here && whole() && !alignment.apart && (!problem_.half() || (resident && once));
         const Direct &direct = direct_[c_is_here];
         made.is_direct = direct.any && !alignment.apart && (once || !problem_.half());
-        made.panel[matrix_a] = operand(made.rank, matrix_a, height, inner, alignment.copies[matrix_a]);
-        made.panel[matrix_b] = operand(made.rank, matrix_b, inner, width, alignment.copies[matrix_b]);
+        made.panel[matrix_a] = operand(made, matrix_a, height, inner, alignment.copies[matrix_a]);
+        made.panel[matrix_b] = operand(made, matrix_b, inner, width, alignment.copies[matrix_b]);
         if (in_place) return made;
         std::int64_t down = height, along = width;  // of what is summed apart
         if (problem_.half() && made.is_direct) {
@@ -188,48 +190,61 @@ class Maker {
         return made;
     }
 
-    // The owner of C, or each of its ranks a slice of every column block; or both.
+    // The owners of C, or, also where a part of it is in host memory, each of its ranks a slice of every column block;
+    // or both.
     void add_adders(KBlock &block) {
         std::vector<int> ranks;
         ranks.reserve(block.parts.size());
         for (const KPart &part : block.parts)
             ranks.push_back(part.rank);
         const int count = static_cast<int>(block.num_columns());
-        if (!asked_.at_owner) {
+        bool has_owners = asked_.at_owner;
+        problem_.each_piece(matrix_c, block.rows, block.cols,
+                            [&](const KPiece &piece, Extent, Extent) { has_owners &= !piece.origin.on_host; });
+        if (!has_owners) {
             add_adders(block, ranks, 0, count);
             return;
         }
-        add_adders(block, {problem_.origin[matrix_c].rank}, 0, asked_.first_away);
+        problem_.each_piece(matrix_c, block.rows, block.cols, [&](const KPiece &piece, Extent rows, Extent cols) {
+            add_adder(block, piece.origin.rank, rows, 0, asked_.first_away, [&](Extent of) { return of.common(cols); });
+        });
         if (asked_.first_away < count) add_adders(block, ranks, asked_.first_away, count);
     }
 
-    // An adder for each rank: of column blocks from `begin` to `end` each has a part of the columns, of the others
-    // none.
+    // An adder for each rank, which has a part of the columns.
     void add_adders(KBlock &block, const std::vector<int> &ranks, int begin, int end) {
+        const auto count = static_cast<std::int64_t>(ranks.size());
+        for (std::int64_t number = 0; number < count; ++number)
+            add_adder(block, ranks[static_cast<std::size_t>(number)], block.rows, begin, end,
+                      [&](Extent of) { return part_of(of.size(), count, number).shifted(of.first); });
+    }
+
+    // An adder that has some rows, and of column blocks from `begin` to `end` the columns that `share` says, of the
+    // others none.
+    template <typename Share>
+    void add_adder(KBlock &block, int rank, Extent rows, int begin, int end, const Share &share) {
         const int count = static_cast<int>(block.num_columns());
-        block.adders.reserve(block.adders.size() + ranks.size());
-        for (std::size_t number = 0; number < ranks.size(); ++number) {
-            KAdder adder;
-            adder.rank = ranks[number];
-            adder.slices.reserve(static_cast<std::size_t>(count) + 1);
-            std::int64_t place = 0;
-            for (int at = 0; at < count; ++at) {
-                const std::int64_t start = block.cols.first + block.starts[static_cast<std::size_t>(at)];
-                Extent cols{start, block.cols.first + block.starts[static_cast<std::size_t>(at) + 1]};
-                if (at < begin || at >= end) {
-                    cols.last = start;
-                } else {
-                    cols =
-                        part_of(cols.size(), static_cast<std::int64_t>(ranks.size()), static_cast<std::int64_t>(number))
-                            .shifted(start);
-                }
-                adder.slices.push_back({cols, place});
-                place += cols.size();
+        KAdder adder;
+        adder.rank = rank, adder.rows = rows;
+        adder.slices.reserve(static_cast<std::size_t>(count) + 1);
+        std::int64_t place = 0;
+        Extent all;
+        for (int at = 0; at < count; ++at) {
+            const std::int64_t start = block.cols.first + block.starts[static_cast<std::size_t>(at)];
+            Extent cols{start, block.cols.first + block.starts[static_cast<std::size_t>(at) + 1]};
+            cols = at < begin || at >= end ? Extent{start, start} : share(cols);
+            if (cols.size() <= 0) {
+                cols = {start, start};
+            } else {
+                all = {all.size() > 0 ? all.first : cols.first, cols.last};
             }
-            adder.slices.push_back({{}, place});
-            place_sums(block, adder);
-            block.adders.push_back(std::move(adder));
+            adder.slices.push_back({cols, place});
+            place += cols.size();
         }
+        adder.slices.push_back({{}, place});
+        if (all.size() > 0) adder.home = problem_.home(matrix_c, rank, rows, all);
+        place_sums(block, adder);
+        block.adders.push_back(std::move(adder));
     }
 
     // Of what is formed directly there are no sums.
@@ -237,18 +252,18 @@ class Maker {
         const KPart &one = block.parts.front();
         std::size_t down = block.heights.size() - 1, along = block.num_columns();
         if (one.is_direct) {
-            const Direct &direct = direct_[at_home(matrix_c, one.rank)];
+            const Direct &direct = direct_[one.home[matrix_c] != nullptr];
             down = static_cast<std::size_t>(direct.down), along = static_cast<std::size_t>(direct.along);
         }
-        const std::int64_t height = block.heights[down], width = adder.slices[along].place;
+        const std::int64_t height = adder.rows.common(block.rows_to(down)).size();
+        const std::int64_t width = adder.slices[along].place;
         adder.partial.assign(block.parts.size(), -1);
-        if (!asked_.combines || height == 0 || width == 0) return;
+        if (!asked_.combines || height <= 0 || width == 0) return;
         for (std::size_t part = 0; part < block.parts.size(); ++part)
             if (block.parts[part].rank != adder.rank)
                 adder.partial[part] = panel(adder.rank, height, width, matrix_c, true, staging_role);
         const bool beside = problem_.reads_c || problem_.half();
-        if (beside && !at_home(matrix_c, adder.rank))
-            adder.staging = panel(adder.rank, height, width, matrix_c, false, staging_role);
+        if (beside && !adder.home) adder.staging = panel(adder.rank, height, width, matrix_c, false, staging_role);
     }
 
     const KRequest &asked_;

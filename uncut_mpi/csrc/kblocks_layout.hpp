@@ -19,6 +19,7 @@ struct KPart {
     std::size_t worker = 0;  // of all ranks of all places
     kblocks::Extent k;
     std::array<int, 4> panel{-1, -1, -1, -1};  // of A, B, C and of what is formed directly; -1: the caller's matrix
+    std::array<const KPiece *, 3> home{};      // what of A, B and C is all there where the rank is, else null
     std::int64_t direct_left = 0;              // the first column of the last one, from the block's first column
     bool is_direct = false;                    // whether it forms directly what can be
     std::int64_t k_step = 1;                   // its products have multiples of it along k, but for one with the rest
@@ -26,6 +27,8 @@ struct KPart {
 
 struct KAdder {
     int rank = 0;
+    kblocks::Extent rows;          // of C
+    const KPiece *home = nullptr;  // where all of its C is, null if it is not where the rank is
     struct Slice {
         kblocks::Extent cols;    // of C
         std::int64_t place = 0;  // where they begin in its buffers
@@ -50,6 +53,7 @@ struct KBlock {
         return static_cast<std::size_t>(row) * num_columns() + static_cast<std::size_t>(column);
     }
     std::size_t num_cells() const { return (heights.size() - 1) * num_columns(); }
+    kblocks::Extent rows_to(std::size_t row) const { return {rows.first, rows.first + heights[row]}; }
     kblocks::Extent rows_of(const KMove &move) const {
         return {rows.first + heights[move.top], rows.first + heights[move.bottom]};
     }

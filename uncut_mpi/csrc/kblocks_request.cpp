@@ -10,8 +10,17 @@ constexpr std::int64_t least_multiples = 4;
 
 void check(const KProblem &problem, const KBlocking &how) {
     const auto is_rank = [&](int rank) { return rank >= 0 && rank < problem.num_ranks; };
-    for (const KOrigin &origin : problem.origin)
-        require(is_rank(origin.rank) || (origin.on_host && origin.rank == -1), "a matrix is on a rank or the host");
+    const auto is_buffer = [&](int at) { return at >= 0 && static_cast<std::size_t>(at) < problem.users.size(); };
+    for (const std::vector<KPiece> &pieces : problem.pieces) {
+        std::size_t left = 0;
+        for (const KPiece &one : pieces) {
+            require(is_rank(one.origin.rank) || (one.origin.on_host && one.origin.rank == -1),
+                    "a matrix is on a rank or the host");
+            require(is_buffer(one.buffer) && one.holders >= 1, "a piece is in a buffer");
+            left = left > 0 ? left - 1 : one.holders - 1;
+        }
+        require(left == 0, "a piece has the holders that it says");
+    }
     require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1 && how.multiple >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
     require(problem.dtype < element_types.size(), "there is no such element type");
@@ -78,7 +87,7 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
 
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
     check(problem, how);
-    require(!asked.at_owner || !problem.origin[matrix_c].on_host, "C has an owner where it is combined there");
+    require(!asked.at_owner || problem.on_device(matrix_c), "C has an owner where it is combined there");
     require(asked.first_away >= 0 && asked.first_away <= count_blocks(how.columns, how.halvings),
             "column blocks are combined away from one of them on");
     require(asked.k_starts.size() >= 2, "there is at least one part of k");

@@ -19,6 +19,9 @@ struct Extent {
     std::int64_t size() const { return last - first; }
     Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
     bool meets(Extent other) const { return first < other.last && other.first < last; }
+    bool contains(Extent other) const { return first <= other.first && other.last <= last; }
+    Extent common(Extent other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
+    bool operator==(const Extent &) const = default;
 };
 
 // Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
@@ -33,6 +36,16 @@ inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t numb
 struct KOrigin {
     bool on_host = false;
     int rank = -1;  // -1: host memory of all ranks
+    bool on_device_of(int other) const { return !on_host && rank == other; }
+};
+
+// A rectangle of op(A), op(B) or C in one of the caller's buffers.
+struct KPiece {
+    kblocks::Extent rows, cols;
+    int buffer = 0;
+    std::int64_t row = 0, col = 0;  // where it begins there, as stored
+    KOrigin origin;
+    std::size_t holders = 1;  // that have the same rectangle: this one and those behind it
 };
 
 // What all schedules of one problem on one machine have in common.
@@ -41,9 +54,9 @@ struct KProblem {
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     bool trans_a = false, trans_b = false, reads_c = false;
     std::uint8_t dtype = dtype_f64;
-    std::array<KOrigin, 3> origin;
-    std::array<BufferRecord, 3> users;  // the caller's A, B and C
-    std::int64_t step = 1;              // where blocks of rows and columns start is a multiple of it
+    std::vector<BufferRecord> users;            // the caller's A, B and C
+    std::array<std::vector<KPiece>, 3> pieces;  // of each; those that several have stand together
+    std::int64_t step = 1;                      // where blocks of rows and columns start is a multiple of it
     int most_summands = 8;
     std::int64_t min_slice_bytes = 1;
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
@@ -52,8 +65,33 @@ struct KProblem {
     std::uint8_t accumulator() const { return element_types[dtype].accumulator; }
     std::int64_t itemsize() const { return bytes_of(dtype); }
     std::int64_t accumulator_itemsize() const { return bytes_of(accumulator()); }
-    bool at_home(int matrix, int rank) const { return !origin[matrix].on_host && origin[matrix].rank == rank; }
     bool transposed(int matrix) const { return matrix == matrix_a ? trans_a : matrix == matrix_b ? trans_b : false; }
+    // Whether a part of a matrix lies on a device.
+    bool on_device(int matrix) const {
+        return std::ranges::any_of(pieces[matrix], [](const KPiece &one) { return !one.origin.on_host; });
+    }
+    // Whether a part of a matrix lies on the device of a rank.
+    bool on_device(int matrix, int rank) const {
+        return std::ranges::any_of(pieces[matrix], [&](const KPiece &one) { return one.origin.on_device_of(rank); });
+    }
+    bool has_replicas(int matrix) const {
+        return std::ranges::any_of(pieces[matrix], [](const KPiece &one) { return one.holders > 1; });
+    }
+    // The piece on a rank's device that has all of a rectangle, null if there is none.
+    const KPiece *home(int matrix, int rank, kblocks::Extent rows, kblocks::Extent cols) const {
+        for (const KPiece &one : pieces[matrix])
+            if (one.origin.on_device_of(rank) && one.rows.contains(rows) && one.cols.contains(cols)) return &one;
+        return nullptr;
+    }
+    // Calls for the pieces that together have a rectangle, of those that several have for the first, and for what of
+    // the rectangle each has.
+    template <typename What>
+    void each_piece(int matrix, kblocks::Extent rows, kblocks::Extent cols, const What &what) const {
+        const std::vector<KPiece> &all = pieces[matrix];
+        for (std::size_t at = 0; at < all.size(); at += all[at].holders)
+            if (all[at].rows.meets(rows) && all[at].cols.meets(cols))
+                what(all[at], all[at].rows.common(rows), all[at].cols.common(cols));
+    }
 };
 
 enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2, by_k_and_columns = 3 };

@@ -26,7 +26,7 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
         const std::size_t count = block.num_cells();
         BlockState &state = blocks_.emplace_back();
         state.cells.assign(block.parts.size(), std::vector<Cell>(count));
-        state.c_in.assign(block.adders.size(), std::vector<std::int32_t>(count, -1));
+        state.c_in.assign(block.adders.size(), std::vector<TaskList>(count));
         state.finished.assign(count, 0);
     }
     if (in_stretches()) {
@@ -80,26 +80,47 @@ void Scheduler::take(std::size_t number, const KMove &move) {
 void Scheduler::bring_c(std::size_t number, const KMove &move) {
     const KBlock &block = block_of(number);
     const KPart &part = member(number, move.split);
-    if (!problem_.reads_c || problem_.at_home(matrix_c, part.rank)) return;
+    if (!problem_.reads_c || part.home[matrix_c]) return;
     BlockState &state = blocks_[number];
     const Extent rows = block.rows_of(move);
     const std::size_t cell = block.cell(move.top, move.first);
-    const KOrigin &origin = problem_.origin[matrix_c];
     if (is_direct(part, move)) {
-        const Extent cols = block.cols_of(move);
-        state.cells[static_cast<std::size_t>(move.split)][cell].c_there = copy_in(
-            origin, part.rank, store_.at(block, part, panel_direct, rows, cols), store_.users(matrix_c, rows, cols));
+        state.cells[static_cast<std::size_t>(move.split)][cell].c_there = copy_c_in(
+            part.rank, rows, block.cols_of(move),
+            [&](Extent of_rows, Extent of_cols) { return store_.at(block, part, panel_direct, of_rows, of_cols); });
         return;
     }
     for (std::size_t a = 0; a < block.adders.size(); ++a) {
         const KAdder &adder = block.adders[a];
-        if (adder.rank != part.rank) continue;
+        const Extent own = rows.common(adder.rows);
+        if (adder.rank != part.rank || adder.home || own.size() <= 0) continue;
         each_slice(adder, move, [&](const Columns &slice) {
-            const Region beside = in_staging(adder.staging, block, rows, slice);
             state.c_in[a][block.cell(move.top, slice.block)] =
-                copy_in(origin, part.rank, beside, store_.users(matrix_c, rows, slice.cols));
+                copy_c_in(part.rank, own, slice.cols, [&](Extent of_rows, Extent of_cols) {
+                    return in_staging(adder.staging, adder, of_rows, slice.part(of_cols));
+                });
         });
     }
+}
+
+template <typename There>
+TaskList Scheduler::copy_c_in(int rank, Extent rows, Extent cols, const There &there) {
+    TaskList copies{static_cast<std::int32_t>(c_copies_.size()), 0};
+    problem_.each_piece(matrix_c, rows, cols, [&](const KPiece &from, Extent of_rows, Extent of_cols) {
+        const Region source = store_.users(matrix_c, from, of_rows, of_cols);
+        c_copies_.push_back(copy_in(from.origin, rank, there(of_rows, of_cols), source));
+        ++copies.count;
+    });
+    return copies;
+}
+
+template <typename From>
+void Scheduler::copy_c_out(int rank, Extent rows, Extent cols, const KPiece *but, const From &from, Tasks awaits) {
+    problem_.each_piece(matrix_c, rows, cols, [&](const KPiece &first, Extent of_rows, Extent of_cols) {
+        for (const KPiece &to : std::span<const KPiece>(&first, first.holders))
+            if (&to != but)
+                copy_out(rank, to.origin, store_.users(matrix_c, to, of_rows, of_cols), from(of_rows, of_cols), awaits);
+    });
 }
 
 void Scheduler::multiply_here(std::size_t number, KMove move, int most) {
@@ -159,9 +180,9 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
         reads[num_reads++] = {target, one};
     } else if (in_place(part, move) && problem_.reads_c) {
         reads[num_reads++] = {target, beta};
-    } else if (corner.c_there >= 0) {
+    } else if (corner.c_there.count > 0) {
         reads[num_reads++] = {target, beta};
-        awaits_.push_back(corner.c_there);
+        await_all(corner.c_there);
     }
     ByLane before = on_no_lane;  // what this part's sums so far were made by
     each_cell(block, move, [&](std::size_t at) {
@@ -190,69 +211,87 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
 void Scheduler::finish_part(std::size_t number, const KMove &move) {
     const KBlock &block = block_of(number);
     const KPart &front = block.parts.front();
-    if (in_place(front, move)) return;
-    const Extent rows = block.rows_of(move);
+    const Extent all_rows = block.rows_of(move);
+    const auto made_by = [&](std::size_t p) {
+        ByLane last = on_no_lane;
+        each_cell(block, move, [&](std::size_t at) {
+            for (std::size_t lane = 0; lane < last.size(); ++lane)
+                last[lane] = std::max(last[lane], blocks_[number].cells[p][at].products[lane]);
+        });
+        return last;
+    };
+    if (in_place(front, move)) {
+        const KPiece &home = *front.home[matrix_c];
+        if (problem_.has_replicas(matrix_c))
+            copy_c_out(
+                front.rank, all_rows, block.cols_of(move), &home,
+                [&](Extent rows, Extent cols) { return store_.users(matrix_c, home, rows, cols); }, made_by(0));
+        return;
+    }
     const bool sums = layout_.request.combines && !is_direct(front, move);
     for (std::size_t a = 0; a < block.adders.size(); ++a) {
         const KAdder &adder = block.adders[a];
+        const Extent rows = all_rows.common(adder.rows);
+        if (rows.size() <= 0) continue;
         each_slice(adder, move, [&](const Columns &slice) {
-            const Region target = store_.users(matrix_c, rows, slice.cols);
+            const auto target = [&](Extent cols) { return store_.users(matrix_c, *adder.home, rows, cols); };
             std::vector<Summand> &summands = summands_;
             summands.clear();
             for (std::size_t p = 0; p < block.parts.size(); ++p) {
                 const KPart &part = block.parts[p];
                 const Region own = store_.at(block, part, panel_of_c(part, move), rows, slice.cols);
-                ByLane last = on_no_lane;
-                each_cell(block, move, [&](std::size_t at) {
-                    for (std::size_t lane = 0; lane < last.size(); ++lane)
-                        last[lane] = std::max(last[lane], blocks_[number].cells[p][at].products[lane]);
-                });
-                if (part.rank == adder.rank) {
+                const ByLane last = made_by(p);
+                const bool stays = part.rank == adder.rank && (sums || !adder.home);
+                if (stays) {
                     summands.push_back({own, last});
                     continue;
                 }
-                const Region there = sums ? in_staging(adder.partial[p], block, rows, slice) : target;
+                const Region there = sums ? in_staging(adder.partial[p], adder, rows, slice) : target(slice.cols);
                 summands.push_back({there, {push_result(part.rank, adder.rank, there, own, last), -1}});
             }
             Summand out = summands.front();
-            if (sums) out = combine(number, a, move, slice, summands, target);
-            if (!problem_.at_home(matrix_c, adder.rank))
-                copy_out(adder.rank, problem_.origin[matrix_c], target, out.region, out.made_by);
+            if (sums) out = combine(number, a, move, slice, rows, summands);
+            if (adder.home && !problem_.has_replicas(matrix_c)) return;
+            const auto part_of_out = [&](Extent of_rows, Extent of_cols) {
+                return Region{out.region.buffer, out.region.row + of_rows.first - rows.first,
+                              out.region.col + of_cols.first - slice.cols.first, of_rows.size(), of_cols.size()};
+            };
+            copy_c_out(adder.rank, rows, slice.cols, adder.home, part_of_out, out.made_by);
         });
     }
 }
 
-Summand Scheduler::combine(std::size_t number, std::size_t a, const KMove &move, const Columns &slice,
-                           std::vector<Summand> &summands, const Region &target) {
+Summand Scheduler::combine(std::size_t number, std::size_t a, const KMove &move, const Columns &slice, Extent rows,
+                           std::vector<Summand> &summands) {
     const KBlock &block = block_of(number);
     const KAdder &adder = block.adders[a];
     const std::int32_t on = compute(adder.rank, sum_lane + sums_[static_cast<std::size_t>(adder.rank)]++ % sum_lanes);
     const auto most = static_cast<std::size_t>(problem_.most_summands), room = most - (problem_.reads_c ? 1 : 0);
-    auto sum_up = [&](std::size_t count, const Region &into, bool with_c, const Region &c, std::int32_t c_task) {
+    auto sum_up = [&](std::size_t count, const Region &into, const Region *c, const TaskList &c_copies) {
         summed_.clear();
         awaits_.clear();
         for (std::size_t s = 0; s < count; ++s) {
             summed_.push_back({summands[s].region});
             awaits_.insert(awaits_.end(), summands[s].made_by.begin(), summands[s].made_by.end());
         }
-        if (with_c) {
-            summed_.push_back({c, beta});
-            awaits_.push_back(c_task);
+        if (c) {
+            summed_.push_back({*c, beta});
+            await_all(c_copies);
         }
         return task(combine_task, on, into, summed_, awaits_);
     };
     while (summands.size() > room) {
         const Region into = summands.front().region;
         const std::size_t count = std::min(most, summands.size());
-        const std::int32_t sum = sum_up(count, into, false, into, -1);
+        const std::int32_t sum = sum_up(count, into, nullptr, {});
         summands.erase(summands.begin() + 1, summands.begin() + static_cast<std::ptrdiff_t>(count));
         summands.front() = {into, {sum, -1}};
     }
-    const bool home = problem_.at_home(matrix_c, adder.rank);
-    const Region beside = in_staging(adder.staging, block, block.rows_of(move), slice);
-    const Region out = home ? target : problem_.half() ? beside : summands.front().region;
+    const Region c = adder.home ? store_.users(matrix_c, *adder.home, rows, slice.cols)
+                                : in_staging(adder.staging, adder, rows, slice);
+    const Region out = adder.home || problem_.half() ? c : summands.front().region;
     return {out,
-            {sum_up(summands.size(), out, problem_.reads_c, home ? target : beside,
+            {sum_up(summands.size(), out, problem_.reads_c ? &c : nullptr,
                     blocks_[number].c_in[a][block.cell(move.top, slice.block)]),
              -1}};
 }

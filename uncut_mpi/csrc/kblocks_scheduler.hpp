@@ -27,10 +27,15 @@ namespace kblocks {
 // COMBINEs of a rank take turns on two lanes: each waits for a flag, and runs while the next one waits.
 constexpr int sum_lane = 1, sum_lanes = 2;
 
+// Tasks that stand together in a list.
+struct TaskList {
+    std::int32_t first = 0, count = 0;
+};
+
 // A part of C where a row block and a column block cross, in a panel.
 struct Cell {
     bool begun = false;            // whether it has a product
-    std::int32_t c_there = -1;     // copy that put C into the panel, -1 for none
+    TaskList c_there;              // copies that put C into the panel
     ByLane products = on_no_lane;  // the last ones
 };
 
@@ -54,6 +59,7 @@ struct Delivery {
     };
     Piece what;
     KMove move;
+    KOrigin origin;
     Region source;
     double bytes;
     std::vector<Taker> takers;
@@ -81,7 +87,7 @@ class Scheduler {
 
     // Whether all fetches of a stretch of k are looked at together.
     bool in_stretches() const {
-        const bool from_devices = !problem_.origin[matrix_a].on_host || !problem_.origin[matrix_b].on_host;
+        const bool from_devices = problem_.on_device(matrix_a) || problem_.on_device(matrix_b);
         return problem_.serial_copies || (how_.earliest && from_devices);
     }
 
@@ -95,9 +101,7 @@ class Scheduler {
 
     bool is_shared(int matrix, const Blocks &blocks, int split) const;
     // Whether a rank has to be sent what it needs of A or B. What holds it may copy it for itself.
-    bool takes(int matrix, const KPart &part) const {
-        return part.panel[matrix] >= 0 && !problem_.at_home(matrix, part.rank);
-    }
+    bool takes(int matrix, const KPart &part) const { return part.panel[matrix] >= 0 && !part.home[matrix]; }
 
     // -- who ---------------------------------------------------------------------------------
 
@@ -130,14 +134,14 @@ class Scheduler {
                 what(block.cell(row, column));
     }
     bool is_direct(const KPart &part, const KMove &move) const {
-        return part.is_direct && (problem_.at_home(matrix_c, part.rank) ? move.direct_at_home : move.direct);
+        return part.is_direct && (part.home[matrix_c] ? move.direct_at_home : move.direct);
     }
     int panel_of_c(const KPart &part, const KMove &move) const {
         return is_direct(part, move) ? panel_direct : matrix_c;
     }
     // Whether a rank forms this part of C where the caller has it.
     bool in_place(const KPart &part, const KMove &move) const {
-        return problem_.at_home(matrix_c, part.rank) && part.panel[panel_of_c(part, move)] < 0;
+        return part.home[matrix_c] && part.panel[panel_of_c(part, move)] < 0;
     }
 
     // -- tasks -------------------------------------------------------------------------------
@@ -180,16 +184,16 @@ class Scheduler {
 
     // -- A and B -----------------------------------------------------------------------------
 
-    // Calls for each matrix, blocks that share a band of rows of A or columns of B, and how many of these a block has.
+    // Calls for each matrix, blocks that share a band of rows of A or columns of B, and which of these a block has.
     template <typename What>
     void each_group(const What &what) const {
         for (std::size_t r = 0; r < blocks_of_row_.size(); ++r) {
             const KRequest::Round &round = layout_.request.rounds[r];
             for (int row = 0; row < round.rows; ++row)
                 what(matrix_a, blocks_of_row_[r][static_cast<std::size_t>(row)],
-                     [&](const KBlock &) { return band(round, row).size(); });
+                     [&](const KBlock &) { return band(round, row); });
             for (const Blocks &blocks : blocks_of_col_[r])
-                what(matrix_b, blocks, [](const KBlock &block) { return block.cols.size(); });
+                what(matrix_b, blocks, [](const KBlock &block) { return block.cols; });
         }
     }
 
@@ -203,7 +207,7 @@ class Scheduler {
     // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
     // alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
     // origin's next copy finds its target's port free.
-    std::int64_t first_taker(int matrix, int split) const;
+    std::int64_t first_taker(const KOrigin &origin, int split) const;
 
     // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
     // between all their cuts go when the first of them needs them.
@@ -214,6 +218,7 @@ class Scheduler {
 
     // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
     void fetch_rows(int matrix, const Blocks &blocks, const KMove &move, Extent of_a);
+    void fetch_piece(const Piece &what, const KPiece &from, const Blocks &blocks, const KMove &move);
 
     int rank_of(std::size_t block, const KMove &move) const { return member(block, move.split).rank; }
     // What a step brings to a block; of A these rows.
@@ -225,14 +230,13 @@ class Scheduler {
     Region here(std::size_t number, const KMove &move, const Piece &what) const {
         return store_.at(block_of(number), member(number, move.split), what.matrix, rows_of(what), cols_of(what));
     }
-    Region users(const Piece &what) const { return store_.users(what.matrix, rows_of(what), cols_of(what)); }
     static Extent rows_of(const Piece &what) { return what.matrix == matrix_a ? what.across : what.k; }
     static Extent cols_of(const Piece &what) { return what.matrix == matrix_a ? what.k : what.across; }
     void arrives(std::size_t block, const KMove &move, const Piece &what, std::int32_t task) {
         store_.arrives(member(block, move.split).worker, what, task);
     }
-    // Elements that a rank alone needs of what is where a matrix is.
-    std::int64_t needed_alone(int matrix, std::size_t block, int split) const;
+    // Elements that a rank alone needs of matrices with a part on the device of a piece.
+    std::int64_t needed_alone(const KOrigin &origin, std::size_t block, int split) const;
 
     // -- A and B between devices, each copy when its ports are free: kblocks_delivery.cpp ------
 
@@ -257,6 +261,7 @@ class Scheduler {
         int block;  // the first one
         Extent cols;
         std::int64_t place;
+        Columns part(Extent of) const { return {block, of, place + of.first - cols.first}; }
     };
     template <typename What>
     static void each_slice(const KAdder &adder, const KMove &move, const What &what) {
@@ -273,14 +278,23 @@ class Scheduler {
         }
         if (slice.cols.size() > 0) what(slice);
     }
-    Region in_staging(int buffer, const KBlock &block, Extent rows, const Columns &slice) const {
-        return store_.beside(block, buffer, rows, slice.place, slice.cols.size());
+    Region in_staging(int buffer, const KAdder &adder, Extent rows, const Columns &slice) const {
+        return store_.beside(adder, buffer, rows, slice.place, slice.cols.size());
+    }
+    // Brings a rectangle of C to where it is added to, and returns the copies.
+    template <typename There>
+    TaskList copy_c_in(int rank, Extent rows, Extent cols, const There &there);
+    // Copies a rectangle of C to all that have it, but for what is where it comes from.
+    template <typename From>
+    void copy_c_out(int rank, Extent rows, Extent cols, const KPiece *but, const From &from, Tasks awaits);
+    void await_all(const TaskList &list) {
+        awaits_.insert(awaits_.end(), c_copies_.begin() + list.first, c_copies_.begin() + list.first + list.count);
     }
 
     // Whether a rank has all that its products need from the start.
     bool resident(const KPart &part) const {
-        const bool awaits_c = layout_.any_direct && part.is_direct &&
-                              !(problem_.at_home(matrix_c, part.rank) && part.panel[matrix_c] < 0);
+        const bool awaits_c =
+            layout_.any_direct && part.is_direct && !(part.home[matrix_c] && part.panel[matrix_c] < 0);
         return has_operands(part) && !awaits_c;
     }
     static bool has_operands(const KPart &part) { return part.panel[matrix_a] < 0 && part.panel[matrix_b] < 0; }
@@ -296,14 +310,14 @@ class Scheduler {
     // Adds up what its ranks have of a part of C, and hands it on.
     void finish_part(std::size_t block, const KMove &move);
 
-    Summand combine(std::size_t block, std::size_t a, const KMove &move, const Columns &slice,
-                    std::vector<Summand> &summands, const Region &target);
+    Summand combine(std::size_t block, std::size_t a, const KMove &move, const Columns &slice, Extent rows,
+                    std::vector<Summand> &summands);
 
     // What becomes of one block of C.
     struct BlockState {
-        std::vector<std::vector<Cell>> cells;         // for each part of k
-        std::vector<std::vector<std::int32_t>> c_in;  // per adder and cell
-        std::vector<int> finished;                    // per cell: parts of k that have
+        std::vector<std::vector<Cell>> cells;     // for each part of k
+        std::vector<std::vector<TaskList>> c_in;  // per adder and cell: copies of C
+        std::vector<int> finished;                // per cell: parts of k that have
     };
 
     const KLayout &layout_;
@@ -314,6 +328,7 @@ class Scheduler {
     std::vector<std::vector<Blocks>> blocks_of_row_, blocks_of_col_;  // of each round
     std::vector<Operand> summed_;                                     // of one COMBINE
     std::vector<std::int32_t> awaits_;                                // of one task
+    std::vector<std::int32_t> c_copies_;                              // what lists of them are parts of
     bool residents_begun_ = false;
     std::vector<int> sums_;                                        // COMBINEs of each rank so far
     std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split

@@ -46,16 +46,19 @@ class Store {
     virtual Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const = 0;
 
     // Where an adder has some of its columns of C, or of what a part of k brings, by the buffer.
-    virtual Region beside(const KBlock &block, int buffer, Extent rows, std::int64_t place,
+    virtual Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
                           std::int64_t columns) const = 0;
 
     // Takes note of what a task reads and overwrites, before it is emitted. Returns tasks to await: those that read
     // what it overwrites. They live until this is called again.
     virtual Tasks take_note(std::int32_t task, const Region &overwritten, std::span<const Operand> read) = 0;
 
-    // A rectangle of op(A), op(B) or C in the caller's matrix, which is the buffer of its number.
-    Region users(int matrix, Extent rows, Extent cols) const {
-        return stored(matrix, rows, cols, problem_.transposed(matrix));
+    // A rectangle of op(A), op(B) or C where the caller has it.
+    Region users(int matrix, const KPiece &piece, Extent rows, Extent cols) const {
+        Region found = stored(piece.buffer, rows.shifted(-piece.rows.first), cols.shifted(-piece.cols.first),
+                              problem_.transposed(matrix));
+        found.row += piece.row, found.col += piece.col;
+        return found;
     }
 
     void arrives(std::size_t worker, const Piece &what, std::int32_t task) {
@@ -126,16 +129,17 @@ class Panels final : public Store {
     using Store::Store;
 
     Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const override {
-        if (part.panel[panel] < 0) return users(std::min(panel, matrix_c), rows, cols);
+        const int matrix = std::min(panel, matrix_c);
+        if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
         const std::int64_t top = panel == matrix_b ? part.k.first : block.rows.first;
         const std::int64_t left = panel == matrix_a       ? part.k.first
                                   : panel == panel_direct ? block.cols.first + part.direct_left
                                                           : block.cols.first;
         return stored(part.panel[panel], rows.shifted(-top), cols.shifted(-left), problem_.transposed(panel));
     }
-    Region beside(const KBlock &block, int buffer, Extent rows, std::int64_t place,
+    Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
                   std::int64_t columns) const override {
-        return {buffer, rows.first - block.rows.first, place, rows.size(), columns};
+        return {buffer, rows.first - adder.rows.first, place, rows.size(), columns};
     }
     Tasks take_note(std::int32_t, const Region &, std::span<const Operand>) override { return {}; }
 };

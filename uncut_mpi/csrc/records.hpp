@@ -55,6 +55,10 @@ struct TaskRecord {
     std::uint16_t num_operands = 0;
     std::int32_t rank = 0, lane = 0, group = -1, first_operand = 0, first_await = 0, num_awaits = 0;
 };
+struct PieceRecord {
+    std::int32_t buffer = 0, turned = 0;
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0, top = 0, left = 0;
+};
 struct OperandRecord {
     std::int32_t region = 0;
     std::uint8_t factor = 0, op = 0;
@@ -98,7 +102,7 @@ struct BoundOperandRecord {
 };
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
               sizeof(LaneRecord) == 16 && sizeof(BufferRecord) == 40 && sizeof(OperationRecord) == 28 &&
-              sizeof(BoundOperandRecord) == 40);
+              sizeof(BoundOperandRecord) == 40 && sizeof(PieceRecord) == 56);
 
 // Rows of a panel's padding behind a region, which belong to nobody: a product may compute so many more. At most 255.
 inline std::uint8_t room_behind(const RegionRecord &region, const BufferRecord &buffer) {

@@ -18,7 +18,7 @@ from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, moves
-from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_table
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_pieces, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import MAX_SUMMANDS
@@ -38,11 +38,8 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         trans_b=problem.trans_b == "T",
         reads_c=problem.reads_c,
         dtype=problem.dtype,
-        origins=[
-            (placement.in_host(matrix), -1 if owner is None else owner)
-            for matrix, owner in ((matrix, placement.owner_of(matrix)) for matrix in MATRICES)
-        ],
         buffers=user_table(machine.num_ranks, problem, placement),
+        pieces=user_pieces(problem, placement),
         step=elements_aligned(problem),  # a transposed B is aligned along n
         most_summands=MAX_SUMMANDS,
         min_slice_bytes=MIN_SLICE_BYTES,

@@ -57,11 +57,9 @@ def _verify_user_buffers(schedule: Schedule) -> None:
         parts = schedule.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
         if len(own) > len(parts) == 1:
             raise ScheduleError(f"buffers {own[0]} and {own[1]} are both the caller's {matrix.name}")
-        held = [_verify_user_buffer(schedule, at, matrix, parts) for at in own]
-        twice = [at for at, part in zip(own, held, strict=True) if held.count(part) > 1]
-        if twice:
-            raise ScheduleError(f"buffers {twice[0]} and {twice[1]} are the same part of the caller's {matrix.name}")
-        missing = [part for part in parts if part not in held]
+        missing = [*parts]
+        for at in own:
+            missing.remove(_verify_user_buffer(schedule, at, matrix, missing))
         if missing and matrix is Matrix.C and problem.m and problem.n:
             what = "" if len(parts) == 1 else f", rows {missing[0].rows} and columns {missing[0].cols}"
             raise ScheduleError(f"no buffer is the caller's C{what}")
@@ -71,7 +69,7 @@ def _verify_user_buffers(schedule: Schedule) -> None:
 
 
 def _verify_user_buffer(schedule: Schedule, at: int, matrix: Matrix, parts: Sequence[Part]) -> Part:
-    """Check one buffer and return which part it is."""
+    """Check one buffer and return which of some parts it is."""
     where, _, _, dtype, _, rows, cols, ld, offset = schedule.buffers[at].tolist()
     what = f"buffer {at} is the caller's {matrix.name}"
     pieces = schedule.pieces[schedule.pieces["buffer"] == at].tolist()
@@ -79,10 +77,10 @@ def _verify_user_buffer(schedule: Schedule, at: int, matrix: Matrix, parts: Sequ
         raise ScheduleError(f"{what} but there are {len(pieces)} pieces that say what it holds")
     ((_, turned, row, col, height, width, top, left),) = pieces
     same = [part for part in parts if (part.rows[0], part.cols[0]) == (top, left)]
-    here = [part for part in same if location_index(part.location, schedule.num_ranks) == where]
     if not same:
-        raise ScheduleError(f"{what} but holds a piece at row {top} and column {left}, where no part begins")
-    part = (here or same)[0]
+        raise ScheduleError(f"{what} but holds a piece at row {top} and column {left}, where no part of it is left")
+    here = [part for part in same if location_index(part.location, schedule.num_ranks) == where]
+    part = next((part for part in here if part.ld == ld), (here or same)[0])
     if not here:
         raise ScheduleError(f"{what} but does not lie at {part.location}")
     shape = part.stored_shape
