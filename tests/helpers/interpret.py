@@ -13,9 +13,11 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
+from tests.helpers.layouts import user_places
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +103,14 @@ def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -
     memory = _allocate(schedule, data)
     for task in global_order(schedule) if order is None else order:
         _run(schedule, memory, int(task), data)
-    outside = memory[2][schedule.problem.m :, :]
-    assert np.isnan(outside.astype(np.float64)).all(), "a task wrote between the columns of C"
-    return memory[2][: schedule.problem.m, :]
+    result = np.full_like(data.c, np.nan)
+    known = np.zeros(result.shape, bool)
+    for at, there, place in user_places(schedule, Matrix.C):
+        outside = memory[at][int(schedule.buffers["rows"][at]) :, :]
+        assert np.isnan(outside.astype(np.float64)).all(), "a task wrote between the columns of C"
+        assert np.array_equal(memory[at][there][known[place]], result[place][known[place]], equal_nan=True), "replicas"
+        result[place], known[place] = memory[at][there], True
+    return result
 
 
 def mismatch(schedule: Schedule, data: Data, order: np.ndarray | None = None) -> str:
@@ -122,9 +129,10 @@ def _allocate(schedule: Schedule, data: Data) -> list[np.ndarray]:
     for record in schedule.buffers:
         dtype = DType(int(record["dtype"])).numpy
         array = np.full((int(record["ld"]), int(record["cols"])), np.nan, dtype, order="F")
-        if record["role"] == Role.USER:
-            array[: int(record["rows"]), :] = (data.a, data.b, data.c)[int(record["matrix"])]
         memory.append(array)
+    for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
+        for at, there, place in user_places(schedule, matrix):
+            memory[at][there] = values[place]
     return memory
 
 

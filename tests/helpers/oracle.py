@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.helpers.layouts import user_places
 from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
 
 ALPHA, BETA = 2**0.5, 3**0.5
 VALUE = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: ALPHA, Factor.BETA: BETA}
@@ -35,14 +37,13 @@ def wrong_result(schedule: Schedule) -> str:
     problem = schedule.problem
     rng = np.random.default_rng(7)
     memory = [np.full((row["rows"], row["cols"]), np.nan) for row in schedule.buffers]
-    user = {}
-    for at, row in enumerate(schedule.buffers):
-        if row["role"] == Role.USER:
-            matrix = Matrix(row["matrix"])
-            if problem.reads_c if matrix is Matrix.C else problem.has_product:
-                memory[at][...] = rng.uniform(-1, 1, memory[at].shape)
-            user[matrix] = at
-    before = {matrix: memory[at].copy() for matrix, at in user.items()}
+    before = {}
+    for matrix in MATRICES:
+        before[matrix] = np.full(problem.shape_of(matrix), np.nan)
+        if problem.reads_c if matrix is Matrix.C else problem.has_product:
+            before[matrix][...] = rng.uniform(-1, 1, before[matrix].shape)
+        for at, there, place in user_places(schedule, matrix):
+            memory[at][there] = before[matrix][place]
     expected = np.zeros((problem.m, problem.n))
     if problem.has_product:
         a = before[Matrix.A] if problem.trans_a == "N" else before[Matrix.A].T
@@ -55,9 +56,14 @@ def wrong_result(schedule: Schedule) -> str:
         if fault:
             return fault
     for matrix in (Matrix.A, Matrix.B):
-        if not np.array_equal(memory[user[matrix]], before[matrix], equal_nan=True):
-            return f"{matrix.name} was changed"
-    return "" if np.allclose(memory[user[Matrix.C]], expected, rtol=1e-9, atol=1e-9) else "values"
+        for at, there, place in user_places(schedule, matrix):
+            if not np.array_equal(memory[at][there], before[matrix][place], equal_nan=True):
+                return f"{matrix.name} was changed"
+    good = [
+        np.allclose(memory[at][there], expected[place], rtol=1e-9, atol=1e-9)
+        for at, there, place in user_places(schedule, Matrix.C)
+    ]
+    return "" if all(good) else "values"
 
 
 def _run_task(schedule: Schedule, task: int, memory: list[np.ndarray]) -> str:

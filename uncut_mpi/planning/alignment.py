@@ -10,10 +10,11 @@ slow as three. What it costs (copies, sums, products more, each with its fixed t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import Part
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import HALVINGS, Move, Step, Steps, block_edges
 from uncut_mpi.planning.schedule import Matrix
@@ -59,7 +60,7 @@ def choose_alignment(
     machine: Machine,
     rank: int,
     part: tuple[range, range, range],
-    homes: Collection[Matrix],
+    homes: Mapping[Matrix, Part],
     steps: Steps,
     *,
     may_sum_apart: bool,
@@ -76,8 +77,8 @@ def choose_alignment(
         Whose products.
     part : tuple of range
         The rank's rows and columns of C, and its part of k.
-    homes : collection of Matrix
-        What lies on this rank's device.
+    homes : mapping of Matrix to Part
+        What lies on this rank's device, and the part that has it.
     steps : Steps
         Of its part of k.
     may_sum_apart : bool
@@ -91,12 +92,16 @@ def choose_alignment(
     rows, cols, inner = part
     step, item = elements_aligned(problem), problem.dtype.itemsize
     along_k = problem.trans_a == "T" or problem.trans_b == "N"
-    begins = {
-        Matrix.A: (problem.lda, rows.start, len(rows)) if problem.trans_a == "N" else (problem.lda, inner.start),
-        Matrix.B: (problem.ldb, inner.start if problem.trans_b == "N" else cols.start),
-        Matrix.C: (problem.ldc, rows.start, len(rows)),
+    along_columns = {  # what is stored one after the other
+        Matrix.A: (rows.start, len(rows)) if problem.trans_a == "N" else (inner.start,),
+        Matrix.B: (inner.start if problem.trans_b == "N" else cols.start,),
+        Matrix.C: (rows.start, len(rows)),
     }
-    wrong = [one for one, extents in begins.items() if one in homes and any(extent % step for extent in extents)]
+    wrong = [
+        one
+        for one, (start, *extents) in along_columns.items()
+        if one in homes and any(extent % step for extent in (homes[one].ld, start - homes[one].rows[0], *extents))
+    ]
     copied = tuple(one for one in wrong if one != Matrix.C)
     rest = along_k and len(inner) % step > 0
     stays = (problem.trans_a == "T" and len(rows) % step > 0) or (Matrix.C in wrong and not may_sum_apart)

@@ -73,6 +73,7 @@ def schedule(
     machine.check_ranks(num_ranks)
     if not problem.has_product:
         raise PlanError("bands schedules products; C is only scaled here")
+    placement.whole()  # else refused
     if placement.in_host():
         raise PlanError(
             f"bands are sent between devices only, but A, B and C are at {placement}: place all three on devices, or "

@@ -19,7 +19,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import ALIGNMENT
-from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
+from uncut_mpi.planning.grid import ProcessGrid, block_starts, counted_starts, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 
 MIN_TILE: Final = 128
@@ -145,7 +145,8 @@ def block_bounds(
         if shares is None:
             bounds.append(tuple(block_starts(extent, blocks)))
             continue
-        bounds.append(tuple(share_starts(extent, shares, share_step(problem, extent, shares))))
+        counted = counted_starts(extent, shares)
+        bounds.append(tuple(counted or share_starts(extent, shares, share_step(problem, extent, shares))))
     return bounds[0], bounds[1]
 
 

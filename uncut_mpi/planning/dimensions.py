@@ -36,6 +36,7 @@ from uncut_mpi.planning.options import (
 from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.shares import arrange, fit_shares
+from uncut_mpi.planning.stationary import stationary_grids
 
 _TILES: Final = 6
 _ALL_COUNTS: Final = 12
@@ -237,6 +238,14 @@ class Dimensions:
 
     # -- dimensions of kblocks -------------------------------------------------------------
 
+    def stationary(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Grids on which a matrix in parts stays where it is."""
+        if asked.devices is not None or _is_cut(asked):
+            return
+        for one in stationary_grids(self._problem, self._placement):
+            if asked.blocking.splits in (0, one.splits):
+                yield {**one.changes(), **_blocked(best, splits=one.splits)}
+
     def corners(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """One row of ranks, one column of them, and all ranks sharing k."""
         ranks = best.options.devices or tuple(range(self._num_ranks))
@@ -276,7 +285,7 @@ class Dimensions:
         for rows, cols, splits in chosen:
             if asked.blocking.splits in (0, splits) and not self._behind(best, (rows, cols), splits):
                 changes = {"devices": ranks} if asked.devices is not None else self.placed(ranks, (rows, cols))
-                shares = {"row_shares": None, "col_shares": None, "areas": None, **changes}
+                shares = {"row_shares": None, "col_shares": None, "k_shares": None, "areas": None, **changes}
                 yield {**shares, "grid": (rows, cols), **_blocked(best, splits=splits)}
 
     def _behind(self, best: Candidate, grid: tuple[int, int], splits: int) -> bool:
@@ -419,7 +428,7 @@ class Dimensions:
             if whole:
                 cut = min(whole, key=lambda one: one.value).options
                 places = {name: getattr(cut, name) for name in ("grid", "devices", "row_shares", "col_shares", "areas")}
-                yield {**places, **_blocked(best, **long, splits=1)}
+                yield {**places, "k_shares": None, **_blocked(best, **long, splits=1)}
 
     def growths(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """How fast k-blocks grow."""
@@ -479,7 +488,8 @@ class Dimensions:
             # Rows and columns of all ranks are among `corners`; those of many are too long.
             long = [(1, count), (count, 1)] if 1 < count < min(self._num_ranks, _ALL_COUNTS) else []
             for grid in (None, *long):
-                yield {"areas": None, **self.placed(ranks, grid), "grid": grid, **_blocked(best, splits=1)}
+                whole = {"areas": None, "k_shares": None, **_blocked(best, splits=1)}
+                yield {**whole, **self.placed(ranks, grid), "grid": grid}
 
     def alone(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """One owner of A, B or C by itself, all of k in one block: for what is too small to be shared."""
@@ -489,7 +499,8 @@ class Dimensions:
         block = given.block or max(inner, given.first, 1)
         whole = {"splits": 1, "block": block, "first": given.first or block, "columns": given.columns or 1}
         for owner in self._owners:
-            yield {"grid": None, "areas": None, **self.placed((owner,), None), **_blocked(best, **whole)}
+            anywhere = {"grid": None, "areas": None, "k_shares": None}
+            yield {**anywhere, **self.placed((owner,), None), **_blocked(best, **whole)}
 
     def is_alone(self, one: Candidate) -> bool:
         """Whether a candidate of `kblocks` is one rank's, with all of k in one block."""
@@ -568,6 +579,11 @@ class Dimensions:
         """Whether all of A, B and C is in memory of devices."""
         return not self._placement.in_host()
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether a matrix is in parts."""
+        return self._placement.in_parts
+
     @functools.cached_property
     def _owners(self) -> list[int]:
         """The ranks on whose devices A, B or C is."""
@@ -621,7 +637,8 @@ def _no_long_grid(count: int) -> int:
 
 def _is_cut(asked: ScheduleOptions) -> bool:
     """Whether the caller has said how C is cut: by a grid, by shares or by areas."""
-    return any(one is not None for one in (asked.grid, asked.row_shares, asked.col_shares, asked.areas))
+    shares = asked.row_shares, asked.col_shares, asked.k_shares
+    return any(one is not None for one in (asked.grid, *shares, asked.areas))
 
 
 def _in_columns(speeds: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, ...], ...]:

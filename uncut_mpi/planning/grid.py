@@ -97,6 +97,13 @@ def block_starts(extent: int, blocks: int) -> list[int]:
     return [index * size + min(index, remainder) for index in range(blocks + 1)]
 
 
+def counted_starts(extent: int, shares: Sequence[float]) -> list[int] | None:
+    """Return where blocks start whose sizes are the shares, and `extent` at the end; None if they are no sizes."""
+    if math.fsum(shares) != extent or not all(float(share).is_integer() for share in shares):
+        return None
+    return [*itertools.accumulate(map(int, shares), initial=0)]
+
+
 def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
     """
     Return where contiguous blocks proportional to `shares` start, and `extent` at the end.

@@ -35,7 +35,7 @@ could begin at one time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -46,7 +46,8 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import check_capacity, room_for_panels, user_pieces
-from uncut_mpi.planning.grid import block_starts
+from uncut_mpi.planning.decomposition import share_step
+from uncut_mpi.planning.grid import block_starts, counted_starts, share_starts
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, Dealt, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
@@ -146,8 +147,7 @@ class Planner:
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         cut = self._cut(len(devices) // how.splits, options)
-        # Parts of k that have any come first.
-        k_starts = block_starts(self.problem.k, min(how.splits, self.problem.k))
+        k_starts = _k_starts(self.problem, how.splits, options.k_shares)
         dealt = Dealt(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
         check_steps(dealt, how)
         aligns = aligns and self.aligns
@@ -179,6 +179,14 @@ class Planner:
         return Partition.of_areas(self.problem, options.areas)
 
 
+def _k_starts(problem: GemmProblem, splits: int, shares: Sequence[float] | None) -> list[int]:
+    """Return where parts of k start, and k; those that have any come first."""
+    splits = min(splits, problem.k)
+    if shares is None or len(shares) > splits:
+        return block_starts(problem.k, splits)
+    return counted_starts(problem.k, shares) or share_starts(problem.k, shares, share_step(problem, problem.k, shares))
+
+
 class Prepared:
     """
     What there is to compute, by whom and in which steps; where it lies and the tasks are the core's to say.
@@ -207,7 +215,7 @@ class Prepared:
     def alike(self) -> Hashable:
         """What schedules have in common that are the same: k-blocks may have the same ends by other rules."""
         options, how = self.options, self.options.blocking
-        cut = options.grid, options.devices, options.row_shares, options.col_shares, options.areas
+        cut = options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas
         blocks = how.splits, how.first, how.columns, how.rows, how.multiple
         return *cut, *blocks, how.lanes, how.delivery, how.combine, how.away, self._request.steps_digest
 

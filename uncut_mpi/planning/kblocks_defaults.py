@@ -30,7 +30,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     if asked.is_complete:
         return asked
     on_host = placement.in_host(Matrix.C)
-    splits = asked.splits
+    splits = asked.splits or len(options.k_shares or ())
     if not splits:
         thin = problem.k >= 8 * max(problem.m, problem.n)
         free = (options.grid, options.row_shares, options.col_shares, options.areas) == (None,) * 4

@@ -23,6 +23,7 @@ ORDERS_BY_K = ("k", "k-columns")
 DELIVERIES = ("balanced", "earliest")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
+_SHARES = ("row_shares", "col_shares", "k_shares")
 _MOST_SHARES = 1e300
 """Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
@@ -74,11 +75,11 @@ _SCHEDULE: Final[Mapping[str, Callable[[str, object], Any]]] = {
     **dict.fromkeys(("caching", "overlap", "batch", "wr_lazy"), flag),
     **dict.fromkeys(("scheduler", "routing", "order", "distribution", "metric"), word),
     **dict.fromkeys(("grid", "devices"), _counts),
-    **dict.fromkeys(("row_shares", "col_shares"), _numbers),
+    **dict.fromkeys(_SHARES, _numbers),
     "areas": _columns,
     "tune": _tries,
 }
-_MAY_BE_NONE: Final = {"grid", "devices", "row_shares", "col_shares", "areas", "chunks", "min_chunk_bytes", "max_hops"}
+_MAY_BE_NONE: Final = {"grid", "devices", *_SHARES, "areas", "chunks", "min_chunk_bytes", "max_hops"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ _TAKES: Final = {
         "wr_lazy",
         "order",
     },
-    "kblocks": {*_BLOCKS, "areas", *(f"blocking.{name}" for name in _BLOCKING)},
+    "kblocks": {*_BLOCKS, "k_shares", "areas", *(f"blocking.{name}" for name in _BLOCKING)},
     "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
 }
@@ -277,8 +278,10 @@ class ScheduleOptions:
         order. The others may still own matrices, issue copies and forward tiles. A C that is only
         scaled is scaled by its owner, whoever computes.
     row_shares, col_shares : tuple of float or None
-        What each grid row and grid column gets of m and of n, as positive numbers of any sum; None:
-        equal blocks. See `uncut_mpi.planning.shares`.
+        What each grid row and grid column gets of m and of n, as positive numbers of any sum; whole numbers whose sum
+        is m or n are just so many rows or columns. None: equal blocks. See `uncut_mpi.planning.shares`.
+    k_shares : tuple of float or None
+        The same for each part of k, as many as `Blocking.splits` says, if that says anything.
     areas : tuple of tuple of float or None
         Instead of a grid: columns of ranks, each cut into rows of its own (`uncut_mpi.planning.partition`). For each
         column what each of its ranks gets of C, from top to bottom, as positive numbers of any sum; ranks fill them
@@ -347,6 +350,7 @@ class ScheduleOptions:
     devices: tuple[int, ...] | None = None
     row_shares: tuple[float, ...] | None = None
     col_shares: tuple[float, ...] | None = None
+    k_shares: tuple[float, ...] | None = None
     areas: tuple[tuple[float, ...], ...] | None = None
     chunks: int | None = None
     min_chunk_bytes: int | None = None
@@ -493,13 +497,19 @@ class ScheduleOptions:
             raise ParamError(f"max_hops = {self.max_hops} is not 0 to {MAX_HOPS}")
         if self.devices is not None:
             _check_devices(self.devices)
-        for name in ("row_shares", "col_shares"):
+        for name in _SHARES:
             shares = getattr(self, name)
             if shares is not None and not (shares and _are_shares(shares)):
                 raise ParamError(
                     f"{name} = {shares} are not all positive numbers, {_MOST_SHARES:g} at most in all: name one for "
                     "each block, or none"
                 )
+        splits = self.blocking.splits
+        if self.k_shares is not None and splits not in (0, len(self.k_shares)):
+            raise ParamError(
+                f"{len(self.k_shares)} k_shares were given for {splits} parts of k (splits, --splits): name one "
+                "for each"
+            )
         if self.areas is not None:
             self._check_areas(self.areas)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from typing import Any, Final
 
@@ -58,7 +59,8 @@ class _Rest:
                     self._crossed[rank].append((number, source == machine.host, weight))
                     self._crossing[number].add(rank)
         self._used = [False] * len(machine.ports)
-        owners = {owner for matrix in MATRICES if (owner := placement.owner_of(matrix)) is not None}
+        locations = itertools.chain.from_iterable(map(placement.locations, MATRICES))
+        owners = {location.rank for location in locations if location.rank is not None}
         columns = [machine.typical_gemm_rate(problem.dtype)]
         for end in sorted({machine.host, *owners}):
             columns += [machine.bandwidth_gb_per_s[end, :-1], machine.bandwidth_gb_per_s[:-1, end]]
@@ -104,13 +106,11 @@ class _Rest:
 
 def _total_s(problem: GemmProblem, placement: Placement, machine: Machine, ranks: list[int]) -> float:
     seconds = problem.flops / float(machine.typical_gemm_rate(problem.dtype)[ranks].sum())
-    pieces = [(problem.m * problem.k, Matrix.A, True), (problem.k * problem.n, Matrix.B, True)]
-    pieces.append((problem.m * problem.n, Matrix.C, False))
-    if problem.reads_c:
-        pieces.append((problem.m * problem.n, Matrix.C, True))
-    for elements, matrix, inward in pieces:
-        rate = _total_gb_per_s(placement.of(matrix), machine, ranks, inward=inward)
-        seconds += elements * problem.dtype.itemsize / (rate * 1e9)
+    ways = [(Matrix.A, True), (Matrix.B, True), (Matrix.C, False), *([(Matrix.C, True)] * problem.reads_c)]
+    for matrix, inward in ways:
+        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+            rate = _total_gb_per_s(part.location, machine, ranks, inward=inward)
+            seconds += math.prod(part.shape) * problem.dtype.itemsize / (rate * 1e9)
     return seconds
 
 

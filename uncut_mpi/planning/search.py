@@ -38,7 +38,10 @@ between memories and those that their buffers take.
 """
 
 _AS_LITTLE: Final = 1 / 3
-"""What takes no more than so much more than the least takes as little: no time is given for less."""
+"""
+What takes no more than so much more than the least takes as little: no time is given for less. Of matrices in parts
+what takes least is the choice: it leaves them where they are.
+"""
 
 _ROUNDS: Final = 3
 _OURS: Final = ("uncut", "kblocks")
@@ -203,19 +206,19 @@ def search(
     # Stable: equals of one scheduler stay in the order of trying.
     found = sorted(evaluation.all_tried, key=lambda one: (one.value, SCHEDULERS.index(one.options.scheduler)))
     return SearchResult(
-        [one.of_callers_c(problem) for one in _with_ties_broken(found)],
+        [one.of_callers_c(problem) for one in _with_ties_broken(found, 0 if placement.in_parts else _AS_LITTLE)],
         evaluation.discarded,
         evaluation.spent,
         asked.metric,
     )
 
 
-def _with_ties_broken(found: list[Candidate]) -> list[Candidate]:
+def _with_ties_broken(found: list[Candidate], as_little: float) -> list[Candidate]:
     """Return candidates with the choice first, which is the best or as good as that and takes less (`TIE`)."""
     tied = [one for one in found if one.value <= (1 + TIE) * found[0].value]
     if len(tied) == 1:
         return found
-    enough = (1 + _AS_LITTLE) * min(one.total_bytes for one in tied)
+    enough = (1 + as_little) * min(one.total_bytes for one in tied)
     choice = next(one for one in tied if one.total_bytes <= enough)
     return [choice, *(one for one in found if one is not choice)]
 
@@ -244,6 +247,8 @@ class _Explorer:
     def explore(self, asked: ScheduleOptions) -> None:
         """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
+        if self._dimensions.in_parts and asked.scheduler == "auto":
+            schedulers = tuple(one for one in schedulers if one == "kblocks")  # which takes matrices in parts
         alone = len(asked.devices or range(self._num_ranks)) == 1
         if len(schedulers) > 1 and (alone or not self._dimensions.on_devices):
             schedulers = tuple(one for one in schedulers if one != "bands")  # which sends between devices
@@ -326,7 +331,8 @@ class _Explorer:
             return best
         if asked.scheduler == "kblocks":
             varied = self._dimensions
-            for dimension in (varied.places_of_sums, varied.corners, varied.block_orders, varied.long_blocks):
+            ways = varied.stationary, varied.places_of_sums, varied.corners, varied.block_orders, varied.long_blocks
+            for dimension in ways:
                 best = self._improve(best, asked, dimension)
             # A descent that began with a rank alone would not find what many ranks do well.
             self._improve(best, asked, varied.alone)

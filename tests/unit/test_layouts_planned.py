@@ -1,0 +1,155 @@
+"""Products of matrices in parts as they are planned: proved, right on numbers, and moving no more than they must."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers import interpret, oracle
+from tests.helpers.layouts import even, grid_layout, random_layout
+from uncut_mpi.errors import PlanError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import BoundLayout
+from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.search import search
+from uncut_mpi.planning.stationary import stationary_grids
+from uncut_mpi.planning.verify import verify
+
+
+def random_case(seed: int) -> Schedule:
+    rng = random.Random(seed)
+    ranks = rng.choice((1, 2, 3, 4, 6, 8))
+    m, n, k = (rng.randint(1, 50) for _ in range(3))
+    dtype = rng.choice((DType.f64, DType.f64, DType.f32, DType.f16))
+    problem = GemmProblem(m, n, k, dtype, rng.choice("NT"), rng.choice("NT"), reads_c=rng.random() < 0.6)
+    shapes = problem.a_shape, problem.b_shape, (m, n)
+    placement = Placement(*(random_layout(rng, shape, ranks) for shape in shapes))
+    how = Blocking(
+        splits=rng.choice([one for one in range(1, ranks + 1) if ranks % one == 0]),
+        first=rng.choice((4, 8, 16)),
+        block=16,
+        columns=rng.randint(1, 3),
+        order=rng.choice(BLOCK_ORDERS),
+        lanes=rng.choice((1, 2)),
+        delivery=rng.choice(DELIVERIES),
+        combine=rng.choice(COMBINES),
+    )
+    machine = Machine.uniform(ranks)
+    return kblocks.schedule(problem, placement, ranks, machine, ScheduleOptions(scheduler="kblocks", blocking=how))[0]
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(0, 240, 40)])
+def test_any_layouts_make_schedules_that_are_proved_and_right_on_numbers(seeds: range) -> None:
+    for seed in seeds:
+        schedule = random_case(seed)
+        verify(schedule, lower(schedule))
+        data = interpret.random_data(schedule.problem, seed)
+        order = interpret.random_order(schedule, seed)
+        assert interpret.mismatch(schedule, data, order) == "", f"seed {seed}"
+        if len(schedule.tasks) < 300:
+            assert oracle.is_wrong(schedule) == "", f"seed {seed}"
+
+
+# -- what they move --------------------------------------------------------------------------------
+
+
+RANKS, SIZE = 4, 64
+SQUARE = GemmProblem(SIZE, SIZE, SIZE, DType.f64, reads_c=False)
+KINDS = {"rows": (4, 1), "cols": (1, 4), "blocks": (2, 2)}
+
+
+def dealt(kind: str) -> BoundLayout:
+    down, along = KINDS[kind]
+    return grid_layout(even(SIZE, down), even(SIZE, along), range(RANKS))
+
+
+def placed(kinds: tuple[str, str, str]) -> Placement:
+    return Placement(*map(dealt, kinds))
+
+
+def needed(kinds: tuple[str, str, str], stays: Matrix) -> int:
+    """
+    Return the elements that pass between devices when one matrix stays, by set arithmetic on elements.
+
+    A rank multiplies the (i, j, k) of the part that it holds; it needs of A and B what it does not hold, and sends of C
+    what it has formed and does not hold.
+    """
+    held = {}
+    for matrix, kind in zip(Matrix, kinds, strict=False):
+        owner = np.empty((SIZE, SIZE), np.int64)
+        for part in dealt(kind).parts:
+            owner[slice(*part.rows), slice(*part.cols)] = part.location.rank
+        held[matrix] = owner
+    total = 0
+    for rank in range(RANKS):
+        mine = held[stays] == rank
+        first, second = mine.any(axis=1), mine.any(axis=0)
+        everything = np.ones(SIZE, bool)
+        rows, cols, inner = {
+            Matrix.A: (first, everything, second),
+            Matrix.B: (everything, second, first),
+            Matrix.C: (first, second, everything),
+        }[stays]
+        for matrix, (down, along) in {Matrix.A: (rows, inner), Matrix.B: (inner, cols), Matrix.C: (rows, cols)}.items():
+            total += int((np.outer(down, along) & (held[matrix] != rank)).sum())
+    return total
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product(KINDS, repeat=3)])
+def test_a_matrix_that_stays_costs_what_the_others_need(kinds: tuple[str, str, str]) -> None:
+    placement = placed(kinds)
+    for form in stationary_grids(SQUARE, placement):
+        options = ScheduleOptions(
+            scheduler="kblocks", blocking=Blocking(splits=form.splits, first=16, block=16, columns=2), **form.changes()
+        )
+        schedule = plan(SQUARE, placement, RANKS, Machine.uniform(RANKS), options).schedule
+        moved = schedule.bytes_by_link()["device_to_device"]
+        assert moved == 8 * needed(kinds, form.matrix), form.matrix
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product(KINDS, repeat=3)])
+def test_the_search_moves_no_more_than_the_best_of_them_unless_that_is_faster(kinds: tuple[str, str, str]) -> None:
+    problem, machine = GemmProblem(4096, 4096, 4096, DType.f64, reads_c=False), Machine.uniform(RANKS)
+    edges = [[even(4096, count) for count in KINDS[kind]] for kind in kinds]
+    placement = Placement(*(grid_layout(rows, cols, range(RANKS)) for rows, cols in edges))
+    found = search(problem, placement, RANKS, machine)
+    choice = found.best.schedule
+    verify(choice, lower(choice))
+    cost = {matrix: needed(kinds, matrix) for matrix in (Matrix.A, Matrix.B, Matrix.C)}
+    least = min(cost.values())
+    if choice.bytes_by_link()["device_to_device"] > 8 * least * (4096 // SIZE) ** 2:
+        forms = [one for one in stationary_grids(problem, placement) if cost[one.matrix] == least]
+        known = {(one.grid, one.splits, one.devices) for one in forms}
+        tried = [one for one in found.candidates if _place(one.options) in known]
+        assert {_place(one.options) for one in tried} == known
+        assert min(one.predicted_s for one in tried) > found.best.predicted_s
+
+
+def _place(options: ScheduleOptions) -> tuple[object, ...]:
+    return options.grid, options.blocking.splits, options.devices
+
+
+def test_other_schedulers_say_that_they_take_whole_matrices() -> None:
+    for scheduler in ("uncut", "cyclic", "bands"):
+        with pytest.raises(PlanError, match="A is in parts"):
+            plan(SQUARE, placed(("rows", "rows", "rows")), RANKS, Machine.uniform(RANKS), ScheduleOptions(scheduler))
+
+
+def test_parts_that_one_rank_holds_or_nobody_make_no_grid() -> None:
+    at_home = Location.host()
+    shared = grid_layout(even(SIZE, 4), [0, SIZE], range(4), lambda _: at_home)
+    twice = grid_layout(even(SIZE, 4), [0, SIZE], (0, 1, 2, 0))
+    whole = Location.device(0)
+    for layout in (shared, twice, BoundLayout.whole((SIZE, SIZE), whole)):
+        assert stationary_grids(SQUARE, Placement(layout, whole, whole)) == []
