@@ -321,6 +321,7 @@ class Follower:
         summed: Sequence[tuple[int, int]],
         alpha: bool,
         c_in: int,
+        copied: bool,
     ) -> None:
         """
         Say what a rectangle of the caller's C must hold: a `ResultPart` of `model.problem`, `by` as of `give`.

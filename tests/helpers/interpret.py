@@ -41,7 +41,7 @@ def random_data(problem: GemmProblem, seed: int = 0, *, alpha: float = 1.2345, b
     data = Data(values(problem.a_shape), values(problem.b_shape), values((problem.m, problem.n)), alpha, beta)
     if not problem.reads_c or beta == 0:
         data = dataclasses.replace(data, c=np.full_like(data.c, np.nan), beta=0.0)
-    if problem.scales_only:
+    if problem.scales_only and not problem.copies:
         data = dataclasses.replace(data, a=np.full_like(data.a, np.nan), b=np.full_like(data.b, np.nan), alpha=0.0)
     return data
 

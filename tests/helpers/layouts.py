@@ -58,6 +58,8 @@ def random_layout(rng: random.Random, shape: tuple[int, int], num_ranks: int) ->
     rows, cols = shape
     ranks = rng.sample(range(num_ranks), num_ranks)
     kind = rng.choice(("whole", "rows", "cols", "blocks", "replicated"))
+    if rows * cols == 0:
+        return BoundLayout(shape, ())
     if kind == "whole":
         return BoundLayout.whole(shape, where(ranks[0]))
     if kind == "replicated":

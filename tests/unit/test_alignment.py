@@ -8,8 +8,10 @@ import pytest
 
 from uncut_mpi.model.costs import RowRates
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, _with_last_columns, choose_alignment
@@ -43,7 +45,12 @@ def chosen(machine: Machine, problem: GemmProblem, homes: tuple[Matrix, ...], *,
     how = Blocking(first=256, block=2048, growth=2, columns=4, rows=1, order="k")
     steps = moves(problem.k, how, whole=False)
     part = (range(problem.m), range(problem.n), range(problem.k))
-    return choose_alignment(problem, machine, 0, part, homes, steps, may_sum_apart=sums)
+    parts = {
+        one: Part((0, rows), (0, cols), Location.device(0), "F", problem.ld_of(one))
+        for one in homes
+        for rows, cols in [problem.shape_of(one)]
+    }
+    return choose_alignment(problem, machine, 0, part, parts, steps, may_sum_apart=sums)
 
 
 @pytest.mark.parametrize(

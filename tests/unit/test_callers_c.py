@@ -92,7 +92,11 @@ def due(problem: GemmProblem, m: int, n: int, options: ScheduleOptions, ranks: i
     edges = []
     for extent, blocks, shares in ((m, grid.rows, options.row_shares), (n, grid.cols, options.col_shares)):
         cut = block_starts(extent, blocks)
-        edges.append(cut if shares is None else share_starts(extent, shares, share_step(problem, extent, shares)))
+        if shares is not None and sum(shares) == extent and all(share % 1 == 0 for share in shares):
+            cut = [0, *map(int, itertools.accumulate(shares))]  # they are counts
+        elif shares is not None:
+            cut = share_starts(extent, shares, share_step(problem, extent, shares))
+        edges.append(cut)
     devices = options.devices or tuple(range(ranks))
     return {
         devices[place]: (range(*edges[0][row : row + 2]), range(*edges[1][col : col + 2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.helpers import interpret, oracle
 from tests.helpers.layouts import even, grid_layout, random_layout
-from uncut_mpi.errors import PlanError
+from uncut_mpi.errors import PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -59,6 +60,56 @@ def test_any_layouts_make_schedules_that_are_proved_and_right_on_numbers(seeds: 
         assert interpret.mismatch(schedule, data, order) == "", f"seed {seed}"
         if len(schedule.tasks) < 300:
             assert oracle.is_wrong(schedule) == "", f"seed {seed}"
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 100, 50)])
+def test_a_c_in_parts_that_is_only_scaled_is_right_on_numbers(seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(seed)
+        ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(1, 40), rng.randint(1, 40))
+        without = rng.choice(({"k": 0}, {"k": 5, "scales_only": True}))
+        problem = GemmProblem(m, n, dtype=rng.choice((DType.f64, DType.bf16)), reads_c=rng.random() < 0.7, **without)
+        layouts = [random_layout(rng, shape, ranks) for shape in (problem.a_shape, problem.b_shape, (m, n))]
+        schedule = plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
+        verify(schedule, lower(schedule))
+        data = interpret.random_data(problem, seed)
+        assert interpret.mismatch(schedule, data, interpret.random_order(schedule, seed)) == "", f"seed {seed}"
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 100, 50)])
+def test_a_matrix_takes_any_other_layout(seeds: range) -> None:
+    for seed in seeds:
+        rng = random.Random(seed)
+        ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(0, 40), rng.randint(0, 40))
+        problem = GemmProblem(m, n, 0, rng.choice((DType.f64, DType.bf16)), reads_c=False, copies=True)
+        placement = Placement(random_layout(rng, (m, n), ranks), Location.host(), random_layout(rng, (m, n), ranks))
+        schedule = plan(problem, placement, ranks, Machine.uniform(ranks)).schedule
+        verify(schedule, lower(schedule))
+        data = interpret.random_data(problem, seed)
+        found = interpret.interpret(schedule, data, interpret.random_order(schedule, seed))
+        assert np.array_equal(found, data.a), f"seed {seed}"
+
+
+def test_a_copy_that_goes_elsewhere_is_refused() -> None:
+    problem = GemmProblem(8, 6, 0, DType.f64, reads_c=False, copies=True)
+    rows, cols = grid_layout([0, 4, 8], [0, 6], (0, 1)), grid_layout([0, 8], [0, 3, 6], (0, 1))
+    schedule = plan(problem, Placement(rows, Location.host(), cols), 2, Machine.uniform(2)).schedule
+    regions = schedule.regions.copy()
+    regions["col"][schedule.operands_of(0)["region"][1]] += 3
+    with pytest.raises(ScheduleError, match="ends with the values of elements displaced by 0 rows and 3 columns"):
+        verify(dataclasses.replace(schedule, regions=regions))
+    tasks = schedule.tasks[:-1].copy()
+    with pytest.raises(ScheduleError, match="never written"):
+        verify(dataclasses.replace(schedule, tasks=tasks))
+
+
+def test_a_large_part_in_host_memory_passes_through_few_slots() -> None:
+    problem = GemmProblem(4096, 8192, 0, DType.f64)
+    layout = grid_layout([0, 1000, 4096], [0, 8192], (0, 1), Location.host)
+    schedule = plan(problem, Placement(Location.host(), Location.host(), layout), 2, Machine.uniform(2)).schedule
+    verify(schedule, lower(schedule))
+    assert len(schedule.tasks) > 30
+    assert schedule.softbuf_bytes().max() <= 3 * (16 << 20)
 
 
 # -- what they move --------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ bool contains(const Rect &all, const Rect &rect) {
 
 // What a final content of C is and why it is wrong; nothing if it is right.
 std::string why_wrong(const Content &found, const Content &expected) {
-    if (found.kind != Content::Kind::partial) return text_of(found);
+    if (found.kind != expected.kind || found.matrix != expected.matrix) return text_of(found);
     if (!found.is_zero() && (found.row != expected.row || found.col != expected.col))
         return "the values of elements displaced by " + std::to_string(found.row - expected.row) + " rows and " +
                std::to_string(found.col - expected.col) + " columns";

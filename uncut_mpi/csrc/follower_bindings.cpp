@@ -23,8 +23,8 @@ void give(Follower &follower, std::int32_t buffer, const Range &rows, const Rang
 }
 
 void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by,
-            const std::vector<Range> &summed, bool alpha, int c_in) {
-    Content content{.kind = Content::Kind::partial,
+            const std::vector<Range> &summed, bool alpha, int c_in, bool copied) {
+    Content content{.kind = copied ? Content::Kind::piece : Content::Kind::partial,
                     .alpha = alpha,
                     .c_in = static_cast<CIn>(c_in),
                     .row = by.first,

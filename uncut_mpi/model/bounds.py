@@ -136,9 +136,15 @@ def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], l
             piece = _Piece(matrix.name, height * width * item, rows * cols * item, part.location)
             if matrix is Matrix.C:
                 written.append(piece)
-            if held[part.rows, part.cols] == 1 and (problem.reads_c if matrix is Matrix.C else problem.has_product):
+            if held[part.rows, part.cols] == 1 and _is_read(problem, matrix):
                 read.append(piece)
     return read, written
+
+
+def _is_read(problem: GemmProblem, matrix: Matrix) -> bool:
+    if matrix is Matrix.C:
+        return problem.reads_c
+    return problem.has_product or (problem.copies and matrix is Matrix.A)
 
 
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:

@@ -93,6 +93,8 @@ class ResultPart:
         Whether the sum is multiplied by alpha.
     c_in : CIn
         How the same element of C, as the caller gave it, is added; ABSENT: it is not read.
+    copied : bool
+        Whether it is the same element of A, and no sum.
     """
 
     rows: tuple[int, int]
@@ -100,6 +102,7 @@ class ResultPart:
     summed: tuple[tuple[int, int], ...]
     alpha: bool
     c_in: CIn
+    copied: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class GemmProblem:
         True when alpha is 0: A and B are never read. Implied by an extent of 0 (see `has_product`).
     swapped : bool
         True when A here is the caller's B and B the caller's A (C-order result, see module).
+    copies : bool
+        True for C := A, where A is m×n as C is, and B and k are nothing: matrices that change their layout.
     """
 
     m: int
@@ -137,17 +142,20 @@ class GemmProblem:
     reads_c: bool = True
     scales_only: bool = False
     swapped: bool = False
+    copies: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, DType):
             raise ParamError(f"dtype = {shown(self.dtype)} is {type_text(self.dtype)}: pass a DType (DType.parse)")
         for name in ("m", "n", "k", "lda", "ldb", "ldc"):
             object.__setattr__(self, name, count(name, getattr(self, name)))
-        for name in ("reads_c", "scales_only", "swapped"):
+        for name in ("reads_c", "scales_only", "swapped", "copies"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         for name in ("m", "n", "k"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} = {getattr(self, name)} is negative")
+        if self.copies and (self.k, self.reads_c) != (0, False):
+            raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         for name in ("trans_a", "trans_b"):
             object.__setattr__(self, name, _transposition(name, getattr(self, name)))
         for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
@@ -168,7 +176,9 @@ class GemmProblem:
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """Stored rows and columns of A: m×k, or k×m when trans_a is T."""
+        """Stored rows and columns of A: m×k, or k×m when trans_a is T; m×n if it is copied."""
+        if self.copies:
+            return self.m, self.n
         return (self.m, self.k) if self.trans_a == "N" else (self.k, self.m)
 
     @property
@@ -194,7 +204,8 @@ class GemmProblem:
         """What C must hold at the end: parts that together are all of it, each element once."""
         product = self.has_product
         summed = ((0, self.k),) if product else ()
-        return (ResultPart((0, self.m), (0, self.n), summed, product, CIn.SCALED if self.reads_c else CIn.ABSENT),)
+        c_in = CIn.SCALED if self.reads_c else CIn.ABSENT
+        return (ResultPart((0, self.m), (0, self.n), summed, product, c_in, copied=self.copies),)
 
     @property
     def flops(self) -> int:

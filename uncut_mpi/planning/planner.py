@@ -11,6 +11,7 @@ from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
@@ -100,7 +101,10 @@ def plan_several(
         Which of A, B and C lie in device memory that peers cannot open.
     """
     options.check()
-    if options.scheduler != "auto":
+    if problem.copies or (not problem.has_product and placement.in_parts):
+        made_here = without_product.schedule(problem, placement, machine, options)
+        several = [Planned(made_here, simulate(made_here, machine).seconds, options)]
+    elif options.scheduler != "auto":
         made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
         several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     else:
@@ -144,6 +148,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         grid = f"grid {grid}"
     if schedule.scheduler == "cyclic":
         return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid_text(schedule)}"
+    if schedule.scheduler == "parts":
+        return "each part copied to who shall have it" if schedule.problem.copies else "each part scaled where it lies"
     if schedule.scheduler == "bands":
         return f"bands of {schedule.tile} on {counted(max(schedule.grid), 'device')}"
     if schedule.scheduler == "uncut":

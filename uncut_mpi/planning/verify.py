@@ -112,14 +112,14 @@ def follower_of(schedule: Schedule) -> _native.Follower:
     for at, _, row, col, height, width, top, left in schedule.pieces.tolist():
         matrix, by = int(buffers["matrix"][at]), (top - row, left - col)
         if matrix != Matrix.C:
-            given = matrix if problem.has_product else -1
+            given = matrix if problem.has_product or problem.copies else -1
             follower.give(at, (row, row + height), (col, col + width), by, given)
             continue
         for part in problem.result:
             rows = max(row, part.rows[0] - by[0]), min(row + height, part.rows[1] - by[0])
             cols = max(col, part.cols[0] - by[1]), min(col + width, part.cols[1] - by[1])
             if rows[0] < rows[1] and cols[0] < cols[1]:
-                follower.expect(at, rows, cols, by, part.summed, part.alpha, part.c_in)
+                follower.expect(at, rows, cols, by, part.summed, part.alpha, part.c_in, part.copied)
     return follower
 
 

@@ -1,0 +1,210 @@
+"""
+Matrices in parts without a product: every part of C is scaled by beta where it lies, or is copied from A (C := A).
+
+On a device a part is scaled in place. What is in host memory passes through a few slots of a device, its owner's or, of
+memory that all ranks read, that of each rank in turn. What several hold is scaled once and copied to the others.
+
+A copy takes one step wherever one rank reaches both memories. From the private host memory of one rank to that of
+another it passes through slots on the first one's device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import Part
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import Buffers, aligned_ld, user_pieces
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+
+SLOTS: Final = 3
+"""One arrives, one is scaled, one leaves."""
+
+SLOT_BYTES: Final = 16 << 20
+
+
+def schedule(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Schedule:
+    """
+    Return the schedule for a problem that scales a C in parts, or copies A.
+
+    Pure and deterministic.
+
+    Raises
+    ------
+    ParamError
+        If placement or machine do not fit the ranks.
+    CapacityError
+        If a device has no room for the slots.
+    """
+    placement.check_ranks(machine.num_ranks)
+    return _Parts(problem, placement, machine, options.computing_ranks(machine.num_ranks)).build()
+
+
+_Held: TypeAlias = tuple[Part, int]
+"""A part and its buffer."""
+
+
+def _distance(source: Location, to: Location) -> tuple[bool, bool, bool]:
+    """Return how near a memory is: the same one, one of the same rank, a device, any other."""
+    return source != to, source.rank != to.rank, source.space == "host"
+
+
+def _rank(location: Location) -> int:
+    """Return whose a memory is that is not all ranks'."""
+    assert location.rank is not None
+    return location.rank
+
+
+class _Slot:
+    """A buffer on a device, and the tasks that have used it last."""
+
+    def __init__(self, buffer: int) -> None:
+        self.buffer = buffer
+        self.users: list[int] = []
+
+
+class _Parts:
+    """One run of the scheduler."""
+
+    def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...]) -> None:
+        self._problem, self._machine, self._devices = problem, machine, devices
+        self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
+        self._buffers = Buffers(machine.num_ranks, problem, placement)
+        buffers = iter(range(len(user_pieces(problem, placement))))
+        self._held: dict[Matrix, dict[tuple[object, object], list[_Held]]] = {}
+        for matrix in MATRICES:
+            self._held[matrix] = {}
+            for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+                self._held[matrix].setdefault((part.rows, part.cols), []).append((part, next(buffers)))
+        self._slots: dict[tuple[int, int, int], Iterator[_Slot]] = {}
+        self._turn = itertools.cycle(devices)
+
+    def build(self) -> Schedule:
+        if self._problem.copies:
+            self._copy_all()
+        else:
+            self._scale_all()
+        self._buffers.check_capacity(self._machine)
+        return self._build.build(scheduler="parts", grid=(1, len(self._devices)), tile=0, buffers=self._buffers.table())
+
+    def _copy_all(self) -> None:
+        sources = self._held[Matrix.A].values()
+        for to, buffer in itertools.chain.from_iterable(self._held[Matrix.C].values()):
+            for holders in sources:
+                held, _ = holders[0]
+                top, bottom = max(to.rows[0], held.rows[0]), min(to.rows[1], held.rows[1])
+                left, right = max(to.cols[0], held.cols[0]), min(to.cols[1], held.cols[1])
+                if top >= bottom or left >= right:
+                    continue
+                # The nearest of those who have it.
+                source, its_buffer = min(holders, key=lambda one: _distance(one[0].location, to.location))
+                size = bottom - top, right - left
+                self._copy(
+                    source.location,
+                    RegionRef(its_buffer, top - source.rows[0], left - source.cols[0], *size),
+                    to.location,
+                    RegionRef(buffer, top - to.rows[0], left - to.cols[0], *size),
+                )
+
+    def _copy(self, source: Location, here: RegionRef, to: Location, there: RegionRef) -> None:
+        build = self._build
+        host_to_host = source.space == to.space == "host"
+        if host_to_host and None not in (source.rank, to.rank) and source.rank != to.rank:
+            self._copy_by_slots(source, here, to, there)
+            return
+        private = next((one.rank for one in (source, to) if one.space == "host" and one.rank is not None), None)
+        if host_to_host:
+            lane = build.host_lane(next(self._turn) if private is None else private)
+        else:
+            ends = [build.host if one.space == "host" else _rank(one) for one in (source, to)]
+            device = next(_rank(one) for one in (source, to) if one.space == "device")
+            lane = build.copy_lane(device if private is None else private, *ends)
+        build.task(Kind.COPY, lane, there, [(here, Factor.ONE, Op.N)])
+
+    def _copy_by_slots(self, source: Location, here: RegionRef, to: Location, there: RegionRef) -> None:
+        """Copy between private host memories: their owners meet at slots on the source's device."""
+        build, rank, its_owner = self._build, _rank(source), _rank(to)
+        width = self._slot_width(here.rows, here.cols)
+        for first in range(0, here.cols, width):
+            count = min(width, here.cols - first)
+            slot = self._slot(rank, here.rows, width)
+            inside = RegionRef(slot.buffer, 0, 0, here.rows, count)
+            source_part = RegionRef(here.buffer, here.row, here.col + first, here.rows, count)
+            came = build.task(
+                Kind.COPY,
+                build.copy_lane(rank, build.host, rank),
+                inside,
+                [(source_part, Factor.ONE, Op.N)],
+                slot.users,
+            )
+            target = RegionRef(there.buffer, there.row, there.col + first, there.rows, count)
+            lane = build.copy_lane(its_owner, rank, build.host)
+            slot.users = [build.task(Kind.COPY, lane, target, [(inside, Factor.ONE, Op.N)], [came])]
+
+    def _scale_all(self) -> None:
+        for holders in self._held[Matrix.C].values():
+            # A device scales what it holds in place.
+            holders.sort(key=lambda one: one[0].location.space == "host")
+            (first, buffer), others = holders[0], holders[1:]
+            if first.location.space == "device":
+                self._scale(first, buffer, others)
+            else:
+                self._pass_through(first, buffer, holders)
+
+    def _scale(self, part: Part, buffer: int, others: list[_Held]) -> None:
+        rank, (rows, cols) = _rank(part.location), part.stored_shape
+        here = RegionRef(buffer, 0, 0, rows, cols)
+        done = self._combine(rank, here, here, [])
+        for other, there in others:
+            self._copy_out(rank, other, RegionRef(there, 0, 0, rows, cols), here, done)
+
+    def _pass_through(self, part: Part, buffer: int, holders: list[_Held]) -> None:
+        rows, cols = part.stored_shape
+        width = self._slot_width(rows, cols)
+        for first in range(0, cols, width):
+            rank = next(self._turn) if part.location.rank is None else part.location.rank
+            count = min(width, cols - first)
+            slot = self._slot(rank, rows, width)
+            inside = RegionRef(slot.buffer, 0, 0, rows, count)
+            here = RegionRef(buffer, 0, first, rows, count)
+            came = list(slot.users)
+            if self._problem.reads_c:
+                lane = self._build.copy_lane(rank, self._build.host, rank)
+                came = [self._build.task(Kind.COPY, lane, inside, [(here, Factor.ONE, Op.N)], slot.users)]
+            done = self._combine(rank, inside, inside, came)
+            slot.users = [
+                self._copy_out(rank, other, RegionRef(there, 0, first, rows, count), inside, done)
+                for other, there in holders
+            ]
+
+    def _slot_width(self, rows: int, cols: int) -> int:
+        """Return how many columns a slot has."""
+        dtype = self._problem.dtype
+        return max(1, min(cols, SLOT_BYTES // (aligned_ld(rows, dtype) * dtype.itemsize)))
+
+    def _slot(self, rank: int, rows: int, width: int) -> _Slot:
+        """Return the slot of a rank, for parts of so many rows, that was not used for longest."""
+        if (rank, rows, width) not in self._slots:
+            shape, dtype = (rows, width), self._problem.dtype
+            slots = [_Slot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
+            self._slots[rank, rows, width] = itertools.cycle(slots)
+        return next(self._slots[rank, rows, width])
+
+    def _combine(self, rank: int, target: RegionRef, source: RegionRef, awaits: list[int]) -> int:
+        terms = [(source, Factor.BETA, Op.N)] if self._problem.reads_c else []
+        return self._build.task(Kind.COMBINE, self._build.compute_lane(rank), target, terms, awaits)
+
+    def _copy_out(self, rank: int, to: Part, there: RegionRef, source: RegionRef, awaited: int) -> int:
+        build, place = self._build, to.location
+        if place.space == "host":
+            lane = build.copy_lane(rank if place.rank is None else place.rank, rank, build.host)
+        else:
+            lane = build.result_lane(rank, rank, _rank(place))
+        return build.task(Kind.COPY, lane, there, [(source, Factor.ONE, Op.N)], [awaited])
