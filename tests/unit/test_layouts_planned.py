@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers import interpret, oracle
 from tests.helpers.layouts import even, grid_layout, random_layout
-from uncut_mpi.errors import PlanError, ScheduleError
+from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -22,7 +22,7 @@ from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.stationary import stationary_grids
 from uncut_mpi.planning.verify import verify
@@ -189,6 +189,21 @@ def test_the_search_moves_no_more_than_the_best_of_them_unless_that_is_faster(ki
 
 def _place(options: ScheduleOptions) -> tuple[object, ...]:
     return options.grid, options.blocking.splits, options.devices
+
+
+def test_shares_that_sum_to_the_extent_are_counts() -> None:
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 1), row_shares=(13, 51), k_shares=(3, 61))
+    schedule = plan(SQUARE, Placement.parse("0,0,0"), RANKS, Machine.uniform(RANKS), options).schedule
+    assert schedule.splits == 2
+    products = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
+    of = [
+        [schedule.regions[schedule.operands["region"][first + at]] for first in products["first_operand"]]
+        for at in (0, 1)
+    ]
+    extents = {(int(c["rows"]), int(a["cols"])) for c, a in zip(*of, strict=True)}
+    assert extents == {(13, 3), (13, 61), (51, 3), (51, 61)}
+    with pytest.raises(ParamError, match="2 k_shares were given for 3 parts of k"):
+        ScheduleOptions(k_shares=(1, 2), blocking=Blocking(splits=3))
 
 
 def test_other_schedulers_say_that_they_take_whole_matrices() -> None:

@@ -752,5 +752,6 @@ def test_the_three_routings_differ() -> None:
 
 def test_every_option_has_its_change_tested() -> None:
     names = {field.name for field in dataclasses.fields(ScheduleOptions)}
-    others = {"scheduler", "tune", "metric", "areas", "blocking", "distribution"}  # of searches and of other schedulers
+    # Those of searches and of other schedulers.
+    others = {"scheduler", "tune", "metric", "areas", "k_shares", "blocking", "distribution"}
     assert names == {*CHANGES} | others
