@@ -14,10 +14,10 @@ import numpy as np
 from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
-from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import MAX_LANES, Schedule, buffer_bytes
 
 HERE = pathlib.Path(__file__).parent
 SOURCES = HERE.parent.parent / "uncut_mpi" / "csrc"

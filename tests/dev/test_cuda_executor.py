@@ -17,7 +17,7 @@ from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
-from uncut_mpi.device.interface import MAX_LANES, FlagTable, ProgressBoard
+from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -28,7 +28,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
+from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, Matrix, Op, Role
 
 F, N = Factor, Op.N
 

@@ -10,7 +10,6 @@ import pytest
 
 import uncut_mpi
 from uncut_mpi import _native
-from uncut_mpi.device.interface import MAX_LANES
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, host_index
 from uncut_mpi.planning import lower, schedule
@@ -56,7 +55,7 @@ def test_element_types_have_the_same_codes_sizes_and_accumulators() -> None:
 def test_limits_and_numbers_of_ends_are_the_same() -> None:
     assert CONTRACT["limits"] == {
         "max_summands": schedule.MAX_SUMMANDS,
-        "max_lanes": MAX_LANES,
+        "max_lanes": schedule.MAX_LANES,
         "alignment_bytes": ALIGNMENT,
         "no_source": schedule.NO_SOURCE,
         "any_device": ANY_DEVICE,

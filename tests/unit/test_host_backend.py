@@ -20,14 +20,14 @@ from uncut_mpi.device.host.backend import HostProbe
 from uncut_mpi.device.host.executor import _Patience
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import bytes_at, matrix_at
-from uncut_mpi.device.interface import MAX_LANES, ExecutionReport, FlagTable, Pin, ProgressBoard
+from uncut_mpi.device.interface import ExecutionReport, FlagTable, Pin, ProgressBoard
 from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
-from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, Op, Role, Schedule, buffer_bytes
 
 F, N, T = Factor, Op.N, Op.T
 

@@ -21,7 +21,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify import Proof, follower_of, verify
 from uncut_mpi.planning.verify_lists import verify_lists
 
@@ -678,6 +678,16 @@ def list_refusal(schedule: Schedule, lists: list[OperationList]) -> str:
     except ScheduleError as error:
         return str(error)
     return ""
+
+
+def test_lists_of_more_lanes_than_executors_take_are_refused() -> None:
+    for count in (MAX_LANES, MAX_LANES + 1):
+        build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+        for number in range(count):
+            build.task(Kind.JOIN, build.compute_lane(1, number))
+        schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+        said = list_refusal(schedule, lists_of(schedule))
+        assert said == ("" if count == MAX_LANES else "rank 1 has 257 lanes, executors take 256: use fewer ranks")
 
 
 def busy_case(seed: int) -> tuple[random.Random, Schedule, list[OperationList]]:

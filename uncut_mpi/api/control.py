@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from uncut_mpi.api.gate import Gate
-from uncut_mpi.device.interface import MAX_LANES, ProgressBoard
+from uncut_mpi.device.interface import ProgressBoard
+from uncut_mpi.planning.schedule import MAX_LANES
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.order import DeviceOrder

@@ -17,9 +17,7 @@ import numpy as np
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
-
-MAX_LANES = 256
-"""Lanes a rank may use; the width of one rank's row of progress words."""
+from uncut_mpi.planning.schedule import MAX_LANES
 
 _RANDOM_BYTES = 1 << 20
 

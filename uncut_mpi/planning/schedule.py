@@ -43,6 +43,13 @@ NO_SOURCE: Final = -2
 MAX_SUMMANDS: Final = 8
 """Regions that one COMBINE reads at most."""
 
+MAX_LANES: Final = 256
+"""
+Lanes of a rank that executors take; the width of its rows of progress words and of flags in host memory.
+
+Schedules may have more, to be studied: one for 1,024 ranks may have a lane to each of them. Their lists are refused.
+"""
+
 
 class Kind(enum.IntEnum):
     """What a task does. SEND and RECV, the halves of a copy between nodes, are reserved: nothing makes them yet."""

@@ -19,7 +19,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Kind, Schedule, expand_ranges, rows_by_rank
+from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges, rows_by_rank
 
 # Waits, then the body, then what tells others: the order within one task (premise P3).
 _PHASE: Final = np.full(256, -1, np.int64)
@@ -64,6 +64,8 @@ def _verify_frame(schedule: Schedule, rank: int, program: OperationList) -> None
     if (program.rank, program.num_ranks) != (rank, schedule.num_ranks):
         raise ScheduleError(f"the list of rank {rank} says it is of rank {program.rank} of {program.num_ranks}")
     lanes = schedule.lanes[schedule.lanes["rank"] == rank]
+    if len(lanes) > MAX_LANES:
+        raise ScheduleError(f"rank {rank} has {len(lanes)} lanes, executors take {MAX_LANES}: use fewer ranks")
     tables = ((program.lanes, lanes), (program.buffers, schedule.buffers), (program.locations, schedule.locations))
     if not all(np.array_equal(mine, its) for mine, its in tables):
         raise ScheduleError(f"the list of rank {rank} has other lanes, buffers or locations than the schedule")

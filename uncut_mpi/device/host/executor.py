@@ -28,11 +28,11 @@ import numpy as np
 from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
-from uncut_mpi.device.interface import MAX_LANES, Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
+from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import NO_SOURCE, LaneKind
+from uncut_mpi.planning.schedule import MAX_LANES, NO_SOURCE, LaneKind
 
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 0x80000000
