@@ -414,6 +414,7 @@ class SimulatedMachine:
     flag_latency: float
     wait_lane: float
     signal_lane: float
+    host_copy_rate: float
     call_s: float
     issuing_threads: int
     serial_copies: bool

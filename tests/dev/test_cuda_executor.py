@@ -15,20 +15,21 @@ import pytest
 from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.pushed import Pushed
-from tests.helpers.schedules import random_case
+from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi import _native
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, Matrix, Op, Role
+from uncut_mpi.planning.staging import stage, used_by_others
 
 F, N = Factor, Op.N
 
@@ -175,6 +176,30 @@ def test_a_product_whose_every_await_goes_by_a_worker_is_right(fake):
         load(case, cluster, seed=call)
         succeed(cluster.run(1.2345, 1.1154))
         assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, call)
+
+
+@pytest.mark.parametrize("place", ["h0,h0,h0", "h1,0,h0", "h0,h,1"])
+def test_products_of_matrices_that_a_worker_alone_touches_are_right(fake, place):
+    problem, placement = GemmProblem(37, 29, 41, DType.f64, "T"), Placement.parse(place)
+    schedule = summa(problem, placement, 2, grid=(1, 2), options=SummaOptions(steps=3))
+    private = [
+        matrix for matrix in MATRICES if placement.of(matrix).space == "host" and placement.of(matrix).rank is not None
+    ]
+    assert used_by_others(schedule, private) == tuple(private)
+    cluster = FakeCluster(fake, stage(schedule, private, Machine.uniform(2)))
+    assert not used_by_others(cluster.schedule, private)
+    for call in range(3):
+        random_values = np.random.default_rng(call)
+        users = {}
+        for index, record in enumerate(cluster.schedule.buffers):
+            contents = cluster.buffer(index)
+            contents[...] = np.nan
+            if record["role"] == Role.USER:
+                contents[...] = random_values.uniform(-1, 1, contents.shape)
+                users[Matrix(record["matrix"])] = contents
+        wanted = product(problem, {matrix: values.copy() for matrix, values in users.items()}, 1.5, 0.5)
+        succeed(cluster.run(1.5, 0.5))
+        np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
 
 
 def within_host(shapes, pad=0):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, host_index
 from uncut_mpi.model.machine import Machine
@@ -494,26 +494,31 @@ def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() ->
         assert seconds_of(schedule, machine) == pytest.approx(whole, abs=1e-5)
 
 
-def test_copies_within_host_memory_share_its_bandwidth_and_are_awaited_by_flags() -> None:
+@pytest.mark.parametrize(("memory_gb_per_s", "expected"), [(400.0, HOST_COPY_GB_PER_S), (15.0, 7.5)])
+def test_a_worker_copies_at_a_core_s_rate_within_that_of_the_memory_and_is_awaited_by_flags(
+    memory_gb_per_s: float, expected: float
+) -> None:
     build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
     size = 1000
-    near, far, device = (
+    near, far, other, device = (
         RegionRef(
             build.buffer(at=Location.parse(at), rows=size, cols=size, ld=size + 1, dtype=DType.f64, role=Role.STAGING),
             0, 0, size, size,
         )
-        for at in ("h", "h0", "0")
+        for at in ("h", "h0", "h1", "0")
     )  # fmt: skip
     read = [(near, Factor.ONE, Op.N)]
-    both = [build.task(Kind.COPY, build.host_lane(0, number), far, read) for number in range(2)]
-    build.task(Kind.COPY, build.copy_lane(0, build.host, 0), device, read, both)
+    copies = [build.task(Kind.COPY, build.host_lane(0, number), far, read) for number in range(2)]
+    copies += [build.task(Kind.COPY, build.host_lane(1), other, read) for _ in range(2)]
+    build.task(Kind.COPY, build.copy_lane(0, build.host, 0), device, read, copies)
     schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
     machine = machine_of(2, costs=IssueCosts(copy_s=1e-3, event_latency_s=1e-1, flag_latency_s=1e-2))
-    found = simulate(schedule, machine)
-    each = 8 * size**2 / (1e9 * machine.bandwidth_gb_per_s[machine.host, machine.host])
-    assert found.start_s[:2] == pytest.approx(0.0)
-    assert found.end_s[:2] == pytest.approx(2 * each, rel=1e-3)
-    assert found.start_s[2] == pytest.approx(2 * each + 1e-2, rel=1e-3)
+    bandwidth = machine.bandwidth_gb_per_s.copy()
+    bandwidth[machine.host, machine.host] = memory_gb_per_s  # of both workers
+    found = simulate(schedule, dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth))
+    each = 8 * size**2 / (1e9 * expected)
+    assert found.end_s[:4] == pytest.approx([2 * each, 2 * each, each, 2 * each], rel=1e-3)  # lanes have turns
+    assert found.start_s[4] == pytest.approx(2 * each + 1e-2, rel=1e-3)
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])

@@ -1,4 +1,4 @@
-"""Matrices that peers cannot open: what other ranks use of them goes through the owner's SoftBuf, by tasks."""
+"""Matrices that their owner alone can use: what others use of them goes through memory of ours, by tasks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.unit import test_rivals, test_verify_uncut
 from uncut_mpi.api import plan_message
 from uncut_mpi.api.plans import private_of
-from uncut_mpi.errors import CapacityError
+from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import Location
+from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import planner
@@ -28,9 +29,9 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan_several
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op, Role, Schedule, buffer_bytes
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.staging import stage, touched_by_peers
+from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
 SUBSETS = [part for size in (1, 2, 3) for part in itertools.combinations(MATRICES, size)]
@@ -45,10 +46,27 @@ SCHEDULES = {
 
 
 def staged(schedule: Schedule, matrices: tuple[Matrix, ...] = MATRICES) -> Schedule:
-    """Return a schedule in which none but the owners touch those of some matrices that are on devices."""
-    private = [matrix for matrix in matrices if schedule.placement.on_device(matrix)]
-    touched = touched_by_peers(schedule, private)
+    """Return a schedule in which none but the owners, and no device, touch those of some matrices that one rank has."""
+    touched = used_by_others(schedule, of_one_rank(schedule, matrices))
     return stage(schedule, touched, Machine.uniform(schedule.num_ranks)) if touched else schedule
+
+
+def of_one_rank(schedule: Schedule, matrices: tuple[Matrix, ...]) -> list[Matrix]:
+    """Return those of some matrices that are not in host memory of all ranks."""
+    return [matrix for matrix in matrices if schedule.placement.of(matrix) != Location.host()]
+
+
+def touched_from_elsewhere(schedule: Schedule, matrices: list[Matrix]) -> set[int]:
+    """Return the tasks that touch one of some matrices and are not its owner's, or not its worker's if on the host."""
+    found, buffers, owners, in_host = set(), schedule.buffers, schedule.owners(), schedule.in_host()
+    for at, task in enumerate(schedule.tasks):
+        for buffer in schedule.regions["buffer"][schedule.operands_of(at)["region"]].tolist():
+            if buffers["matrix"][buffer] not in matrices or buffers["role"][buffer] != Role.USER or owners[buffer] < 0:
+                continue
+            by_worker = schedule.lanes["kind"][task["lane"]] == LaneKind.HOST
+            if task["rank"] != owners[buffer] or by_worker != in_host[buffer]:
+                found.add(at)
+    return found
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -64,8 +82,8 @@ def test_whichever_matrices_are_staged_none_but_the_owner_touches_them_and_the_p
                 continue
             changed += 1
             verify(found, lower(found), capacity_bytes=found.softbuf_bytes().tolist())
-            private = [matrix for matrix in matrices if schedule.placement.on_device(matrix)]
-            assert not touched_by_peers(found, private), (seed, matrices)
+            assert not touched_from_elsewhere(found, of_one_rank(schedule, matrices)), (seed, matrices)
+            assert not used_by_others(found, of_one_rank(schedule, matrices)), (seed, matrices)
             wrong = interpret.mismatch(found, data, interpret.random_order(found, seed))
             assert not wrong, (seed, matrices, wrong)
     assert changed >= 20
@@ -88,6 +106,77 @@ def test_a_copy_back_that_does_not_await_a_writer_is_refused() -> None:
         return drop_await_of(schedule, rng, copies_back(schedule))
 
     assert spoiled(wait_less, of_c, 30) >= 25
+
+
+def private_host(rng: random.Random) -> Schedule:
+    """Return a random schedule in which a worker of rank 0 copies A, B and C, which is read and written."""
+    ranks, options = rng.randint(1, 4), SummaOptions(steps=rng.randint(1, 4), chunks=rng.randint(1, 3))
+    problem = GemmProblem(*(rng.randint(4, 20) for _ in range(3)), DType.f64, trans_a=rng.choice("NT"))
+    return staged(summa(problem, Placement.parse("h0,h0,h0"), ranks, grid=(1, ranks), options=options))
+
+
+@pytest.mark.parametrize("into", [False, True], ids=["who reads", "who writes back"])
+def test_what_does_not_await_a_worker_s_copy_or_is_not_awaited_by_it_is_refused(into: bool) -> None:
+    def wait_less(schedule: Schedule, rng: random.Random) -> Schedule | None:
+        by_worker = schedule.lanes["kind"][schedule.tasks["lane"]] == LaneKind.HOST
+        if into:
+            return drop_await_of(schedule, rng, np.flatnonzero(by_worker & (schedule.tasks["num_awaits"] > 0)))
+        pairs = np.repeat(np.arange(len(schedule.tasks)), schedule.tasks["num_awaits"])
+        waiting = np.unique(pairs[by_worker[schedule.awaits]])
+        return drop_await_of(schedule, rng, waiting[~by_worker[waiting]])
+
+    assert spoiled(wait_less, private_host, 40) >= 20
+
+
+def test_parts_of_a_matrix_are_staged_where_each_lies() -> None:
+    problem, places = GemmProblem(60, 50, 40, DType.f64), ("h0", "0", "h", "h1")
+
+    def rows(columns: int) -> BoundLayout:
+        cut = [Part((15 * at, 15 * at + 15), (0, columns), Location.parse(place)) for at, place in enumerate(places)]
+        return BoundLayout((60, columns), tuple(cut))
+
+    placement = Placement(rows(40), Location.device(1), rows(50))
+    about = (problem, placement, 2, Machine.uniform(2), ScheduleOptions(scheduler="kblocks", grid=(1, 2)))
+    (direct,), (planned,) = plan_several(*about), plan_several(*about, MATRICES)
+    found = planned.schedule
+    verify(found, lower(found))
+    assert planned.staged == (Matrix.A, Matrix.C)
+    assert not touched_from_elsewhere(found, [*MATRICES])
+    ours = found.buffers[len(direct.schedule.buffers) :]
+    # None in the host memory that all ranks read; what the device of rank 0 has of A it sends itself, as B's does.
+    assert ours[["matrix", "location"]].tolist() == [(0, 3), (0, 4), (2, 3), (2, 0), (2, 4)]
+
+
+def test_staging_in_host_memory_is_counted_beside_that_of_devices_and_kept_apart() -> None:
+    found = private_host(random.Random(3))
+    (of_host,) = np.nonzero(found.in_host() & (found.buffers["role"] == Role.STAGING))
+    sizes = buffer_bytes(found.buffers[of_host])
+    needed = found.softbuf_bytes(Space.HOST).tolist()
+    assert needed[0] >= sizes.sum()
+    assert not any(needed[1:])
+    assert found.softbuf_bytes().tolist() == found.arena_bytes()[: found.num_ranks].tolist()
+    for other, words in ((of_host[0], "overlap in the SoftBuf of rank 0"), (of_host[1], "")):
+        buffers = found.buffers.copy()
+        buffers["offset"][of_host[1]] = buffers["offset"][other]
+        if words:
+            with pytest.raises(ScheduleError, match=words):
+                verify(dataclasses.replace(found, buffers=buffers))
+        else:
+            verify(dataclasses.replace(found, buffers=buffers))
+
+
+def test_a_host_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
+    problem, place, size = GemmProblem(256, 256, 256, DType.f64), Placement.parse("h1,h,0"), 256 * 256 * 8
+    options = ScheduleOptions(scheduler="kblocks", grid=(2, 2))
+    for host_bytes in (0, 3 * size, 3 * size - 1):
+        machine = dataclasses.replace(Machine.uniform(4), host_bytes=np.array([host_bytes]))
+        assert plan_several(problem, place, 4, machine, options)[0].staged == ()
+        if host_bytes == 3 * size - 1:
+            with pytest.raises(CapacityError, match=r"bytes of host memory .* 1 too few"):
+                plan_several(problem, place, 4, machine, options, (Matrix.A,))
+        else:
+            (planned,) = plan_several(problem, place, 4, machine, options, (Matrix.A,))
+            assert planned.schedule.softbuf_bytes(Space.HOST).tolist() == [0, size, 0, 0]
 
 
 def copies_back(schedule: Schedule) -> np.ndarray:

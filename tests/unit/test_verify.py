@@ -652,6 +652,7 @@ def test_a_schedule_without_the_caller_s_c_is_refused() -> None:
         ({"offset": 100004}, "multiple of its element size"),
         ({"location": host_index(2)}, "not in a device's SoftBuf"),
         ({"location": location_index(Location.host(0), 2)}, "not in a device's SoftBuf"),
+        ({"location": host_index(2), "role": Role.STAGING}, "nor is it staging in a rank's private host memory"),
     ],
 )
 def test_a_buffer_outside_every_softbuf_is_refused(fields: dict[str, int], words: str) -> None:

@@ -93,6 +93,10 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     }
     if (m_.serial_copies && from_at != to_at)
         body.engine = task.rank * ways + (from_at == host_ ? 1 : to_at == host_ ? 2 : 0);
+    if (from_at == host_ && to_at == host_) {
+        body.engine = task.rank * ways + 3;
+        limit = m_.host_copy_rate;
+    }
     const std::size_t link = link_of(from_at, to_at);
     limit = std::min(limit, m_.bandwidth[link]);
     const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);

@@ -25,7 +25,7 @@ class Simulator::State {
 
   private:
     static constexpr double infinity = std::numeric_limits<double>::infinity();
-    static constexpr std::int32_t ways = 3;
+    static constexpr std::int32_t ways = 4;
 
     // A copy that moves bytes. Its rate was set at `since`.
     struct Flow {
@@ -48,8 +48,9 @@ class Simulator::State {
         bool changed = false;
     };
 
-    // What moves a device's copies one way: to other devices, from the host or to it. It serves the lanes in turn, and
-    // what follows a copy on its lane, the news of its end included, has to wait for the lane's next turn.
+    // What moves a device's copies one way: to other devices, from the host or to it; and a rank's worker. It serves
+    // the lanes in turn, and what follows a copy on its lane, the news of its end included, has to wait for the lane's
+    // next turn.
     struct Engine {
         struct Turn {
             std::int32_t task;

@@ -95,7 +95,7 @@ class Machine(Remade):
     node_of : ndarray of int64, shape (num_ranks,)
         Node of each rank. Reserved: all ranks are on node 0 so far.
     host_bytes : ndarray of int64, shape (1,)
-        Host memory of each node; 0 where unknown. Reserved: no plan depends on it so far.
+        Host memory of each node; 0 where unknown. Matrices that are staged there have to fit beside the others.
 
     Notes
     -----

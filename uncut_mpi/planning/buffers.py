@@ -27,12 +27,15 @@ class Buffers:
 
     Attributes
     ----------
-    softbuf_bytes : list of int
-        What each rank's buffers take so far.
+    num_ranks : int
+        Ranks of the schedule.
+    arena_bytes : list of int
+        What they take so far of each memory (`location_table`): of devices first, by rank.
     """
 
     def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
-        self.softbuf_bytes = [0] * num_ranks
+        self.num_ranks = num_ranks
+        self.arena_bytes = [0] * len(location_table(num_ranks))
         self._about = (num_ranks, problem, placement)
         self._records = [*user_records(num_ranks, problem, placement)]
 
@@ -41,17 +44,17 @@ class Buffers:
         """Return the buffers of a schedule, to which others can be added."""
         buffers = cls(schedule.num_ranks, schedule.problem, schedule.placement)
         buffers._records = schedule.buffers.tolist()
-        buffers.softbuf_bytes = [_aligned(size) for size in schedule.softbuf_bytes().tolist()]
+        buffers.arena_bytes = [_aligned(size) for size in schedule.arena_bytes().tolist()]
         return buffers
 
-    def add(self, rank: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
-        """Add a buffer behind those of a rank, its columns on 64-byte boundaries, and return its index."""
+    def add(self, at: int, shape: tuple[int, int], dtype: DType, matrix: Matrix, role: Role) -> int:
+        """Add a buffer behind those of a memory, its columns on 64-byte boundaries, and return its index."""
         rows, cols = shape
-        offset = self.softbuf_bytes[rank]
+        offset = self.arena_bytes[at]
         ld = aligned_ld(rows, dtype)
-        self._records.append((rank, role, matrix, dtype, 0, rows, cols, ld, offset))
+        self._records.append((at, role, matrix, dtype, 0, rows, cols, ld, offset))
         size = ld * cols * dtype.itemsize
-        self.softbuf_bytes[rank] = offset + _aligned(size)
+        self.arena_bytes[at] = offset + _aligned(size)
         return len(self._records) - 1
 
     def num_buffers(self) -> int:
@@ -63,12 +66,21 @@ class Buffers:
         return np.array(self._records, BUFFER_DTYPE)
 
     def check_capacity(self, machine: Machine) -> None:
-        """Raise `CapacityError` for the first rank whose panels do not fit."""
-        check_capacity(self.softbuf_bytes, *self._about, machine)
+        """Raise `CapacityError` for the first rank whose panels do not fit, or if the host has too little memory."""
+        check_capacity(self.arena_bytes[: self.num_ranks], *self._about, machine)
+        needed, total = sum(self.arena_bytes[self.num_ranks :]), int(machine.host_bytes[0])
+        there = _resident_bytes(*self._about)[self.num_ranks]
+        if needed and needed + there > total > 0:
+            raise CapacityError(
+                f"{there + needed} bytes of host memory are needed ({there} for the matrices there and {needed} for "
+                f"page-locked copies), and {total} are available, {there + needed - total} too few: make the matrices "
+                "with empty_host, which needs no copies, or place them on devices"
+            )
 
     def free_bytes(self, machine: Machine) -> list[int]:
         """Return what each rank's memory has left for caches, beside one more buffer's alignment per matrix."""
-        taken = zip(machine.memory_bytes.tolist(), self.softbuf_bytes, _resident_bytes(*self._about), strict=True)
+        every = (machine.memory_bytes.tolist(), self.arena_bytes, _resident_bytes(*self._about))
+        taken = zip(*(of_rank[: self.num_ranks] for of_rank in every), strict=True)
         return [total - needed - resident - 3 * BUFFER_ALIGNMENT for total, needed, resident in taken]
 
 
@@ -78,7 +90,7 @@ def check_capacity(
     """Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there."""
     if all(map(operator.le, softbuf_bytes, room_for_panels(num_ranks, problem, placement, machine))):
         return
-    resident = _resident_bytes(num_ranks, problem, placement)
+    resident = _resident_bytes(num_ranks, problem, placement)[:num_ranks]
     for rank, (needed, there, total) in enumerate(
         zip(softbuf_bytes, resident, machine.memory_bytes.tolist(), strict=True)
     ):
@@ -127,11 +139,11 @@ def user_pieces(problem: GemmProblem, placement: Placement) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
-    """Return what the caller's matrices take of each rank's device memory."""
+    """Return what the caller's matrices take of each rank's device memory, and of all host memory."""
     users, locations = user_table(num_ranks, problem, placement), location_table(num_ranks)
-    on_device = ~in_host(locations, users["location"])
-    resident = np.zeros(num_ranks, np.int64)
-    np.add.at(resident, locations["rank"][users["location"][on_device]], buffer_bytes(users)[on_device])
+    at = np.where(in_host(locations, users["location"]), num_ranks, locations["rank"][users["location"]])
+    resident = np.zeros(num_ranks + 1, np.int64)
+    np.add.at(resident, at, buffer_bytes(users))
     return tuple(resident.tolist())
 
 
@@ -139,7 +151,7 @@ def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) 
 def room_for_panels(num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine) -> tuple[int, ...]:
     """Return the bytes of each rank's device memory that the caller's matrices leave."""
     resident = _resident_bytes(num_ranks, problem, placement)
-    return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident))
+    return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident[:num_ranks]))
 
 
 def _aligned(size: int) -> int:

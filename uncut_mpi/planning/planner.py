@@ -18,7 +18,7 @@ from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.staging import stage, touched_by_peers
+from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.variety import varied
 
 
@@ -36,7 +36,7 @@ class Planned:
     options : ScheduleOptions
         Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
     staged : tuple of Matrix
-        Which matrices go through the SoftBuf, since peers cannot open their memory; of the column-major problem.
+        Which matrices go through memory of ours, since their own is their owner's alone; of the column-major problem.
     """
 
     schedule: Schedule
@@ -98,7 +98,8 @@ def plan_several(
     Parameters
     ----------
     private : collection of Matrix
-        Which of A, B and C lie in device memory that peers cannot open.
+        Which of A, B and C their owner alone can use: in device memory that peers cannot open, or in private host
+        memory that is not page-locked.
     """
     options.check()
     if problem.copies or (not problem.has_product and placement.in_parts):
@@ -126,8 +127,8 @@ def plan_several(
 
 
 def _staged(planned: Planned, private: Collection[Matrix], machine: Machine) -> Planned:
-    """Return what was planned with those matrices in the SoftBuf that peers would have to open and cannot."""
-    touched = touched_by_peers(planned.schedule, private)
+    """Return what was planned with those matrices staged that others would have to use and cannot."""
+    touched = used_by_others(planned.schedule, private)
     if not touched:
         return planned
     schedule = stage(planned.schedule, touched, machine)

@@ -31,7 +31,7 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import LOCATION_DTYPE, host_index, in_host, location_table
+from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, host_index, in_host, location_table
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -119,7 +119,7 @@ BUFFER_DTYPE: Final = np.dtype(
         ("rows", "<i8"),
         ("cols", "<i8"),
         ("ld", "<i8"),  # elements
-        ("offset", "<i8"),  # bytes from the start of the owner's SoftBuf; -1 for USER buffers
+        ("offset", "<i8"),  # bytes from the start of the owner's SoftBuf in that memory; -1 for USER buffers
     ]
 )
 REGION_DTYPE: Final = np.dtype(
@@ -419,11 +419,17 @@ class Schedule(Remade):
 
     # -- summaries ---------------------------------------------------------------------------
 
-    def softbuf_bytes(self) -> np.ndarray:
-        """Return the SoftBuf bytes that each rank needs, int64 of shape (num_ranks,)."""
-        needed = np.zeros(self.num_ranks, np.int64)
+    def arena_bytes(self) -> np.ndarray:
+        """Return the bytes that buffers of ours need of each memory, int64 of shape (number of locations,)."""
+        needed = np.zeros(len(self.locations), np.int64)
         own = self.buffers[self.buffers["offset"] >= 0]
-        np.maximum.at(needed, self.locations["rank"][own["location"]], own["offset"] + buffer_bytes(own))
+        np.maximum.at(needed, own["location"], own["offset"] + buffer_bytes(own))
+        return needed
+
+    def softbuf_bytes(self, space: Space = Space.DEVICE) -> np.ndarray:
+        """Return the SoftBuf bytes that each rank needs in a kind of memory, int64 of shape (num_ranks,)."""
+        of_ranks = (self.locations["space"] == space) & (self.locations["rank"] != NOBODY)
+        needed: np.ndarray = self.arena_bytes()[of_ranks]
         return needed
 
     def owners(self) -> np.ndarray:

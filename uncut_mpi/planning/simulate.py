@@ -15,8 +15,8 @@ What is modelled (the inner loop is native):
   (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_rates`). Where a device serves
   its copies one after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host,
   to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
-  Copies within host memory, on lanes of the host, share its own bandwidth, cost nothing to issue, and are awaited and
-  await by flags.
+  Copies within host memory, on lanes of the host, are made in turn by the rank's worker, at `HOST_COPY_GB_PER_S` and
+  within the host's own bandwidth, which all share. They cost nothing to issue, and are awaited and await by flags.
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
   served; a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
   (`GemmShape.idle_use`).
@@ -36,7 +36,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, TopologyError
-from uncut_mpi.model.costs import GemmShape
+from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Kind, Schedule, TileTables, rows_by_rank
@@ -315,6 +315,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.row_device, native.row_in, native.row_out = list(rows.device), list(rows.host_in), list(rows.host_out)
     native.row_local = list(rows.local)
 
+    native.host_copy_rate = HOST_COPY_GB_PER_S * 1e9
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
     native.combine_start = costs.combine_start_s

@@ -1,12 +1,14 @@
 """
-Matrices that peers cannot open: other ranks use a copy of them, in the owner's SoftBuf.
+Matrices that their owner alone can use: everybody else uses a copy of them, in memory of ours beside them.
 
-CUDA IPC exports no stream-ordered pool and no managed memory. Where a schedule lets other ranks read or write such a
-matrix, this pass puts a buffer of ours in its place. The owner copies what they read into it, and what they wrote of C
-out of it, by tasks like any others: what these await is proved, and they run beside the rest.
+CUDA IPC exports no stream-ordered pool and no managed memory, so that peers cannot open them. Host memory that CUDA
+cannot page-lock is for lanes of the host alone, and for no device. Where a schedule lets others read or write such a
+matrix, this pass puts a buffer of ours in its place, in the owner's SoftBuf in the same kind of memory. The owner
+copies what they read into it, and what they wrote of C out of it, by tasks like any others: what these await is
+proved, and they run beside the rest. Copies within host memory are on a lane of the host.
 
-There is a copy for each region that peers use. So a task that reads awaits its own region only, and what was written
-goes on to its place at once. The owner uses its own matrix as before.
+There is a copy for each region that others use. So a task that reads awaits its own region only, and what was written
+goes on to its place at once. The owner's device uses what lies there as before.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.buffers import Buffers
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     LANE_DTYPE,
+    NO_SOURCE,
     OPERAND_DTYPE,
     REGION_DTYPE,
     TASK_DTYPE,
@@ -37,26 +41,26 @@ from uncut_mpi.planning.schedule import (
 )
 
 
-def touched_by_peers(schedule: Schedule, matrices: Collection[Matrix]) -> tuple[Matrix, ...]:
-    """Return those of some matrices in device memory that a rank other than their owner reads or writes."""
+def used_by_others(schedule: Schedule, matrices: Collection[Matrix]) -> tuple[Matrix, ...]:
+    """Return those of some matrices that others use than their owner's device, or its worker in host memory."""
     if not matrices:
         return ()
     uses = _Uses.of(schedule)
-    users = schedule.buffers[uses.buffer[~uses.by_owner]]
+    users = schedule.buffers[uses.buffer[~uses.in_place]]
     found = np.unique(users["matrix"][users["role"] == Role.USER])
     return tuple(Matrix(matrix) for matrix in found.tolist() if matrix in matrices)
 
 
 def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> Schedule:
     """
-    Return a schedule that does the same, in which none but their owners touch some of the caller's matrices.
+    Return a schedule that does the same, in which none but those who can touch some of the caller's matrices.
 
     Parameters
     ----------
     schedule : Schedule
         What is to be done.
     matrices : sequence of Matrix
-        As of `touched_by_peers`.
+        As of `used_by_others`.
     machine : Machine
         Whose memory is to have room for them once more.
 
@@ -71,22 +75,26 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
     regions = [schedule.regions]
     ways_in: list[_Copy] = []
     ways_out: list[_Copy] = []
-    for matrix in matrices:
-        (user,) = np.flatnonzero((schedule.buffers["role"] == Role.USER) & (schedule.buffers["matrix"] == matrix))
-        owner = int(schedule.owners()[user])
-        ours = buffers.add(owner, problem.shape_of(matrix), problem.dtype, matrix, Role.STAGING)
-        lane = (owner, int(LaneKind.COPY), owner, owner)
+    users = (schedule.buffers["role"] == Role.USER) & np.isin(schedule.buffers["matrix"], matrices)
+    for user in np.flatnonzero(users).tolist():
+        if uses.in_place[uses.buffer == user].all():
+            continue
+        at, _, code, _, _, rows, cols, _, _ = schedule.buffers[user].tolist()
+        owner, matrix = int(schedule.owners()[user]), Matrix(code)
+        ours = buffers.add(at, (rows, cols), problem.dtype, matrix, Role.STAGING)
+        on_host = schedule.in_host()[user]
+        lane = (owner, int(LaneKind.HOST), NO_SOURCE, 0) if on_host else (owner, int(LaneKind.COPY), at, at)
         if lane not in lanes:
             lanes.append(lane)
-        moved, chunks, chunk_of = _chunks(schedule, uses, int(user))
+        moved, chunks, chunk_of = _chunks(schedule, uses, user)
         used, use = np.unique(uses.region[moved], return_inverse=True)
         first = sum(map(len, regions))
         regions += [instead := schedule.regions[used], chunks, staged := chunks.copy()]
         instead["buffer"] = staged["buffer"] = ours
         uses.operands["region"][moved] = first + use
         first += len(used)
-        for chunk, rows in enumerate(rows_by_rank(chunk_of, len(chunks))):
-            here = moved[rows]
+        for chunk, its in enumerate(rows_by_rank(chunk_of, len(chunks))):
+            here = moved[its]
             written = here[uses.written[here]]
             theirs, own = first + chunk, first + len(chunks) + chunk
             if len(written) < len(here) and (matrix is not Matrix.C or problem.reads_c):
@@ -117,7 +125,7 @@ class _Uses(NamedTuple):
     buffer: np.ndarray
     task: np.ndarray
     written: np.ndarray
-    by_owner: np.ndarray
+    in_place: np.ndarray  # by the owner: on its device, in host memory by its worker; by anybody where it is all ranks'
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Uses:
@@ -126,8 +134,11 @@ class _Uses(NamedTuple):
         region = operands["region"].copy()
         buffer = schedule.regions["buffer"][region]
         task = np.repeat(np.arange(len(tasks)), tasks["num_operands"])
-        by_owner = tasks["rank"][task] == schedule.owners()[buffer]
-        return cls(operands, region, buffer, task, np.diff(task, prepend=-1) > 0, by_owner)
+        by_worker = schedule.lanes["kind"][tasks["lane"]] == LaneKind.HOST
+        owner = schedule.owners()[buffer]
+        in_place = (tasks["rank"][task] == owner) & (by_worker[task] == schedule.in_host()[buffer])
+        in_place |= owner == NOBODY
+        return cls(operands, region, buffer, task, np.diff(task, prepend=-1) > 0, in_place)
 
 
 class _Copy(NamedTuple):
@@ -148,7 +159,7 @@ def _chunks(schedule: Schedule, uses: _Uses, user: int) -> tuple[np.ndarray, np.
     wrote, all of the matrix is one chunk, which the owner uses there too.
     """
     at = np.flatnonzero(uses.buffer == user)
-    own, moved = at[uses.by_owner[at]], at[~uses.by_owner[at]]
+    own, moved = at[uses.in_place[at]], at[~uses.in_place[at]]
     chunks, chunk_of = np.unique(schedule.regions[uses.region[moved]], return_inverse=True)
     never = len(schedule.tasks)
     begins = np.full(len(chunks), never)  # the first task that writes in each of them

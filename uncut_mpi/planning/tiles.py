@@ -330,8 +330,7 @@ class _Panels:
     def __init__(
         self, buffers: Buffers, problem: GemmProblem, placement: Placement, workers: TileWorkers, *, lazy: bool
     ) -> None:
-        num_ranks = len(buffers.softbuf_bytes)
-        self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * num_ranks for _ in range(4))
+        self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * buffers.num_ranks for _ in range(4))
         self._buffers = buffers
         for worker in workers.working():
             self._add_worker(worker, problem, placement, lazy)

@@ -8,7 +8,7 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import location_index
+from uncut_mpi.model.locations import NOBODY, location_index
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, buffer_bytes
@@ -103,23 +103,25 @@ def _verify_softbuf(schedule: Schedule) -> None:
     sizes = np.array([dtype.itemsize for dtype in DType], np.int64)[table["dtype"]]
     for wrong, what in (
         (table["offset"] < 0, "has no place in a SoftBuf"),
-        (schedule.in_host()[own], "is not the caller's, yet not in a device's SoftBuf"),
+        (
+            schedule.in_host()[own] & ((table["role"] != Role.STAGING) | (schedule.owners()[own] == NOBODY)),
+            "is not the caller's, yet not in a device's SoftBuf, nor is it staging in a rank's private host memory",
+        ),
         (table["offset"] % sizes != 0, "does not start at a multiple of its element size"),
     ):
         if wrong.any():
             raise ScheduleError(f"buffer {int(own[np.argmax(wrong)])} {what}")
     extent = buffer_bytes(table)
     own, table, extent = own[extent > 0], table[extent > 0], extent[extent > 0]
-    owners = schedule.owners()[own]
-    order = np.lexsort((table["offset"], owners))
-    owner, start = owners[order], table["offset"][order]
+    order = np.lexsort((table["offset"], table["location"]))
+    memory, start = table["location"][order], table["offset"][order]
     stop = start + extent[order]
-    clash = (owner[1:] == owner[:-1]) & (start[1:] < stop[:-1])
+    clash = (memory[1:] == memory[:-1]) & (start[1:] < stop[:-1])
     if clash.any():
         at = int(np.argmax(clash))
         first, second = int(own[order[at]]), int(own[order[at + 1]])
         raise ScheduleError(
-            f"buffers {first} and {second} overlap in the SoftBuf of rank {int(owner[at])}: "
+            f"buffers {first} and {second} overlap in the SoftBuf of rank {schedule.owners()[first]}: "
             f"bytes [{start[at]}, {stop[at]}) and [{start[at + 1]}, {stop[at + 1]})"
         )
 

@@ -38,7 +38,7 @@ _LABELS: Final = {
     Activity.HOST_IN: "from host",
     Activity.HOST_OUT: "to host",
     Activity.PEER: "between devices",
-    Activity.LOCAL: "within a device",
+    Activity.LOCAL: "within a memory",
 }
 
 
