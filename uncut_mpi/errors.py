@@ -12,6 +12,7 @@ The exception tree of uncut_mpi; every room may import it and it imports nothing
         ScheduleError                   a schedule that breaks the rules of its own representation or its proof
       CapacityError(MemoryError)        device or shared memory: needed, available, what to change
       DeviceError(RuntimeError)         a CUDA or cuBLAS call failed: call, code name, device, task
+        PinError                        host memory that cannot be page-locked as a whole
       PeerFailedError(RuntimeError)     this rank is healthy; names the rank that was not
       StallError(TimeoutError)          no task finished anywhere for the time allowed; says who awaits whom
 
@@ -70,6 +71,10 @@ class DeviceError(UncutError, RuntimeError):
     """A call into CUDA, cuBLAS or the operating system's memory failed on this rank."""
 
 
+class PinError(DeviceError):
+    """Host memory cannot be page-locked as a whole: of a caller's matrix a reason to stage it, of ours an error."""
+
+
 class PeerFailedError(UncutError, RuntimeError):
     """Another rank of the session failed, and the message names it; this one is healthy."""
 
@@ -90,6 +95,7 @@ _BY_NAME = {
         ScheduleError,
         CapacityError,
         DeviceError,
+        PinError,
         PeerFailedError,
         StallError,
     )

@@ -63,6 +63,23 @@ def hide_arrays(session: um.Session, monkeypatch, hidden=lambda array: True) -> 
     monkeypatch.setattr(backend, "adopt", lambda array: adopt_hidden(array) if hidden(array) else adopt(array))
 
 
+def refuse_pins(session: um.Session, monkeypatch, refused=lambda array: True) -> None:
+    """Make the session's backend page-lock no arrays of callers that are `refused`."""
+    backend, store = session._backend, session._store
+    describe = store._describe
+
+    def refuse(address, nbytes):
+        raise um.PinError(f"{nbytes} bytes refused on purpose")
+
+    def describe_refused(array, *arguments):
+        with monkeypatch.context() as patch:
+            if refused(array):
+                patch.setattr(backend, "pin", refuse)
+            return describe(array, *arguments)
+
+    monkeypatch.setattr(store, "_describe", describe_refused)
+
+
 def fail_runs(session: um.Session, monkeypatch, failing) -> None:
     """Make every operation list of this rank report an error, while `failing()`, after it has run."""
     backend = session._backend

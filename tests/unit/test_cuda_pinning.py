@@ -8,7 +8,7 @@ import pytest
 
 from uncut_mpi.device.cuda.pinning import PinnedMemory
 from uncut_mpi.device.interface import Pin
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import PinError
 
 INVALID, ALREADY = 1, 712
 
@@ -76,7 +76,7 @@ def test_what_another_session_uses_is_counted_and_not_taken_apart(cuda, memory):
     assert memory.pin("two", 1200, 100) is Pin.WRITEABLE
     memory.unpin_all("one")
     assert cuda.is_known(1200)
-    with pytest.raises(ParamError, match="another session uses"):
+    with pytest.raises(PinError, match="another session uses"):
         memory.pin("one", 1200, 1000)
     memory.unpin("two", 1200)
     assert not cuda.ranges
@@ -87,9 +87,9 @@ def test_what_the_program_has_registered_is_used_as_it_is(cuda, memory):
     assert memory.pin("one", 1000, 1000) is Pin.FOREIGN
     assert not Pin.FOREIGN
     memory.unpin("one", 1000)
-    with pytest.raises(ParamError, match="the program or another matrix uses a part"):
+    with pytest.raises(PinError, match="the program or another matrix uses a part"):
         memory.pin("one", 1500, 1000)
-    with pytest.raises(ParamError, match="the program or another matrix uses a part"):
+    with pytest.raises(PinError, match="the program or another matrix uses a part"):
         memory.pin("one", 500, 3000)
 
 
@@ -105,11 +105,11 @@ def test_the_pages_of_a_file_are_readable_alone(memory, cuda):
 def test_memory_that_cannot_be_registered_is_an_error_and_what_was_is_registered_again(cuda, memory):
     memory.pin("one", 1100, 50)
     cuda.foreign.append((1300, 1400))
-    with pytest.raises(ParamError, match="register the whole first, or pass a copy"):
+    with pytest.raises(PinError, match="register the whole first, or pass a copy"):
         memory.pin("one", 1000, 500)
     assert cuda.ranges == {1100: (50, 3)}
     refusing = PinnedMemory(lambda *given: 2, cuda.unregister, cuda.is_known)
-    with pytest.raises(ParamError, match=r"error 2\): pass a copy"):
+    with pytest.raises(PinError, match=r"error 2\): use less host memory"):
         refusing.pin("one", 9000, 5)
 
 
@@ -125,7 +125,7 @@ def test_random_uses_are_registered_while_they_last_and_not_after(cuda, memory, 
             owner, address, nbytes = rng.choice("ab"), rng.randrange(1000), rng.randrange(1, 60)
             try:
                 memory.pin(owner, address, nbytes)
-            except ParamError:
+            except PinError:
                 continue
             uses.append((owner, address, nbytes))
         for _, address, nbytes in uses:

@@ -11,7 +11,7 @@ from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.flags import Flags
 from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.memory import Arena
+from uncut_mpi.api.memory import Arena, HostArena
 from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order
 from uncut_mpi.api.request import Operands
 from uncut_mpi.api.trials import Trial
@@ -48,12 +48,14 @@ class Binding:
 
 class Binder:
     """
-    Binds plans to matrices; owns the SoftBuf and the flags.
+    Binds plans to matrices; owns their SoftBufs and the flags.
 
     Attributes
     ----------
     softbuf : Arena
         Memory for the panels of schedules.
+    host_softbuf : HostArena
+        Host memory for what is staged there.
     flags : Flags
         Of all calls.
     """
@@ -63,6 +65,9 @@ class Binder:
     ) -> None:
         self._group, self._backend, self._store, self._control = group, backend, store, control
         self.softbuf = Arena(group, backend, store.mappings, counters, "SoftBuf")
+        self.host_softbuf = HostArena(
+            group, backend, store.mappings, counters, "page-locked host memory to stage matrices in"
+        )
         self.flags = Flags(group, backend, store.mappings, counters, control)
         self._bound: dict[int, dict[_Numbers, Binding]] = {}  # by the identity of a plan, as long as it lives
         store.on_release.append(self._forget_matrix)
@@ -82,7 +87,11 @@ class Binder:
         CapacityError, DeviceError
             On all ranks.
         """
-        for arena, needed in ((self.softbuf, plan.softbuf_bytes), (self.flags, plan.flag_bytes)):
+        for arena, needed in (
+            (self.softbuf, plan.softbuf_bytes),
+            (self.host_softbuf, plan.host_softbuf_bytes),
+            (self.flags, plan.flag_bytes),
+        ):
             if not arena.fits(needed):
                 self.drop_all()  # all addresses change, also where growing fails
                 arena.ensure(needed)
@@ -107,9 +116,8 @@ class Binder:
     def poison_softbuf(self) -> None:
         """Fill this session's SoftBuf with all-one bits, a NaN in every type. Collective."""
         with agreement.collective(self._group, "poisoning the SoftBuf"):
-            words = int(self.softbuf.sizes[self._group.rank]) // 4
-            if words:
-                self._backend.fill_words(int(self.softbuf.addresses[self._group.rank]), words, 0xFFFFFFFF)
+            self.softbuf.poison()
+            self.host_softbuf.poison()
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -139,25 +147,28 @@ class Binder:
                 bound.pop(numbers).executable.close()
 
     def close(self) -> None:
-        """Release the SoftBuf and the flags, once nothing is bound. Collective."""
+        """Release SoftBufs and flags, once nothing is bound. Collective."""
         self.softbuf.close()
+        self.host_softbuf.close()
         self.flags.close()
 
     def abandon(self) -> None:
-        """Let go of the SoftBuf and the flags without collective calls, after a call that did not end."""
+        """Let go of SoftBufs and flags without collective calls, after a call that did not end."""
         self.softbuf.abandon()
+        self.host_softbuf.abandon()
         self.flags.abandon()
 
     def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
         operands = in_schedule_order(plan.key.problem, matrices)
-        buffers, owners = plan.schedule.buffers, plan.schedule.owners()
+        buffers, owners, in_host = plan.schedule.buffers, plan.schedule.owners(), plan.schedule.in_host()
         addresses = np.zeros(len(buffers), np.int64)
         for index in plan.program.buffers_used():
             buffer = buffers[index]
             if buffer["role"] == Role.USER:
                 addresses[index] = self._store.address(operands[buffer["matrix"]])
             else:
-                addresses[index] = self.softbuf.addresses[owners[index]] + buffer["offset"]
+                arena = self.host_softbuf if in_host[index] else self.softbuf
+                addresses[index] = arena.addresses[owners[index]] + buffer["offset"]
         return addresses
 
 

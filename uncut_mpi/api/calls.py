@@ -49,7 +49,7 @@ class CallResult(NamedTuple):
     planned : bool
         Whether this call had to plan or bind first.
     staged : bool
-        Whether a matrix went through the SoftBuf because peers cannot open its memory.
+        Whether a matrix went through memory of ours because its own is its owner's alone (`PlanSummary.staged`).
     """
 
     tasks: int

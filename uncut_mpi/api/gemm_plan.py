@@ -26,7 +26,7 @@ class GemmPlan:
     def __init__(self, session: object, calls: Calls, plan: Plan | Trial, operands: Operands, choices: Choices) -> None:
         self._session = session  # which is in use as long as its plans are
         self._calls, self._operands, self._choices = calls, operands, choices
-        # By the matrices that peers cannot open, on which schedules depend.
+        # By the matrices that their owner alone can use, on which schedules depend.
         self._plans: dict[tuple[Which, ...], Plan | Trial] = {}
         self._keep(plan)
         problem = plan.key.problem
@@ -75,7 +75,7 @@ class GemmPlan:
             Scalars; beta must be 0 if the plan was made with ``reads_c=False``.
         a, b, c : Matrix, optional
             Instead of the matrices planned with: same shape, type, order, leading dimension and
-            location. Where others of them lie in memory that peers cannot open, the first such call plans.
+            location. Where others of them can be used by their owner alone, the first such call plans.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
 

@@ -20,7 +20,7 @@ from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, extent_bytes, ho
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
 from uncut_mpi.device.interface import Backend, Pin
-from uncut_mpi.errors import ParamError, RankMismatchError, agreed, is_agreed
+from uncut_mpi.errors import ParamError, PinError, RankMismatchError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
@@ -276,9 +276,16 @@ class MatrixStore:
         if ground.trouble:
             raise ParamError(f"the array cannot be read: {ground.trouble}")
         # Last, since it is to be undone; and here, since what devices may write depends on it.
-        pin = self._backend.pin(address, nbytes) if nbytes else Pin.FOREIGN
+        pin, obstacle = Pin.FOREIGN, ""
+        try:
+            if nbytes:
+                pin = self._backend.pin(address, nbytes)
+        except PinError as error:
+            obstacle = str(error)
         writeable = taken.writeable and ground.writeable and pin is not Pin.READABLE
-        info = MatrixInfo(number, stored, dtype, Location.host(root), ground.pieces, writeable=writeable)
+        info = MatrixInfo(
+            number, stored, dtype, Location.host(root), ground.pieces, obstacle=obstacle, writeable=writeable
+        )
         return _Held(info, address, keep=array, pinned=bool(pin)), array
 
     def _pin(self, held: _Held, nbytes: int) -> None:

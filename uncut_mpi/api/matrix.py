@@ -39,7 +39,8 @@ class MatrixInfo:
     offset_bytes : int
         From that allocation's base to element (0, 0).
     obstacle : str
-        Why it cannot be exported; empty if it can.
+        Why its owner alone can use it: device memory cannot be exported, or private host memory not be page-locked.
+        Empty if others can.
     writeable : bool
         Whether it may be C.
     """

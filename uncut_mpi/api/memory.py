@@ -1,5 +1,5 @@
 """
-Arenas: memory of our own on every rank's device, exported once, mapped by every peer.
+Arenas: memory of our own on every rank's device, exported once, mapped by every peer; or on its host, for itself.
 
 Protocol of a growth, on all ranks together: importers close, barrier, the exporter frees and
 allocates, the result is agreed (a failure restores the old size everywhere and is raised
@@ -11,7 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.device.interface import Allocation, Backend
+from uncut_mpi.device.interface import Allocation, Backend, Pin
+from uncut_mpi.errors import PinError
+from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
@@ -116,6 +118,17 @@ class Arena:
         self._opened.clear()
         self._own = None
 
+    def poison(self) -> None:
+        """Fill this rank's arena with all-one bits, a NaN in every type. Local."""
+        if self._own is not None:
+            self._backend.fill_words(self._own.address, self._own.nbytes // 4, 0xFFFFFFFF)
+
+    def _allocate(self, nbytes: int) -> Allocation:
+        return self._backend.allocate(nbytes)
+
+    def _free(self, own: Allocation) -> None:
+        self._backend.free(own)
+
     def _attempt(self, nbytes: int) -> BaseException | None:
         try:
             self._replace(nbytes)
@@ -129,9 +142,9 @@ class Arena:
             if own.nbytes == nbytes:
                 return
             self._own = None
-            self._backend.free(own)
+            self._free(own)
         if nbytes:
-            self._own = self._backend.allocate(nbytes)
+            self._own = self._allocate(nbytes)
             self._counters.allocations += 1
 
     def _unmap(self) -> None:
@@ -152,3 +165,32 @@ class Arena:
                     self.addresses[rank] = self._mappings.open(handle)
                     self._opened.append(handle)
         self.sizes[:] = sizes  # stay 0 after a failure: nothing fits, and the next growth begins anew
+
+
+class HostArena(Arena):
+    """Page-locked host memory of every rank, in which no other rank reads or writes; see `Arena`."""
+
+    _segment: Segment | None = None  # stays when the arena is abandoned, as devices may still copy
+    _pin = Pin.FOREIGN
+
+    def poison(self) -> None:
+        """See `Arena.poison`."""
+        if self._segment is not None:
+            self._segment.array().fill(0xFF)
+
+    def _allocate(self, nbytes: int) -> Allocation:
+        segment = Segment.create(nbytes, self._purpose)
+        try:
+            self._pin = self._backend.pin(segment.address, nbytes)
+        except PinError as error:
+            segment.close()
+            raise PinError(f"{self._purpose}: {error}") from error
+        self._segment = segment
+        return Allocation(segment.address, nbytes, b"")
+
+    def _free(self, own: Allocation) -> None:
+        segment, self._segment = self._segment, None
+        if self._pin:
+            self._backend.unpin(own.address)
+        if segment is not None:
+            segment.close()

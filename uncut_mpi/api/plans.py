@@ -9,6 +9,7 @@ import numpy as np
 
 from uncut_mpi.api.request import Choices, Operands, check_written
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.locations import Space
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
@@ -48,8 +49,9 @@ class PlanSummary:
     softbuf_bytes : list of int
         SoftBuf each rank needs.
     staged : str
-        Which of the caller's A, B and C go through the SoftBuf, because they lie in memory that peers would have to
-        open and cannot: as ``"AC"``, mostly none.
+        Which of the caller's A, B and C go through memory of ours, because others would have to use them and cannot:
+        they lie in device memory that peers cannot open, or in private host memory that cannot be page-locked. As
+        ``"AC"``, mostly none.
     tried : int
         Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
     """
@@ -79,7 +81,8 @@ class PlanKey:
     problem, placement, options
         What is computed, where, and what is fixed about how.
     private : tuple of Matrix
-        Which of the problem's A, B and C lie in device memory that peers cannot open.
+        Which of the problem's A, B and C their owner alone can use: they lie in device memory that peers cannot open,
+        or in private host memory that cannot be page-locked.
     """
 
     problem: GemmProblem
@@ -134,7 +137,7 @@ def in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
 
 
 def private_of(problem: GemmProblem, matrices: Operands) -> tuple[Matrix, ...]:
-    """Return which of a problem's matrices lie in device memory that peers cannot open."""
+    """Return which of a problem's matrices their owner alone can use."""
     given = in_schedule_order(problem, matrices)
     return tuple(which for which, matrix in zip(MATRICES, given, strict=True) if matrix.info.obstacle)
 
@@ -156,8 +159,8 @@ class Plan:
         The plan in numbers.
     program : OperationList
         What this rank issues.
-    softbuf_bytes, flag_bytes : ndarray of int64, shape (num_ranks,)
-        SoftBuf and flags that each rank needs.
+    softbuf_bytes, host_softbuf_bytes, flag_bytes : ndarray of int64, shape (num_ranks,)
+        SoftBuf on the device and on the host, and flags, that each rank needs.
     """
 
     key: PlanKey
@@ -166,14 +169,17 @@ class Plan:
     summary: PlanSummary
     program: OperationList
     softbuf_bytes: np.ndarray
+    host_softbuf_bytes: np.ndarray
     flag_bytes: np.ndarray
 
     @classmethod
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:
         """Return the plan of a rank by a schedule."""
         lowering = lower(schedule, rank)
-        softbuf_bytes, flag_bytes = schedule.softbuf_bytes(), 4 * lowering.num_flags
-        softbuf_bytes.flags.writeable = flag_bytes.flags.writeable = False
+        needed = schedule.softbuf_bytes(), schedule.softbuf_bytes(Space.HOST), 4 * lowering.num_flags
+        for of_ranks in needed:
+            of_ranks.flags.writeable = False
+        softbuf_bytes, host_softbuf_bytes, flag_bytes = needed
         return cls(
             key=key,
             digest=hashlib.blake2b(key.digest + summary.digest.encode(), digest_size=16).digest(),
@@ -181,5 +187,6 @@ class Plan:
             summary=summary,
             program=lowering.rank_list(rank),
             softbuf_bytes=softbuf_bytes,
+            host_softbuf_bytes=host_softbuf_bytes,
             flag_bytes=flag_bytes,
         )

@@ -298,7 +298,9 @@ class Session:
         -----
         A view of a matrix of this session in shared host memory (`empty_host`) stays shared: all ranks read and write
         it, and `Matrix.array` is a view on each. All other host memory is private to `root`: only its link reaches
-        it. Read-only arrays, and those of libraries whose arrays never change (jax), can be A or B, not C.
+        it. What CUDA cannot page-lock of that, a thread of `root` copies to and from memory that is, during each call
+        (`PlanSummary.staged`), which takes longer. Read-only arrays, and those of libraries whose arrays never change
+        (jax), can be A or B, not C.
 
         What is the same memory is judged by the memory, not by its address: two maps of one file, a window of MPI,
         shared memory of other sessions and processes, managed memory seen from host and device are known. It cannot

@@ -377,7 +377,7 @@ class Backend(abc.ABC):
 
         Raises
         ------
-        ParamError
+        PinError
             If that cannot be done for all of it.
         """
 

@@ -3,7 +3,7 @@ Host memory that this process has page-locked: each range once, for all matrices
 
 Copies of memory that is not page-locked, or in part only, keep the host thread that issues them until they are done
 (measured on an H100: 0.2 s behind a kernel of 0.2 s), and it must never wait for the device. So memory that cannot be
-page-locked as a whole is an error, and what other matrices still use stays page-locked.
+page-locked as a whole is not used by any device, and what other matrices still use stays page-locked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uncut_mpi.device.interface import Pin
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import PinError
 
 _PORTABLE_MAPPED, _READ_ONLY = 1 | 2, 8
 _INVALID_VALUE, _ALREADY_REGISTERED = 1, 712
@@ -70,7 +70,7 @@ class PinnedMemory:
 
         Raises
         ------
-        ParamError
+        PinError
             If it cannot be page-locked as a whole.
         """
         stop = address + nbytes
@@ -124,9 +124,9 @@ class PinnedMemory:
             self._ranges = [one for one in self._ranges if one not in lost]
             if status == _ALREADY_REGISTERED or met:
                 raise _in_part(address, stop - address, "the program or another matrix uses")
-            raise ParamError(
+            raise PinError(
                 f"CUDA cannot page-lock the {stop - address} bytes of host memory at {address:#x} (error {status}): "
-                "pass a copy (numpy.array(x)), or use empty_host"
+                "use less host memory, or raise the limit of what is locked (ulimit -l)"
             )
         self._ranges = [one for one in self._ranges if one not in met]
         uses: dict[object, int] = {owner: 1 + sum(one.uses[owner] for one in met)}
@@ -155,8 +155,8 @@ def pinned_memory(runtime: Any) -> PinnedMemory:
     return _of_process[0]
 
 
-def _in_part(address: int, nbytes: int, whose: str) -> ParamError:
-    return ParamError(
+def _in_part(address: int, nbytes: int, whose: str) -> PinError:
+    return PinError(
         f"of the {nbytes} bytes of host memory at {address:#x} {whose} a part that is page-locked already: "
         "register the whole first, or pass a copy (numpy.array(x))"
     )
