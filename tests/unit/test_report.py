@@ -82,7 +82,7 @@ KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
     "rms_error relative samples_s digest splits how tried metric machine trace bound_formula command_line date "
-    "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver nonfinite_inputs check_detail"
+    "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged nonfinite_inputs check_detail"
 )
 
 
@@ -101,7 +101,7 @@ def test_the_text_says_what_was_run_on_what_and_how_it_went():
     assert lines[len(header) :] == [
         "problem     C := 1.5 Aᵀ B + 0.25 C, m×n×k = 1000×2000×3000, f64, A, B, C at h,0,2",
         "plan        uncut, grid 3x1, tile 512, 77 tasks, 48.00 MB host to device, 1.500 kB device to device, "
-        "12 B within a device moved, planned in 12.30 ms, digest 0123456789abcdef",
+        "12 B within a memory moved, planned in 12.30 ms, digest 0123456789abcdef",
         "first call  1.500 s",
         "calls       median 1.000 ms, min 900.0 µs, max 2.500 ms of 5 (slowest rank)",
         "rate        12 TFLOP/s (2mnk / median)",
@@ -138,6 +138,13 @@ def test_inputs_that_are_not_finite_are_named_in_the_text_and_in_the_json():
     assert json.loads(to_json(facts))["nonfinite_inputs"] == [
         {"matrix": "B", "path": "B.npy", "nan": 2, "infinite": 1, "first": [4, 5]}
     ]
+
+
+def test_matrices_that_are_staged_are_named_with_the_reason():
+    facts = dataclasses.replace(FACTS, staged=["A: no room", "C: too far"])
+    lines = text(facts).splitlines()
+    assert [line for line in lines if "staged" in line] == ["staged      A: no room", "staged      C: too far"]
+    assert json.loads(to_json(facts))["staged"] == ["A: no room", "C: too far"]
 
 
 @pytest.mark.parametrize(("passed", "word"), [(True, "PASS"), (False, "FAIL"), (None, "UNCHECKED")])

@@ -65,6 +65,7 @@ class _Measured:
     check: CheckResult | None
     picture: bytes = b""
     trace: str = ""
+    staged: Sequence[str] = ()
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> bool:
@@ -218,7 +219,14 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
             picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
-        return _Measured(plan.summary, timing, _bound(session, plan), verdict, picture, shown)
+        bound, staged = _bound(session, plan), _staged(product, plan.summary)
+        return _Measured(plan.summary, timing, bound, verdict, picture, shown, staged)
+
+
+def _staged(product: Product, summary: PlanSummary) -> list[str]:
+    """Return which matrices go through memory of ours, and why."""
+    obstacles = {"A": product.a.info.obstacle, "B": product.b.info.obstacle, "C": product.c.info.obstacle}
+    return [f"{name}, which its owner alone can use: {obstacles[name]}" for name in summary.staged]
 
 
 def _plan(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> GemmPlan:
@@ -341,6 +349,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         passed=verdict.passed if verdict else None,
         check_detail=verdict.detail if verdict else _unchecked(about),
         trace=measured.trace,
+        staged=measured.staged,
     )
 
 

@@ -19,7 +19,7 @@ _LINK_NAMES: Final = {
     "host_to_device": "host to device",
     "device_to_host": "device to host",
     "device_to_device": "device to device",
-    "local": "within a device",
+    "local": "within a memory",
 }
 
 # Of an ablation's table, with their widths.
@@ -160,6 +160,8 @@ class Facts:
         What was compared, and where and how it failed.
     trace : str
         Where the timeline of one more call is, and what it shows; empty without one.
+    staged : sequence of str
+        Which matrices go through memory of ours, and why.
     """
 
     about: About
@@ -187,6 +189,7 @@ class Facts:
     passed: bool | None = None
     check_detail: str = ""
     trace: str = ""
+    staged: Sequence[str] = ()
 
     @property
     def median_s(self) -> float:
@@ -226,6 +229,7 @@ def text(facts: Facts) -> str:
         _line("problem", _problem(facts.about)),
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
+        *(_line("staged", one) for one in facts.staged),
         *_times(facts),
         *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
@@ -456,6 +460,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi
     for name in ("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver"):
         value[name] = about.versions.get(name)
+    value["staged"] = list(facts.staged)
     value["nonfinite_inputs"] = [dataclasses.asdict(one) for one in about.nonfinite]
     value["check_detail"] = facts.check_detail
     return value
