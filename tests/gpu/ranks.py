@@ -23,9 +23,11 @@ from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.schedule import Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import MAX_LANES, Schedule, buffer_bytes
+from uncut_mpi.segments import Segment
 
 PATIENCE_S = 90.0
+Exports = tuple[dict[int, bytes], dict[int, int], bytes, bytes]
 
 
 class Rank:
@@ -48,17 +50,21 @@ class Rank:
             else:
                 self._owned[index] = self.backend.allocate(int(sizes[index]))
         self.flags = self.backend.allocate(4 * max(1, int(self._lowering.num_flags[rank])))
+        self._host_flags = None
+        if rank == 0:
+            self._host_flags = Segment.create(4 * MAX_LANES * schedule.num_ranks, "flags in host memory")
 
-    def export(self) -> tuple[dict[int, bytes], dict[int, int], bytes]:
-        """Handles of the device buffers, addresses of the host buffers, handle of the flags."""
+    def export(self) -> Exports:
+        """Handles of the device buffers, addresses of the host buffers, handles of flags on the device and the host."""
         host = {index: block.ctypes.data for index, block in self._host.items()}
-        return {index: one.handle for index, one in self._owned.items()}, host, self.flags.handle
+        of_host = self._host_flags.handle if self._host_flags is not None else b""
+        return {index: one.handle for index, one in self._owned.items()}, host, self.flags.handle, of_host
 
-    def prepare(self, exports: Sequence[tuple[dict[int, bytes], dict[int, int], bytes]], epoch: int) -> None:
+    def prepare(self, exports: Sequence[Exports], epoch: int) -> None:
         """Map the other ranks' memory and bind this rank's list."""
         addresses = np.zeros(len(self.schedule.buffers), np.int64)
         peers = np.zeros(len(exports), np.int64)
-        for rank, (handles, host, flags) in enumerate(exports):
+        for rank, (handles, host, flags, _) in enumerate(exports):
             own = rank == self.rank
             for index, handle in handles.items():
                 addresses[index] = self._owned[index].address if own else self.backend.open(handle)
@@ -67,9 +73,13 @@ class Rank:
             peers[rank] = self.flags.address if own else self.backend.open(flags)
         count = max(1, int(self._lowering.num_flags[self.rank]))
         self.backend.fill_words(self.flags.address, count, epoch)
+        if self._host_flags is None:
+            self._host_flags = Segment.open(exports[0][3])
+        of_host = self._host_flags.array(np.uint32, (len(exports), MAX_LANES))
+        of_host[self.rank] = epoch
         self.board = np.zeros(ProgressBoard.shape(len(exports)), np.uint32)
         self.program = self._lowering.rank_list(self.rank)
-        self.addresses, self.table = addresses, FlagTable(self.flags.address, peers)
+        self.addresses, self.table = addresses, FlagTable(self.flags.address, peers, of_host)
         self.progress = ProgressBoard(self.board, self.rank)
         self.executable = self.backend.executable(self.program, addresses, self.table, self.progress)
 
@@ -95,6 +105,8 @@ class Rank:
 
     def close(self) -> None:
         self.backend.close()
+        if self._host_flags is not None:
+            self._host_flags.close()
 
     def _ld(self, index: int) -> int:
         return int(self.schedule.buffers["ld"][index])

@@ -38,6 +38,66 @@ def test_memory_that_the_program_has_page_locked_is_used_as_it_is(comm, session)
     check(comm, session, *(torch.from_numpy(random(seed)).pin_memory().numpy() for seed in range(3)), "pin_memory")
 
 
+def refuse_registration(session, monkeypatch, arrays):
+    """Make CUDA refuse to page-lock some arrays, as where there is too little memory (error 2)."""
+    memory = session._backend._pinned
+    register = memory._register
+    spans = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
+
+    def refusing(address, nbytes, flags):
+        if any(start < address + nbytes and address < stop for start, stop in spans):
+            return 2
+        return register(address, nbytes, flags)
+
+    monkeypatch.setattr(memory, "_register", refusing)
+
+
+@pytest.mark.parametrize("which", ["abc", "a", "c"])
+def test_arrays_that_cuda_cannot_page_lock_are_copied_by_a_worker(comm, session, monkeypatch, which):
+    ours = comm.rank == 0
+    a, b, c = (random(seed) for seed in range(3))
+    c_before = c.copy()
+    arrays = dict(zip("abc", (a, b, c), strict=True))
+    refuse_registration(session, monkeypatch, [arrays[name] for name in which])
+    matrices = [session.register(array if ours else None, root=0) for array in (a, b, c)]
+    runtime = session._backend._runtime
+    unlocked = [name for name in "abc" if runtime.pointerGetAttributes(arrays[name].ctypes.data).type == 0]
+    wrong, staged = [], []
+    with session.plan(*matrices) as plan:
+        for call in range(3):
+            c[...] = c_before
+            a[...] = random(10 + call)
+            session.barrier()
+            session.poison_softbuf()
+            staged.append(plan.execute(1.5, 0.5).staged)
+            wrong.append(ours and not np.allclose(c, 1.5 * a @ b + 0.5 * c_before, rtol=0, atol=1e-10))
+            session.barrier()
+    for matrix in matrices:
+        session.release(matrix)
+    collective_assert(comm, not ours or unlocked == list(which), f"not page-locked: {unlocked}")
+    collective_assert(comm, all(staged) and plan.summary.staged == which.upper(), f"{staged} {plan.summary.staged}")
+    collective_assert(comm, not any(wrong), f"calls that were wrong: {wrong}")
+
+
+def test_an_array_of_which_the_program_has_page_locked_a_part_is_copied_by_a_worker(comm, session):
+    a, b, c = (random(seed) for seed in range(3))
+    ours, runtime = comm.rank == 0, session._backend._runtime
+    part = a[100:200]
+    if ours:
+        runtime.hostRegister(part.ctypes.data, part.nbytes, 0)
+    try:
+        matrices = [session.register(array if ours else None, root=0) for array in (a, b, c)]
+        session.poison_softbuf()
+        session.gemm(*matrices)
+        for matrix in matrices:
+            session.release(matrix)
+    finally:
+        if ours:
+            runtime.hostUnregister(part.ctypes.data)
+    right = not ours or np.allclose(c, a @ b, rtol=0, atol=1e-10)
+    collective_assert(comm, right and matrices[0].info.obstacle != "", f"{right}, {matrices[0].info}")
+
+
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
 def test_mapped_files_are_operands(comm, session, tmp_path, mode):
     random(1).tofile(tmp_path / "a")
