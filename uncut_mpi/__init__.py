@@ -28,6 +28,7 @@ from uncut_mpi.errors import (
     TopologyError,
     UncutError,
 )
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
@@ -69,6 +70,7 @@ __all__ = [
     "DataFileError",
     "DeviceError",
     "GemmPlan",
+    "Layout",
     "Location",
     "Machine",
     "Matrix",

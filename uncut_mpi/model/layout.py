@@ -1,0 +1,357 @@
+"""
+How a matrix is dealt to ranks: what users write, before there is a shape or a memory.
+
+A `Layout` is a value that all ranks share. `Layout.bind` makes of it, with a shape and with how each rank's array is
+stored, the `BoundLayout` that schedules use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import count, counted, items, shown
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part
+
+Kind: TypeAlias = Literal["whole", "rows", "cols", "blocks", "replicated"]
+"""What a rank has: all, some rows, some columns, some of both, or all as every other one has."""
+
+Rectangle: TypeAlias = tuple[Extent, Extent]
+"""Rows and columns of a matrix."""
+
+_WORD = re.compile(r"(whole|rows|cols|blocks|replicated)(?:\(([^()]*)\))?")
+_NUMBERS = re.compile(r"\d{1,18}(?:,\d{1,18})*")  # Python reads no number of some thousand digits
+
+
+class LocalArray(NamedTuple):
+    """
+    How a rank's array is stored.
+
+    Attributes
+    ----------
+    location : Location
+        Where it lies.
+    order : str
+        ``"F"`` or ``"C"``.
+    ld : int
+        Leading dimension (elements); 0 for the least one.
+    """
+
+    location: Location
+    order: Order = "F"
+    ld: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """
+    How a matrix is dealt to ranks: the same value on all of them.
+
+    `whole`, `rows`, `cols`, `blocks` and `replicated` make one. It prints as a word that `parse` reads: ``rows``,
+    ``rows(0,200,71,100)``, ``blocks(3,4;5,6;ranks=3,1,0,2)``, ``whole(0)``.
+
+    Attributes
+    ----------
+    kind : str
+        ``"whole"``, ``"rows"``, ``"cols"``, ``"blocks"`` or ``"replicated"``.
+    row_counts, col_counts : tuple of int or None
+        How many rows and columns there are in each part, from the first on; None where nothing says so.
+    ranks : tuple of int or None
+        Whose parts these are, blocks row by row; None for all ranks in their order.
+
+    Raises
+    ------
+    ParamError
+        If counts or ranks are no numbers, negative, or do not fit each other.
+    """
+
+    kind: Kind
+    row_counts: tuple[int, ...] | None = None
+    col_counts: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks is None:
+            return
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ParamError(
+                f"ranks = {shown(self.ranks)} of a layout {self.kind} has a rank more than once: a rank has one part; "
+                "distribute_parts takes several"
+            )
+        if self._has_counts and len(self.ranks) != self._num_counted:
+            raise ParamError(
+                f"a layout {self.kind} has counts for {counted(self._num_counted, 'part')} and names "
+                f"{counted(len(self.ranks), 'rank')}: pass as many of both"
+            )
+
+    # -- kinds -------------------------------------------------------------------------------
+
+    @classmethod
+    def whole(cls, root: int = 0) -> Layout:
+        """Return the layout of a matrix that one rank has."""
+        return cls("whole", ranks=_numbers("root", (root,)))
+
+    @classmethod
+    def rows(cls, counts: Sequence[int] | None = None, *, ranks: Sequence[int] | None = None) -> Layout:
+        """
+        Return the layout by which each rank has some rows, all columns of them.
+
+        Parameters
+        ----------
+        counts : sequence of int, optional
+            How many rows each has, 0 too. By default `Session.distribute` takes them from the arrays; elsewhere they
+            are as equal as `numpy.array_split` makes them.
+        ranks : sequence of int, optional
+            Who has rows, from the first row on; by default all ranks in their order.
+        """
+        return cls("rows", row_counts=_optional("counts", counts), ranks=_optional("ranks", ranks))
+
+    @classmethod
+    def cols(cls, counts: Sequence[int] | None = None, *, ranks: Sequence[int] | None = None) -> Layout:
+        """Return the layout by which each rank has some columns, as `rows` has it of rows."""
+        return cls("cols", col_counts=_optional("counts", counts), ranks=_optional("ranks", ranks))
+
+    @classmethod
+    def blocks(
+        cls, row_counts: Sequence[int], col_counts: Sequence[int], *, ranks: Sequence[int] | None = None
+    ) -> Layout:
+        """
+        Return the layout by which each rank has a block.
+
+        Parameters
+        ----------
+        row_counts, col_counts : sequence of int
+            Rows of each row of blocks, columns of each column of blocks; 0 too.
+        ranks : sequence of int, optional
+            Whose the blocks are, row by row; by default all ranks in their order.
+        """
+        counts = _numbers("row_counts", row_counts), _numbers("col_counts", col_counts)
+        return cls("blocks", *counts, ranks=_optional("ranks", ranks))
+
+    @classmethod
+    def replicated(cls, *, ranks: Sequence[int] | None = None) -> Layout:
+        """
+        Return the layout by which each rank has all of the matrix.
+
+        What they have must be equal: one of them is read. A result is written to all.
+
+        Parameters
+        ----------
+        ranks : sequence of int, optional
+            Who has it; by default all ranks.
+        """
+        return cls("replicated", ranks=_optional("ranks", ranks))
+
+    # -- words -------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        if self.kind == "whole":
+            return f"whole({_joined(self.ranks)})"
+        lists = [_joined(counts) for counts in (self.row_counts, self.col_counts) if counts is not None]
+        if self.ranks is not None:
+            lists.append(f"ranks={_joined(self.ranks)}")
+        return f"{self.kind}({';'.join(lists)})" if lists else self.kind
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """
+        Return the layout that prints as `text`; also ``whole`` for ``whole(0)``.
+
+        Raises
+        ------
+        ParamError
+            If it is none.
+        """
+        match = _WORD.fullmatch(text) if isinstance(text, str) else None
+        if match is not None:
+            kind, inside = match.groups()
+            fields = [] if inside is None else inside.split(";")
+            named = fields.pop().removeprefix("ranks=") if fields and fields[-1].startswith("ranks=") else None
+            if all(_NUMBERS.fullmatch(field) for field in (*fields, *(() if named is None else (named,)))):
+                counts, ranks = [_split(field) for field in fields], None if named is None else _split(named)
+                if kind == "whole" and ranks is None and sum(map(len, counts)) <= 1:
+                    return cls.whole(*(one[0] for one in counts))
+                if kind == "blocks" and len(counts) == 2:
+                    return cls.blocks(*counts, ranks=ranks)
+                if kind in ("rows", "cols") and len(counts) <= 1:
+                    return (cls.rows if kind == "rows" else cls.cols)(*counts, ranks=ranks)
+                if kind == "replicated" and not counts:
+                    return cls.replicated(ranks=ranks)
+        raise ParamError(
+            f"layout {shown(text)} is not known: write whole(0), rows, rows(3,4), cols, cols(3,4), blocks(3,4;5,6) or "
+            "replicated, with ranks as in rows(3,4;ranks=2,0) and cols(ranks=2,0)"
+        )
+
+    # -- who has what ------------------------------------------------------------------------
+
+    def local_shape(self, shape: tuple[int, int], rank: int, *, num_ranks: int | None = None) -> tuple[int, int]:
+        """
+        Return the rows and columns that a rank has. Local.
+
+        Parameters
+        ----------
+        shape : (int, int)
+            Of the matrix.
+        rank : int
+            Whose part.
+        num_ranks : int, optional
+            How many ranks there are; needed where neither counts nor `ranks` say it.
+        """
+        (top, bottom), (left, right) = self._rectangle(shape, rank, num_ranks)
+        return bottom - top, right - left
+
+    def indices(
+        self, shape: tuple[int, int], rank: int, *, num_ranks: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Return which rows and which columns of the matrix a rank has. Local.
+
+        ``matrix[numpy.ix_(*layout.indices(matrix.shape, rank))]`` is its part.
+
+        Parameters
+        ----------
+        shape, rank, num_ranks
+            As of `local_shape`.
+        """
+        rows, cols = self._rectangle(shape, rank, num_ranks)
+        return np.arange(*rows), np.arange(*cols)
+
+    def rectangles(self, shape: tuple[int, int], num_ranks: int) -> list[Rectangle]:
+        """
+        Return what each rank has, rank by rank; a rectangle without elements where it has nothing.
+
+        Raises
+        ------
+        ParamError
+            If counts do not add up to the shape, or the layout is not for so many ranks.
+        """
+        holders = self._holders(num_ranks)
+        rows, cols = self._edges(shape, len(holders))
+        found = [self._cell(None, rows, cols)] * num_ranks
+        for at, rank in enumerate(holders):
+            found[rank] = self._cell(at, rows, cols)
+        return found
+
+    def filled(self, shape: tuple[int, int], num_ranks: int) -> Layout:
+        """Return the layout with its counts, for a matrix of this shape."""
+        if self.kind not in ("rows", "cols") or self._has_counts:
+            return self
+        rows, cols = self._edges(shape, len(self._holders(num_ranks)))
+        counts = tuple(stop - start for start, stop in (rows if self.kind == "rows" else cols))
+        return (Layout.rows if self.kind == "rows" else Layout.cols)(counts, ranks=self.ranks)
+
+    def bind(self, shape: tuple[int, int], arrays: Sequence[LocalArray | None]) -> BoundLayout:
+        """
+        Return which part of a matrix lies where.
+
+        Parameters
+        ----------
+        shape : (int, int)
+            Of the matrix.
+        arrays : sequence of LocalArray or None
+            How each rank's array is stored; None only for those that have nothing.
+
+        Raises
+        ------
+        ParamError
+            If counts do not add up to the shape, or the layout is not for so many ranks.
+        """
+        parts = tuple(
+            Part(rows, cols, array.location, array.order, array.ld)
+            for (rows, cols), array in zip(self.rectangles(shape, len(arrays)), arrays, strict=True)
+            if rows[0] < rows[1] and cols[0] < cols[1] and array is not None
+        )
+        return BoundLayout(shape, parts, str(self))
+
+    @property
+    def _has_counts(self) -> bool:
+        return self.row_counts is not None or self.col_counts is not None
+
+    @property
+    def _num_counted(self) -> int:
+        """How many parts there are, where counts say it."""
+        return len(self.row_counts or (0,)) * len(self.col_counts or (0,))
+
+    def _holders(self, num_ranks: int | None) -> Sequence[int]:
+        """Return whose parts there are, one after another."""
+        if self.ranks is not None:
+            if num_ranks is not None and max(self.ranks) >= num_ranks:
+                raise ParamError(
+                    f"layout {self} names rank {max(self.ranks)}, but there are ranks 0 to {num_ranks - 1} only: "
+                    "name those that there are"
+                )
+            return self.ranks
+        if self._has_counts:
+            if num_ranks not in (None, self._num_counted):
+                raise ParamError(
+                    f"layout {self} has {counted(self._num_counted, 'part')} for {counted(num_ranks or 0, 'rank')}: "
+                    "pass counts for all of them, or ranks= to say whose the parts are"
+                )
+            return range(self._num_counted)
+        if num_ranks is None:
+            raise ParamError(f"layout {self} does not say how many ranks there are: pass num_ranks=")
+        return range(num_ranks)
+
+    def _edges(self, shape: tuple[int, int], num_holders: int) -> tuple[list[Extent], list[Extent]]:
+        """Return where the parts begin and end, along rows and along columns."""
+        extents = _numbers("shape", shape)
+        if len(extents) != 2:
+            raise ParamError(f"shape = {shown(shape)}: pass the numbers of rows and columns")
+        return (
+            self._cut("rows", extents[0], self.row_counts, num_holders if self.kind == "rows" else 1),
+            self._cut("columns", extents[1], self.col_counts, num_holders if self.kind == "cols" else 1),
+        )
+
+    def _cut(self, what: str, extent: int, counts: tuple[int, ...] | None, num_cells: int) -> list[Extent]:
+        if counts is None:
+            each, more = divmod(extent, num_cells)  # as numpy.array_split cuts it
+            counts = (each + 1,) * more + (each,) * (num_cells - more)
+        elif sum(counts) != extent:
+            raise ParamError(
+                f"layout {self} has {sum(counts)} {what}, the matrix {extent}: pass counts that add up to it"
+            )
+        return list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
+
+    def _cell(self, at: int | None, rows: list[Extent], cols: list[Extent]) -> Rectangle:
+        """Return what the holder of a number has, or None of them."""
+        if at is None:
+            return rows[0] if self.kind == "cols" else (0, 0), cols[0] if self.kind == "rows" else (0, 0)
+        if self.kind == "replicated":
+            return rows[0], cols[0]
+        row, col = divmod(at, len(cols))
+        return rows[row], cols[col]
+
+    def _rectangle(self, shape: tuple[int, int], rank: int, num_ranks: int | None) -> Rectangle:
+        rank = count("rank", rank)
+        holders = self._holders(num_ranks)
+        rows, cols = self._edges(shape, len(holders))
+        known = num_ranks if num_ranks is not None else len(holders) if self.ranks is None else rank + 1
+        if not 0 <= rank < known:
+            raise ParamError(f"rank = {rank} is none of the ranks 0 to {known - 1} of layout {self}")
+        return self._cell(holders.index(rank) if rank in holders else None, rows, cols)
+
+
+def _optional(name: str, values: object) -> tuple[int, ...] | None:
+    return None if values is None else _numbers(name, values)
+
+
+def _numbers(name: str, values: object) -> tuple[int, ...]:
+    numbers = tuple(count(f"a number of {name}", value) for value in items(name, values))
+    if not numbers or min(numbers) < 0:
+        raise ParamError(f"{name} = {shown(values)}: pass one whole number from 0 on, or several")
+    return numbers
+
+
+def _joined(numbers: Sequence[int] | None) -> str:
+    return ",".join(map(str, numbers or ()))
+
+
+def _split(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
