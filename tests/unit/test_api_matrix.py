@@ -8,11 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from uncut_mpi.api.matrix import MatrixInfo, extent_bytes, host_view, layout_of, overlap
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo, extent_bytes, host_view, layout_of, overlapping
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.problem import StoredMatrix
 
 DTYPES = list(DType)
@@ -155,8 +156,7 @@ def test_a_view_of_flat_memory_is_the_array_that_was_described(order, dtype):
     part = whole[2:7, 1:5]
     flat = whole.ravel(order="K")
     start = (part.ctypes.data - whole.ctypes.data) // dtype.itemsize
-    info = MatrixInfo(1, layout(part), dtype, Location.host(), ())
-    view = host_view(flat[start:], info)
+    view = host_view(flat[start:], layout(part))
     assert np.array_equal(view, part)
     assert view.strides == part.strides
     view[0, 0] = 2.0
@@ -164,8 +164,7 @@ def test_a_view_of_flat_memory_is_the_array_that_was_described(order, dtype):
 
 
 def test_a_view_of_nothing_is_an_empty_array():
-    info = MatrixInfo(1, StoredMatrix(0, 4, "C"), DType.f64, Location.host(), ())
-    assert host_view(np.zeros(0), info).shape == (0, 4)
+    assert host_view(np.zeros(0), StoredMatrix(0, 4, "C")).shape == (0, 4)
 
 
 # -- overlap -------------------------------------------------------------------------------------
@@ -183,11 +182,21 @@ def info(
 ) -> MatrixInfo:
     """A matrix whose element (0, 0) is at byte `at`."""
     stored = StoredMatrix(rows, cols, order, ld)
-    return MatrixInfo(1, stored, dtype, Location.host(0), (Piece(memory, at, extent_bytes(stored, dtype)),))
+    part = Part((0, rows), (0, cols), Location.host(0), order, stored.ld)
+    held = HeldPart(part, 0, (Piece(memory, at, extent_bytes(stored, dtype)),))
+    return MatrixInfo(1, BoundLayout.whole((rows, cols), part.location, order, stored.ld), dtype, (held,))
+
+
+def with_pieces(x: MatrixInfo, *pieces: Piece) -> MatrixInfo:
+    return dataclasses.replace(x, parts=(dataclasses.replace(x.parts[0], pieces=pieces),))
+
+
+def overlap(x: MatrixInfo, written: MatrixInfo) -> bool:
+    return overlapping(x, written) == (0,)
 
 
 def start_of(x: MatrixInfo) -> int:
-    return x.pieces[0].start
+    return x.parts[0].pieces[0].start
 
 
 def byte_set(x: MatrixInfo) -> set[int]:
@@ -296,7 +305,7 @@ def test_neighbours_that_touch_do_not_overlap():
 def test_each_piece_of_a_matrix_is_compared_as_it_lies_there():
     """Columns of 4 elements of which the second lies in other memory, where it follows on the first of another."""
     x = info(4, 2)
-    split = dataclasses.replace(x, pieces=(Piece("host 0", 0, 32), Piece("a file", 160, 32, 32)))
+    split = with_pieces(x, Piece("host 0", 0, 32), Piece("a file", 160, 32, 32))
     assert overlap(split, info(4, 1))
     assert not overlap(split, info(4, 1, at=32))
     for column, shared in ((4, False), (5, True), (6, False)):
@@ -307,8 +316,8 @@ def test_each_piece_of_a_matrix_is_compared_as_it_lies_there():
 
 def test_bytes_that_writing_does_not_change_are_read_all_the_same():
     x = info(4, 4)
-    private = dataclasses.replace(x, pieces=(Piece("rank 0", 0, 128), Piece("a file", 0, 128, written=False)))
-    shared = dataclasses.replace(x, pieces=(Piece("a file", 0, 128),))
+    private = with_pieces(x, Piece("rank 0", 0, 128), Piece("a file", 0, 128, written=False))
+    shared = with_pieces(x, Piece("a file", 0, 128))
     assert overlap(private, shared)
     assert not overlap(shared, private)
     assert overlap(private, private)

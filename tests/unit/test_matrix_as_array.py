@@ -9,18 +9,20 @@ import types
 import numpy as np
 import pytest
 
-from uncut_mpi.api.matrix import Matrix, MatrixInfo
+from uncut_mpi.api.matrix import HeldPart, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.problem import StoredMatrix
+from uncut_mpi.model.parts import BoundLayout
 
 DATA = np.arange(6.0).reshape(2, 3)
 
 
 def matrix(array=DATA, location=None):
-    info = MatrixInfo(4, StoredMatrix(2, 3, "C"), DType.f64, location or Location.host(), ())
-    return Matrix(info, array=array, address=0)
+    layout = BoundLayout.whole((2, 3), location or Location.host(), "C")
+    info = MatrixInfo(4, layout, DType.f64, (HeldPart(layout.parts[0], 0, ()),), Layout.whole(0))
+    return Matrix(info, array=array, local=LocalParts((((0, 2), (0, 3)),), (array,), "shared", 0, np.empty))
 
 
 # -- numpy ---------------------------------------------------------------------------------------

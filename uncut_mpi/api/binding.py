@@ -16,6 +16,7 @@ from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order
 from uncut_mpi.api.request import Operands
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.device.interface import Backend, Executable
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -162,14 +163,24 @@ class Binder:
         operands = in_schedule_order(plan.key.problem, matrices)
         buffers, owners, in_host = plan.schedule.buffers, plan.schedule.owners(), plan.schedule.in_host()
         addresses = np.zeros(len(buffers), np.int64)
+        parts = _part_numbers(buffers)
         for index in plan.program.buffers_used():
             buffer = buffers[index]
             if buffer["role"] == Role.USER:
-                addresses[index] = self._store.address(operands[buffer["matrix"]])
+                addresses[index] = self._store.address(operands[buffer["matrix"]], parts[index])
             else:
                 arena = self.host_softbuf if in_host[index] else self.softbuf
                 addresses[index] = arena.addresses[owners[index]] + buffer["offset"]
         return addresses
+
+
+def _part_numbers(buffers: np.ndarray) -> dict[int, int]:
+    """Return which part of its matrix each user buffer is: they come in the order of the parts."""
+    numbers: dict[int, int] = {}
+    for matrix in MATRICES:
+        own = (buffers["role"] == Role.USER) & (buffers["matrix"] == matrix)
+        numbers.update((index, number) for number, index in enumerate(np.flatnonzero(own).tolist()))
+    return numbers
 
 
 def digest_of(plan: Plan | Trial | PlanKey, matrices: Operands) -> int:

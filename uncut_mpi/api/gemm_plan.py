@@ -12,6 +12,7 @@ from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_wri
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Matrix as Which
 from uncut_mpi.planning.schedule import Schedule
 
@@ -196,14 +197,26 @@ class GemmPlan:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):
             if new is old:
                 continue
-            wanted, found = (
-                f"{m.info.stored.rows}×{m.info.stored.cols} {m.dtype.name}, order {m.order}, "
-                f"leading dimension {m.info.stored.ld}, at {m.location}"
-                for m in (old, new)
-            )
-            if wanted != found:
+            if new.dtype is not old.dtype or _parts_of(new) != _parts_of(old):
+                wanted, found = (f"{m.shape[0]}×{m.shape[1]} {m.dtype.name}, {_text(m, old, new)}" for m in (old, new))
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
         check_written(matrices)
+
+
+def _parts_of(matrix: Matrix) -> tuple[Part, ...]:
+    return tuple(held.part for held in matrix.info.parts)
+
+
+def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
+    """Return how a matrix lies, of parts the first in which two of them differ."""
+    differing = (
+        pair[matrix is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1]
+    )
+    part = next(differing, _parts_of(matrix)[0])
+    how = f"order {part.order}, leading dimension {part.ld}, at {part.location}"
+    if not matrix.info.in_parts:
+        return how
+    return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
 
 
 def _keep_nothing(plan: Plan | Trial) -> None:

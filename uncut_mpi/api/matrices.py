@@ -10,25 +10,61 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from uncut_mpi.api.arrays import element_type, take
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, extent_bytes, host_view, layout_of
+from uncut_mpi.api.dealing import Dealt, GivenArray, by_corners, by_layout
+from uncut_mpi.api.matrix import (
+    READ_ONLY,
+    HeldPart,
+    LocalParts,
+    Matrix,
+    MatrixInfo,
+    Memory,
+    extent_bytes,
+    host_view,
+    layout_of,
+)
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
+from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.device.interface import Backend, Pin
-from uncut_mpi.errors import ParamError, PinError, RankMismatchError, agreed, is_agreed
+from uncut_mpi.errors import CapacityError, ParamError, PinError, RankMismatchError, UncutError, agreed, is_agreed
 from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.problem import Order, StoredMatrix
+from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
+
+Corner = tuple[int, int]
+"""First row and column of a part."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Grip:
+    """Memory that this rank holds for a matrix: a caller's array, or a segment that all ranks map."""
+
+    address: int
+    keep: Any = None
+    segment: Segment | None = None
+    pinned: bool = False
+
+
+class _Mine(NamedTuple):
+    """An array that this rank gives: as its caller has it, as numpy or the device has it, and what is held of it."""
+
+    given: Any
+    array: Any
+    known: GivenArray
+    grip: _Grip
 
 
 @dataclasses.dataclass(slots=True)
@@ -36,11 +72,10 @@ class _Held:
     """What this rank holds for one matrix until it is released on all ranks."""
 
     info: MatrixInfo
-    address: int
-    keep: Any = None
-    segment: Segment | None = None
-    pinned: bool = False
-    peer_address: int = 0
+    addresses: list[int]  # of each part in this process; 0 where it is not mapped
+    grips: list[_Grip]
+    arrays: dict[int, Any]  # this rank's parts, by number
+    opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
 
 
 class MatrixStore:
@@ -63,28 +98,17 @@ class MatrixStore:
 
     # -- making ------------------------------------------------------------------------------
 
-    def empty_host(self, shape: tuple[int, int], kind: DType, order: Order) -> Matrix:
-        """See `Session.empty_host`."""
-        stored = StoredMatrix(*shape, order)
-        self._collect()
-        nbytes = stored.rows * stored.cols * kind.itemsize
-        segment = exchange.shared_segment(self._group, nbytes, f"a {stored.rows}×{stored.cols} host matrix")
-        number = self._take_number()
-        info = MatrixInfo(number, stored, kind, Location.host(), (Piece(segment.memory, 0, nbytes),))
-        held = _Held(info, segment.address, segment=segment)
-        self._held[number] = held
-        self._pin(held, nbytes)
-        array = host_view(segment.array(kind.numpy, stored.rows * stored.cols), info)
-        return self._publish(held, array)
-
-    def empty_device(self, shape: tuple[int, int], kind: DType, rank: int, order: Order) -> Matrix:
-        """See `Session.empty_device`."""
-        array = None
-        with agreement.collective(self._group, "allocating a device matrix"):
-            if self._group.rank == rank:
-                array = self._backend.empty(*shape, kind, order)
-                self._counters.allocations += 1
-        return self.register(array, rank, kind)
+    def empty(self, wanted: NewMatrix) -> Matrix:
+        """See `Session.empty`."""
+        if wanted.memory == "shared":
+            return self._empty_shared(wanted)
+        rank, size, array = self._group.rank, self._group.size, None
+        with agreement.collective(self._group, f"allocating a {wanted.memory} matrix"):
+            shape = wanted.layout.local_shape(wanted.shape, rank, num_ranks=size)
+            # Of a matrix without elements its arrays say where it would lie.
+            if 0 not in shape or (0 in wanted.shape and rank in wanted.layout.holders(size)):
+                array = self._new_array(wanted.memory, shape, wanted.dtype, wanted.order)
+        return self.distribute([] if array is None else [(array, (0, 0))], wanted.layout, wanted.shape, wanted.dtype)
 
     def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
         """See `Session.register`."""
@@ -93,34 +117,31 @@ class MatrixStore:
             raise agreed(
                 RankMismatchError(
                     f"ranks named different roots: {agreement.by_rank([f'root {other}' for other in roots])}; "
-                    "one matrix lies on one rank, which all of them name. A matrix of which each rank has a part "
-                    "cannot be registered: make it with empty_host, and let each rank write its part of .array"
+                    "one matrix lies on one rank, which all of them name. A matrix of which each rank has a part is "
+                    "made with distribute"
                 )
             )
-        number = self._take_number()
-        held: _Held | None = None
-        error: BaseException | None = None
-        if self._group.rank == root:
-            try:
-                held, array = self._describe(array, number, root, kind)
-            except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
-                error = caught
-        agreement.collective_result(self._group, error, "registering a matrix")
-        infos = self._group.allgather_objects(held.info if held else None)
-        info = infos[root]
-        if held is None:
-            held = _Held(info, 0)
-        if info.location == Location.host():
-            (piece,) = info.pieces
-            segment = self._segment(piece.memory)
-            held.address = segment.address + piece.start
-            held.segment = segment
-            flat = segment.array(np.uint8, segment.nbytes)[piece.start :]
-            array = host_view(
-                flat[: len(flat) // info.dtype.itemsize * info.dtype.itemsize].view(info.dtype.numpy), info
-            )
-        self._held[number] = held
-        return self._publish(held, array if held.address else None)
+        return self._deal([(array, (0, 0))] if self._group.rank == root else [], Layout.whole(root), None, kind)
+
+    def distribute(
+        self,
+        given: Sequence[tuple[Any, Corner]],
+        layout: Layout | None,
+        shape: tuple[int, int] | None,
+        kind: DType | None,
+    ) -> Matrix:
+        """
+        See `Session.distribute` and `distribute_parts`.
+
+        Parameters
+        ----------
+        given : sequence of (array, (int, int))
+            What this rank has, and of which element on.
+        layout : Layout or None
+            How the parts are dealt, if not as this rank says; then it gives one array or none, from (0, 0) on.
+        """
+        self._collect()
+        return self._deal(given, layout, shape, kind)
 
     # -- using -------------------------------------------------------------------------------
 
@@ -142,29 +163,31 @@ class MatrixStore:
             return a, b, c
         return self.check("A", a), self.check("B", b), self.check("C", c)
 
-    def address(self, matrix: Matrix) -> int:
-        """Return where this rank finds element (0, 0): its own address, or the peer's memory mapped here. Local."""
-        info = matrix.info
-        held = self._held[info.number]
-        if info.location.space == "host" or info.location.rank == self._group.rank:
-            return held.address
-        if not held.peer_address:
-            assert info.handle is not None  # else plans leave it to its owner
-            held.peer_address = self.mappings.open(info.handle) + info.offset_bytes
-        return held.peer_address
+    def address(self, matrix: Matrix, part: int) -> int:
+        """Return where this rank finds a part: its own address, or the peer's memory mapped here. Local."""
+        of, held = matrix.info.parts[part], self._held[matrix.info.number]
+        if not held.addresses[part] and of.part.location.space == "device" and of.holder != self._group.rank:
+            assert of.handle is not None  # else plans leave it to its owner
+            held.addresses[part] = self.mappings.open(of.handle) + of.offset_bytes
+            held.opened.append(of.handle)
+        return held.addresses[part]
 
     def download(self, matrix: Matrix) -> Matrix:
         """See `Session.download`."""
         if matrix.location == Location.host():
             return matrix
-        copy = self.empty_host(matrix.shape, matrix.dtype, matrix.order)
+        whole = Layout.whole(0)
+        copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
         with agreement.collective(self._group, "downloading a matrix"):
-            if matrix.location.rank == self._group.rank:
-                if matrix.location.space == "host":
-                    copy.array[...] = matrix.array
+            for part, array, there, address in self._own_parts(matrix, copy.array):
+                if part.location.space == "host":
+                    there[...] = array
+                elif part.order == copy.order:
+                    self._backend.to_host(address, part.ld, there if part.order == "F" else there.T)
                 else:
-                    out = copy.array if matrix.order == "F" else copy.array.T
-                    self._backend.to_host(matrix.address, matrix.info.stored.ld, out)
+                    block = np.empty(part.stored_shape, there.dtype, order="F")
+                    self._backend.to_host(address, part.ld, block)
+                    there[...] = block if part.order == "F" else block.T
         return copy
 
     def upload(self, source: Matrix, target: Matrix) -> None:
@@ -176,14 +199,13 @@ class MatrixStore:
                 raise ParamError(f"{source} is not in shared host memory: use empty_host")
             if not target.info.writeable:
                 raise ParamError(f"{target} {READ_ONLY}")
-            owner = target.location.rank
-            if owner != self._group.rank and not (owner is None and self._group.rank == 0):
-                return
-            if target.location.space == "host":
-                target.array[...] = source.array
-                return
-            data = source.array if target.order == "F" else source.array.T
-            self._backend.from_host(target.address, target.info.stored.ld, np.asfortranarray(data))
+            for part, array, there, address in self._own_parts(target, source.array):
+                if part.location.space == "host":
+                    array[...] = there
+                else:
+                    self._backend.from_host(
+                        address, part.ld, np.asfortranarray(there if part.order == "F" else there.T)
+                    )
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -199,7 +221,7 @@ class MatrixStore:
         """Unpin and unmap what this rank holds, when no rank can be asked any more. Local."""
         self.mappings.close_all()
         while self._held:
-            self._let_go(self._held.popitem()[1])
+            self._let_go(self._held.popitem()[1].grips)
 
     def _free(self, numbers: list[int]) -> None:
         with agreement.collective(self._group, "unmapping matrices"):
@@ -207,8 +229,8 @@ class MatrixStore:
                 for call in self.on_release:
                     call(number)
                 held = self._held[number]
-                if held.peer_address and held.info.handle:
-                    self.mappings.close(held.info.handle)
+                while held.opened:
+                    self.mappings.close(held.opened.pop())
         with agreement.collective(self._group, "freeing matrices"):
             for number in numbers:
                 matrix = self._given.pop(number, None)
@@ -216,19 +238,23 @@ class MatrixStore:
                     matrix.closed, matrix.home = True, None
                 held = self._held.pop(number)
                 self._dropped.discard(number)
-                self._let_go(held)
+                self._let_go(held.grips)
 
-    def _let_go(self, held: _Held) -> None:
+    def _let_go(self, grips: list[_Grip]) -> None:
         """Unpin and unmap host memory, unless another matrix lies in it: then that one is to do so."""
-        segment = held.segment
-        heir = next((other for other in self._held.values() if segment is not None and other.segment is segment), None)
-        if heir is not None:
-            heir.pinned |= held.pinned
-            return
-        if held.pinned:
-            self._backend.unpin(segment.address if segment is not None else held.address)
-        if segment is not None:
-            segment.close()
+        for grip in grips:
+            segment = grip.segment
+            heir = next((one for one in self._all_grips() if segment is not None and one.segment is segment), None)
+            if heir is not None:
+                heir.pinned |= grip.pinned
+                continue
+            if grip.pinned:
+                self._backend.unpin(segment.address if segment is not None else grip.address)
+            if segment is not None:
+                segment.close()
+
+    def _all_grips(self) -> Iterator[_Grip]:
+        return (grip for held in self._held.values() for grip in held.grips)
 
     def _collect(self, word: int = 0) -> list[int]:
         """Free what every rank has dropped; return the word that each of them gives along."""
@@ -241,38 +267,94 @@ class MatrixStore:
 
     # -- parts -------------------------------------------------------------------------------
 
-    def _describe(self, given: Any, number: int, root: int, kind: DType | None) -> tuple[_Held, Any]:
-        """Return what this rank knows of a caller's array, and the array. Local."""
+    def _empty_shared(self, wanted: NewMatrix) -> Matrix:
+        """Return a matrix in one segment of the node, which lies there as a whole, however it is dealt."""
+        self._collect()
+        layout = wanted.layout.filled(wanted.shape, self._group.size)
+        rectangles = layout.rectangles(wanted.shape, self._group.size)
+        (rows, cols), kind = wanted.shape, wanted.dtype
+        nbytes = rows * cols * kind.itemsize
+        segment = exchange.shared_segment(self._group, nbytes, f"a {rows}×{cols} host matrix")
+        bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
+        part = Part((0, rows), (0, cols), Location.host(), wanted.order)
+        held = HeldPart(part, layout.holders(self._group.size)[0], (Piece(segment.memory, 0, nbytes),))
+        dealt = Dealt(bound, kind, (held,), layout, True, [(rectangle,) for rectangle in rectangles])
+        grip = _Grip(segment.address, segment=segment)
+        matrix = self._publish(dealt, [], [grip])
+        self._pin(matrix.info.number, grip, nbytes)
+        return matrix
+
+    def _new_array(self, memory: Memory, shape: tuple[int, int], dtype: DType, order: Order) -> Any:
+        """Return an uninitialised array of this rank. Local."""
+        if memory == "device":
+            self._counters.allocations += 1
+            return self._backend.empty(*shape, dtype, order)
+        try:
+            return np.empty(shape, dtype.numpy, order=order)
+        except MemoryError as error:
+            raise CapacityError(f"there is no host memory for a part of {shape[0]}×{shape[1]}: {error}") from error
+
+    def _deal(
+        self,
+        given: Sequence[tuple[Any, Corner]],
+        layout: Layout | None,
+        shape: tuple[int, int] | None,
+        kind: DType | None,
+    ) -> Matrix:
+        """Return the matrix that all ranks' arrays make; see `distribute`."""
+        mine: list[_Mine] = []
+        error: BaseException | None = None
+        try:
+            for array, corner in given:
+                mine.append(self._describe(array, corner, kind))
+        except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
+            error = caught
+        grips = [one.grip for one in mine]
+        try:
+            agreement.collective_result(self._group, error, "registering a matrix")
+            of_ranks = self._group.allgather_objects([one.known for one in mine])
+            try:
+                if layout is None:
+                    assert shape is not None  # which is no option without a layout
+                    dealt = by_corners(of_ranks, shape, kind)
+                else:
+                    dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind)
+            except UncutError as wrong:  # of the same values on all ranks
+                raise agreed(wrong) from None
+            return self._publish(dealt, mine, grips)
+        except BaseException:
+            self._let_go(grips)
+            raise
+
+    def _describe(self, given: Any, corner: Corner, kind: DType | None) -> _Mine:
+        """Return a caller's array with what ranks are told of it and what is held of it. Local."""
         taken = take(given, self._backend)
         array = taken.array
         stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
-        dtype = element_type(array, kind)
+        dtype = element_type(array, kind if array.size else None)
         nbytes = extent_bytes(stored, dtype)
+        rank = self._group.rank
+        rows, cols = (corner[0], corner[0] + stored.rows), (corner[1], corner[1] + stored.cols)
+
+        def made(grip: _Grip, location: Location, pieces: tuple[Piece, ...], writeable: bool, *exported: Any) -> _Mine:
+            part = Part(rows, cols, location, stored.order, stored.ld)
+            return _Mine(given, array, GivenArray(HeldPart(part, rank, pieces, *exported), dtype, writeable), grip)
+
         if taken.on_device:
             adopted = self._backend.adopt(array)
-            ground = ground_of(adopted.address, nbytes, _process(root), on_host=False)
-            info = MatrixInfo(
-                number,
-                stored,
-                dtype,
-                Location.device(root),
-                ground.pieces,
-                adopted.handle,
-                adopted.offset_bytes,
-                adopted.obstacle,
-                taken.writeable,
-            )
+            ground = ground_of(adopted.address, nbytes, _process(rank), on_host=False)
             _check_alignment(adopted.address, nbytes, dtype)
-            return _Held(info, adopted.address, keep=adopted.keep), array
+            exported = adopted.handle, adopted.offset_bytes, adopted.obstacle
+            grip = _Grip(adopted.address, keep=adopted.keep)
+            return made(grip, Location.device(rank), ground.pieces, taken.writeable, *exported)
         address = array.__array_interface__["data"][0]
         _check_alignment(address, nbytes, dtype)
-        for held in self._held.values():
-            segment = held.segment
+        for other in self._all_grips():
+            segment = other.segment
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
                 piece = Piece(segment.memory, address - segment.address, nbytes)
-                info = MatrixInfo(number, stored, dtype, Location.host(), (piece,), writeable=taken.writeable)
-                return _Held(info, address, keep=array), array
-        ground = ground_of(address, nbytes, _process(root))
+                return made(_Grip(address, array, segment), Location.host(), (piece,), taken.writeable)
+        ground = ground_of(address, nbytes, _process(rank))
         if ground.trouble:
             raise ParamError(f"the array cannot be read: {ground.trouble}")
         # Last, since it is to be undone; and here, since what devices may write depends on it.
@@ -283,36 +365,102 @@ class MatrixStore:
         except PinError as error:
             obstacle = str(error)
         writeable = taken.writeable and ground.writeable and pin is not Pin.READABLE
-        info = MatrixInfo(
-            number, stored, dtype, Location.host(root), ground.pieces, obstacle=obstacle, writeable=writeable
-        )
-        return _Held(info, address, keep=array, pinned=bool(pin)), array
+        grip = _Grip(address, keep=array, pinned=bool(pin))
+        return made(grip, Location.host(rank), ground.pieces, writeable, None, 0, obstacle)
 
-    def _pin(self, held: _Held, nbytes: int) -> None:
+    def _pin(self, number: int, grip: _Grip, nbytes: int) -> None:
         try:
             with agreement.collective(self._group, "pinning a host matrix"):
-                held.pinned = bool(self._backend.pin(held.address, nbytes)) if nbytes else False
+                grip.pinned = bool(self._backend.pin(grip.address, nbytes)) if nbytes else False
         except BaseException as error:
             if is_agreed(error):  # raised by all ranks, so all of them give it back
-                self._free([held.info.number])
+                self._free([number])
             raise
 
-    def _segment(self, memory: str) -> Segment:
+    def _segment(self, memory: str, grips: Sequence[_Grip]) -> Segment:
         """Return the segment that pieces call `memory`; the matrix it was made for may be gone already."""
-        for held in self._held.values():
-            if held.segment is not None and held.segment.memory == memory:
-                return held.segment
+        for grip in (*grips, *self._all_grips()):
+            if grip.segment is not None and grip.segment.memory == memory:
+                return grip.segment
         raise agreed(ParamError(f"no matrix of this session lies in {memory} any more"))
 
-    def _take_number(self) -> int:
-        self._next += 1
-        return self._next
+    def _own_parts(self, matrix: Matrix, whole: np.ndarray) -> Iterator[tuple[Part, Any, np.ndarray, int]]:
+        """Yield this rank's parts: each with its array, its place in an array of all elements, and its address."""
+        held = self._held[matrix.info.number]
+        for number, of in enumerate(matrix.info.parts):
+            if of.holder == self._group.rank and 0 not in of.part.shape:
+                (top, bottom), (left, right) = of.part.rows, of.part.cols
+                yield of.part, held.arrays[number], whole[top:bottom, left:right], held.addresses[number]
 
-    def _publish(self, held: _Held, array: Any) -> Matrix:
-        matrix = Matrix(held.info, array=array, address=held.address, home=self._home)
-        weakref.finalize(matrix, self._dropped.add, held.info.number)
-        self._given[held.info.number] = matrix
+    def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip]) -> Matrix:
+        """
+        Return a new matrix.
+
+        Parameters
+        ----------
+        mine : sequence of _Mine
+            What this rank gives.
+        grips : list of _Grip
+            What it holds of that; segments of other ranks' parts come to them.
+        """
+        self._next += 1
+        info = MatrixInfo(self._next, dealt.layout, dealt.dtype, dealt.parts, dealt.dealt, dealt.writeable)
+        addresses, arrays, array = [], {}, None
+        ours = iter([one for one in mine if one.known.has_elements or 0 in info.layout.shape])
+        for number, held in enumerate(info.parts):
+            one = next(ours, None) if held.holder == self._group.rank else None
+            addresses.append(0 if one is None else one.grip.address)
+            if one is not None:
+                arrays[number] = one.array
+            if held.part.location == Location.host():
+                (piece,) = held.pieces
+                segment = self._segment(piece.memory, grips)
+                if not any(grip.segment is segment for grip in grips):
+                    grips.append(_Grip(segment.address + piece.start, segment=segment))
+                addresses[number] = segment.address + piece.start
+                if not info.in_parts:
+                    array = arrays[number] = _view_of(segment, piece, info)
+        if array is None:
+            array = next((one for one in arrays.values() if one.shape == info.layout.shape), None)
+        first = next(iter(arrays), None) if info.in_parts else 0
+        local = self._local_parts(dealt, info, mine, array, 0 if first is None else addresses[first])
+        matrix = Matrix(info, array=array, local=local, home=self._home)
+        self._held[info.number] = _Held(info, addresses, grips, arrays)
+        weakref.finalize(matrix, self._dropped.add, info.number)
+        self._given[info.number] = matrix
         return matrix
+
+    def _local_parts(
+        self, dealt: Dealt, info: MatrixInfo, mine: Sequence[_Mine], array: Any, address: int
+    ) -> LocalParts:
+        """Return what this rank has of a matrix. Local."""
+        rectangles = dealt.rectangles[self._group.rank]
+        location = info.parts[0].part.location
+        arrays = tuple(one.given for one in mine)
+        if info.dealt is not None:
+            (top, bottom), (left, right) = rectangles[0]
+            kept = [one for one in mine if one.array.shape == (bottom - top, right - left)]
+            kept = [one for one in kept if one.array.dtype == info.dtype.numpy]
+            arrays = tuple(one.given for one in kept)
+            if kept:
+                location = kept[0].known.held.part.location
+            elif location == Location.host() and not info.in_parts:
+                arrays = (array[top:bottom, left:right],)
+        elif mine:
+            location = mine[0].known.held.part.location
+        memory: Memory = "device" if location.space == "device" else "shared" if location.rank is None else "host"
+
+        def empty(rows: int, cols: int) -> Any:
+            return self._new_array(memory, (rows, cols), info.dtype, info.stored.order)
+
+        return LocalParts(rectangles, arrays, memory, address, empty)
+
+
+def _view_of(segment: Segment, piece: Piece, info: MatrixInfo) -> np.ndarray:
+    """Return a matrix that lies in shared host memory as a whole."""
+    flat = segment.array(np.uint8, segment.nbytes)[piece.start :]
+    item = info.dtype.itemsize
+    return host_view(flat[: len(flat) // item * item].view(info.dtype.numpy), info.stored)
 
 
 def _process(rank: int) -> str:

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout, Rectangle
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.problem import Order, StoredMatrix
 
+Memory: TypeAlias = Literal["device", "host", "shared"]
+"""Device memory, host memory of one rank, or host memory that all ranks of the node read and write."""
+
 READ_ONLY: Final = "is a read-only array, or lies in a file that a device may only read: pass a writeable one"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeldPart:
+    """
+    A part of a matrix, and the memory that its holder has it in.
+
+    Attributes
+    ----------
+    part : Part
+        Which rectangle of the matrix, and how it is stored.
+    holder : int
+        The rank whose array it is.
+    pieces : tuple of Piece
+        The bytes from its first element to its last, as all ranks know them. Shared host memory is one piece.
+    handle : bytes or None
+        For device memory: the exported allocation it lies in; None if that cannot be exported.
+    offset_bytes : int
+        From that allocation's base to its first element.
+    obstacle : str
+        Why its owner alone can use it: device memory cannot be exported, or private host memory not be page-locked.
+        Empty if others can.
+    """
+
+    part: Part
+    holder: int
+    pieces: tuple[Piece, ...]
+    handle: bytes | None = None
+    offset_bytes: int = 0
+    obstacle: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,61 +62,100 @@ class MatrixInfo:
     ----------
     number : int
         The session's number for it, the same on all ranks.
-    stored : StoredMatrix
-        Shape, order and leading dimension (elements).
+    layout : BoundLayout
+        Shape, and which part lies where; rows and columns as the caller sees them.
     dtype : DType
         Element type.
-    location : Location
-        Where it lives.
-    pieces : tuple of Piece
-        The bytes from its first element to its last, as all ranks know them. Shared host memory is one piece.
-    handle : bytes or None
-        For device memory: the exported allocation it lies in; None if that cannot be exported.
-    offset_bytes : int
-        From that allocation's base to element (0, 0).
-    obstacle : str
-        Why its owner alone can use it: device memory cannot be exported, or private host memory not be page-locked.
-        Empty if others can.
+    parts : tuple of HeldPart
+        Those of `layout`, in its order. Of a matrix without elements one that has none.
+    dealt : Layout or None
+        How it is dealt to ranks, with counts; None where single parts were given.
     writeable : bool
         Whether it may be C.
     """
 
     number: int
-    stored: StoredMatrix
+    layout: BoundLayout
     dtype: DType
-    location: Location
-    pieces: tuple[Piece, ...]
-    handle: bytes | None = None
-    offset_bytes: int = 0
-    obstacle: str = ""
+    parts: tuple[HeldPart, ...]
+    dealt: Layout | None = None
     writeable: bool = True
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the matrix lies in several arrays."""
+        return len(self.parts) > 1
+
+    @property
+    def stored(self) -> StoredMatrix:
+        """Shape, order and leading dimension; of a matrix in parts the order of most, and the least dimension."""
+        if self.in_parts:
+            return StoredMatrix(*self.layout.shape, self.layout.order)
+        part = self.parts[0].part
+        return StoredMatrix(*self.layout.shape, part.order, part.ld)
+
+    @property
+    def location(self) -> Location | None:
+        """Where it lives; None if it is in parts."""
+        return None if self.in_parts else self.parts[0].part.location
+
+    @property
+    def obstacle(self) -> str:
+        """Why the owner alone can use a part; empty if others can use all."""
+        return next((held.obstacle for held in self.parts if held.obstacle), "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LocalParts:
+    """
+    What this rank has of a matrix.
+
+    Attributes
+    ----------
+    rectangles : tuple of ((int, int), (int, int))
+        Rows and columns of each part, also of those without elements.
+    arrays : tuple of array
+        The parts; none where `empty` makes one that has no elements.
+    memory : str
+        ``"device"``, ``"host"`` or ``"shared"``: where they lie, or would lie if there were any.
+    address : int
+        Of the first element; 0 if there is none.
+    empty : callable
+        Makes an array (rows, cols) in that memory.
+    """
+
+    rectangles: tuple[Rectangle, ...]
+    arrays: tuple[Any, ...]
+    memory: Memory
+    address: int
+    empty: Callable[[int, int], Any]
 
 
 class Matrix:
     """
-    A matrix that a session can multiply; made by `Session.empty_host`, `empty_device` and `register`.
+    A matrix that a session can multiply; made by `Session.distribute`, `empty`, `register` and those beside them.
 
-    numpy takes it for its array where this rank has it in host memory: ``numpy.asarray(matrix)`` is that array, and
-    ``numpy.allclose(matrix, x)`` compares it. Elements, parts and operators are the array's: ``matrix.array[2:, :3]``,
-    which `Session.register` makes a matrix again, without a copy.
+    numpy takes it for its array where this rank has all of it in host memory: ``numpy.asarray(matrix)`` is that array,
+    and ``numpy.allclose(matrix, x)`` compares it. Elements, parts and operators are the array's:
+    ``matrix.array[2:, :3]``, which `Session.register` makes a matrix again, without a copy.
 
     Attributes
     ----------
     array : numpy.ndarray, cupy.ndarray or None
-        The matrix as this rank sees it: the shared array for host matrices that all ranks read,
-        the owner's array for the others (None on every other rank).
+        All of the matrix as this rank sees it: the shared array for host matrices that all ranks read, the holder's
+        array for those of one rank and replicas; None where this rank does not see all of it.
     """
 
-    def __init__(self, info: MatrixInfo, *, array: Any, address: int, home: object = None) -> None:
+    def __init__(self, info: MatrixInfo, *, array: Any, local: LocalParts, home: object = None) -> None:
         self.info = info
         self.array = array
-        self._address = address
+        self._local = local
         self.closed, self.home = False, home  # that of its session's store, until it is released
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return self.info.stored.rows, self.info.stored.cols
+        return self.info.layout.shape
 
     @property
     def dtype(self) -> DType:
@@ -89,22 +164,58 @@ class Matrix:
 
     @property
     def order(self) -> Order:
-        """``"F"`` or ``"C"``."""
+        """``"F"`` or ``"C"``: how it is stored, or most of its parts."""
         return self.info.stored.order
 
     @property
-    def location(self) -> Location:
-        """Where the matrix lives."""
+    def location(self) -> Location | None:
+        """Where the matrix lives; None if it is in parts."""
         return self.info.location
 
     @property
+    def layout(self) -> Layout | None:
+        """How the matrix is dealt to ranks, with all counts; None if it was made by `Session.distribute_parts`."""
+        return self.info.dealt
+
+    @property
+    def local(self) -> Any:
+        """
+        What this rank has of the matrix: the very array that was given, of the part's shape; without rows 0×n.
+
+        Of a matrix in shared memory a view of this rank's part, of replicas this rank's. Of one that was made by
+        `Session.distribute_parts` a tuple of arrays, as they were given.
+        """
+        local = self._local
+        if self.info.dealt is None:
+            return local.arrays
+        if local.arrays:
+            return local.arrays[0]
+        return local.empty(*(stop - start for start, stop in local.rectangles[0]))
+
+    @property
+    def local_indices(self) -> Any:
+        """
+        Which rows and which columns of the matrix `local` has, as two arrays.
+
+        Of a matrix that was made by `Session.distribute_parts` a tuple of such pairs.
+        """
+        found = tuple((np.arange(*rows), np.arange(*cols)) for rows, cols in self._local.rectangles)
+        return found[0] if self.info.dealt is not None else found
+
+    @property
+    def memory(self) -> Memory:
+        """Where `local` lies: ``"device"``, ``"host"`` (private to this rank) or ``"shared"``."""
+        return self._local.memory
+
+    @property
     def address(self) -> int:
-        """Address of element (0, 0) in this process, 0 where this rank cannot reach it directly."""
-        return self._address
+        """Address of the first element that this rank has, in this process; 0 if it has none."""
+        return self._local.address
 
     def __repr__(self) -> str:
         rows, cols = self.shape
-        return f"<Matrix {self.info.number}: {rows}×{cols} {self.dtype.name} {self.order}-order at {self.location}>"
+        where = f"in parts ({self.info.layout})" if self.info.in_parts else f"at {self.location}"
+        return f"<Matrix {self.info.number}: {rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
 
     # -- what numpy and operators make of it -------------------------------------------------
 
@@ -121,11 +232,14 @@ class Matrix:
             raise ParamError(f"{self} was released, or its session was closed: numpy can have no array of it")
         array = self.array
         if not isinstance(array, np.ndarray):
-            if array is None:
-                where = "host memory" if self.location.space == "host" else "device memory"
-                found = f"lies in the {where} of rank {self.location.rank}, not of this one"
-            else:
+            location = self.location
+            if array is not None:
                 found = "lies on a GPU: its cupy array is .array"
+            elif location is None:
+                found = "is not on this rank as a whole: what is here of it is .local"
+            else:
+                where = "host memory" if location.space == "host" else "device memory"
+                found = f"lies in the {where} of rank {location.rank}, not of this one"
             raise ParamError(f"{self} {found}; session.download(matrix), on all ranks, is one that numpy can read")
         if dtype is None or array.dtype == dtype:
             return array.copy() if copy else array
@@ -207,35 +321,57 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     )
 
 
-def overlap(x: MatrixInfo, written: MatrixInfo) -> bool:
+def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
     """
-    Return whether writing a matrix changes an element of another.
+    Return the ranks of whose parts writing changes an element of another matrix.
 
-    Exact for matrices of one leading dimension and type; otherwise true whenever they share a byte
-    between their first and last ones.
+    Exact for parts of one leading dimension and type; otherwise true whenever they share a byte between their first
+    and last ones.
     """
-    if not (x.stored.rows and x.stored.cols and written.stored.rows and written.stored.cols):
+    changed: dict[str, list[tuple[HeldPart, Piece]]] = collections.defaultdict(list)
+    for held in written.parts:
+        for piece in held.pieces:
+            if piece.written:
+                changed[piece.memory].append((held, piece))
+    found = {
+        other.holder
+        for held in x.parts
+        for piece in held.pieces
+        for other, changing in changed.get(piece.memory, ())
+        if _meet((held.part, piece, x.dtype), (other.part, changing, written.dtype))
+    }
+    return tuple(sorted(found))
+
+
+def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
+    """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
+    there: dict[str, list[tuple[HeldPart, Piece]]] = collections.defaultdict(list)
+    for held in written.parts:
+        for piece in held.pieces:
+            for other, known in there[piece.memory]:
+                meet = (piece.written or known.written) and other is not held
+                if meet and _meet((held.part, piece, written.dtype), (other.part, known, written.dtype)):
+                    return tuple(sorted({held.holder, other.holder}))
+            there[piece.memory].append((held, piece))
+    return ()
+
+
+def _meet(x: tuple[Part, Piece, DType], y: tuple[Part, Piece, DType]) -> bool:
+    """Return whether two parts share an element's bytes, each as it lies around a piece of it in one memory."""
+    (x_part, piece, x_type), (y_part, other, y_type) = x, y
+    (x_rows, x_cols), (y_rows, y_cols) = x_part.stored_shape, y_part.stored_shape
+    if not (x_rows and x_cols and y_rows and y_cols):
         return False
-    return any(
-        one.memory == other.memory and other.written and _meet(x, one, written, other)
-        for one in x.pieces
-        for other in written.pieces
-    )
-
-
-def _meet(x: MatrixInfo, piece: Piece, y: MatrixInfo, other: Piece) -> bool:
-    """Return whether two matrices share an element's bytes, each as it lies around a piece of it in one memory."""
     if piece.start + piece.nbytes <= other.start or other.start + other.nbytes <= piece.start:
         return False
-    item = x.dtype.itemsize
-    same = x.stored.ld == y.stored.ld and x.dtype is y.dtype
+    item = x_type.itemsize
+    same = x_part.ld == y_part.ld and x_type is y_type
     distance = (other.start - other.offset) - (piece.start - piece.offset)
     if not same or distance % item:
         return True
     # Rectangles of one array of leading dimension ld, both read column-major. y starts `col` columns
     # and `row` rows after x; a negative row offset appears as ld − |row| in the column before.
-    ld = x.stored.ld
-    (x_rows, x_cols), (y_rows, y_cols) = x.stored.column_major_shape, y.stored.column_major_shape
+    ld = x_part.ld
     col, row = divmod(distance // item, ld)
     candidates = ((col, row), (col + 1, row - ld))
     return any(-y_rows < r < x_rows and -y_cols < c < x_cols for c, r in candidates)
@@ -247,9 +383,8 @@ def extent_bytes(stored: StoredMatrix, dtype: DType) -> int:
     return ((cols - 1) * stored.ld + rows) * dtype.itemsize if rows and cols else 0
 
 
-def host_view(address_array: np.ndarray, info: MatrixInfo) -> np.ndarray:
-    """Return the strided matrix of `info` over a flat array that starts at its element (0, 0)."""
-    item = info.dtype.itemsize
-    stored = info.stored
+def host_view(flat: np.ndarray, stored: StoredMatrix) -> np.ndarray:
+    """Return the strided matrix over a flat array that starts at its element (0, 0)."""
+    item = flat.itemsize
     strides = (item, stored.ld * item) if stored.order == "F" else (stored.ld * item, item)
-    return np.lib.stride_tricks.as_strided(address_array, (stored.rows, stored.cols), strides)
+    return np.lib.stride_tricks.as_strided(flat, (stored.rows, stored.cols), strides)

@@ -7,10 +7,11 @@ import hashlib
 
 import numpy as np
 
+from uncut_mpi.api.matrix import Matrix as Operand
 from uncut_mpi.api.request import Choices, Operands, check_written
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Space
-from uncut_mpi.model.placement import MATRICES, Matrix, Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
@@ -121,7 +122,8 @@ class PlanKey:
             alpha_is_zero=scales_only,
         )
         check_written(matrices)
-        places = (matrix.location for matrix in in_schedule_order(problem, matrices))
+        _check_reach(matrices)
+        places = map(_where, in_schedule_order(problem, matrices))
         return cls(problem, Placement(*places), choices.options, private_of(problem, matrices))
 
     @property
@@ -134,6 +136,25 @@ def in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     """Return A, B and C as the schedule counts them, which for a C in row-major order multiplies B by A."""
     a, b, c = matrices
     return (b, a, c) if problem.swapped else matrices
+
+
+def _check_reach(matrices: Operands) -> None:
+    """Raise ParamError if its holder alone can use a part of a matrix in parts."""
+    for name, matrix in zip("ABC", matrices, strict=True):
+        for held in matrix.info.parts if matrix.info.in_parts else ():
+            if held.obstacle:
+                raise ParamError(
+                    f"the part of {name} at rank {held.holder} lies in memory that no other rank can use "
+                    f"({held.obstacle}): use memory of Session.empty, of numpy, or of cupy's default pool"
+                )
+
+
+def _where(matrix: Operand) -> Where:
+    """Return where a matrix lives: in parts, those of the matrix that is stored column-major."""
+    info = matrix.info
+    if info.location is not None:
+        return info.location
+    return info.layout if info.stored.order == "F" else info.layout.transposed
 
 
 def private_of(problem: GemmProblem, matrices: Operands) -> tuple[Matrix, ...]:

@@ -6,11 +6,12 @@ import math
 import struct
 from typing import NamedTuple
 
-from uncut_mpi.api.matrix import READ_ONLY, Matrix, overlap
+from uncut_mpi.api.matrix import READ_ONLY, Matrix, overlapping, overlapping_itself
 from uncut_mpi.api.wording import product_text
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import real_number, shown, type_text
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.spmd.group import name_ranks
 
 Operands = tuple[Matrix, Matrix, Matrix]
 """A, B and C."""
@@ -114,10 +115,15 @@ class Request(NamedTuple):
 
 
 def check_written(matrices: Operands) -> None:
-    """Raise ParamError if C cannot be written, or shares memory with A or B."""
+    """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
     a, b, c = matrices
     if not c.info.writeable:
         raise ParamError(f"C {READ_ONLY}")
     for name, matrix in (("A", a), ("B", b)):
-        if overlap(matrix.info, c.info):
-            raise ParamError(f"C overlaps {name} in memory: pass another matrix for the result")
+        ranks = overlapping(matrix.info, c.info)
+        if ranks:
+            where = f" ({name_ranks(ranks)})" if c.info.in_parts else ""
+            raise ParamError(f"C overlaps {name} in memory{where}: pass another matrix for the result")
+    ranks = overlapping_itself(c.info)
+    if ranks:
+        raise ParamError(f"parts of C overlap in memory ({name_ranks(ranks)}): pass another matrix for the result")

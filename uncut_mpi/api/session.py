@@ -7,7 +7,6 @@ with the same arguments; where ranks differ in either, all of them raise the sam
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,18 +21,19 @@ from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.holdings import Holdings
 from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix import Matrix, Memory
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars
 from uncut_mpi.api.start import BackendMaker, start_backend
-from uncut_mpi.api.wanted import NewMatrix, new_matrix, rank_of
+from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
 from uncut_mpi.api.wording import matrix_text, product_text, value_text
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import Order, Trans
 from uncut_mpi.planning.options import ScheduleOptions
@@ -231,8 +231,10 @@ class Session:
             If the node has too little memory for it; nothing is left behind.
         """
         with self._gate.exclusive():
-            wanted = self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order))
-            return self._store.empty_host(wanted.shape, wanted.dtype, wanted.order)
+            whole = Layout.whole(0)
+            return self._store.empty(
+                self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order, whole, "shared"))
+            )
 
     def empty_device(
         self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C"
@@ -258,12 +260,136 @@ class Session:
         """
 
         def convert() -> NewMatrix:
-            return dataclasses.replace(new_matrix(shape, dtype, order), rank=rank_of("rank", rank, self.size))
+            return new_matrix(shape, dtype, order, Layout.whole(rank_of("rank", rank, self.size)), "device")
 
         with self._gate.exclusive():
-            wanted = self._begin_converted("empty_device", convert)
-            assert wanted.rank is not None  # as converted
-            return self._store.empty_device(wanted.shape, wanted.dtype, wanted.rank, wanted.order)
+            return self._store.empty(self._begin_converted("empty_device", convert))
+
+    def empty(
+        self,
+        shape: Sequence[int],
+        dtype: object,
+        layout: Layout,
+        *,
+        order: Order = "C",
+        memory: Memory = "device",
+    ) -> Matrix:
+        """
+        Return an uninitialised matrix that is dealt to ranks. Collective.
+
+        Parameters
+        ----------
+        shape, dtype, order
+            As of `empty_host`.
+        layout : Layout
+            What each rank has; `Matrix.local` is that.
+        memory : {"device", "host", "shared"}
+            Where: in the memory of each rank's device, in host memory of each rank alone, or in one segment of host
+            memory that every rank of the node reads and writes, of which each `Matrix.local` is a view.
+
+        Raises
+        ------
+        ParamError
+            If an argument is none of these, or differs between ranks; if the layout does not fit the shape or the
+            number of ranks.
+        CapacityError
+            If a rank has too little memory.
+        """
+
+        def convert() -> NewMatrix:
+            wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
+            wanted.layout.rectangles(wanted.shape, self.size)
+            return wanted
+
+        with self._gate.exclusive():
+            return self._store.empty(self._begin_converted("empty", convert))
+
+    def distribute(
+        self, local: Any, layout: Layout, *, shape: Sequence[int] | None = None, dtype: object = None
+    ) -> Matrix:
+        """
+        Make arrays of the ranks one matrix, of which each is a part, without a copy. Collective.
+
+        Parameters
+        ----------
+        local : array or None
+            This rank's part, as of `register`; None, or an array without elements, where it has none. Memory, order and
+            leading dimension may differ between ranks.
+        layout : Layout
+            How the matrix is dealt to ranks. Of ``Layout.rows()`` and ``Layout.cols()`` without counts, the arrays say
+            how many each rank has.
+        shape : sequence of two int, optional
+            Rows and columns of the matrix; needed where neither counts nor arrays say them.
+        dtype : str or DType, optional
+            As of `register`; needed where no rank has an array.
+
+        Returns
+        -------
+        Matrix
+            Its `Matrix.local` is the array that was given, which is kept alive; of a rank that gave None an array of
+            the part's shape, without elements.
+
+        Raises
+        ------
+        ParamError, RankMismatchError
+            On all ranks, with rank: value. If arrays do not add up to the shape or are of different types; if ranks
+            pass different layouts, shapes or types; as `register`.
+
+        Notes
+        -----
+        What `register` says of memory holds for each part. Arrays of ``Layout.replicated()`` must be equal: one of them
+        is read, and as C all are written.
+        """
+
+        def convert() -> tuple[Layout, tuple[int, int] | None, DType | None]:
+            return (
+                layout_of(layout),
+                None if shape is None else shape_of(shape),
+                None if dtype is None else DType.parse(dtype),
+            )
+
+        def text(asked: tuple[Layout, tuple[int, int] | None, DType | None]) -> str:
+            return f"distribute(layout={asked[0]}, shape={asked[1]}, dtype={asked[2]!r})"
+
+        with self._gate.exclusive():
+            asked = self._begin_converted("distribute", convert, text)
+            return self._store.distribute([] if local is None else [(local, (0, 0))], *asked)
+
+    def distribute_parts(
+        self, parts: Sequence[tuple[Any, tuple[int, int]]], *, shape: Sequence[int], dtype: object = None
+    ) -> Matrix:
+        """
+        Make arrays of the ranks one matrix, each of which says where it is, without a copy. Collective.
+
+        Parameters
+        ----------
+        parts : sequence of (array, (int, int))
+            What this rank has: any number of arrays as of `distribute`, each with its first row and column.
+        shape : sequence of two int
+            Rows and columns of the matrix.
+        dtype : str or DType, optional
+            As of `distribute`.
+
+        Returns
+        -------
+        Matrix
+            Its `Matrix.local` is a tuple of the arrays.
+
+        Raises
+        ------
+        ParamError, RankMismatchError
+            On all ranks. If parts overlap, leave the matrix or leave an element of it out; as `distribute`. Parts of
+            equal rows and columns on several ranks are replicas.
+        """
+
+        def convert() -> tuple[list[tuple[Any, tuple[int, int]]], tuple[int, int], DType | None]:
+            return parts_of(parts), shape_of(shape), None if dtype is None else DType.parse(dtype)
+
+        with self._gate.exclusive():
+            given, extents, kind = self._begin_converted(
+                "distribute_parts", convert, lambda asked: f"distribute_parts(shape={asked[1]}, dtype={asked[2]!r})"
+            )
+            return self._store.distribute(given, None, extents, kind)
 
     def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
         """
@@ -597,7 +723,7 @@ class Session:
         with self._gate.exclusive():
             (first, second), _, how = self._begin_converted("gemm", convert, lambda asked: product_text("gemm", *asked))
             rows, cols = first.shape[how.trans_a == "T"], second.shape[how.trans_b == "N"]
-            return self._store.empty_host((rows, cols), first.dtype, "C")
+            return self._store.empty(NewMatrix((rows, cols), first.dtype, "C", Layout.whole(0), "shared"))
 
 
 def _seconds(name: str, value: object) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+from typing import Any, get_args
 
 import numpy as np
 
+from uncut_mpi.api.matrix import Memory
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import shown, type_text, whole_number
+from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.problem import MOST_BYTES, Order
 
 
@@ -26,28 +29,51 @@ class NewMatrix:
         Element type.
     order : str
         ``"F"`` or ``"C"``.
-    rank : int or None
-        Whose device it is to lie on; None for the host.
+    layout : Layout
+        How it is to be dealt.
+    memory : str
+        ``"device"``, ``"host"`` or ``"shared"``.
     """
 
     shape: tuple[int, int]
     dtype: DType
     order: Order
-    rank: int | None = None
+    layout: Layout
+    memory: Memory
 
     def __str__(self) -> str:
-        where = "" if self.rank is None else f", rank={self.rank}"
-        return f"shape={self.shape}, dtype={self.dtype.name}, order={self.order!r}{where}"
+        where = f"layout={self.layout}, order={self.order!r}, memory={self.memory!r}"
+        return f"shape={self.shape}, dtype={self.dtype.name}, {where}"
 
 
-def new_matrix(shape: object, dtype: object, order: object) -> NewMatrix:
+def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memory: object) -> NewMatrix:
     """
     Return what a caller wants to have made.
 
     Raises
     ------
     ParamError
-        For a shape that is not two whole numbers, an unknown type or order, or more bytes than there are addresses.
+        For a shape that is not two whole numbers, an unknown type, order or memory, or more bytes than there are
+        addresses.
+    """
+    kind = DType.parse(dtype)
+    rows, cols = shape_of(shape, kind.itemsize)
+    if not isinstance(order, str) or order not in ("F", "C"):
+        raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
+    if not isinstance(memory, str) or memory not in get_args(Memory):
+        raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")
+    place: Memory = "device" if memory == "device" else "host" if memory == "host" else "shared"
+    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, place)
+
+
+def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
+    """
+    Return a caller's shape.
+
+    Raises
+    ------
+    ParamError
+        If it is not two whole numbers, or elements of this size are more bytes than there are addresses.
     """
     is_list = isinstance(shape, collections.abc.Sequence) and not isinstance(shape, str | bytes | bytearray)
     if not is_list and not (isinstance(shape, np.ndarray) and shape.ndim == 1):
@@ -58,12 +84,36 @@ def new_matrix(shape: object, dtype: object, order: object) -> NewMatrix:
     rows, cols = (whole_number(f"shape[{i}]", extent) for i, extent in enumerate(extents))
     if rows < 0 or cols < 0:
         raise ParamError(f"shape = {shown(shape)} has a negative extent: pass the numbers of rows and columns")
-    if not isinstance(order, str) or order not in ("F", "C"):
-        raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
-    kind = DType.parse(dtype)
-    if max(rows * cols, rows, cols) * kind.itemsize >= MOST_BYTES:
+    if max(rows * cols, rows, cols) * itemsize >= MOST_BYTES:
         raise ParamError(f"shape = {shown(shape)} is more than can be addressed ({MOST_BYTES} bytes): use less")
-    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C")
+    return rows, cols
+
+
+def layout_of(layout: object) -> Layout:
+    """Return a caller's layout, or raise ParamError for what is none."""
+    if not isinstance(layout, Layout):
+        raise ParamError(f"layout = {shown(layout)} is {type_text(layout)}: pass a Layout, as Layout.rows()")
+    return layout
+
+
+def parts_of(parts: object) -> list[tuple[Any, tuple[int, int]]]:
+    """
+    Return a caller's arrays with the row and column at which each begins.
+
+    Raises
+    ------
+    ParamError
+        If it is anything but pairs of an array and two whole numbers.
+    """
+    found = []
+    for at, part in enumerate(items("parts", parts)):
+        if not isinstance(part, tuple | list) or len(part) != 2:
+            raise ParamError(f"parts[{at}] is {type_text(part)}: pass (array, (first row, first column))")
+        corner = [count(f"parts[{at}][1]", number) for number in items(f"parts[{at}][1]", part[1])]
+        if len(corner) != 2 or min(corner) < 0:
+            raise ParamError(f"parts[{at}][1] = {shown(part[1])}: pass the first row and column, from 0 on")
+        found.append((part[0], (corner[0], corner[1])))
+    return found
 
 
 def rank_of(name: str, value: object, size: int) -> int:

@@ -85,7 +85,7 @@ class Layout:
                 f"ranks = {shown(self.ranks)} of a layout {self.kind} has a rank more than once: a rank has one part; "
                 "distribute_parts takes several"
             )
-        if self._has_counts and len(self.ranks) != self._num_counted:
+        if self.has_counts and len(self.ranks) != self._num_counted:
             raise ParamError(
                 f"a layout {self.kind} has counts for {counted(self._num_counted, 'part')} and names "
                 f"{counted(len(self.ranks), 'rank')}: pass as many of both"
@@ -191,6 +191,38 @@ class Layout:
 
     # -- who has what ------------------------------------------------------------------------
 
+    @property
+    def has_counts(self) -> bool:
+        """Whether it says how much each part has of the extent that it cuts."""
+        return self.row_counts is not None or self.col_counts is not None
+
+    def holders(self, num_ranks: int | None = None) -> Sequence[int]:
+        """
+        Return whose the parts are, one after another.
+
+        Raises
+        ------
+        ParamError
+            If the layout is not for so many ranks, or `num_ranks` is needed and None.
+        """
+        if self.ranks is not None:
+            if num_ranks is not None and max(self.ranks) >= num_ranks:
+                raise ParamError(
+                    f"layout {self} names rank {max(self.ranks)}, but there are ranks 0 to {num_ranks - 1} only: "
+                    "name those that there are"
+                )
+            return self.ranks
+        if self.has_counts:
+            if num_ranks not in (None, self._num_counted):
+                raise ParamError(
+                    f"layout {self} has {counted(self._num_counted, 'part')} for {counted(num_ranks or 0, 'rank')}: "
+                    "pass counts for all of them, or ranks= to say whose the parts are"
+                )
+            return range(self._num_counted)
+        if num_ranks is None:
+            raise ParamError(f"layout {self} does not say how many ranks there are: pass num_ranks=")
+        return range(num_ranks)
+
     def local_shape(self, shape: tuple[int, int], rank: int, *, num_ranks: int | None = None) -> tuple[int, int]:
         """
         Return the rows and columns that a rank has. Local.
@@ -232,7 +264,7 @@ class Layout:
         ParamError
             If counts do not add up to the shape, or the layout is not for so many ranks.
         """
-        holders = self._holders(num_ranks)
+        holders = self.holders(num_ranks)
         rows, cols = self._edges(shape, len(holders))
         found = [self._cell(None, rows, cols)] * num_ranks
         for at, rank in enumerate(holders):
@@ -241,9 +273,9 @@ class Layout:
 
     def filled(self, shape: tuple[int, int], num_ranks: int) -> Layout:
         """Return the layout with its counts, for a matrix of this shape."""
-        if self.kind not in ("rows", "cols") or self._has_counts:
+        if self.kind not in ("rows", "cols") or self.has_counts:
             return self
-        rows, cols = self._edges(shape, len(self._holders(num_ranks)))
+        rows, cols = self._edges(shape, len(self.holders(num_ranks)))
         counts = tuple(stop - start for start, stop in (rows if self.kind == "rows" else cols))
         return (Layout.rows if self.kind == "rows" else Layout.cols)(counts, ranks=self.ranks)
 
@@ -271,33 +303,9 @@ class Layout:
         return BoundLayout(shape, parts, str(self))
 
     @property
-    def _has_counts(self) -> bool:
-        return self.row_counts is not None or self.col_counts is not None
-
-    @property
     def _num_counted(self) -> int:
         """How many parts there are, where counts say it."""
         return len(self.row_counts or (0,)) * len(self.col_counts or (0,))
-
-    def _holders(self, num_ranks: int | None) -> Sequence[int]:
-        """Return whose parts there are, one after another."""
-        if self.ranks is not None:
-            if num_ranks is not None and max(self.ranks) >= num_ranks:
-                raise ParamError(
-                    f"layout {self} names rank {max(self.ranks)}, but there are ranks 0 to {num_ranks - 1} only: "
-                    "name those that there are"
-                )
-            return self.ranks
-        if self._has_counts:
-            if num_ranks not in (None, self._num_counted):
-                raise ParamError(
-                    f"layout {self} has {counted(self._num_counted, 'part')} for {counted(num_ranks or 0, 'rank')}: "
-                    "pass counts for all of them, or ranks= to say whose the parts are"
-                )
-            return range(self._num_counted)
-        if num_ranks is None:
-            raise ParamError(f"layout {self} does not say how many ranks there are: pass num_ranks=")
-        return range(num_ranks)
 
     def _edges(self, shape: tuple[int, int], num_holders: int) -> tuple[list[Extent], list[Extent]]:
         """Return where the parts begin and end, along rows and along columns."""
@@ -330,7 +338,7 @@ class Layout:
 
     def _rectangle(self, shape: tuple[int, int], rank: int, num_ranks: int | None) -> Rectangle:
         rank = count("rank", rank)
-        holders = self._holders(num_ranks)
+        holders = self.holders(num_ranks)
         rows, cols = self._edges(shape, len(holders))
         known = num_ranks if num_ranks is not None else len(holders) if self.ranks is None else rank + 1
         if not 0 <= rank < known:

@@ -1,0 +1,208 @@
+"""
+What ranks give, put together to one matrix: its shape, its type, and which part lies where. Local.
+
+Every rank knows what all ranks give, and comes to the same values or to the same error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from uncut_mpi.api.matrix import HeldPart
+from uncut_mpi.errors import ParamError, RankMismatchError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.spmd import agreement
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenArray:
+    """
+    What all ranks know of an array that one of them gives.
+
+    Attributes
+    ----------
+    held : HeldPart
+        As a part whose corner is where its rank has said, (0, 0) where a layout says it.
+    dtype : DType
+        Its type.
+    writeable : bool
+        Whether it may be written.
+    """
+
+    held: HeldPart
+    dtype: DType
+    writeable: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.held.part.shape
+
+    @property
+    def has_elements(self) -> bool:
+        """Whether it counts at all."""
+        return _has_elements(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dealt:
+    """
+    A matrix as ranks have it; as in `MatrixInfo`, and what each rank has of it.
+
+    Attributes
+    ----------
+    layout, dtype, parts, dealt, writeable
+        See `MatrixInfo`.
+    rectangles : list of tuple of ((int, int), (int, int))
+        Rows and columns of what each rank has, also without elements.
+    """
+
+    layout: BoundLayout
+    dtype: DType
+    parts: tuple[HeldPart, ...]
+    dealt: Layout | None
+    writeable: bool
+    rectangles: list[tuple[Rectangle, ...]]
+
+
+def by_layout(
+    given: Sequence[GivenArray | None], layout: Layout, shape: tuple[int, int] | None, kind: DType | None
+) -> Dealt:
+    """
+    Return the matrix of which each rank gives its part by a layout.
+
+    Parameters
+    ----------
+    given : sequence of GivenArray or None
+        What each rank gives; an array without elements is as good as none.
+    shape, kind : optional
+        Where the arrays do not say it, or to be checked.
+
+    Raises
+    ------
+    ParamError, RankMismatchError
+        If the arrays do not add up to a matrix; with rank: value.
+    """
+    counting = _counting({rank: [one] for rank, one in enumerate(given) if one is not None})
+    shapes = {rank: one.shape for rank, (one,) in counting.items()}
+    dtype = _type_of(counting, kind)
+    if (
+        layout.kind in ("rows", "cols")
+        and not layout.has_counts
+        and (shape is None or any(map(_has_elements, shapes.values())))
+    ):
+        axis, make = (0, Layout.rows) if layout.kind == "rows" else (1, Layout.cols)
+        counts = [shapes.get(rank, (0, 0))[axis] for rank in layout.holders(len(given))]
+        if shape is not None and sum(counts) != shape[axis]:
+            raise _do_not_fit(layout, shape, [_text(shapes.get(rank, (0, 0))) for rank in range(len(given))])
+        layout = make(counts, ranks=layout.ranks)
+    if shape is None:
+        shape = _shape_of(layout, [*shapes.values()])
+    layout = layout.filled(shape, len(given))  # as equal as can be where no array has elements
+    rectangles = layout.rectangles(shape, len(given))
+    found = [_text(shapes.get(rank, (0, 0))) for rank in range(len(given))]
+    wanted = [_text((bottom - top, right - left)) for (top, bottom), (left, right) in rectangles]
+    if found != wanted:
+        compared = zip(found, wanted, strict=True)
+        raise _do_not_fit(
+            layout, shape, [have if have == want else f"{have} instead of {want}" for have, want in compared]
+        )
+    helds = [counting[rank][0].held if _has_elements(shapes.get(rank, (0, 0))) else None for rank in range(len(given))]
+    stored = [None if held is None else held.part for held in helds]
+    arrays = [None if part is None else LocalArray(part.location, part.order, part.ld) for part in stored]
+    bound = layout.bind(shape, arrays)
+    placed = zip((held for held in helds if held is not None), bound.parts, strict=True)
+    parts = tuple(dataclasses.replace(held, part=part) for held, part in placed)
+    return Dealt(
+        bound,
+        dtype,
+        parts or _without_elements(shape, counting, layout.holders(len(given))[0]),
+        layout,
+        _writeable(counting),
+        [(rectangle,) for rectangle in rectangles],
+    )
+
+
+def by_corners(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> Dealt:
+    """
+    Return the matrix of which each rank gives some parts and says where they are.
+
+    Raises
+    ------
+    ParamError, RankMismatchError
+        If they overlap, leave the matrix or leave a part of it out, or are of different types.
+    """
+    counting = _counting(dict(enumerate(given)))
+    dtype = _type_of(counting, kind)
+    parts = tuple(one.held for ones in given for one in ones if one.has_elements)
+    return Dealt(
+        BoundLayout(shape, tuple(held.part for held in parts)),
+        dtype,
+        parts or _without_elements(shape, counting, 0),
+        None,
+        _writeable(counting),
+        [tuple((one.held.part.rows, one.held.part.cols) for one in ones) for ones in given],
+    )
+
+
+def _counting(given: Mapping[int, Sequence[GivenArray]]) -> dict[int, list[GivenArray]]:
+    """Return the arrays that say what the matrix is: those with elements; if there are none, those without."""
+    full = {rank: [one for one in ones if one.has_elements] for rank, ones in given.items()}
+    chosen = full if any(full.values()) else given
+    return {rank: [*ones] for rank, ones in chosen.items() if ones}
+
+
+def _type_of(counting: Mapping[int, Sequence[GivenArray]], kind: DType | None) -> DType:
+    types = {rank: sorted({one.dtype for one in ones}) for rank, ones in counting.items()}
+    found = {dtype for ones in types.values() for dtype in ones}
+    if len(found) > 1:
+        texts = [f"rank {rank}: {' and '.join(one.name for one in ones)}" for rank, ones in types.items()]
+        raise RankMismatchError(f"parts are of different types: {', '.join(texts)}; convert them to one")
+    if kind is None and not found:
+        raise ParamError("no rank gave an array, so there is no type: pass dtype=")
+    if kind is not None and any(dtype.numpy != kind.numpy for dtype in found):
+        raise ParamError(f"arrays of {found.pop().name} were given as {kind.name}, which is {kind.numpy} in memory")
+    return found.pop() if kind is None else kind
+
+
+def _shape_of(layout: Layout, shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the shape that counts and arrays say."""
+    extents = []
+    for axis, counts in enumerate((layout.row_counts, layout.col_counts)):
+        if counts is None and not shapes:
+            raise ParamError(f"no rank gave an array, so layout {layout} does not say the shape: pass shape=")
+        extents.append(shapes[0][axis] if counts is None else sum(counts))
+    return extents[0], extents[1]
+
+
+def _without_elements(
+    shape: tuple[int, int], counting: Mapping[int, Sequence[GivenArray]], holder: int
+) -> tuple[HeldPart, ...]:
+    """Return the one part of a matrix that has no elements: as the first array, or host memory of a rank."""
+    for ones in counting.values():
+        part = dataclasses.replace(ones[0].held.part, rows=(0, shape[0]), cols=(0, shape[1]), ld=0)
+        return (dataclasses.replace(ones[0].held, part=part),)
+    return (HeldPart(Part((0, shape[0]), (0, shape[1]), Location.host(holder)), holder, ()),)
+
+
+def _writeable(counting: Mapping[int, Sequence[GivenArray]]) -> bool:
+    return all(one.writeable for ones in counting.values() for one in ones)
+
+
+def _do_not_fit(layout: Layout, shape: tuple[int, int], texts: Sequence[str]) -> ParamError:
+    return ParamError(
+        f"local arrays do not make a {shape[0]}×{shape[1]} matrix of layout {layout}: {agreement.by_rank(texts)}; pass "
+        "each rank's part as it is, or another layout or shape"
+    )
+
+
+def _has_elements(shape: tuple[int, int]) -> bool:
+    return 0 not in shape
+
+
+def _text(shape: tuple[int, int]) -> str:
+    return f"{shape[0]}×{shape[1]}" if _has_elements(shape) else "nothing"
