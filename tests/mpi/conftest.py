@@ -15,7 +15,16 @@ MOST_RANKS = {
     **dict.fromkeys(("test_api_arguments.py", "test_api_arrays.py", "test_gemm_files.py", "test_odd_arguments.py"), 3),
     **dict.fromkeys(("test_random_arrays.py", "test_same_memory.py", "test_api_random_arguments.py"), 3),
     **dict.fromkeys(("test_api_measure.py", "test_bench.py", "test_calibrate.py"), 3),
-    **dict.fromkeys(("test_api_layouts.py", "test_api_matrices.py", "test_api_trace.py", "test_api_tuning.py"), 4),
+    **dict.fromkeys(
+        (
+            "test_api_layouts.py",
+            "test_gemm_layouts.py",
+            "test_api_matrices.py",
+            "test_api_trace.py",
+            "test_api_tuning.py",
+        ),
+        4,
+    ),
     **dict.fromkeys(("test_command.py", "test_gemm_errors.py"), 4),
 }
 """On how many ranks files run at most: more take longer and do nothing else."""

@@ -112,15 +112,17 @@ def by_layout(
             layout, shape, [have if have == want else f"{have} instead of {want}" for have, want in compared]
         )
     helds = [counting[rank][0].held if _has_elements(shapes.get(rank, (0, 0))) else None for rank in range(len(given))]
-    stored = [None if held is None else held.part for held in helds]
-    arrays = [None if part is None else LocalArray(part.location, part.order, part.ld) for part in stored]
-    bound = layout.bind(shape, arrays)
+    stored = iter(_in_one_order([held.part for held in helds if held is not None]))
+    parts = (None if held is None else next(stored) for held in helds)
+    bound = layout.bind(
+        shape, [None if part is None else LocalArray(part.location, part.order, part.ld) for part in parts]
+    )
     placed = zip((held for held in helds if held is not None), bound.parts, strict=True)
-    parts = tuple(dataclasses.replace(held, part=part) for held, part in placed)
     return Dealt(
         bound,
         dtype,
-        parts or _without_elements(shape, counting, layout.holders(len(given))[0]),
+        tuple(dataclasses.replace(held, part=part) for held, part in placed)
+        or _without_elements(shape, counting, layout.holders(len(given))[0]),
         layout,
         _writeable(counting),
         [(rectangle,) for rectangle in rectangles],
@@ -138,11 +140,13 @@ def by_corners(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], ki
     """
     counting = _counting(dict(enumerate(given)))
     dtype = _type_of(counting, kind)
-    parts = tuple(one.held for ones in given for one in ones if one.has_elements)
+    helds = [one.held for ones in given for one in ones if one.has_elements]
+    parts = _in_one_order([held.part for held in helds])
     return Dealt(
-        BoundLayout(shape, tuple(held.part for held in parts)),
+        BoundLayout(shape, tuple(parts)),
         dtype,
-        parts or _without_elements(shape, counting, 0),
+        tuple(dataclasses.replace(held, part=part) for held, part in zip(helds, parts, strict=True))
+        or _without_elements(shape, counting, 0),
         None,
         _writeable(counting),
         [tuple((one.held.part.rows, one.held.part.cols) for one in ones) for ones in given],
@@ -187,6 +191,23 @@ def _without_elements(
         part = dataclasses.replace(ones[0].held.part, rows=(0, shape[0]), cols=(0, shape[1]), ld=0)
         return (dataclasses.replace(ones[0].held, part=part),)
     return (HeldPart(Part((0, shape[0]), (0, shape[1]), Location.host(holder)), holder, ()),)
+
+
+def _in_one_order(parts: Sequence[Part]) -> list[Part]:
+    """Return parts of which single rows and columns are stored in the order of most others, where they can be."""
+    turned = [_turned(part) for part in parts]
+    fixed = [part for part, other in zip(parts, turned, strict=True) if other is None]
+    by_rows = sum((part.shape[0] * part.shape[1]) * (1 if part.order == "C" else -1) for part in fixed)
+    order = "C" if by_rows > 0 else "F"
+    return [part if other is None or part.order == order else other for part, other in zip(parts, turned, strict=True)]
+
+
+def _turned(part: Part) -> Part | None:
+    """Return the same memory read in the other order, if its elements are one row or column without gaps."""
+    rows, cols = part.stored_shape
+    if cols > 1 and (rows > 1 or part.ld > 1):
+        return None
+    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
 
 
 def _writeable(counting: Mapping[int, Sequence[GivenArray]]) -> bool:

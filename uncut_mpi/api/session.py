@@ -28,7 +28,7 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars
 from uncut_mpi.api.start import BackendMaker, start_backend
-from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
+from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, new_result, parts_of, rank_of, shape_of
 from uncut_mpi.api.wording import matrix_text, product_text, value_text
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
@@ -558,7 +558,9 @@ class Session:
         a, b : Matrix
             op(A) is m×k, op(B) is k×n; same dtype.
         out : Matrix, optional
-            C, m×n, overwritten. By default a new host matrix (`empty_host`, C order).
+            C, m×n, overwritten. By default a new one in C order. Of two whole matrices it is a host matrix
+            (`empty_host`). Else it is dealt as op(A) if that leaves k whole, or as op(B) if that does, or by even rows;
+            it lies in memory of the same kind as the operand that it follows, or A.
         alpha, beta : float
             Scalars. With beta = 0 C is not read, with alpha = 0 A and B are not.
         trans_a, trans_b : {"N", "T"}
@@ -712,7 +714,7 @@ class Session:
     def _make_result(
         self, a: object, b: object, alpha: object, beta: object, trans_a: object, trans_b: object, options: object
     ) -> Matrix:
-        """Return a new host matrix for op(A) op(B). Collective."""
+        """Return a new matrix for op(A) op(B). Collective."""
 
         def convert() -> tuple[tuple[Matrix, Matrix], Scalars, Choices]:
             scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
@@ -722,8 +724,7 @@ class Session:
 
         with self._gate.exclusive():
             (first, second), _, how = self._begin_converted("gemm", convert, lambda asked: product_text("gemm", *asked))
-            rows, cols = first.shape[how.trans_a == "T"], second.shape[how.trans_b == "N"]
-            return self._store.empty(NewMatrix((rows, cols), first.dtype, "C", Layout.whole(0), "shared"))
+            return self._store.empty(new_result(first, second, how.trans_a, how.trans_b))
 
 
 def _seconds(name: str, value: object) -> float:

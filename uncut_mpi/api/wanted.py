@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from uncut_mpi.api.matrix import Memory
+from uncut_mpi.api.matrix import Matrix, Memory
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
@@ -64,6 +64,37 @@ def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memo
         raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")
     place: Memory = "device" if memory == "device" else "host" if memory == "host" else "shared"
     return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, place)
+
+
+def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> NewMatrix:
+    """
+    Return the matrix for op(A) op(B) where the caller gives none, as this rank is to make it.
+
+    Of two whole matrices it is a host matrix that all ranks see. Else its layout is that of op(A) if that leaves k
+    whole, or that of op(B) if that does, or even rows; its memory is that of the operand that it follows, or of A.
+    """
+    layout, followed = _followed(a, b, trans_a, trans_b)
+    memory = followed.memory
+    if _is_whole(a) and _is_whole(b):
+        layout, memory = Layout.whole(0), "shared"
+    elif memory == "shared" and followed.info.in_parts:
+        memory = "host"  # of several segments, or of some ranks only
+    return NewMatrix((a.shape[trans_a == "T"], b.shape[trans_b == "N"]), a.dtype, "C", layout, memory)
+
+
+def _is_whole(matrix: Matrix) -> bool:
+    return matrix.layout is not None and matrix.layout.kind == "whole"
+
+
+def _followed(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[Layout, Matrix]:
+    for operand, trans, apart in ((a, trans_a, "rows"), (b, trans_b, "cols")):
+        dealt = operand.layout
+        if dealt is not None and dealt.kind in ("whole", "replicated"):
+            return dealt, operand
+        if dealt is not None and dealt.kind == (apart if trans == "N" else {"rows": "cols", "cols": "rows"}[apart]):
+            counts = dealt.row_counts if dealt.kind == "rows" else dealt.col_counts
+            return (Layout.rows if apart == "rows" else Layout.cols)(counts, ranks=dealt.ranks), operand
+    return Layout.rows(), a
 
 
 def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:

@@ -1,0 +1,168 @@
+"""Products of matrices of which each rank has a part, on all ranks and in all their memories."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from tests.helpers.products import random_matrix
+from tests.helpers.sessions import hide_arrays
+from uncut_mpi import Layout
+from uncut_mpi.model.dtypes import DType
+
+pytestmark = pytest.mark.mpi
+
+ROWS = """\
+import numpy as np, uncut_mpi as um             # mpiexec -n 4 python rows.py
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+A = np.random.standard_normal(([0, 200, 71, 100][comm.rank], 518))
+B = np.random.standard_normal(([130, 130, 129, 129][comm.rank], 209))
+with um.Session(comm) as s:
+    a = s.distribute(A, um.Layout.rows())
+    b = s.distribute(B, um.Layout.rows())
+    c = s.gemm(a, b)
+    assert c.layout == um.Layout.rows([0, 200, 71, 100])
+    np.testing.assert_allclose(c.local, A @ np.vstack(comm.allgather(B)), atol=1e-10)
+"""
+
+
+def random_layout(rng, shape, size):
+    """Return a layout of any kind, with parts of any size, the same on all ranks."""
+    ranks = rng.sample(range(size), size)
+    rows = rng.choice([one for one in range(1, size + 1) if size % one == 0])
+
+    def cut(extent, parts):
+        edges = [0, *sorted(rng.randint(0, extent) for _ in range(parts - 1)), extent]
+        return [stop - start for start, stop in itertools.pairwise(edges)]
+
+    return rng.choice(
+        (
+            Layout.whole(ranks[0]),
+            Layout.rows(cut(shape[0], size), ranks=ranks),
+            Layout.cols(cut(shape[1], size), ranks=ranks),
+            Layout.blocks(cut(shape[0], rows), cut(shape[1], size // rows), ranks=ranks),
+            Layout.replicated(ranks=ranks[: rng.randint(1, size)]),
+        )
+    )
+
+
+def distributed(session, rng, data, order):
+    """Return `data` as a matrix: any layout, each rank's part in memory of any kind, of any leading dimension."""
+    layout = random_layout(rng, data.shape, session.size)
+    memory, more = [rng.choice(("device", "host", "shared")) for _ in range(session.size)], rng.randint(0, 2)
+    shared = session.empty_host(data.shape, data.dtype, order=order)
+    rows, cols = layout.indices(data.shape, session.rank, num_ranks=session.size)
+    part = None
+    if len(rows) and len(cols):
+        mine, kind = memory[session.rank], DType.parse(data.dtype)
+        if mine == "shared" and layout.kind == "replicated":
+            mine = "host"  # replicas in one memory are one
+        if mine == "shared":
+            part = shared.array[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+        else:
+            around = (len(rows) + more, len(cols) + more)
+            whole = (
+                np.empty(around, kind.numpy, order) if mine == "host" else session._backend.empty(*around, kind, order)
+            )
+            part = whole[: len(rows), : len(cols)]
+        part[...] = data[np.ix_(rows, cols)]
+    matrix = session.distribute(part, layout, shape=data.shape)
+    session.release(shared)
+    return matrix
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_layouts_multiply_where_they_are(comm, session, seed):
+    rng = random.Random(seed)
+    dtype = rng.choice((DType.f64, DType.f64, DType.f32))
+    m, n, k = (rng.randint(1, 40) for _ in range(3))
+    orders, trans, beta = rng.choices("CF", k=3), rng.choices("NT", k=2), rng.choice((0.0, 0.75))
+    a_MK, b_KN, c_MN = (random_matrix(*shape, dtype, (seed, at)) for at, shape in enumerate(((m, k), (k, n), (m, n))))
+    inputs = [x.T if how == "T" else x for x, how in zip((a_MK, b_KN), trans, strict=True)]
+    before = c_MN if beta else np.full_like(c_MN, np.nan)
+    a, b, c = (distributed(session, rng, x, order) for x, order in zip((*inputs, before), orders, strict=True))
+    session.gemm(a, b, c, alpha=1.25, beta=beta, trans_a=trans[0], trans_b=trans[1])
+    wide = [x.astype(np.float64) for x in (a_MK, b_KN, c_MN)]
+    wanted = (1.25 * wide[0] @ wide[1] + beta * wide[2])[np.ix_(*c.local_indices)]
+    error = np.abs(c.local - wanted).max() if wanted.size else 0.0
+    limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
+    collective_assert(comm, error <= limit, f"{a!r} x {b!r} = {c!r}, {trans}, beta {beta}: error {error}")
+    session.barrier()
+    for matrix in (a, b, c):
+        session.release(matrix)
+
+
+def test_the_program_of_the_manual_is_right(comm):
+    if comm.size != 4:
+        pytest.skip("a program for 4 ranks")
+    exec(compile(ROWS, "rows.py", "exec"), {})
+
+
+def test_a_plan_runs_on_other_arrays_of_the_same_parts(comm, session):
+    rows = 3 * comm.size
+    made = [session.empty((rows, 4), "f64", Layout.rows()) for _ in range(4)]
+    b = session.empty((4, 4), "f64", Layout.replicated())
+    first, second = random_matrix(rows, 4, DType.f64, (31,)), random_matrix(rows, 4, DType.f64, (32,))
+    right = random_matrix(4, 4, DType.f64, (33,))
+    b.local[...] = right
+    for matrix, data in zip(made, (first, second, np.full((rows, 4), np.nan), np.full((rows, 4), np.nan)), strict=True):
+        matrix.local[...] = data[np.ix_(*matrix.local_indices)]
+    session.barrier()
+    with session.plan(made[0], b, made[2], reads_c=False) as plan:
+        plan.execute()
+        plan.execute(a=made[1], c=made[3])
+    for c, data in ((made[2], first), (made[3], second)):
+        wanted = (data @ right)[np.ix_(*c.local_indices)]
+        collective_assert(comm, np.abs(c.local - wanted).max() < 1e-14, f"{c!r}")
+    session.barrier()
+    for matrix in (*made, b):
+        session.release(matrix)
+
+
+def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, session):
+    a_MK, b_KN = random_matrix(9, 6, DType.f64, (41,)), random_matrix(6, 8, DType.f64, (42,))
+    rows, cols = Layout.rows().filled((9, 8), comm.size), Layout.cols().filled((9, 8), comm.size)
+    whole, copies = Layout.whole(comm.size - 1), Layout.replicated()
+    for first, second, trans, wanted, memory in (
+        (Layout.rows(), Layout.cols(), "NN", rows, "device"),
+        (Layout.cols(), Layout.cols(), "NN", cols, "host"),
+        (Layout.cols(), Layout.rows(), "NN", rows, "device"),
+        (Layout.cols(), Layout.rows(), "TT", rows, "device"),
+        (Layout.rows(), Layout.rows(), "TT", cols, "host"),
+        (copies, Layout.rows(), "NN", copies, "device"),
+        (Layout.cols(), whole, "NN", whole, "host"),
+        (whole, whole, "NN", Layout.whole(0), "shared"),
+    ):
+        inputs = [x.T if how == "T" else x for x, how in zip((a_MK, b_KN), trans, strict=True)]
+        a = session.empty(inputs[0].shape, "f64", first, memory="device")
+        b = session.empty(inputs[1].shape, "f64", second, memory="host", order="F")
+        for matrix, data in ((a, inputs[0]), (b, inputs[1])):
+            matrix.local[...] = data[np.ix_(*matrix.local_indices)]
+        session.barrier()
+        c = session.gemm(a, b, trans_a=trans[0], trans_b=trans[1])
+        told = f"{first}, {second}, {trans}: {c.layout} in {c.memory} memory, not {wanted} in {memory}"
+        collective_assert(comm, (c.layout, c.memory, c.order) == (wanted, memory, "C"), told)
+        right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
+        collective_assert(comm, c.local.shape == right.shape and np.allclose(c.local, right, 1e-13, 1e-13), told)
+        session.barrier()
+        for matrix in (a, b, c):
+            session.release(matrix)
+
+
+def test_a_part_that_peers_cannot_open_is_named_with_its_rank(comm, session, monkeypatch):
+    if comm.size == 1:
+        pytest.skip("a matrix of one rank is staged")
+    guilty = comm.size - 1
+    a, b, c = (session.empty((4 * comm.size, 4 * comm.size), "f64", Layout.rows()) for _ in range(3))
+    hide_arrays(session, monkeypatch, lambda array: session.rank == guilty)
+    hidden = session.empty(b.shape, "f64", Layout.rows())
+    with pytest.raises(um.ParamError, match=rf"part of B at rank {guilty} lies in memory .*hidden on purpose.*pool"):
+        session.gemm(a, hidden, c)
+    for matrix in (a, b, c, hidden):
+        session.release(matrix)
