@@ -67,7 +67,7 @@ def test_a_forked_child_gets_errors_and_the_session_of_its_parent_goes_on(comm, 
                 "gemm": lambda: session.gemm(a, a),
                 "empty_host": lambda: session.empty_host((2, 2)),
                 "barrier": session.barrier,
-                "gather": lambda: session.gather(1),
+                "gather_values": lambda: session.gather_values(1),
                 "execute": plan.execute,
                 "release": lambda: session.release(a),
             }
@@ -81,7 +81,9 @@ def test_a_forked_child_gets_errors_and_the_session_of_its_parent_goes_on(comm, 
         c = session.gemm(a, a)
         good = bool((c.array == 6.0).all())
         good &= outcome(plan.execute) == "worked"
-    refused = all("fork" in said.get(name, "") for name in ("gemm", "empty_host", "barrier", "gather", "execute"))
+    refused = all(
+        "fork" in said.get(name, "") for name in ("gemm", "empty_host", "barrier", "gather_values", "execute")
+    )
     collective_assert(comm, good and refused and said["close"] == "worked" and said["array"] == "36.0", str(said))
 
 
@@ -169,7 +171,7 @@ def test_a_rank_that_leaves_while_others_are_in_a_call_is_named_by_a_late_rank_t
             if comm.rank == 0:
                 raise KeyError("x")
             time.sleep(0.05 * comm.rank)
-            session.gather(comm.rank)
+            session.gather_values(comm.rank)
 
     said = outcome(work)
     wanted = "KeyError" if comm.rank == 0 else "rank 0 left the session by KeyError"
@@ -287,7 +289,7 @@ def test_a_rank_that_is_long_awaited_is_named_in_a_warning(comm, open_session, m
     monkeypatch.setattr("uncut_mpi.spmd.group.PATIENCE_S", 0.05)
     late = comm.size - 1
     with caplog.at_level(logging.WARNING, logger="uncut_mpi"), open_session(comm) as session:
-        for call in (session.barrier, lambda: session.gather(0), lambda: session.empty_host((2, 2))):
+        for call in (session.barrier, lambda: session.gather_values(0), lambda: session.empty_host((2, 2))):
             if comm.rank == late:
                 time.sleep(0.4)
             call()

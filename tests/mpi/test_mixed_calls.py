@@ -40,7 +40,7 @@ class Calls:
             "download": lambda: session.download(c),
             "barrier": session.barrier,
             "agree": lambda: session.agree(3, "a number"),
-            "gather": lambda: session.gather(3),
+            "gather_values": lambda: session.gather_values(3),
             "together": self.together,
             "poison_softbuf": session.poison_softbuf,
             "close": session.close,
@@ -81,13 +81,13 @@ PAIRS = [
     ("gemm", "barrier"),
     ("gemm", "plan"),
     ("gemm", "execute"),
-    ("gemm", "gather"),
+    ("gemm", "gather_values"),
     ("gemm", "download"),
     ("execute", "release"),
     ("plan", "together"),
     ("empty_host", "empty_device"),
     ("register", "upload"),
-    ("agree", "gather"),
+    ("agree", "gather_values"),
     ("poison_softbuf", "barrier"),
 ]
 
@@ -142,7 +142,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("other", ["gemm", "empty_host", "barrier", "gather"])
+@pytest.mark.parametrize("other", ["gemm", "empty_host", "barrier", "gather_values"])
 def test_a_rank_that_closes_the_session_closes_it_for_all(comm, other):
     descriptors = open_descriptors()
     calls = Calls(open_session(comm))

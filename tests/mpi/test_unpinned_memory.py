@@ -30,7 +30,7 @@ def run(session: um.Session, case: Case, operands: Operands, options: um.Schedul
         key, staged = plan._plan.key, plan.summary.staged
         if used_by_others(plan.schedule, key.private):
             return f"{key.private} are used by devices or peers"
-    copied = sum(session.gather(done.copy_bytes))
+    copied = sum(session.gather_values(done.copy_bytes))
     if (done.staged, copied) != (bool(staged), int(plan.schedule.copies()[:, 3].sum())):
         return f"staged {staged!r}, but {done.staged}; copied {copied} bytes"
     missing = {name for name, one in zip("ABC", (operands.a, operands.b, operands.c), strict=True) if one.info.obstacle}

@@ -76,10 +76,10 @@ def measure(session, plan, joules=None):
     """Return samples of the slowest rank, joules per call of every device (empty if not asked for), and its seconds."""
     for _ in range(WARMUP):
         timed(session, plan)
-    once = max(session.gather(timed(session, plan)))
+    once = max(session.gather_values(timed(session, plan)))
     repeats = REPEAT if once * REPEAT < REPEAT_S * 2 else max(3, int(REPEAT_S / once))
     samples = [timed(session, plan) for _ in range(repeats)]
-    slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
+    slowest = [max(of_ranks) for of_ranks in zip(*session.gather_values(samples), strict=True)]
     if joules is None:
         return slowest, [], 0.0
     calls = max(3, int(ENERGY_S / statistics.median(slowest)))
@@ -88,7 +88,7 @@ def measure(session, plan, joules=None):
         plan.execute(1.2345, 1.1154)
     session.barrier()
     spent_s = (time.perf_counter() - start) / calls
-    return slowest, session.gather((joules() - before) / calls), spent_s
+    return slowest, session.gather_values((joules() - before) / calls), spent_s
 
 
 def chosen_options(session, plan, text):
@@ -120,7 +120,7 @@ def repeat(session, measured, count):
             which = (turn + at) % len(chosen)
             samples[which].append(timed(session, chosen[which][0]))
     for (_, row), mine in zip(chosen, samples, strict=True):
-        row["again_s"] = [max(of_ranks) for of_ranks in zip(*session.gather(mine[WARMUP:]), strict=True)]
+        row["again_s"] = [max(of_ranks) for of_ranks in zip(*session.gather_values(mine[WARMUP:]), strict=True)]
         if session.rank == 0:
             print(f"  again {statistics.median(row['again_s']) * 1e3:9.3f} ms {row['options']}", flush=True)
 
@@ -176,7 +176,7 @@ def main():
         pools = {dtype.name: pool(dtype) for dtype in DType}
         for case in cases:
             name = f"{case['m']}x{case['n']}x{case['k']} {case['dtype']} {case['place']}"
-            if max(session.gather(time.monotonic())) > limit:
+            if max(session.gather_values(time.monotonic())) > limit:
                 missing.append(name)
                 continue
             m, n, k = case["m"], case["n"], case["k"]

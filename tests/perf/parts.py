@@ -100,7 +100,7 @@ def main():
                         start = time.perf_counter()
                         plan.execute(1.0, 1.0)
                         samples.append(time.perf_counter() - start)
-                    slowest = [max(x) for x in zip(*session.gather(samples[2:]), strict=True)]
+                    slowest = [max(x) for x in zip(*session.gather_values(samples[2:]), strict=True)]
                     row = {
                         "options": text,
                         "tile": plan.summary.tile,
@@ -108,7 +108,9 @@ def main():
                         "unordered": unordered,
                         "median_s": statistics.median(slowest),
                         "samples_s": slowest,
-                        "bytes": session.gather({kind: int(sizes[left & (kinds == kind)].sum()) for kind in COPIES}),
+                        "bytes": session.gather_values(
+                            {kind: int(sizes[left & (kinds == kind)].sum()) for kind in COPIES}
+                        ),
                     }
                     rows.append(row)
                     if session.rank == 0:

@@ -68,7 +68,7 @@ def run_case(session, extents, place, dtype, texts):
     for text in texts:
         with session.plan(product.a, product.b, product.c, reads_c=True, options=options_of(text)) as plan:
             timing = measure(session, plan, arguments, 0.0, lambda: reset_result(session, product))
-            results = session.gather([plan.execute(1.0, 1.0) for _ in range(3)])
+            results = session.gather_values([plan.execute(1.0, 1.0) for _ in range(3)])
             issue = max(one[-1].issue_s for one in results)
             row = {
                 "options": text,

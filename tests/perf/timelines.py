@@ -54,7 +54,7 @@ def main():
             options = options_of(" ".join(words))
             with session.plan(product.a, product.b, product.c, reads_c=True, options=options) as plan:
                 timing = measure(session, plan, arguments, 0.0, lambda p=product: reset_result(session, p))
-                issue = session.gather([plan.execute(1.2345, 1.1154).issue_s])
+                issue = session.gather_values([plan.execute(1.2345, 1.1154).issue_s])
                 plan.trace(alpha=1.2345, beta=1.1154)
                 trace = plan.trace(alpha=1.2345, beta=1.1154)
                 if session.rank == 0:

@@ -71,8 +71,8 @@ class Session:
         A call fails when no task, nor a part of a long one, finishes anywhere for so long.
     arrival_timeout_s : float, optional
         A call, the opening of this session too, fails when a rank begins no call for so long after this one; by
-        default ranks wait for each other as in any MPI call. `gather` and `together` wait for what ranks do on their
-        own, and have no limit.
+        default ranks wait for each other as in any MPI call. `gather_values` and `together` wait for what ranks do on
+        their own, and have no limit.
     max_plans : int, default 32
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
@@ -487,10 +487,10 @@ class Session:
         """
         return self._gate.together(what)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather_values(self, value: Any) -> list[Any]:
         """Return a small picklable value of every rank, in rank order. Collective."""
         with self._gate.exclusive():
-            self._gate.begin("gather", "gather()", waits_for_ever=True)
+            self._gate.begin("gather_values", "gather_values()", waits_for_ever=True)
             return self._group.allgather_objects(value)
 
     def poison_softbuf(self) -> None:

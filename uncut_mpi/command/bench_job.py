@@ -103,7 +103,7 @@ class _Bench:
         with session.together("reading earlier results"):
             if session.rank == 0:
                 rows = self._read()
-        rows = session.gather(rows)[0]
+        rows = session.gather_values(rows)[0]
         # What was left out or wrong is tried again.
         done = {_key(row) for row in rows if row["median_s"] is not None and row["passed"] is not False}
         rows = [row for row in rows if _key(row) in done]

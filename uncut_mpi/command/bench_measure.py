@@ -261,7 +261,7 @@ class Measurer:
             except Exception as error:  # the other ranks wait for an answer, whatever it is
                 told = {}, f"{type(error).__name__}: {error}"
         facts: Facts
-        facts, reason = self._session.gather(told)[0]
+        facts, reason = self._session.gather_values(told)[0]
         if reason is not None:
             raise BaselineError(reason)
         return facts
@@ -283,13 +283,13 @@ class Measurer:
         most, fewest = -(-asked.repeat // asked.rounds), -(-_FEWEST // asked.rounds)
         count = min(most, max(fewest, int(cap_s / expected_s)))
         timed = count - kept_back
-        before = session.gather(session.energy_j())
+        before = session.gather_values(session.energy_j())
         samples = calls(timed)
         joules = None
         if None not in before:
             more = max(0, math.ceil((_COUNTED_S - sum(samples)) / expected_s))
             calls(more)
-            used = [new - old for old, new in zip(before, session.gather(session.energy_j()), strict=True)]
+            used = [new - old for old, new in zip(before, session.gather_values(session.energy_j()), strict=True)]
             joules = sum(used) / (timed + more)
         return {"samples_s": [round(sample, 8) for sample in samples], "joules": joules}
 

@@ -147,7 +147,7 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
             for name, path in (("A", a_path), ("B", b_path)):
                 if artifacts.is_same(out_path, path):
                     raise DataFileError(f"-o {out_path} is the file of {name}, which would be lost: name another file")
-    a, b, c = session.gather(opened)[0]
+    a, b, c = session.gather_values(opened)[0]
     extents = _extents(arguments, a, b, c)
     sources = (_source(a), _source(b), file_source(c) if arguments.beta != 0 else None)
     order = output_order({"A": a, "B": b, "C": c})
@@ -172,7 +172,7 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
     for name, path, matrix in read:
         if path is not None:
             mine = nonfinite.find(name, path, matrix.array, matrix.order, share_of(session, matrix))
-            found.append(nonfinite.join(session.gather(mine)))
+            found.append(nonfinite.join(session.gather_values(mine)))
     there = [one for one in found if one is not None]
     if there and arguments.check and product.m * product.n * product.k > FULL_CHECK_LIMIT:
         raise agreed(
@@ -285,7 +285,7 @@ def _about(
     words: Sequence[str],
     found: Sequence[nonfinite.NonFinite],
 ) -> report.About:
-    cores = len(set().union(*session.gather(os.sched_getaffinity(0))))
+    cores = len(set().union(*session.gather_values(os.sched_getaffinity(0))))
     return report.About(
         version=uncut_mpi.__version__,
         command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),

@@ -218,7 +218,7 @@ def timed_call(session: Session, plan: GemmPlan, arguments: GemmArguments) -> fl
 
 def slowest(session: Session, samples: list[float]) -> list[float]:
     """Return the longest of all ranks' times, sample by sample. Collective."""
-    return [max(of_ranks) for of_ranks in zip(*session.gather(samples), strict=True)]
+    return [max(of_ranks) for of_ranks in zip(*session.gather_values(samples), strict=True)]
 
 
 def verify_product(session: Session, product: Product, arguments: GemmArguments) -> check.CheckResult:
@@ -246,7 +246,7 @@ def check_result(session: Session, product: Product, result: Matrix, arguments: 
         beta=arguments.beta,
         seed=arguments.seed,
         share=(session.rank, session.size),
-        gather=session.gather,
+        gather=session.gather_values,
     )
 
 
@@ -261,7 +261,7 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
                 output = OutputFile.create(
                     arguments.out_path, product.m, product.n, product.dtype, result.order, overwrite=arguments.overwrite
                 )
-        target = session.gather(output.target if output else None)[0]
+        target = session.gather_values(output.target if output else None)[0]
         with session.together("writing the output file"):
             lines = share_of(session, result)
             target.write_lines(result.array[index(result.order, lines)], lines)

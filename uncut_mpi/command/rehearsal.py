@@ -86,7 +86,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
                     start = time.perf_counter()
                     plan.execute(_ALPHA, _BETA)
                     samples.append(time.perf_counter() - start)
-                slowest = [max(of_ranks) for of_ranks in zip(*session.gather(samples[_WARMUP:]), strict=True)]
+                slowest = [max(of_ranks) for of_ranks in zip(*session.gather_values(samples[_WARMUP:]), strict=True)]
                 trace = plan.trace(_ALPHA, _BETA)
                 task_s = trace.end_s - trace.start_s
                 observations.append(Observation(plan.schedule, statistics.median(slowest), task_s, min(slowest)))
