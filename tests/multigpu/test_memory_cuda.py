@@ -74,7 +74,7 @@ def test_cupy_arrays_of_any_allocator_order_and_leading_dimension_are_multiplied
     operands = Operands(
         session.register(a_part, root=0), host, session.register(c_part, root=session.size - 1), a, b, c, []
     )
-    exported = operands.a.info.handle is not None and operands.c.info.handle is not None
+    exported = all(matrix.info.parts[0].handle is not None for matrix in (operands.a, operands.c))
     named = kind.split()[0] in operands.a.info.obstacle + operands.c.info.obstacle
     collective_assert(comm, exported if kind == "default pool" else named, f"{operands.a.info}, {operands.c.info}")
     session.poison_softbuf()

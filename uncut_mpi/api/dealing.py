@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from uncut_mpi.api.matrix import HeldPart
+from uncut_mpi.api.matrix import HeldPart, turned
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
@@ -195,19 +195,11 @@ def _without_elements(
 
 def _in_one_order(parts: Sequence[Part]) -> list[Part]:
     """Return parts of which single rows and columns are stored in the order of most others, where they can be."""
-    turned = [_turned(part) for part in parts]
-    fixed = [part for part, other in zip(parts, turned, strict=True) if other is None]
+    others = [turned(part) for part in parts]
+    fixed = [part for part, other in zip(parts, others, strict=True) if other is None]
     by_rows = sum((part.shape[0] * part.shape[1]) * (1 if part.order == "C" else -1) for part in fixed)
     order = "C" if by_rows > 0 else "F"
-    return [part if other is None or part.order == order else other for part, other in zip(parts, turned, strict=True)]
-
-
-def _turned(part: Part) -> Part | None:
-    """Return the same memory read in the other order, if its elements are one row or column without gaps."""
-    rows, cols = part.stored_shape
-    if cols > 1 and (rows > 1 or part.ld > 1):
-        return None
-    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
+    return [part if other is None or part.order == order else other for part, other in zip(parts, others, strict=True)]
 
 
 def _writeable(counting: Mapping[int, Sequence[GivenArray]]) -> bool:

@@ -99,6 +99,17 @@ class MatrixInfo:
         """Where it lives; None if it is in parts."""
         return None if self.in_parts else self.parts[0].part.location
 
+    def in_order(self, order: Order) -> MatrixInfo | None:
+        """Return the same matrix with every part read in an order; None if a part cannot be."""
+        parts = []
+        for held in self.parts:
+            part = held.part if held.part.order == order else turned(held.part)
+            if part is None:
+                return None
+            parts.append(dataclasses.replace(held, part=part))
+        layout = dataclasses.replace(self.layout, parts=tuple(held.part for held in parts if self.layout.parts))
+        return dataclasses.replace(self, layout=layout, parts=tuple(parts))
+
     @property
     def obstacle(self) -> str:
         """Why the owner alone can use a part; empty if others can use all."""
@@ -319,6 +330,14 @@ def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
         f"a {rows}×{cols} array with strides {row_stride} and {col_stride} bytes is contiguous along neither "
         "rows nor columns: pass a copy (numpy.ascontiguousarray)"
     )
+
+
+def turned(part: Part) -> Part | None:
+    """Return the same memory read in the other order, if its elements are one row or column without gaps."""
+    rows, cols = part.stored_shape
+    if cols > 1 and (rows > 1 or part.ld > 1):
+        return None
+    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
 
 
 def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:

@@ -57,13 +57,17 @@ class PlanCache:
         if known is not None and (known[0] is options or known[0] == options):
             return known[1]
         key = PlanKey.of(request.matrices, request.choices, reads_c=beta != 0, scales_only=alpha == 0)
-        kept = self._plans.get(key)
-        if kept is None:
-            return key
+        kept = self.known(key)
+        if isinstance(kept, PlanKey):
+            return kept
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
         self._calls[call] = options, kept
         return kept
+
+    def known(self, key: PlanKey) -> Plan | Trial | PlanKey:
+        """Return the plan of a key, or the key if there is none. Local."""
+        return self._plans.get(key, key)
 
     def keep(self, plan: Plan | Trial) -> None:
         """

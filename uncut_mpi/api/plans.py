@@ -7,10 +7,10 @@ import hashlib
 
 import numpy as np
 
-from uncut_mpi.api.matrix import Matrix as Operand
+from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Operands, check_written
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.locations import Space
+from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
@@ -123,8 +123,35 @@ class PlanKey:
         )
         check_written(matrices)
         _check_reach(matrices)
-        places = map(_where, in_schedule_order(problem, matrices))
+        places = (_where(matrix.info) for matrix in in_schedule_order(problem, matrices))
         return cls(problem, Placement(*places), choices.options, private_of(problem, matrices))
+
+    @classmethod
+    def of_copy(cls, matrices: Operands, choices: Choices) -> PlanKey:
+        """
+        Return the key of C := A, where B is A as well and not read. Local.
+
+        Raises
+        ------
+        ParamError
+            If shapes, types, orders or overlaps do not allow it.
+        """
+        source, _, target = matrices
+        both = source.info, target.info
+        alike = ([info.in_order(order) for info in both] for order in (target.order, source.order))
+        a, c = next((read for read in alike if None not in read), (None, None))
+        if source.shape != target.shape or source.dtype is not target.dtype or a is None or c is None:
+            found = " and ".join(
+                f"{one.shape[0]}×{one.shape[1]} {one.dtype.name} in {one.order} order" for one in (source, target)
+            )
+            raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
+        check_written(matrices)
+        _check_reach(matrices)
+        lds = a.stored.ld, c.stored.ld
+        shape = a.stored.column_major_shape
+        problem = GemmProblem(*shape, 0, a.dtype, lda=lds[0], ldc=lds[1], reads_c=False, copies=True)
+        private = tuple(which for which, info in ((Matrix.A, a), (Matrix.C, c)) if info.obstacle)
+        return cls(problem, Placement(_where(a), Location.host(), _where(c)), choices.options, private)
 
     @property
     def digest(self) -> bytes:
@@ -149,9 +176,8 @@ def _check_reach(matrices: Operands) -> None:
                 )
 
 
-def _where(matrix: Operand) -> Where:
+def _where(info: MatrixInfo) -> Where:
     """Return where a matrix lives: in parts, those of the matrix that is stored column-major."""
-    info = matrix.info
     if info.location is not None:
         return info.location
     return info.layout if info.stored.order == "F" else info.layout.transposed

@@ -60,10 +60,7 @@ def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memo
     rows, cols = shape_of(shape, kind.itemsize)
     if not isinstance(order, str) or order not in ("F", "C"):
         raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
-    if not isinstance(memory, str) or memory not in get_args(Memory):
-        raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")
-    place: Memory = "device" if memory == "device" else "host" if memory == "host" else "shared"
-    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, place)
+    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, memory_of(memory))
 
 
 def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> NewMatrix:
@@ -74,11 +71,9 @@ def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> NewMatrix:
     whole, or that of op(B) if that does, or even rows; its memory is that of the operand that it follows, or of A.
     """
     layout, followed = _followed(a, b, trans_a, trans_b)
-    memory = followed.memory
+    memory = own_memory(followed)
     if _is_whole(a) and _is_whole(b):
         layout, memory = Layout.whole(0), "shared"
-    elif memory == "shared" and followed.info.in_parts:
-        memory = "host"  # of several segments, or of some ranks only
     return NewMatrix((a.shape[trans_a == "T"], b.shape[trans_b == "N"]), a.dtype, "C", layout, memory)
 
 
@@ -118,6 +113,22 @@ def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
     if max(rows * cols, rows, cols) * itemsize >= MOST_BYTES:
         raise ParamError(f"shape = {shown(shape)} is more than can be addressed ({MOST_BYTES} bytes): use less")
     return rows, cols
+
+
+def own_memory(matrix: Matrix) -> Memory:
+    """Return in what memory this rank makes its part of a matrix that follows another one."""
+    if matrix.memory == "shared" and matrix.info.in_parts:
+        return "host"  # it lies in several segments, or some parts are not shared
+    return matrix.memory
+
+
+def memory_of(memory: object) -> Memory:
+    """Return a caller's kind of memory, or raise ParamError for what is none."""
+    for known in get_args(Memory):
+        if isinstance(memory, str) and memory == known:
+            kind: Memory = known
+            return kind
+    raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")
 
 
 def layout_of(layout: object) -> Layout:

@@ -1,0 +1,109 @@
+"""Matrices copied from one layout to another, from one rank and to one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert, expect
+from tests.helpers.distributed import distributed, random_layout
+from tests.helpers.products import random_matrix
+from uncut_mpi import Layout
+from uncut_mpi.model.dtypes import DType
+
+pytestmark = pytest.mark.mpi
+
+
+def is_part_of(matrix, data):
+    return np.array_equal(matrix.local, data[np.ix_(*matrix.local_indices)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_matrix_takes_any_layout_comes_to_one_rank_and_goes_from_there(comm, session, seed):
+    rng = random.Random(seed)
+    dtype, order, root = rng.choice((DType.f64, DType.bf16)), rng.choice("CF"), rng.randrange(comm.size)
+    data = random_matrix(rng.randint(0, 30), rng.randint(1, 30), dtype, (seed,))
+    first = distributed(session, rng, data, order)
+    held = {*session._store._held}
+    second = session.redistribute(first, random_layout(rng, data.shape, comm.size), memory=rng.choice(("shared", None)))
+    collective_assert(comm, is_part_of(second, data), f"{first!r} became {second!r}")
+    array = session.gather(second, root)
+    good = (array is None) == (session.rank != root) and (array is None or np.array_equal(array, data))
+    collective_assert(comm, good, f"of {second!r} rank {root} has {array}")
+    left = {*session._store._held} - held
+    collective_assert(comm, left == {second.info.number}, f"kept {left}")
+    layout, memory = random_layout(rng, data.shape, comm.size), rng.choice(("device", "host", "shared"))
+    third = session.scatter(array, layout, root, memory=memory)
+    good = is_part_of(third, data) and third.layout == layout.filled(data.shape, comm.size)
+    collective_assert(comm, good and third.memory == memory, f"scattered to {third!r}")
+    left = {*session._store._held} - held
+    collective_assert(comm, left == {second.info.number, third.info.number}, f"kept {left}")
+    session.barrier()
+    for matrix in (first, second, third):
+        session.release(matrix)
+
+
+def test_a_copy_into_a_matrix_that_is_there_plans_once(comm, session):
+    shape = (3 * comm.size, 2 * comm.size)
+    first, second = (
+        session.empty(shape, "f64", Layout.rows()),
+        session.empty(shape, "f64", Layout.cols(), memory="host"),
+    )
+    before = session.counters.planner_calls
+    for seed in range(3):
+        data = random_matrix(*shape, DType.f64, (seed,))
+        first.local[...] = data[np.ix_(*first.local_indices)]
+        second.local[...] = np.nan
+        same = session.redistribute(first, Layout.cols(), out=second) is second
+        collective_assert(comm, same and is_part_of(second, data), f"{second.local}")
+        session.barrier()
+    collective_assert(comm, session.counters.planner_calls == before + 1, "planned again")
+    # A product of the same matrices is another call with another plan.
+    square = session.empty((2 * comm.size, 2 * comm.size), "f64", Layout.rows())
+    square.local[...] = 0.0
+    session.gemm(second, square, first)
+    collective_assert(comm, not first.local.any(), f"{first.local}")
+    for matrix in (first, second, square):
+        session.release(matrix)
+
+
+def test_single_rows_go_into_a_matrix_of_either_order(comm, session):
+    shape = (comm.size, 5)
+    data = random_matrix(*shape, DType.f32, (3,))
+    rows = session.distribute(data[session.rank :][:1].copy(), Layout.rows())
+    for order in "CF":
+        out = session.empty(shape, "f32", Layout.replicated(), order=order)
+        session.redistribute(rows, Layout.replicated(), out=out)
+        collective_assert(comm, is_part_of(out, data), f"{rows!r} became {out!r}")
+        rows.local[...] = np.nan
+        session.redistribute(out, Layout.rows(), out=rows)
+        collective_assert(comm, is_part_of(rows, data), f"{out!r} became {rows!r}")
+        session.barrier()
+        session.release(out)
+    session.release(rows)
+
+
+def test_what_cannot_be_copied_is_one_error_on_all_ranks(comm, session):
+    blocks = Layout.blocks([2, 2], [4], ranks=[0, comm.size - 1]) if comm.size > 1 else Layout.rows()
+    a, other = session.empty((4, 4), "f64", blocks), session.empty((4, 4), "f32", Layout.whole(0))
+    by_columns = session.empty((4, 4), "f64", Layout.whole(0), order="F")
+    for words, call in (
+        (["4×4 f64 in C order and 4×4 f32 in C order"], lambda: session.redistribute(a, Layout.whole(0), out=other)),
+        (["in C order and 4×4 f64 in F order"], lambda: session.redistribute(a, Layout.whole(0), out=by_columns)),
+        (
+            ["out is of layout whole(0)", "layout rows and"],
+            lambda: session.redistribute(a, Layout.rows(), out=by_columns),
+        ),
+        (["C overlaps A in memory"], lambda: session.redistribute(a, blocks, out=a)),
+        (["has 3 rows, the matrix 4"], lambda: session.redistribute(a, Layout.rows([3], ranks=[0]))),
+        (["names rank"], lambda: session.scatter(np.ones((4, 4)), Layout.whole(comm.size))),
+        (["memory = 'gpu'"], lambda: session.scatter(np.ones((4, 4)), Layout.rows(), memory="gpu")),
+        (["root = "], lambda: session.gather(a, comm.size)),
+        (["gather: matrix is an ndarray"], lambda: session.gather(np.ones((4, 4)))),
+    ):
+        expect(comm, um.ParamError, words, call)
+    for matrix in (a, other, by_columns):
+        session.release(matrix)
