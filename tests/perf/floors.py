@@ -256,7 +256,7 @@ def measured(session, floor, values, host, dtype, place, variants):
                     "scheduler": plan.summary.scheduler,
                     "how": plan.summary.how,
                     "tasks": plan.summary.tasks,
-                    "median_s": timing.median_s,
+                    "median_s": statistics.median(timing.samples_s),
                     "samples_s": timing.samples_s,
                     "predicted_s": plan.summary.predicted_s,
                     "error": check.error,

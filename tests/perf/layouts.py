@@ -1,15 +1,16 @@
 """
 Products of matrices in parts on devices, beside the compute floor of the run and what the plan expects.
 
-    mpiexec -n 2 python3 -m mpi4py tests/perf/layouts.py OUT.json SECONDS "f64 8192 rows,rows,rows" ...
+    mpiexec -n 2 python3 -m mpi4py tests/perf/layouts.py OUT.json SECONDS "f64 8192 rows,rows,rows" ... [-- OPTIONS ...]
 
 A problem is TYPE, SIZE (N or MxNxK) and how A, B and C are dealt: rows, cols, or board, as many blocks each way as
 there are ranks, dealt so that each rank has one in every row and every column of blocks. The floor is one product of
 every rank at once with its share of the operations, cuBLAS called directly, before and after the product (floors.py).
 Every result is checked: C x beside alpha A (B x) + beta C x with a random vector. When SECONDS have passed no more
-problems begin.
+problems begin. After ``--`` come other schedules as in sweep.py, each after the default one.
 """
 
+import itertools
 import json
 import statistics
 import sys
@@ -19,6 +20,7 @@ import cupy
 import numpy as np
 from floors import CUDA_TYPES, REPEAT, WARMUP, Floor, shares
 from mpi4py import MPI
+from sweep import options_of
 
 import uncut_mpi as um
 from uncut_mpi.model.dtypes import DType
@@ -84,7 +86,7 @@ def as_typed(array, dtype):
     return array.view(ml_dtypes.bfloat16)
 
 
-def measure(session, floor, values, text):
+def measure(session, floor, values, text, options):
     """Return what one problem took, its floor, and what was expected."""
     dtype, size, kinds = text.split()
     m, n, k = map(int, size.split("x")) if "x" in size else (int(size),) * 3
@@ -94,7 +96,7 @@ def measure(session, floor, values, text):
     x = np.random.default_rng(5).random(n) - 0.5
     inner = a.times(b.times(x))
     started = time.perf_counter()
-    with session.plan(a.matrix, b.matrix, c.matrix) as plan:
+    with session.plan(a.matrix, b.matrix, c.matrix, options=options_of(options)) as plan:
         plan_s = time.perf_counter() - started
         summary = plan.summary
         before = c.times(x)
@@ -115,6 +117,7 @@ def measure(session, floor, values, text):
     unit = {"f64": 2**-53, "f32": 2**-24, "tf32": 2**-11, "f16": 2**-11, "bf16": 2**-8}[dtype]
     return {
         "problem": text,
+        "options": options,
         "seconds": statistics.median(slowest),
         "spread_s": [min(slowest), max(slowest)],
         "floor_s": statistics.median(floors),
@@ -133,6 +136,7 @@ def measure(session, floor, values, text):
 def main():
     """Measure every problem and print them beside each other."""
     out, limit, *texts = sys.argv[1:]
+    texts, variants = (texts[: texts.index("--")], texts[texts.index("--") + 1 :]) if "--" in texts else (texts, [])
     began, cases = time.monotonic(), []
     with um.Session(MPI.COMM_WORLD, timeout_s=20) as session:
         cupy.cuda.Device(session.rank).use()
@@ -140,23 +144,27 @@ def main():
         values = {name: (random.random(1 << 22) - 0.5).astype(DType[name].numpy) for name in CUDA_TYPES}
         values = {name: cupy.asarray(one.view(np.uint8)) for name, one in values.items()}
         floor = Floor(session)
-        for text in texts:
+        for text, options in itertools.product(texts, ("", *variants)):
             if session.gather_values(time.monotonic() - began)[0] > float(limit):
                 break
-            cases.append(case := measure(session, floor, values, text))
+            cases.append(case := measure(session, floor, values, text, options))
             if session.rank == 0:
                 print(
                     f"{text:32} {1e3 * case['seconds']:8.2f} ms, floor {1e3 * case['floor_s']:8.2f} "
                     f"({case['floor_s'] / case['seconds']:.3f}), predicted {1e3 * case['predicted_s']:8.2f} "
                     f"({case['predicted_s'] / case['seconds'] - 1:+.1%}), plan {1e3 * case['plan_s']:.0f} ms, "
-                    f"error {case['error']:.1e} {'' if case['good'] else 'WRONG '}| {case['how']}",
+                    f"error {case['error']:.1e} {'' if case['good'] else 'WRONG '}| {options} {case['how']}",
                     flush=True,
                 )
         facts = {"device": session.device_names[0], "ranks": session.size, "cases": cases}
         if session.rank == 0:
             with open(out, "w") as file:
                 json.dump(facts, file, indent=1)
-            print(f"{len(cases)} of {len(texts)} problems, {sum(not one['good'] for one in cases)} wrong", flush=True)
+            print(
+                f"{len(cases)} of {len(texts) * (1 + len(variants))} problems, "
+                f"{sum(not one['good'] for one in cases)} wrong",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
