@@ -23,10 +23,13 @@ raised there as the same type.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, TypeVar
 
 INTERRUPTED: Final = 130
 """Exit status of a command that Ctrl-C ended: 128 and the number of SIGINT, as shells have it."""
+
+_PACKAGE: Final = __name__.partition(".")[0]
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -111,6 +114,26 @@ def agreed(error: _Error) -> _Error:
 def is_agreed(error: BaseException) -> bool:
     """Return whether every rank of a collective call has raised this error, or its equivalent, with this one."""
     return getattr(error, "agreed", False)
+
+
+def release_frames(error: BaseException) -> None:
+    """
+    Empty the frames that an error and its causes have left, from this package's first one down.
+
+    They refer to what a call works on, and often to the error, which would all live until garbage is collected, or
+    as long as somebody keeps the error. Lines and names of the traceback stay.
+    """
+    errors = [error]
+    for one in errors:
+        inside, trace = False, one.__traceback__
+        while trace is not None:
+            inside = inside or trace.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE)
+            if inside:
+                with contextlib.suppress(RuntimeError):  # it is still executing
+                    trace.tb_frame.clear()
+            trace = trace.tb_next
+        found = [other for other in (one.__cause__, one.__context__) if other is not None]
+        errors += [other for other in found if all(other is not known for known in errors)]
 
 
 def to_wire(error: BaseException) -> tuple[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -656,6 +658,30 @@ def test_a_failure_ends_a_long_call_on_every_rank_and_the_next_one_runs(fake, tr
     again = cluster.run(traced=traced)
     succeed(again)
     assert [(report.tasks, report.aborted) for report in again.values()] == 2 * [(length, False)]
+
+
+@pytest.mark.parametrize("end", ["works", "fails", "is aborted", "stalls", "was closed"])
+def test_a_run_and_its_list_are_gone_with_their_last_reference_whatever_is_in_the_report(fake, end):
+    gc.collect()
+    gc.disable()
+    try:
+        cluster = FakeCluster(fake, Pushed(ranks=2 if end == "stalls" else 1).build())
+        executable = cluster.executables[-1]
+        if end == "fails":
+            fake.fail("cublasDgemm_v2_64", 1, 1, 13)
+        if end == "was closed":
+            executable.close()
+        run = executable.start(alpha=1.0, beta=0.0, epoch=1, timeout_s=0.1)
+        if end == "is aborted":
+            ProgressBoard(cluster.board, 0).abort[0] = 2
+        report = run.finish()
+        gone = [weakref.ref(run), weakref.ref(cluster.board)]
+        executable.close()
+        del run, executable, cluster
+        assert [one() for one in gone] == [None] * 2
+    finally:
+        gc.enable()
+    assert (report.error is None) == (end in ("works", "is aborted"))
 
 
 def test_a_cublas_error_names_call_status_and_task(fake):

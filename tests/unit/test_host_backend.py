@@ -7,6 +7,7 @@ import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -272,6 +273,32 @@ def test_a_run_that_is_begun_by_polls_is_ended_by_finish():
         assert report.error is None
         assert run.finish() is report
         assert case.is_right(cluster.schedule, cluster.buffer(2), 1.5, 0.5, 0)
+
+
+@pytest.mark.parametrize("error", [None, DeviceError, KeyboardInterrupt, "aborted", "stalled"])
+def test_a_run_and_its_list_are_gone_with_their_last_reference_whatever_is_in_the_report(error):
+    def fail(*unused):
+        if isinstance(error, type):
+            raise error("on purpose")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with Cluster(Pushed(ranks=2 if error == "stalled" else 1).build(), faults={0: fail}) as cluster:
+            executable = cluster.executables[-1]
+            run = executable.start(alpha=1.0, beta=0.0, epoch=1, timeout_s=0.1)
+            if error == "aborted":
+                executable.board.abort[0] = 2
+            report = run.finish()
+            cluster.executables.remove(executable)
+        gone = [weakref.ref(run), weakref.ref(executable), weakref.ref(cluster.board)]
+        executable.close()
+        del run, executable, cluster
+        assert [one() for one in gone] == [None] * 3
+    finally:
+        gc.enable()
+    expected = StallError if error == "stalled" else error if isinstance(error, type) else type(None)
+    assert (type(report.error), report.aborted) == (expected, error == "aborted")
 
 
 def test_a_polled_run_that_nobody_gets_on_with_ends_in_a_stall():

@@ -149,12 +149,14 @@ class Binder:
 
     def close(self) -> None:
         """Release SoftBufs and flags, once nothing is bound. Collective."""
+        self._store.on_release.clear()  # they refer to this
         self.softbuf.close()
         self.host_softbuf.close()
         self.flags.close()
 
     def abandon(self) -> None:
         """Let go of SoftBufs and flags without collective calls, after a call that did not end."""
+        self._store.on_release.clear()
         self.softbuf.abandon()
         self.host_softbuf.abandon()
         self.flags.abandon()

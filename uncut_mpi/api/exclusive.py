@@ -1,11 +1,52 @@
-"""One call at a time in a session."""
+"""One call at a time in a session, and what an error that ends one leaves behind: nothing."""
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
-from uncut_mpi.errors import ParamError, PeerFailedError, is_agreed
+from uncut_mpi.errors import ParamError, PeerFailedError, is_agreed, release_frames
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def public_call(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """
+    Return a method of what callers hold whose errors refer to nothing that it worked on, its arguments included.
+
+    Who keeps an error keeps neither memory of devices nor a session that others wait for.
+    """
+
+    @functools.wraps(method)
+    def called(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return method(*arguments, **named)
+        except BaseException as error:
+            del arguments, named
+            end_call(error)
+            raise
+
+    return called
+
+
+def end_call(error: BaseException) -> None:
+    """
+    Let an error that has ended a call refer to nothing that the call worked on; its own frame does so with arguments.
+
+    What has its cause elsewhere is raised from here, without the way down to where it met the call.
+    """
+    release_frames(error)
+    try:
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt("in a call of a session") from None
+        if isinstance(error, PeerFailedError):
+            raise error.with_traceback(None) from error.__cause__
+    finally:
+        del error
 
 
 class Exclusive:
@@ -16,8 +57,8 @@ class Exclusive:
     ----------
     lock : threading.Lock
         Held during a call.
-    cut_short : callable
-        Told of an error that ends a call and that the other ranks do not share, as an interrupt.
+    cut_short : bound method
+        Told of an error that ends a call and that the other ranks do not share, as an interrupt; not kept alive.
 
     Attributes
     ----------
@@ -26,7 +67,7 @@ class Exclusive:
     """
 
     def __init__(self, lock: threading.Lock, cut_short: Callable[[BaseException], None]) -> None:
-        self._lock, self._cut_short = lock, cut_short
+        self._lock, self._cut_short = lock, weakref.WeakMethod(cut_short)
         self.opened = False
 
     def __enter__(self) -> None:
@@ -42,12 +83,7 @@ class Exclusive:
             self._lock.release()
             return
         try:
-            if not is_agreed(error):
-                self._cut_short(error)
+            if not is_agreed(error) and (cut_short := self._cut_short()) is not None:
+                cut_short(error)
         finally:
             self._lock.release()
-        # What has its cause elsewhere is raised from here, without the way down to where it met the call.
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt("in a call of a session") from None
-        if isinstance(error, PeerFailedError):
-            raise error.with_traceback(None) from error.__cause__

@@ -28,6 +28,10 @@ CLOSE = "close"
 """The call after which a rank makes no other."""
 
 
+def _nothing(*unused: object) -> None:
+    """Do nothing."""
+
+
 class Gate:
     """
     The opening of a session's calls and the closing of its products, on buffers kept for all calls.
@@ -72,9 +76,9 @@ class Gate:
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
-        self.on_close: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = _nothing
         # Ends what other ranks run of the call with this epoch.
-        self.on_cut_short: Callable[[int], None] = lambda epoch: None
+        self.on_cut_short: Callable[[int], None] = _nothing
         self._epoch = 0  # of the call that was opened last
 
     @property
@@ -85,6 +89,7 @@ class Gate:
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
         self._group.check_left = None
+        self.on_close = self.on_cut_short = _nothing  # which refer to this gate
         del self._exchange, self._progress
 
     def exclusive(self) -> Exclusive:
@@ -267,11 +272,14 @@ class Gate:
             if self.closed or self.broken or self.left:
                 raise
             error = caught
-        with self.exclusive():
-            if not isinstance(what, str):
-                wrong = ParamError(f"what = {shown(what)} is {type_text(what)}: pass what is done, as a text")
-                error, what = error or wrong, "together()"
-            self.open("together", what, error=error, waits_for_ever=True)
+        try:
+            with self.exclusive():
+                if not isinstance(what, str):
+                    wrong = ParamError(f"what = {shown(what)} is {type_text(what)}: pass what is done, as a text")
+                    error, what = error or wrong, "together()"
+                self.open("together", what, error=error, waits_for_ever=True)
+        finally:
+            del error  # it has left this frame
 
     def close(self, error: BaseException | None, timeout_s: float) -> bool:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""

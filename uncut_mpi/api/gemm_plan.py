@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from uncut_mpi.api.calls import CallResult, Calls
+from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written
@@ -87,10 +88,14 @@ class GemmPlan:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        with self._calls.gate.exclusive():
-            request = self._request("execute", alpha, beta, a, b, c, stream)
-            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
+        try:  # as `public_call` does, and quicker
+            return self._execute(alpha, beta, a, b, c, stream)
+        except BaseException as error:
+            del self, a, b, c, stream
+            end_call(error)
+            raise
 
+    @public_call
     def trace(
         self,
         alpha: float = 1.0,
@@ -156,6 +161,13 @@ class GemmPlan:
     def _shown(self) -> Plan:
         """The plan, or while several are tried the one predicted best."""
         return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
+
+    def _execute(
+        self, alpha: float, beta: float, a: Matrix | None, b: Matrix | None, c: Matrix | None, stream: Any
+    ) -> CallResult:
+        with self._calls.gate.exclusive():
+            request = self._request("execute", alpha, beta, a, b, c, stream)
+            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     def _keep(self, plan: Plan | Trial) -> None:
         self._plan = self._plans[plan.key.private] = plan

@@ -17,6 +17,7 @@ import numpy as np
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.holdings import Holdings
@@ -118,6 +119,7 @@ class Session:
         If another rank opens no session within `arrival_timeout_s`, where one was given.
     """
 
+    @public_call
     def __init__(
         self,
         comm: Any,
@@ -218,6 +220,7 @@ class Session:
 
     # -- matrices ----------------------------------------------------------------------------
 
+    @public_call
     def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Matrix:
         """
         Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
@@ -246,6 +249,7 @@ class Session:
                 self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order, whole, "shared"))
             )
 
+    @public_call
     def empty_device(
         self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C"
     ) -> Matrix:
@@ -275,6 +279,7 @@ class Session:
         with self._gate.exclusive():
             return self._store.empty(self._begin_converted("empty_device", convert))
 
+    @public_call
     def empty(
         self,
         shape: Sequence[int],
@@ -314,6 +319,7 @@ class Session:
         with self._gate.exclusive():
             return self._store.empty(self._begin_converted("empty", convert))
 
+    @public_call
     def distribute(
         self, local: Any, layout: Layout, *, shape: Sequence[int] | None = None, dtype: object = None
     ) -> Matrix:
@@ -365,6 +371,7 @@ class Session:
             asked = self._begin_converted("distribute", convert, text)
             return self._store.distribute([] if local is None else [(local, (0, 0))], *asked)
 
+    @public_call
     def distribute_parts(
         self, parts: Sequence[tuple[Any, tuple[int, int]]], *, shape: Sequence[int], dtype: object = None
     ) -> Matrix:
@@ -401,6 +408,7 @@ class Session:
             )
             return self._store.distribute(given, None, extents, kind)
 
+    @public_call
     def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
         """
         Make an existing array of one rank usable by all, without a copy. Collective.
@@ -453,6 +461,7 @@ class Session:
             place, kind = self._begin_converted("register", convert, lambda asked: f"register(dtype={asked[1]!r})")
             return self._store.register(array, place, kind)
 
+    @public_call
     def barrier(self) -> None:
         """
         Wait until every rank is here. Collective.
@@ -465,6 +474,7 @@ class Session:
         with self._gate.exclusive():
             self._gate.begin("barrier", "barrier()")
 
+    @public_call
     def agree(self, value: object, what: str) -> None:
         """
         Check that every rank passes an equal value. Collective.
@@ -497,12 +507,14 @@ class Session:
         """
         return self._gate.together(what)
 
+    @public_call
     def gather_values(self, value: Any) -> list[Any]:
         """Return a small picklable value of every rank, in rank order. Collective."""
         with self._gate.exclusive():
             self._gate.begin("gather_values", "gather_values()", waits_for_ever=True)
             return self._group.allgather_objects(value)
 
+    @public_call
     def scatter(self, array: Any, layout: Layout, root: int = 0, *, memory: Memory = "device") -> Matrix:
         """
         Return a new matrix with the elements of an array of one rank, dealt to ranks. Collective.
@@ -538,6 +550,7 @@ class Session:
             self._store.release(source)
         return made
 
+    @public_call
     def gather(self, matrix: Matrix, root: int = 0) -> np.ndarray | None:
         """
         Return all of a matrix as a new numpy array on one rank, None elsewhere. Collective.
@@ -569,6 +582,7 @@ class Session:
             self._store.release(made)
         return array
 
+    @public_call
     def redistribute(
         self, matrix: Matrix, layout: Layout, *, out: Matrix | None = None, memory: Memory | None = None
     ) -> Matrix:
@@ -624,6 +638,7 @@ class Session:
             self._copy("redistribute", source, target)
         return target
 
+    @public_call
     def poison_softbuf(self) -> None:
         """
         Fill every rank's SoftBuf with NaN, so that no call can profit from an earlier one's copies. Collective.
@@ -634,6 +649,7 @@ class Session:
             self._gate.begin("poison_softbuf", "poison_softbuf()")
             self._calls.binder.poison_softbuf()
 
+    @public_call
     def download(self, matrix: Matrix) -> Matrix:
         """
         Return a host matrix that every rank reads with the elements of a matrix. Collective.
@@ -647,6 +663,7 @@ class Session:
             self._begin_with("download", matrix=matrix)
             return self._store.download(matrix)
 
+    @public_call
     def upload(self, source: Matrix, target: Matrix) -> None:
         """
         Copy a shared host matrix into a matrix of the same shape and type. Collective.
@@ -660,6 +677,7 @@ class Session:
             self._begin_with("upload", source=source, target=target)
             self._store.upload(source, target)
 
+    @public_call
     def release(self, matrix: Matrix) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Collective."""
         with self._gate.exclusive():
@@ -716,19 +734,14 @@ class Session:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        if out is None:
-            out = self._make_result(a, b, alpha, beta, trans_a, trans_b, options)
-        with self._gate.exclusive():
-            try:
-                self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
-                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
-                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
-                plan = self._plans.find(request)
-            except Exception as error:
-                self._gate.fail("gemm", error)
-            self._calls.run(request, plan, self._plans.keep)
-        return out
+        try:  # as `public_call` does, and quicker
+            return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, options, stream)
+        except BaseException as error:
+            del self, a, b, out, stream
+            end_call(error)
+            raise
 
+    @public_call
     def plan(
         self,
         a: Matrix,
@@ -772,6 +785,7 @@ class Session:
 
     # -- life --------------------------------------------------------------------------------
 
+    @public_call
     def close(self) -> None:
         """
         Release every plan, matrix and buffer. Collective; a second call does nothing.
@@ -825,6 +839,31 @@ class Session:
     def __repr__(self) -> str:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
+
+    def _gemm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None,
+        alpha: float,
+        beta: float,
+        trans_a: Trans,
+        trans_b: Trans,
+        options: ScheduleOptions | None,
+        stream: Any,
+    ) -> Matrix:
+        if out is None:
+            out = self._make_result(a, b, alpha, beta, trans_a, trans_b, options)
+        with self._gate.exclusive():
+            try:
+                self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
+                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
+                plan = self._plans.find(request)
+            except Exception as error:
+                self._gate.fail("gemm", error)
+            self._calls.run(request, plan, self._plans.keep)
+        return out
 
     def _begin_converted(self, call: str, convert: Callable[[], _T], text: Callable[[_T], str] | None = None) -> _T:
         """Open a call with what its arguments are converted to, which ranks compare; return that."""

@@ -73,7 +73,7 @@ class CudaExecutable(Executable):
     ) -> None:
         self._on_close = on_close
         self._program, self.span = program, program.span
-        self._kept = board, flags  # the native executor holds their addresses only
+        self._kept: object = (board, flags)  # the native executor holds their addresses only
         self._description = description
         with device_errors(f"preparing a plan on {description}"):
             self._native: _native.CudaExecutor | None = _native.CudaExecutor(
@@ -135,7 +135,7 @@ class CudaExecutable(Executable):
 
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
-        self._native = None
+        self._native = self._kept = None
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()

@@ -16,11 +16,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import heapq
+import logging
 import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import numpy as np
@@ -29,10 +30,12 @@ from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
-from uncut_mpi.errors import DeviceError, ScheduleError, StallError
+from uncut_mpi.errors import DeviceError, ScheduleError, StallError, release_frames
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, NO_SOURCE, LaneKind
+
+logger = logging.getLogger("uncut_mpi")
 
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 0x80000000
@@ -80,7 +83,7 @@ class HostExecutable(Executable):
                 f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
                 "use fewer compute lanes"
             )
-        self._program, self.board, self.span = program, board, program.span
+        self._program, self.board, self.span, self.rank = program, board, program.span, program.rank
         self.blas, self._disorder, self._fault, self._spins = blas, disorder, fault, spins
         self._calls = 0
         operations = program.operations
@@ -127,7 +130,7 @@ class HostExecutable(Executable):
             self, alpha, beta, epoch & _MASK, _Patience(self.board, timeout_s, self._spins)
         )
 
-    def turns(self, run: HostRun) -> Iterator[bool]:
+    def turns(self, run: HostRun) -> Generator[bool]:
         """Return the turns of a run, the latest that was started."""
         if self._disorder is None:
             return run.in_order()
@@ -234,12 +237,15 @@ class HostRun(Run):
             self._report.aborted = True
         except BaseException as error:
             # An interrupt too: a rank that left alone would strand its peers before the closing barrier.
-            self._report.error = error
+            logger.debug("rank %d: a run failed", self._program.rank, exc_info=True)
+            release_frames(error)
+            self._report.error = error.with_traceback(None)  # whose frames refer to the report
             if not isinstance(error, StallError):
                 self._program.abort[0] = self._epoch + 1
         self._end()
 
     def _end(self) -> None:
+        self._turns.close()  # it refers to this run
         if self._report.error is not None or self._report.aborted:
             self._write_remaining_flags()
         self._report.issue_s = time.perf_counter() - self._began_s
@@ -289,7 +295,7 @@ class HostRun(Run):
 
     # -- turns -------------------------------------------------------------------------------
 
-    def in_order(self) -> Iterator[bool]:
+    def in_order(self) -> Generator[bool]:
         """Run the ready operation that is earliest in the list, until none is left; yield whether there was one."""
         codes = self._program.codes
         ready: list[tuple[int, int]] = []
@@ -311,7 +317,7 @@ class HostRun(Run):
                 blocked[lane] = index
             yield True
 
-    def at_random(self, choices: random.Random, pause_s: float) -> Iterator[bool]:
+    def at_random(self, choices: random.Random, pause_s: float) -> Generator[bool]:
         """Run any ready head, and write flags any time later, each lane's in order; yield whether there was one."""
         program = self._program
         while True:
