@@ -64,8 +64,9 @@ def interleaved(nodes: Sequence[int] | None = None) -> Iterator[bool]:
     chosen = memory_nodes() if nodes is None else list(nodes)
     # More nodes than the mask holds are not spread over at all, rather than over some.
     fits = len(chosen) > 1 and max(chosen) < _MASK_WORDS * _WORD_BITS and platform.machine() == "x86_64"
-    spread = fits and _policy() == _DEFAULT and _set_policy(_INTERLEAVE, chosen)
+    spread = False
     try:
+        spread = fits and _policy() == _DEFAULT and _set_policy(_INTERLEAVE, chosen)
         yield spread
     finally:
         if spread:

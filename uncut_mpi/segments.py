@@ -23,7 +23,7 @@ import secrets
 import struct
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ _TURN_TIMEOUT_S = 60.0
 
 def node_identity() -> str:
     """Return a text that is equal for processes which can open each other's anonymous segments."""
-    return f"{_boot_id()}/{_pid_namespace()}"
+    return f"{boot_id()}/{_pid_namespace()}"
 
 
 def available_bytes() -> tuple[int, str]:
@@ -96,7 +96,7 @@ class Segment:
         What it is, the same in every process of the node, as `mappings.ground_of` names it.
     """
 
-    def __init__(self, mapping: _Mapping, nbytes: int, handle: bytes, descriptor: int = -1, path: str = "") -> None:
+    def __init__(self, mapping: _Mapping, nbytes: int, handle: bytes, made: _MemoryObject | None = None) -> None:
         self._mapping: mmap.mmap | None = mapping.memory
         self._start = mapping.start
         self.nbytes = nbytes
@@ -105,7 +105,7 @@ class Segment:
         self.memory = object_name(parts.device, parts.inode)
         self.address = _address(mapping.memory) + mapping.start
         # Runs at close, when the object is collected, and at the latest at interpreter exit.
-        self._withdraw = weakref.finalize(self, _withdraw, descriptor, path, os.getpid())
+        self._withdraw = weakref.finalize(self, (made or _MemoryObject()).withdraw)
 
     @classmethod
     def create(cls, nbytes: int, purpose: str, *, use_file: bool = False, interleave: bool = False) -> Segment:
@@ -133,31 +133,32 @@ class Segment:
         if nbytes < 0:
             raise ParamError(f"{purpose} of {nbytes} bytes: a size cannot be negative")
         mapped = _whole_pages(nbytes)
-        descriptor, path, kind = _make_object(purpose, use_file=use_file)
+        made = _MemoryObject()
         try:
-            with _turn():
-                _check_room(mapped, purpose, kind)
+            descriptor = made.make(purpose, use_file=use_file)
+            with _turn(made):
+                _check_room(mapped, purpose, made.kind)
                 with interleaved() if interleave else contextlib.nullcontext():
-                    _reserve(descriptor, mapped, purpose, kind)
+                    _reserve(descriptor, mapped, purpose, made.kind)
             mapping = _map(descriptor, mapped, purpose)
             status = os.fstat(descriptor)
             handle = _HANDLE.pack(
                 _MAGIC,
-                kind,
+                made.kind,
                 os.getpid(),
                 descriptor,
-                _digest(_boot_id()),
+                _digest(boot_id()),
                 _pid_namespace(),
                 status.st_dev,
                 status.st_ino,
                 nbytes,
                 mapped,
-                os.path.basename(path).encode(),
+                os.path.basename(made.path).encode(),
             )
+            return cls(mapping, nbytes, handle, made)
         except BaseException:
-            _withdraw(descriptor, path, os.getpid())
+            made.withdraw()
             raise
-        return cls(mapping, nbytes, handle, descriptor, path)
 
     @classmethod
     def open(cls, handle: bytes) -> Segment:
@@ -175,20 +176,20 @@ class Segment:
         parts = _unpack(handle)
         path = _locate(parts)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if parts.kind == _FILE else 0))
+            file = _OpenFile(os.open, path, os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if parts.kind == _FILE else 0))
         except OSError as error:
             raise _refused(parts, path, error) from error
         try:
-            status = os.fstat(descriptor)
+            status = os.fstat(file.descriptor)
             if (status.st_dev, status.st_ino, status.st_size) != (parts.device, parts.inode, parts.mapped):
                 # The creator has ended and its process or file number serves something else now.
                 raise TopologyError(
                     f"{path} is no longer the shared memory that process {parts.pid} created: that process has "
                     "ended or withdrawn it; keep it open until every peer has mapped it"
                 )
-            mapping = _map(descriptor, parts.mapped, "shared memory of a peer")
+            mapping = _map(file.descriptor, parts.mapped, "shared memory of a peer")
         finally:
-            os.close(descriptor)
+            file.close()
         return cls(mapping, parts.nbytes, handle)
 
     @property
@@ -244,16 +245,6 @@ class Segment:
                 mapping.close()
 
 
-def _withdraw(descriptor: int, path: str, creator: int) -> None:
-    if os.getpid() != creator:
-        return  # a forked child inherits the object, not the duty
-    if path:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    if descriptor >= 0:
-        os.close(descriptor)
-
-
 # -- making --------------------------------------------------------------------------------------
 
 
@@ -261,43 +252,103 @@ def _whole_pages(nbytes: int) -> int:
     return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
-def _make_object(purpose: str, *, use_file: bool) -> tuple[int, str, int]:
-    """Return (descriptor, path or "", kind) of an empty memory object."""
-    if not use_file:
+class _OpenFile:
+    """
+    An open file, closed with the last reference at the latest: an interrupt may come before any other line.
+
+    Parameters
+    ----------
+    opening : callable
+        Returns its descriptor from the arguments.
+    """
+
+    def __init__(self, opening: Callable[..., int], *arguments: object) -> None:
+        self._close = weakref.finalize(self, os.close, opening(*arguments))
+
+    @property
+    def descriptor(self) -> int:
+        """By which it is open."""
+        alive = self._close.peek()
+        assert alive is not None  # nobody asks for that of a closed file
+        return int(alive[2][0])
+
+    def close(self) -> None:
+        """Close it. A second call does nothing."""
+        self._close()
+
+
+class _MemoryObject:
+    """
+    The memory object of a segment in the process that made it; at first there is none.
+
+    Attributes
+    ----------
+    file : _OpenFile or None
+        By which it is open.
+    path : str
+        Of a file; else empty.
+    kind : int
+        `_MEMFD` or `_FILE`.
+    lock : _OpenFile or None
+        What keeps other processes from reserving memory meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.file: _OpenFile | None = None
+        self.lock: _OpenFile | None = None
+        self.path, self.kind = "", _MEMFD
+        self._creator = os.getpid()
+
+    def make(self, purpose: str, *, use_file: bool) -> int:
+        """Make it, empty, and return its descriptor."""
+        if not use_file:
+            try:
+                self.file = _OpenFile(os.memfd_create, "uncut_mpi", os.MFD_CLOEXEC)
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                    raise DeviceError(f"{purpose}: memfd_create failed: {error.strerror}") from error
+            else:
+                os.fchmod(self.file.descriptor, 0o600)
+                return self.file.descriptor
+        self.kind, self.path = _FILE, f"{_SHM}/uncut_mpi-{os.getpid()}-{secrets.token_hex(8)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.memfd_create("uncut_mpi", os.MFD_CLOEXEC)
+            self.file = _OpenFile(os.open, self.path, flags, 0o600)
         except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-                raise DeviceError(f"{purpose}: memfd_create failed: {error.strerror}") from error
-        else:
-            os.fchmod(descriptor, 0o600)
-            return descriptor, "", _MEMFD
-    path = f"{_SHM}/uncut_mpi-{os.getpid()}-{secrets.token_hex(8)}"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DeviceError(
-            f"{purpose}: cannot create {path}: {error.strerror}; the node must allow memfd_create or a writable {_SHM}"
-        ) from error
-    return descriptor, path, _FILE
+            raise DeviceError(
+                f"{purpose}: cannot create {self.path}: {error.strerror}; the node must allow memfd_create or a "
+                f"writable {_SHM}"
+            ) from error
+        return self.file.descriptor
+
+    def withdraw(self) -> None:
+        """Take its name away and close it, and the lock too. A second call does nothing."""
+        if os.getpid() != self._creator:
+            return  # a forked child inherits the object, not the duty
+        if self.path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+            self.path = ""
+        for file in (self.file, self.lock):
+            if file is not None:
+                file.close()
 
 
 @contextlib.contextmanager
-def _turn() -> Iterator[None]:
+def _turn(made: _MemoryObject) -> Iterator[None]:
     """
     Let the processes of a node reserve one after the other.
 
     Ranks that ask at the same moment would each find the same memory free, and together take more
     than there is. Advisory: where no lock can be had in time, the check is only less exact.
     """
-    descriptor = -1
     try:
         with contextlib.suppress(OSError):
-            descriptor = os.open(_SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            made.lock = _OpenFile(os.open, _SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         deadline = time.monotonic() + _TURN_TIMEOUT_S
-        while descriptor >= 0 and time.monotonic() < deadline:
+        while made.lock is not None and time.monotonic() < deadline:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(made.lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 time.sleep(0.002)
@@ -305,8 +356,8 @@ def _turn() -> Iterator[None]:
                 break
         yield
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        if made.lock is not None:
+            made.lock.close()
 
 
 def _check_room(nbytes: int, purpose: str, kind: int) -> None:
@@ -412,7 +463,7 @@ def _unpack(handle: bytes) -> _Parts:
 
 
 def _locate(parts: _Parts) -> str:
-    if parts.node != _digest(_boot_id()):
+    if parts.node != _digest(boot_id()):
         raise TopologyError(
             f"the shared memory of process {parts.pid} is on another node than {platform.node()}: only processes of "
             "one node can open it; split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
@@ -443,7 +494,8 @@ def _refused(parts: _Parts, path: str, error: OSError) -> TopologyError:
 # -- facts of the node ---------------------------------------------------------------------------
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return the identifier of this boot of this machine; the same in all its containers."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
+from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
 from uncut_mpi.errors import TopologyError
+from uncut_mpi.segments import boot_id
 
 UUIDS = [bytes([number]) * 16 for number in range(3)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import mmap
@@ -392,3 +393,53 @@ def test_the_node_identity_is_the_same_in_another_process():
         timeout=60,
     )
     assert done.stdout.strip() == segments.node_identity()
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+def interrupted_everywhere(call):
+    """Call it again and again, each time interrupted before another line; yield each interrupt."""
+    place, error = 0, KeyboardInterrupt()
+    while error is not None:
+        place, error, lines = place + 1, None, iter(range(10**6))
+
+        def trace(frame, event, argument, place=place, lines=lines):
+            if frame.f_code.co_filename != segments.__file__:
+                return None
+            if event == "line" and next(lines) == place:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            segment = call()
+        except KeyboardInterrupt as caught:
+            error = caught
+        finally:
+            sys.settrace(None)
+        if error is not None:
+            yield error
+    segment.close()
+
+
+def files_of_shared_memory():
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return [os.readlink(link) for link in links if os.path.islink(link) and "/dev/shm" in os.readlink(link)]
+
+
+@both_kinds
+def test_an_interrupt_anywhere_leaves_nothing_and_holds_up_no_other_process(use_file):
+    places = 0
+    for error in interrupted_everywhere(lambda: Segment.create(1000, "a test", use_file=use_file)):
+        # While the error is still on its way, since it may be carried to other ranks first.
+        assert not names(), error
+        assert not descriptors(), error
+        assert not files_of_shared_memory(), error  # a lock
+        places += 1
+    assert places > 30
+    with contextlib.closing(Segment.create(1000, "a test", use_file=use_file)) as segment:
+        held = len(descriptors())
+        for error in interrupted_everywhere(lambda: Segment.open(segment.handle)):
+            error.__traceback__ = None
+            assert len(descriptors()) == held

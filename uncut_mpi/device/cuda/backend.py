@@ -15,7 +15,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.callers import current_streams, stream_handle, unknown_type, wrap
 from uncut_mpi.device.cuda.executable import CudaExecutable
-from uncut_mpi.device.cuda.handles import MemoryHandle, boot_id, pid_namespace
+from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
 from uncut_mpi.device.cuda.library import (
     device_errors,
@@ -46,6 +46,7 @@ from uncut_mpi.errors import CapacityError, DeviceError, ParamError
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
+from uncut_mpi.segments import boot_id
 
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20

@@ -5,19 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
-from pathlib import Path
 from typing import Final
 
 from uncut_mpi.errors import TopologyError
+from uncut_mpi.segments import boot_id
 
 _LAYOUT: Final = struct.Struct("<4sIQQQQ16s36s16s64s")
 _MAGIC: Final = b"UMCU"
 _VERSION: Final = 1
-
-
-def boot_id() -> str:
-    """Return the identifier of this boot of this machine; the same in all its containers."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def pid_namespace() -> str:
