@@ -19,6 +19,7 @@ import numpy as np
 from uncut_mpi.api.binding import Binder, Binding, digest_of
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import Plan, PlanKey
@@ -29,6 +30,7 @@ from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.order import DeviceOrder
 
 _FIRST_FLAGS = 1 << 12
 _NO_DIGEST = bytes(16)
@@ -66,6 +68,8 @@ class Calls:
 
     Parameters
     ----------
+    control : Control
+        What the ranks share.
     device_key : str
         Identifies this rank's device.
     timeout_s : float
@@ -75,8 +79,10 @@ class Calls:
 
     Attributes
     ----------
+    order : DeviceOrder
+        Gives devices to calls.
     gate : Gate
-        Of all calls of the session.
+        Opens and closes all calls of the session.
     binder : Binder
         Binds plans to matrices.
     """
@@ -89,6 +95,7 @@ class Calls:
         counters: Counters,
         maker: PlanMaker,
         *,
+        control: Control,
         device_key: str,
         timeout_s: float,
         arrival_timeout_s: float | None,
@@ -96,16 +103,21 @@ class Calls:
         self.group, self.backend, self.store, self.counters = group, backend, store, counters
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
-        self.control = Control(group, device_key, arrival_timeout_s)
-        self.gate = self.control.gate
-        self.binder = Binder(group, backend, store, counters, self.control)
-        flags = self.binder.flags
+        self.control = control
+        self.order = DeviceOrder(group, device_key, control.turns)
         try:
-            flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
-        except BaseException as error:
-            if is_agreed(error):  # every rank is here, so what peers have mapped is unmapped before it is freed
-                flags.close()
-            self.control.close()
+            self.gate = Gate(group, self.order, control.board.words, arrival_timeout_s, control.exchange)
+            self.gate.on_cut_short = self._abort
+            self.binder = Binder(group, backend, store, counters, control)
+            flags = self.binder.flags
+            try:
+                flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
+            except BaseException as error:
+                if is_agreed(error) and not group.stalled:  # what peers have mapped is unmapped before it is freed
+                    flags.close()
+                raise
+        except BaseException:
+            self.order.close()
             raise
 
     def run(
@@ -147,7 +159,7 @@ class Calls:
         all_ready = self.gate.open(
             request.call, request.text, digest, epoch=self.binder.flags.epoch, ready=binding is not None, error=error
         )
-        order = self.control.order
+        order = self.order
         try:
             order.acquire(self._arrival_timeout_s)
         except StallError:
@@ -213,12 +225,21 @@ class Calls:
         """Release everything, once nothing is bound. Collective."""
         self.binder.close()
         self.group.barrier()
-        self.control.close()
+        self.let_go()
 
     def abandon(self) -> None:
         """Let go without collective calls, after a call that did not end."""
         self.binder.abandon()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Drop the memory that ranks share; no call is possible any more. Not collective."""
+        self.order.close()
+        self.gate.let_go()
         self.control.close()
+
+    def _abort(self, epoch: int) -> None:
+        self.control.board.abort[0] = epoch + 1
 
 
 class Call:

@@ -44,8 +44,8 @@ class Gate:
         Changes as long as a rank gets on in a product.
     arrival_timeout_s : float or None
         How long to wait for the others to begin a call.
-    room : ndarray of uint8, shape (`agreement.room_bytes(group)`,)
-        Zeros in memory that all ranks share.
+    exchange : CallExchange
+        Where the ranks meet.
 
     Attributes
     ----------
@@ -64,12 +64,17 @@ class Gate:
     """
 
     def __init__(
-        self, group: Group, order: DeviceOrder, board: np.ndarray, arrival_timeout_s: float | None, room: np.ndarray
+        self,
+        group: Group,
+        order: DeviceOrder,
+        board: np.ndarray,
+        arrival_timeout_s: float | None,
+        exchange: agreement.CallExchange,
     ) -> None:
         self._group, self._order = group, order
         self._arrival_timeout_s = arrival_timeout_s
         self._missing, self._progress = order.missing, board.tobytes
-        self._exchange = agreement.CallExchange(group, room)
+        self._exchange = exchange
         group.check_left = self._check_left
         self._busy = threading.Lock()
         self._exclusive = Exclusive(self._busy, self._cut_short)
@@ -88,7 +93,6 @@ class Gate:
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
-        self._group.check_left = None
         self.on_close = self.on_cut_short = _nothing  # which refer to this gate
         del self._exchange, self._progress
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_cache import PlanCache
@@ -17,7 +19,11 @@ class Holdings:
     ----------
     released : bool
         Whether it has been given back.
+    whole : bool
+        Whether the session has opened on this rank.
     """
+
+    whole = True
 
     def __init__(self, group: Group, backend: Backend, store: MatrixStore, calls: Calls, plans: PlanCache) -> None:
         self._group, self._backend, self._store, self._calls, self._plans = group, backend, store, calls, plans
@@ -30,8 +36,19 @@ class Holdings:
         """Whether work of this rank or its peers may still be in flight, so that nothing of it can be freed. Local."""
         return self._gate.broken
 
-    def give_back(self, *, in_use: bool = False) -> None:
-        """Release everything, or the communicator alone where the rest is `in_use` on some rank. Collective."""
+    def give_back(self, *, in_use: bool = False, check_left: Callable[[], None] | None = None) -> None:
+        """
+        Release everything. Collective.
+
+        Parameters
+        ----------
+        in_use : bool, default False
+            The communicator alone, since the rest is in use on some rank.
+        check_left : callable, optional
+            In the place of the group's own, by which all have left where nobody has closed the session.
+        """
+        if check_left is not None:
+            self._group.check_left = check_left
         if in_use:
             self._group.free()
             return
@@ -42,13 +59,38 @@ class Holdings:
         self._group.free()
 
     def give_back_alone(self) -> None:
-        """Release what this rank holds, when MPI is gone and with it the way to agree on anything. Local."""
+        """Release what this rank holds, where the others do the same or MPI is gone. Local."""
         self._end()
         self._calls.abandon()
         self._store.give_back_alone()
         self._backend.close()
+        self._group.free()
 
     def _end(self) -> None:
         self._gate.closed = self.released = True
         self._calls.binder.drop_all()
         self._plans.clear()
+
+
+class HalfOpened:
+    """
+    What a session holds that the error of one rank has kept from opening here: a device, whose memory peers may map.
+
+    Attributes
+    ----------
+    in_use, whole : bool
+        As of `Holdings`.
+    """
+
+    in_use = whole = False
+
+    def __init__(self, backend: Backend | None) -> None:
+        self._backend = backend
+
+    def give_back(self, *, in_use: bool = False, check_left: Callable[[], None] | None = None) -> None:
+        """See `Holdings.give_back`; nothing but a communicator can be given back together, and that is gone. Local."""
+
+    def give_back_alone(self) -> None:
+        """Close the device. Local."""
+        if self._backend is not None:
+            self._backend.close()

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from uncut_mpi.api.holdings import Holdings
+from uncut_mpi.api.holdings import HalfOpened, Holdings
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import is_fork
 
@@ -36,7 +36,7 @@ class _Kept:
         The processes of its ranks.
     leave : callable
         Tells those who wait for this rank that it has left, by what.
-    holdings : Holdings
+    holdings : Holdings or HalfOpened
         What is to be given back.
     over : bool
         Whether this rank makes no call in it any more.
@@ -46,14 +46,14 @@ class _Kept:
 
     members: tuple[bytes, ...]
     leave: Callable[[str], None]
-    holdings: Holdings
+    holdings: Holdings | HalfOpened
     over: bool = False
     offered: bool = False
 
 
 _kept: dict[bytes, _Kept] = {}
 _mutex = threading.RLock()  # a collection of garbage may drop a session where it is held
-_in_use: list[Holdings] = []
+_in_use: list[Holdings | HalfOpened] = []
 """What devices may still work on, so that nothing of it may be freed, nor by the garbage collector."""
 
 
@@ -67,21 +67,33 @@ class Ticket:
 
 def enter(group: Group) -> Ticket:
     """Give back the sessions that all their ranks have dropped, if these are ranks of `group`. Collective."""
-    with _mutex:  # another thread may open a session meanwhile, and one of them alone gives a session back
-        mine = {key: kept.holdings.in_use for key, kept in _kept.items() if kept.over and not kept.offered}
-        for key in mine:
-            _kept[key].offered = True
-    facts: list[tuple[bytes, int, dict[bytes, bool]]] = group.allgather_objects((_process, next(_numbers), mine))
-    over = {process: keys for process, _, keys in facts}
-    for key in sorted(mine):
-        found = [over.get(member, {}).get(key) for member in _kept[key].members]
-        if None not in found:
+    mine: dict[bytes, tuple[bool, bool]] = {}
+    try:
+        with _mutex:  # another thread may open a session meanwhile, and one of them alone gives a session back
+            offers = [(key, kept.holdings) for key, kept in _kept.items() if kept.over and not kept.offered]
+            mine = {key: (holdings.in_use, holdings.whole) for key, holdings in offers}
+            for key in mine:
+                _kept[key].offered = True
+        facts: list[tuple[bytes, int, dict[bytes, tuple[bool, bool]]]]
+        facts = group.allgather_objects((_process, next(_numbers), mine))
+        over = {process: keys for process, _, keys in facts}
+        for key in sorted(mine):
+            states = [over.get(member, {}).get(key) for member in _kept[key].members]
+            found = [state for state in states if state is not None]
+            if len(found) < len(states):
+                continue
             holdings = _kept.pop(key).holdings
-            if any(found):
+            if any(in_use for in_use, _ in found):
                 _in_use.append(holdings)
-            holdings.give_back(in_use=any(found))
-        else:
-            _kept[key].offered = False
+                holdings.give_back(in_use=True)
+            elif all(whole for _, whole in found):
+                holdings.give_back(check_left=group.check_left)
+            else:
+                holdings.give_back_alone()
+    finally:
+        for key in mine:
+            if key in _kept:
+                _kept[key].offered = False
     key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
     return Ticket(key, tuple(process for process, _, _ in facts))
 
@@ -100,6 +112,12 @@ def keep(session: Any, ticket: Ticket, leave: Callable[[str], None], holdings: H
     with _mutex:
         _kept[ticket.key] = _Kept(ticket.members, leave, holdings)
     weakref.finalize(session, _dropped, ticket.key)
+
+
+def keep_half_opened(ticket: Ticket, holdings: HalfOpened) -> None:
+    """Keep what a session holds that an error of one rank has kept from opening, until all its ranks have. Local."""
+    with _mutex:
+        _kept[ticket.key] = _Kept(ticket.members, lambda reason: None, holdings, over=True)
 
 
 def forget(ticket: Ticket) -> None:

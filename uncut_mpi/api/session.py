@@ -16,11 +16,12 @@ import numpy as np
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.calls import Calls
+from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan
-from uncut_mpi.api.holdings import Holdings
+from uncut_mpi.api.holdings import HalfOpened, Holdings
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix, Memory
 from uncut_mpi.api.measure import obtain_machine
@@ -41,6 +42,7 @@ from uncut_mpi.api.wanted import (
     shape_of,
 )
 from uncut_mpi.api.wording import matrix_text, product_text, value_text
+from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
 from uncut_mpi.model.dtypes import DType
@@ -49,7 +51,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import Order, Trans
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import OPENING, Group
 from uncut_mpi.spmd.runtime import is_fork
 
 logger = logging.getLogger("uncut_mpi")
@@ -117,6 +119,8 @@ class Session:
         On all ranks; see the parameters.
     StallError
         If another rank opens no session within `arrival_timeout_s`, where one was given.
+    PeerFailedError
+        If another rank was interrupted while the session opened; names it.
     """
 
     @public_call
@@ -139,9 +143,14 @@ class Session:
         except ParamError:  # raised below, on all ranks
             limit_s = None
         self._group = Group(comm, limit_s)
+        backend_made: Backend | None = None
+        control: Control | None = None
+        ticket: lifetime.Ticket | None = None
+        calls: Calls | None = None
         try:
-            self._ticket = lifetime.enter(self._group)
-            with agreement.collective(self._group, "opening a session"):
+            control = Control(self._group)
+            self._ticket = ticket = lifetime.enter(self._group)
+            with agreement.collective(self._group, OPENING):
                 if machine is not None and not isinstance(machine, Machine):
                     raise ParamError(
                         f"machine = {shown(machine)} is no Machine: pass load_machine(name or file), or leave it out"
@@ -156,41 +165,48 @@ class Session:
             settings = f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}"
             agreement.agree(self._group, settings.encode(), lambda: settings)
             started = start_backend(self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu)
-        except BaseException:
-            self._group.free()
-            raise
-        self._backend = started.backend
-        self.backend_name = started.backend.name
-        self.backend_reason = started.reason
-        self.device_names = [identity.name for identity in started.identities]
-        self.device_uuids = [identity.uuid for identity in started.identities]
-        self.devices_shared = started.shared
-        if started.shared:
-            logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
-        self.counters = Counters()
-        try:
+            self._backend = backend_made = started.backend
+            self.backend_name = started.backend.name
+            self.backend_reason = started.reason
+            self.device_names = [identity.name for identity in started.identities]
+            self.device_uuids = [identity.uuid for identity in started.identities]
+            self.devices_shared = started.shared
+            if started.shared:
+                logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
+            self.counters = Counters()
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
             self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
             self._store = MatrixStore(self._group, self._backend, self.counters)
-            self._calls = Calls(
+            self._calls = calls = Calls(
                 self._group,
                 self._backend,
                 self._store,
                 self.counters,
                 PlanMaker(self._group, self.counters, self.machine, verify=verify),
+                control=control,
                 device_key=self.device_uuids[self.rank],
                 timeout_s=timeout_s,
                 arrival_timeout_s=limit_s,
             )
-        except BaseException:
-            self._backend.close()
+            self._gate = calls.gate
+            self._plans = PlanCache(max_plans, calls.binder.drop)
+            self._holdings = Holdings(self._group, self._backend, self._store, calls, self._plans)
+            logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
+            lifetime.keep(self, ticket, self._gate.leave, self._holdings)
+        except BaseException as error:
+            together = is_agreed(error) and not self._group.stalled
+            if control is not None and not together:
+                control.exchange.leave(type(error).__name__)
+            if calls is not None:
+                calls.let_go()
+            elif control is not None:
+                control.close()
+            if together and backend_made is not None:
+                backend_made.close()
+            elif ticket is not None and not together:
+                lifetime.keep_half_opened(ticket, HalfOpened(backend_made))
             self._group.free()
             raise
-        self._gate = self._calls.gate
-        self._plans = PlanCache(max_plans, self._calls.binder.drop)
-        self._holdings = Holdings(self._group, self._backend, self._store, self._calls, self._plans)
-        lifetime.keep(self, self._ticket, self._gate.leave, self._holdings)
-        logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
 
     # -- facts -------------------------------------------------------------------------------
 

@@ -129,14 +129,14 @@ def _open(group: Group, make: Callable[[], Backend], reason: str) -> Started:
         with agreement.collective(group, "opening the device"):
             opened = make()
             identity = opened.identity()
+        identities: list[DeviceIdentity] = group.allgather_objects(identity)
+        shared = len({identity.uuid for identity in identities}) < len(identities)
+        return Started(opened, reason, identities, shared)
     except BaseException:
         # Another rank may have failed, and then this one's device is not needed either.
         if opened is not None:
             opened.close()
         raise
-    identities: list[DeviceIdentity] = group.allgather_objects(identity)
-    shared = len({identity.uuid for identity in identities}) < len(identities)
-    return Started(opened, reason, identities, shared)
 
 
 def _assign(seen: Sequence[Sight], devices: Sequence[int] | None, allow_shared: bool) -> tuple[list[int], str]:

@@ -8,6 +8,8 @@ collective that is polled: it spins briefly, then yields, then sleeps, and can h
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
 import math
 import os
@@ -20,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, agreed, from_wire, to_wire
+from uncut_mpi.segments import boot_id
 from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thread_multiple
 
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
@@ -33,7 +36,11 @@ _YIELD_S, _YIELD_SHARED_S = 50e-3, 5e-3
 _SLEEP_SHARE, _SLEEP_SHARE_SHARED = 1 / 256, 1 / 8
 _SLEEP_MIN_S, _SLEEP_MAX_S = 50e-6, 1e-3
 
-_OPENING: Final = "opening a session"
+OPENING: Final = "opening a session"
+SETTLING_S = 60.0
+"""How long ranks that have all come to open a session wait for each other, until they share memory by which they see
+who has left."""
+
 logger = logging.getLogger("uncut_mpi")
 
 PATIENCE_S = 30.0
@@ -50,6 +57,9 @@ Missing = Callable[[], Sequence[int]]
 
 
 BROADCAST_FORMAT = 1
+
+_unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
+"""Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
 
 
 class Backoff:
@@ -142,7 +152,8 @@ class Group:
         If MPI is not running, was not initialised for the threads that use it, or does not belong to
         the launcher of this job.
     StallError
-        Past `timeout_s`. Nobody can be named: ranks share nothing yet by which one could see the others.
+        Past `timeout_s`, or where all have come and one does not get on (`SETTLING_S`). Nobody can be named: ranks
+        share nothing yet by which one could see the others.
     """
 
     def __init__(self, comm: Any, timeout_s: float | None = None) -> None:
@@ -157,7 +168,7 @@ class Group:
             require_thread_multiple()
         self._thread = threading.get_ident()
         self._spin_s, self.oversubscribed = _SPIN_SHARED_S, True  # until it is known
-        self._stalled: list[Any] = []
+        self._stalled = False
         self._freed = False
         self.bytes_broadcast = 0
         self.check_left: Callable[[], None] | None = None
@@ -165,25 +176,27 @@ class Group:
         self.is_gone: Callable[[], bool] = MPI.Is_finalized
         # Nonblocking, so that waiting for a rank that opens no session is told and bounded like any other wait; and
         # once more, because the duplicate is there also where a rank has given up waiting for it.
+        _forget_ended()
         self.rank, self.size = comm.rank, comm.size
         self._comm, request = comm.Idup()
-        self.wait(request, _OPENING, timeout_s, None)
-        self.wait(self._comm.Ibarrier(), _OPENING, timeout_s, None)
-        self._find_nodes()
+        self.wait(request, OPENING, timeout_s, self._comm)
+        try:
+            self.wait(self._comm.Ibarrier(), OPENING, SETTLING_S if timeout_s is None else timeout_s, None)
+            self._find_nodes()
+        except BaseException:
+            self.free()
+            raise
 
     def _find_nodes(self) -> None:
-        shared = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        try:
-            self.local_rank, self.local_size = shared.rank, shared.size
-            leader = np.array([self.rank], np.int64)
-            shared.Bcast(leader, root=0)
-        finally:
-            shared.Free()
-        facts = self.allgather_objects((int(leader[0]), os.sched_getaffinity(0)))
-        leaders = sorted({fact[0] for fact in facts})
-        self.node_of = tuple(leaders.index(fact[0]) for fact in facts)
-        self.node, self.num_nodes = self.node_of[self.rank], len(leaders)
-        cores: set[int] = set().union(*(fact[1] for fact in facts if fact[0] == int(leader[0])))
+        facts = self.allgather_objects((boot_id(), os.sched_getaffinity(0)), OPENING, SETTLING_S)
+        nodes = list(dict.fromkeys(fact[0] for fact in facts))
+        self.node_of = tuple(nodes.index(fact[0]) for fact in facts)
+        self.node, self.num_nodes = self.node_of[self.rank], len(nodes)
+        self.local_rank = self.node_of[: self.rank].count(self.node)
+        self.local_size = self.node_of.count(self.node)
+        cores: set[int] = set().union(
+            *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
+        )
         self.oversubscribed = len(cores) < self.local_size
         self._spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
 
@@ -191,8 +204,8 @@ class Group:
 
     @property
     def stalled(self) -> bool:
-        """Whether a wait ran past its deadline: this group can only be abandoned. Not collective."""
-        return bool(self._stalled)
+        """Whether an error has ended a wait: this group can only be abandoned. Not collective."""
+        return self._stalled
 
     @property
     def spin_s(self) -> float:
@@ -225,8 +238,8 @@ class Group:
         what, timeout_s, missing
             As for `watch`.
         keep : object
-            The buffers of the operation. After a stall MPI may still write to them, so the group
-            keeps them alive.
+            The buffers of the operation. MPI may still write to them where an error, an interrupt too, has ended the
+            wait, so they live on until it is done.
 
         Raises
         ------
@@ -235,8 +248,13 @@ class Group:
         """
         if self._steps is not None:
             self._steps[self.rank] += 1  # every collective call of MPI waits once
-        if not request.Test():
-            self.watch(request.Test, what, timeout_s, keep=(request, keep), missing=missing or self._behind)
+        try:
+            if not request.Test():
+                self.watch(request.Test, what, timeout_s, missing=missing or self._behind)
+        except BaseException:
+            self._stalled = True
+            _unended.append((request, keep))
+            raise
 
     def watch(
         self,
@@ -244,7 +262,6 @@ class Group:
         what: str,
         timeout_s: float | None,
         *,
-        keep: object = None,
         missing: Missing | None = None,
         progress: Progress | None = None,
         whom: str = "other ranks",
@@ -262,8 +279,6 @@ class Group:
             What is awaited, as the error calls it.
         timeout_s : float or None
             Deadline; None waits for ever.
-        keep : object, optional
-            What has to live on after a stall.
         missing : callable, optional
             Tells which ranks have not arrived.
         progress : callable, optional
@@ -297,7 +312,7 @@ class Group:
                 except PeerFailedError:
                     if done():  # what was awaited of that rank was on its way
                         return
-                    self._stalled.append(keep)
+                    self._stalled = True
                     raise
             if waited_s <= min(patience_s, math.inf if timeout_s is None else timeout_s):
                 continue
@@ -306,8 +321,7 @@ class Group:
                 continue
             absent = [] if missing is None else list(missing())
             if timeout_s is not None and waited_s > timeout_s:
-                if final:
-                    self._stalled.append(keep)
+                self._stalled |= final
                 waited = self._waited(what, timeout_s, absent, whom, to)
                 raise StallError(f"{waited}: see the other ranks' output, or allow more time")
             patience_s *= 2
@@ -518,6 +532,15 @@ class Group:
         self._freed = True
         if not self._stalled and not MPI.Is_finalized():
             self._comm.Free()
+
+
+def _forget_ended() -> None:
+    """Drop what has ended meanwhile of the operations that nobody waited for to their end. Not collective."""
+    for _ in range(len(_unended)):
+        with contextlib.suppress(IndexError):  # another thread has taken it
+            one = _unended.popleft()
+            if not one[0].Test():
+                _unended.append(one)
 
 
 def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
