@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -16,6 +17,7 @@ namespace kblocks {
 
 struct Extent {
     std::int64_t first = 0, last = 0;
+    auto operator<=>(const Extent &) const = default;
     std::int64_t size() const { return last - first; }
     Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
     bool meets(Extent other) const { return first < other.last && other.first < last; }

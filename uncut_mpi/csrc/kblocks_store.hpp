@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory_resource>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,7 +16,7 @@
 
 namespace uncut::kblocks {
 
-constexpr std::size_t usual_pieces = 16;  // that products of a rank have not awaited
+constexpr std::size_t usual_strips = 12, usual_pieces = 4;  // of a matrix at a rank, and of a strip
 
 // Compute lanes of products: they take turns where that is asked for, and one begins as the one before it runs out of
 // blocks.
@@ -27,16 +30,119 @@ constexpr ByLane on_no_lane{-1, -1};
 struct Piece {
     int matrix;
     Extent across, k;  // rows of A or columns of B
-    bool meets(const Piece &other) const { return k.meets(other.k) && across.meets(other.across); }
 };
 
-// Every store knows which tasks brought pieces of A and B that products on some lane have not awaited yet.
+// Memory for the pieces of a usual schedule, of which a search makes many; what has no room is allocated.
+class SmallMemory final : public std::pmr::memory_resource {
+    void *do_allocate(std::size_t bytes, std::size_t alignment) override {
+        const std::size_t first = (used_ + alignment - 1) / alignment * alignment;
+        if (first + bytes > room_.size()) return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+        used_ = first + bytes;
+        return room_.data() + first;
+    }
+    void do_deallocate(void *at, std::size_t bytes, std::size_t alignment) override {
+        if (std::less<>()(at, room_.data()) || !std::less<>()(at, room_.data() + room_.size()))
+            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
+    }
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
+
+    alignas(std::max_align_t) std::array<std::byte, 1 << 15> room_;
+    std::size_t used_ = 0;
+};
+
+// Which tasks brought pieces of op(A) or op(B) to a rank, and which of them its products have awaited. A product looks
+// at none that lie beside what it reads or that its lane has awaited, however many there are.
+class Arrivals {
+  public:
+    Arrivals(std::pmr::memory_resource *memory = std::pmr::get_default_resource()) : strips_(memory) {
+        strips_.reserve(usual_strips);
+    }
+
+    void add(const Piece &what, std::int32_t task) {
+        auto strip = std::ranges::upper_bound(strips_, what.across, {}, &Strip::across);
+        if (strip != strips_.begin() && strip[-1].takes(what)) {
+            --strip;
+        } else {
+            strip = strips_.insert(strip, Strip{what.across, std::pmr::vector<Arrival>(strips_.get_allocator())});
+            strip->pieces.reserve(usual_pieces);
+        }
+        const auto own = static_cast<std::int32_t>(strip->pieces.size());
+        strip->pieces.push_back({what.k, task, on_no_lane, {own, own}});
+        widest_ = std::max(widest_, what.across.size());
+    }
+
+    // Adds what the next product on a lane awaits. A lane is in order: what one product awaits the next ones need not,
+    // nor those that await it: `before` are those that this one awaits.
+    void await(const Piece &read, std::size_t lane, const ByLane &before, std::int32_t next,
+               std::vector<std::int32_t> &awaits) {
+        const Extent beside{read.across.first - widest_, read.across.first};
+        for (auto strip = std::ranges::upper_bound(strips_, beside, {}, &Strip::across);
+             strip != strips_.end() && strip->across.first < read.across.last; ++strip) {
+            if (strip->is_done(lane) || !strip->across.meets(read.across)) continue;
+            for (std::size_t at = strip->new_to(lane, strip->first_beyond(read.k.first));
+                 at < strip->pieces.size() && strip->pieces[at].k.first < read.k.last; at = strip->new_to(lane, at)) {
+                Arrival &piece = strip->pieces[at];
+                bool awaited = false;
+                for (std::size_t other = 0; other < before.size(); ++other)
+                    awaited = awaited || (piece.awaited_by[other] >= 0 && piece.awaited_by[other] <= before[other]);
+                if (!awaited) awaits.push_back(piece.task);
+                piece.awaited_by[lane] = next;
+                ++piece.new_from[lane];
+                ++strip->awaited[lane];
+            }
+        }
+    }
+
+  private:
+    struct Arrival {
+        Extent k;
+        std::int32_t task;
+        ByLane awaited_by;
+        ByLane new_from;  // all from this one to before that one have been awaited on the lane
+    };
+    // Pieces of one width, of which none begins or ends before another one that came earlier.
+    struct Strip {
+        Extent across;
+        std::pmr::vector<Arrival> pieces;
+        std::array<std::size_t, product_lanes.size()> awaited{};  // how many on each lane
+
+        bool is_done(std::size_t lane) const { return awaited[lane] == pieces.size(); }
+        bool takes(const Piece &what) const {
+            return across == what.across && pieces.back().k.first <= what.k.first &&
+                   pieces.back().k.last <= what.k.last;
+        }
+        // The first piece that ends beyond there: most often one of the last.
+        std::size_t first_beyond(std::int64_t k) const {
+            std::size_t near = 1;
+            while (near < pieces.size() && pieces[pieces.size() - near].k.last > k)
+                near *= 2;
+            const auto from = near < pieces.size() ? pieces.end() - static_cast<std::ptrdiff_t>(near) : pieces.begin();
+            const auto is_before = [k](const Arrival &one) { return one.k.last <= k; };
+            return static_cast<std::size_t>(std::partition_point(from, pieces.end(), is_before) - pieces.begin());
+        }
+        // The first one from there on that no product on the lane has awaited. Shortens the way there by half.
+        std::size_t new_to(std::size_t lane, std::size_t at) {
+            while (at < pieces.size() && pieces[at].awaited_by[lane] >= 0) {
+                std::int32_t &next = pieces[at].new_from[lane];
+                if (static_cast<std::size_t>(next) < pieces.size())
+                    next = pieces[static_cast<std::size_t>(next)].new_from[lane];
+                at = static_cast<std::size_t>(next);
+            }
+            return at;
+        }
+    };
+
+    std::pmr::vector<Strip> strips_;  // by where they begin
+    std::int64_t widest_ = 0;
+};
+
+// Every store knows which tasks brought pieces of A and B, and which of them products have awaited.
 class Store {
   public:
-    explicit Store(const KLayout &layout)
-        : problem_(layout.request.problem), lanes_(layout.request.how.lanes), arriving_(layout.workers.size()) {
-        for (Arrivals &of : arriving_)
-            of.pieces.reserve(usual_pieces);
+    explicit Store(const KLayout &layout) : problem_(layout.request.problem) {
+        arriving_.reserve(layout.workers.size());
+        for (std::size_t worker = 0; worker < layout.workers.size(); ++worker)
+            arriving_.push_back({&memory_, &memory_});
     }
     virtual ~Store() = default;
     Store(const Store &) = delete;
@@ -62,41 +168,14 @@ class Store {
     }
 
     void arrives(std::size_t worker, const Piece &what, std::int32_t task) {
-        arriving_[worker].pieces.push_back({what, task, on_no_lane});
+        arriving_[worker][static_cast<std::size_t>(what.matrix)].add(what, task);
     }
 
-    // Adds what the next product on a lane awaits for what it reads of A and B. A lane is in order: what one product
-    // awaits the next ones need not, nor those that await it: `before` are those that this one awaits.
+    // Adds what the next product on a lane awaits for what it reads of A and B, as `Arrivals` say.
     void await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &before,
                std::int32_t next, std::vector<std::int32_t> &awaits) {
-        Arrivals &of = arriving_[worker];
-        const auto is_done_with = [&](Arrival &piece) {
-            if (!piece.what.meets(piece.what.matrix == matrix_a ? a : b) || piece.awaited_by[lane] >= 0) return false;
-            bool awaited = false;
-            for (std::size_t other = 0; other < before.size(); ++other)
-                awaited = awaited || (piece.awaited_by[other] >= 0 && piece.awaited_by[other] <= before[other]);
-            if (!awaited) awaits.push_back(piece.task);
-            piece.awaited_by[lane] = next;
-            return std::count_if(piece.awaited_by.begin(), piece.awaited_by.end(),
-                                 [](std::int32_t by) { return by >= 0; }) == lanes_;
-        };
-        std::vector<Arrival> &pieces = of.pieces;
-        std::size_t kept = of.awaited_until[lane];
-        auto until = of.awaited_until;
-        for (std::size_t at = kept; at < pieces.size(); ++at) {
-            if (is_done_with(pieces[at])) {
-                for (std::size_t other = 0; other < until.size(); ++other)
-                    until[other] -= at < of.awaited_until[other];
-            } else {
-                if (kept != at) pieces[kept] = pieces[at];
-                ++kept;
-            }
-        }
-        pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(kept), pieces.end());
-        of.awaited_until = until;
-        std::size_t &first = of.awaited_until[lane];
-        while (first < pieces.size() && pieces[first].awaited_by[lane] >= 0)
-            ++first;
+        for (const Piece &read : {a, b})
+            arriving_[worker][static_cast<std::size_t>(read.matrix)].await(read, lane, before, next, awaits);
     }
 
   protected:
@@ -108,19 +187,8 @@ class Store {
     const KProblem &problem_;
 
   private:
-    struct Arrival {
-        Piece what;
-        std::int32_t task;
-        ByLane awaited_by;
-    };
-    struct Arrivals {
-        std::vector<Arrival> pieces;
-        // Before which one all pieces have been awaited on a lane: products look at what has come since.
-        std::array<std::size_t, product_lanes.size()> awaited_until{};
-    };
-
-    int lanes_;
-    std::vector<Arrivals> arriving_;  // of each worker
+    SmallMemory memory_;
+    std::vector<std::array<Arrivals, 2>> arriving_;  // of each worker, A's and B's
 };
 
 // Panels that live through the call: everything has a place of its own, and nothing is overwritten that others read.
