@@ -615,11 +615,29 @@ def test_a_stall_is_the_time_allowed_without_a_change_of_any_rank_s_words(monkey
     with pytest.raises(StallError, match="for 2 s: here; there"):
         wait_until(1e9)
     assert 2.0 <= clock.now - last < 2.1
-    patience.reset()  # something was ready: the time starts anew
+    patience = _Patience(ProgressBoard(words, 0), 2.0, spins=True)  # of the next wait, whose time starts anew
     last = clock.now
     with pytest.raises(StallError):
         wait_until(1e9)
     assert 2.0 <= clock.now - last < 2.1
+
+
+def test_each_wait_of_a_run_has_a_time_of_its_own(monkeypatch):
+    made = []
+
+    class Recorded:
+        def __init__(self, *_):
+            made.append(self)
+
+        def wait(self, _):
+            pass
+
+    monkeypatch.setattr("uncut_mpi.device.host.executor._Patience", Recorded)
+    with Cluster(Pushed(ranks=1).build()) as cluster:
+        ready = iter([True, False, False, True, False, True])
+        monkeypatch.setattr(cluster.executables[0], "turns", lambda run: ready)
+        assert cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
+    assert len(made) == 2
 
 
 # -- bodies --------------------------------------------------------------------------------------
@@ -868,6 +886,14 @@ def test_blas_threads_are_bounded_while_bodies_run_and_as_before_afterwards():
         assert seen
         assert set(map(frozenset, seen)) == {frozenset({1})}
         assert blas_threads_now() == {5}
+
+
+def test_blas_threads_are_not_touched_where_there_are_no_more_than_may_be(monkeypatch):
+    asked = []
+    with threadpoolctl.threadpool_limits(1, user_api="blas"), Cluster(Pushed(ranks=1).build()) as cluster:
+        monkeypatch.setattr(threadpoolctl.ThreadpoolController, "limit", lambda *_, **__: asked.append(1))
+        assert cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
+    assert not asked
 
 
 def test_blas_threads_are_as_before_after_runs_in_several_threads():

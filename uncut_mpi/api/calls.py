@@ -263,33 +263,20 @@ class Call:
 
     def run(self) -> None:
         """Fire this rank's part, wait for its end, and pass the closing barrier. Collective."""
-        calls, executable, scalars = self._calls, self._binding.executable, self._request.scalars
+        calls, executable, (alpha, beta) = self._calls, self._binding.executable, self._request.scalars
+        gate = calls.gate
         if self._traced:
             with agreement.collective(calls.group, "preparing a trace"):
                 executable.prepare_trace()
         if self._planned or self._traced:
             calls.group.barrier()
-        self.report = executable.run(
-            alpha=scalars.alpha,
-            beta=scalars.beta,
-            epoch=self.epoch,
-            timeout_s=calls.timeout_s,
-            traced=self._traced,
+        self.report = report = executable.run(
+            alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=calls.timeout_s, traced=self._traced
         )
-        calls.counters.add(self.report)
-        self._close()
-
-    @property
-    def result(self) -> CallResult:
-        """What the product did on this rank, after `run`."""
-        report, staged = self.report, self._binding.staged
-        return CallResult(report.tasks, report.copy_bytes, report.issue_s, report.drain_s, self._planned, staged)
-
-    def _close(self) -> None:
-        """Pass the closing barrier, which carries every rank's verdict; raise any rank's error on all."""
-        calls, gate, error = self._calls, self._calls.gate, self.report.error
+        calls.counters.add(report)
+        error = report.error
         try:
-            if gate.close(error, calls.timeout_s):
+            if gate.close(error, calls.timeout_s):  # with every rank's verdict
                 # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
                 # nothing may be freed or reused any more.
                 lost = isinstance(error, StallError) or getattr(error, "fatal", False)
@@ -299,4 +286,11 @@ class Call:
             gate.broken = True
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
-        assert not self.report.aborted  # without a rank that reports why
+        assert not report.aborted  # without a rank that reports why
+
+    @property
+    def result(self) -> CallResult:
+        """What the product did on this rank, after `run`."""
+        report, staged = self.report, self._binding.staged
+        figures = report.tasks, report.copy_bytes, report.issue_s, report.drain_s
+        return tuple.__new__(CallResult, (*figures, self._planned, staged))  # half the time of its constructor

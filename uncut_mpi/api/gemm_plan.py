@@ -187,11 +187,11 @@ class GemmPlan:
             scalars = Scalars.of(alpha, beta)
             if self._closed:
                 raise ParamError("the plan is closed: make a new one")
-            if scalars.alpha != 0 and self._scales_only:
+            if self._scales_only and scalars.alpha != 0:
                 raise ParamError(
                     f"alpha = {scalars.alpha}, but the plan was made with scales_only=True: plan without it"
                 )
-            if scalars.beta != 0 and not self._reads_c:
+            if not self._reads_c and scalars.beta != 0:
                 raise ParamError(
                     f"beta = {scalars.beta}, but the plan was made with reads_c=False: plan with reads_c=True"
                 )
@@ -203,7 +203,7 @@ class GemmPlan:
                 self._check_fit(matrices)
         except Exception as error:
             calls.gate.fail(call, error)
-        return Request(call, matrices, scalars, self._choices)
+        return tuple.__new__(Request, (call, matrices, scalars, self._choices))  # as in `Scalars.of`
 
     def _check_fit(self, matrices: Operands) -> None:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):

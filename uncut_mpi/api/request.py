@@ -19,6 +19,7 @@ Operands = tuple[Matrix, Matrix, Matrix]
 # Between them numbers are neither 0 nor infinite in float32: half its least one, and half a unit above its largest.
 _LEAST_FLOAT32, _MOST_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
 _DEFAULT_OPTIONS = ScheduleOptions()
+_PLAIN = "N"
 _pack = struct.Struct("<dd").pack
 
 
@@ -79,6 +80,8 @@ class Choices(NamedTuple):
     def of(cls, trans_a: object, trans_b: object, options: object) -> Choices:
         """Return a caller's choices, or raise ParamError for what is none of those above."""
         if options is None:
+            if trans_a is trans_b is _PLAIN:  # as mostly, and this is part of every call
+                return _USUAL
             options = _DEFAULT_OPTIONS
         elif not isinstance(options, ScheduleOptions):
             raise ParamError(f"options is {type_text(options)}: pass a ScheduleOptions")
@@ -86,6 +89,9 @@ class Choices(NamedTuple):
             if not isinstance(value, str) or value not in ("N", "T"):
                 raise ParamError(f"{name} = {shown(value)}: use 'N' or 'T'")
         return tuple.__new__(cls, (str(trans_a), str(trans_b), options))
+
+
+_USUAL = Choices(_PLAIN, _PLAIN, _DEFAULT_OPTIONS)
 
 
 class Request(NamedTuple):

@@ -201,8 +201,11 @@ void bind_cuda(nb::module_ &m) {
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "run",
-            [](std::shared_ptr<Executor> self, double alpha, double beta, std::uint32_t epoch, double timeout_s,
-               bool traced) { return Run(std::move(self), alpha, beta, epoch, timeout_s, traced).finish(); },
+            [](Executor &self, double alpha, double beta, std::uint32_t epoch, double timeout_s, bool traced) {
+                // The caller keeps it until this returns; sharing it with Python takes an allocation.
+                const std::shared_ptr<Executor> kept(std::shared_ptr<Executor>(), &self);
+                return Run(kept, alpha, beta, epoch, timeout_s, traced).finish();
+            },
             nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
             nb::call_guard<nb::gil_scoped_release>())
         .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());

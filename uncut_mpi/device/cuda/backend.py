@@ -53,6 +53,8 @@ _GRANULE_BYTES = 2 << 20
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
 _MOST_EVENTS = 64
 _TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
+# Of every call: made once.
+_MARKING, _AWAITING = map(device_errors, ("marking the caller's stream", "awaiting the caller's stream"))
 
 # Pointer attributes of the driver.
 _BUFFER_ID, _IS_MANAGED, _IPC_CAPABLE, _RANGE_START, _RANGE_SIZE, _MEMPOOL = 7, 8, 10, 11, 12, 17
@@ -270,12 +272,12 @@ class CudaBackend(Backend):
         """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
         if stream is None and "torch" not in sys.modules:  # as mostly, and this is part of every call
             self._marked = ()
-            with device_errors("marking the caller's stream"):
+            with _MARKING:
                 self._native.mark_stream(self._cupy.cuda.get_current_stream(self._ordinal).ptr)
             return
         given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
         first, *self._marked = given
-        with device_errors("marking the caller's stream"):
+        with _MARKING:
             self._native.mark_stream(first)
         if len(self._events) > _MOST_EVENTS:
             self._events.clear()
@@ -287,7 +289,7 @@ class CudaBackend(Backend):
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
-        with device_errors("awaiting the caller's stream"):
+        with _AWAITING:
             self._native.await_mark()
             for handle in self._marked:
                 self._events[handle].synchronize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -75,6 +74,8 @@ class CudaExecutable(Executable):
         self._program, self.span = program, program.span
         self._kept: object = (board, flags)  # the native executor holds their addresses only
         self._description = description
+        # What goes wrong natively in it is a `DeviceError`; one for all runs, since every call enters it.
+        self.running = device_errors(f"running on {description}")
         with device_errors(f"preparing a plan on {description}"):
             self._native: _native.CudaExecutor | None = _native.CudaExecutor(
                 device=device,
@@ -95,7 +96,7 @@ class CudaExecutable(Executable):
     def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """See `Executable.start`."""
         try:
-            with self.running():
+            with self.running:
                 run = self._open().start(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         except DeviceError as error:
             return CudaRun(self, None, timeout_s, traced, ExecutionReport(error=error))
@@ -104,15 +105,11 @@ class CudaExecutable(Executable):
     def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
         """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
         try:
-            with self.running():
+            with self.running:
                 result = self._open().run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         except DeviceError as error:
             return ExecutionReport(error=error)
         return self.report_of(result, timeout_s, traced=traced)
-
-    def running(self) -> AbstractContextManager[None]:
-        """Return the context in which what goes wrong natively is a `DeviceError`."""
-        return device_errors(f"running on {self._description}")
 
     def _open(self) -> _native.CudaExecutor:
         if self._native is None:
@@ -213,13 +210,13 @@ class CudaRun(Run):
         """See `Run.poll`."""
         if self._native is None:
             return True
-        with self._executable.running():
+        with self._executable.running:
             return self._native.poll()
 
     def finish(self) -> ExecutionReport:
         """See `Run.finish`."""
         if self._native is not None:
-            with self._executable.running():
+            with self._executable.running:
                 result = self._native.finish()
             self._native = None
             self._report = self._executable.report_of(result, self._timeout_s, traced=self._traced)

@@ -84,7 +84,7 @@ class HostExecutable(Executable):
                 "use fewer compute lanes"
             )
         self._program, self.board, self.span, self.rank = program, board, program.span, program.rank
-        self.blas, self._disorder, self._fault, self._spins = blas, disorder, fault, spins
+        self.blas, self._disorder, self._fault, self.spins = blas, disorder, fault, spins
         self._calls = 0
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
@@ -126,9 +126,7 @@ class HostExecutable(Executable):
             raise DeviceError("this executable is closed: bind the operation list again")
         self.board.words[self.board.rank] = 0
         self._calls += 1
-        return (_TracedRun if traced else HostRun)(
-            self, alpha, beta, epoch & _MASK, _Patience(self.board, timeout_s, self._spins)
-        )
+        return (_TracedRun if traced else HostRun)(self, alpha, beta, epoch & _MASK, timeout_s)
 
     def turns(self, run: HostRun) -> Generator[bool]:
         """Return the turns of a run, the latest that was started."""
@@ -194,8 +192,9 @@ class _Aborted(Exception):
 class HostRun(Run):
     """One run of an operation list; the thread that polls it computes."""
 
-    def __init__(self, program: HostExecutable, alpha: float, beta: float, epoch: int, patience: _Patience) -> None:
-        self._program, self._epoch, self._patience = program, epoch, patience
+    def __init__(self, program: HostExecutable, alpha: float, beta: float, epoch: int, timeout_s: float) -> None:
+        self._program, self._epoch, self._timeout_s = program, epoch, timeout_s
+        self._patience: _Patience | None = None  # while nothing is ready
         self._report = ExecutionReport()
         self._scalars = [0.0, 1.0, float(alpha), float(beta)]  # by Factor
         self._at = [0] * len(program.lanes)
@@ -224,15 +223,19 @@ class HostRun(Run):
             with np.errstate(all="ignore"), self._program.blas.limited():
                 for worked in self._turns:
                     if worked:
-                        self._patience.reset()
+                        self._patience = None
                         if not waits and time.perf_counter() >= until_s:
                             return
                         continue
                     self._check_abort()
+                    patience = self._patience
+                    if patience is None:
+                        program = self._program
+                        patience = self._patience = _Patience(program.board, self._timeout_s, program.spins)
                     if not waits:
-                        self._patience.look(self._waits)
+                        patience.look(self._waits)
                         return
-                    self._patience.wait(self._waits)
+                    patience.wait(self._waits)
         except _Aborted:
             self._report.aborted = True
         except BaseException as error:
@@ -397,16 +400,10 @@ class _Patience:
 
     def __init__(self, board: ProgressBoard, timeout_s: float, spins: bool) -> None:
         self._board, self._timeout_s = board, timeout_s
-        self._first = 0 if spins else _SPINS
+        self._turns = 0 if spins else _SPINS
+        self._sleep_s = _FIRST_SLEEP_S
         self._seen: Array | None = None
         self._changed_s = self._looked_s = 0.0
-        self.reset()
-
-    def reset(self) -> None:
-        """Something was ready: start from the beginning the next time."""
-        self._turns = self._first
-        self._sleep_s = _FIRST_SLEEP_S
-        self._seen = None
 
     def wait(self, describe: Callable[[], list[str]]) -> None:
         """
