@@ -634,7 +634,7 @@ def test_each_wait_of_a_run_has_a_time_of_its_own(monkeypatch):
 
     monkeypatch.setattr("uncut_mpi.device.host.executor._Patience", Recorded)
     with Cluster(Pushed(ranks=1).build()) as cluster:
-        ready = iter([True, False, False, True, False, True])
+        ready = (worked for worked in (True, False, False, True, False, True))
         monkeypatch.setattr(cluster.executables[0], "turns", lambda run: ready)
         assert cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
     assert len(made) == 2
