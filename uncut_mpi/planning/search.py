@@ -43,6 +43,13 @@ What takes no more than so much more than the least takes as little: no time is 
 what takes least is the choice: it leaves them where they are.
 """
 
+_LONG_CALL_S: Final = 0.005
+"""
+In calls from so long on, in which clocks have come down to what the power allows, two products at once get one to three
+per cent less done than one at a time, which a simulation does not see; in calls of 1.5 ms they get five per cent more
+done (``docs/performance.md``, 2026-11-25, one product at a time).
+"""
+
 _ROUNDS: Final = 3
 _OURS: Final = ("uncut", "kblocks")
 _HOPELESS: Final = 1.25
@@ -214,12 +221,19 @@ def search(
 
 
 def _with_ties_broken(found: list[Candidate], as_little: float) -> list[Candidate]:
-    """Return candidates with the choice first, which is the best or as good as that and takes less (`TIE`)."""
+    """
+    Return candidates with the choice first, which is the best or as good as that and takes less (`TIE`).
+
+    Of long calls that take as little it is one whose ranks have begun one product at a time, if there is any.
+    """
     tied = [one for one in found if one.value <= (1 + TIE) * found[0].value]
     if len(tied) == 1:
         return found
     enough = (1 + as_little) * min(one.total_bytes for one in tied)
-    choice = next(one for one in tied if one.total_bytes <= enough)
+    little = [one for one in tied if one.total_bytes <= enough]
+    choice = little[0]
+    if choice.options.blocking.lanes > 1 and choice.predicted_s >= _LONG_CALL_S:
+        choice = next((one for one in little if one.options.blocking.lanes == 1), choice)
     return [choice, *(one for one in found if one is not choice)]
 
 
