@@ -5,8 +5,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <span>
 #include <stdexcept>
 #include <tuple>
 
@@ -20,9 +18,9 @@ using namespace nb::literals;
 namespace uncut {
 namespace {
 
-using Extent = std::tuple<std::int64_t, std::int64_t>;
+using FirstAndLast = std::tuple<std::int64_t, std::int64_t>;
 
-kblocks::Extent extent_of(const Extent &one) { return {std::get<0>(one), std::get<1>(one)}; }
+Extent extent_of(const FirstAndLast &one) { return {std::get<0>(one), std::get<1>(one)}; }
 
 nb::tuple as_arrays(KTables &&tables, const std::vector<BufferRecord> &buffers) {
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
@@ -34,34 +32,6 @@ nb::tuple as_arrays(KTables &&tables, const std::vector<BufferRecord> &buffers) 
 template <typename Value>
 void take(nb::handle how, const char *name, Value &value) {
     value = nb::cast<Value>(how.attr(name));
-}
-
-// The pieces of A, B and C as those of op(A), op(B) and C; of a rectangle that several hold those of all together.
-void take_pieces(KProblem &problem, std::span<const PieceRecord> pieces) {
-    for (const PieceRecord &one : pieces) {
-        require(one.buffer >= 0 && static_cast<std::size_t>(one.buffer) < problem.users.size(),
-                "there is no such buffer");
-        require(one.turned == 0, "a piece is stored as its matrix is");
-        const BufferRecord &buffer = problem.users[static_cast<std::size_t>(one.buffer)];
-        require(buffer.matrix <= matrix_c, "a buffer is of A, B or C");
-        KPiece made{
-            {one.top, one.top + one.rows}, {one.left, one.left + one.cols}, one.buffer, one.row, one.col, {}, 1};
-        if (problem.transposed(buffer.matrix)) std::swap(made.rows, made.cols);
-        const int host = host_location(problem.num_ranks);
-        made.origin.on_host = in_host(buffer.location, problem.num_ranks);
-        made.origin.rank = buffer.location - (buffer.location > host    ? host + 1
-                                              : buffer.location == host ? host + 1
-                                                                        : 0);
-        std::vector<KPiece> &known = problem.pieces[buffer.matrix];
-        const auto same = std::ranges::find_if(
-            known, [&](const KPiece &other) { return other.rows == made.rows && other.cols == made.cols; });
-        if (same == known.end()) {
-            known.push_back(made);
-            continue;
-        }
-        const auto behind = same + static_cast<std::ptrdiff_t>(same->holders++);
-        known.insert(behind, made);
-    }
 }
 
 }  // namespace
@@ -79,7 +49,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
                 const auto users = buffer_bytes.records<BufferRecord>();
                 made.users.assign(users.begin(), users.end());
-                take_pieces(made, piece_bytes.records<PieceRecord>());
+                made.pieces = pieces_of(num_ranks, trans_a, trans_b, users, piece_bytes.records<PieceRecord>());
                 new (self) KProblem(std::move(made));
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "trans_a"_a, "trans_b"_a, "reads_c"_a, "dtype"_a,
@@ -113,7 +83,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         });
     nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each band of rows.")
         .def("__init__", [](KPlaces *self, std::vector<std::int64_t> row_starts, std::vector<std::vector<int>> place_of,
-                            const std::vector<std::pair<Extent, Extent>> &blocks) {
+                            const std::vector<std::pair<FirstAndLast, FirstAndLast>> &blocks) {
             KPlaces *made = new (self) KPlaces{std::move(row_starts), std::move(place_of), {}};
             for (const auto &[rows, cols] : blocks)
                 made->blocks.push_back({extent_of(rows), extent_of(cols)});

@@ -17,7 +17,7 @@ constexpr int panel_direct = 3;  // where a rank forms parts of C directly; pane
 struct KPart {
     int rank = 0;
     std::size_t worker = 0;  // of all ranks of all places
-    kblocks::Extent k;
+    Extent k;
     std::array<int, 4> panel{-1, -1, -1, -1};  // of A, B, C and of what is formed directly; -1: the caller's matrix
     std::array<const KPiece *, 3> home{};      // what of A, B and C is all there where the rank is, else null
     std::int64_t direct_left = 0;              // the first column of the last one, from the block's first column
@@ -27,10 +27,10 @@ struct KPart {
 
 struct KAdder {
     int rank = 0;
-    kblocks::Extent rows;          // of C
+    Extent rows;                   // of C
     const KPiece *home = nullptr;  // where all of its C is, null if it is not where the rank is
     struct Slice {
-        kblocks::Extent cols;    // of C
+        Extent cols;             // of C
         std::int64_t place = 0;  // where they begin in its buffers
     };
     std::vector<Slice> slices;  // per column block, and one without columns behind the last
@@ -41,7 +41,7 @@ struct KAdder {
 // A block of C: who multiplies for it, one rank per part of k, and who adds up.
 struct KBlock {
     int round = 0;
-    kblocks::Extent rows, cols;
+    Extent rows, cols;
     std::vector<std::int64_t> heights;  // where its row blocks start, from its first row, and their end
     std::vector<std::int64_t> starts;   // of its column blocks, from its first column, and their end
     std::vector<KPart> parts;
@@ -53,11 +53,11 @@ struct KBlock {
         return static_cast<std::size_t>(row) * num_columns() + static_cast<std::size_t>(column);
     }
     std::size_t num_cells() const { return (heights.size() - 1) * num_columns(); }
-    kblocks::Extent rows_to(std::size_t row) const { return {rows.first, rows.first + heights[row]}; }
-    kblocks::Extent rows_of(const KMove &move) const {
+    Extent rows_to(std::size_t row) const { return {rows.first, rows.first + heights[row]}; }
+    Extent rows_of(const KMove &move) const {
         return {rows.first + heights[move.top], rows.first + heights[move.bottom]};
     }
-    kblocks::Extent cols_of(const KMove &move) const {
+    Extent cols_of(const KMove &move) const {
         return {cols.first + starts[move.first], cols.first + starts[move.last]};
     }
 };

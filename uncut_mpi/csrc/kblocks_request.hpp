@@ -4,27 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <cstdint>
-#include <stdexcept>
 #include <vector>
 
-#include "records.hpp"
+#include "pieces.hpp"
 
 namespace uncut {
 
 namespace kblocks {
-
-struct Extent {
-    std::int64_t first = 0, last = 0;
-    auto operator<=>(const Extent &) const = default;
-    std::int64_t size() const { return last - first; }
-    Extent shifted(std::int64_t by) const { return {first + by, last + by}; }
-    bool meets(Extent other) const { return first < other.last && other.first < last; }
-    bool contains(Extent other) const { return first <= other.first && other.last <= last; }
-    Extent common(Extent other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
-    bool operator==(const Extent &) const = default;
-};
 
 // Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
 inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
@@ -35,30 +22,15 @@ inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t numb
 
 }  // namespace kblocks
 
-struct KOrigin {
-    bool on_host = false;
-    int rank = -1;  // -1: host memory of all ranks
-    bool on_device_of(int other) const { return !on_host && rank == other; }
-};
-
-// A rectangle of op(A), op(B) or C in one of the caller's buffers.
-struct KPiece {
-    kblocks::Extent rows, cols;
-    int buffer = 0;
-    std::int64_t row = 0, col = 0;  // where it begins there, as stored
-    KOrigin origin;
-    std::size_t holders = 1;  // that have the same rectangle: this one and those behind it
-};
-
 // What all schedules of one problem on one machine have in common.
 struct KProblem {
     int num_ranks = 0;
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     bool trans_a = false, trans_b = false, reads_c = false;
     std::uint8_t dtype = dtype_f64;
-    std::vector<BufferRecord> users;            // the caller's A, B and C
-    std::array<std::vector<KPiece>, 3> pieces;  // of each; those that several have stand together
-    std::int64_t step = 1;                      // where blocks of rows and columns start is a multiple of it
+    std::vector<BufferRecord> users;  // the caller's A, B and C
+    Pieces pieces;
+    std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
     int most_summands = 8;
     std::int64_t min_slice_bytes = 1;
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
@@ -80,7 +52,7 @@ struct KProblem {
         return std::ranges::any_of(pieces[matrix], [](const KPiece &one) { return one.holders > 1; });
     }
     // The piece on a rank's device that has all of a rectangle, null if there is none.
-    const KPiece *home(int matrix, int rank, kblocks::Extent rows, kblocks::Extent cols) const {
+    const KPiece *home(int matrix, int rank, Extent rows, Extent cols) const {
         for (const KPiece &one : pieces[matrix])
             if (one.origin.on_device_of(rank) && one.rows.contains(rows) && one.cols.contains(cols)) return &one;
         return nullptr;
@@ -88,7 +60,7 @@ struct KProblem {
     // Calls for the pieces that together have a rectangle, of those that several have for the first, and for what of
     // the rectangle each has.
     template <typename What>
-    void each_piece(int matrix, kblocks::Extent rows, kblocks::Extent cols, const What &what) const {
+    void each_piece(int matrix, Extent rows, Extent cols, const What &what) const {
         const std::vector<KPiece> &all = pieces[matrix];
         for (std::size_t at = 0; at < all.size(); at += all[at].holders)
             if (all[at].rows.meets(rows) && all[at].cols.meets(cols))
@@ -137,7 +109,7 @@ struct KMove {
 // How C, or a part of it, is cut, whoever computes: `Partition` of planning/partition.py.
 struct KPlaces {
     struct Block {
-        kblocks::Extent rows, cols;  // empty where there are more ranks than C has rows or columns
+        Extent rows, cols;  // empty where there are more ranks than C has rows or columns
     };
     std::vector<std::int64_t> row_starts;    // of bands, and their end
     std::vector<std::vector<int>> place_of;  // by band and column of ranks, -1 for none
@@ -155,7 +127,7 @@ struct KRequest {
     // A block of C, which the ranks of a place form together.
     struct Block {
         std::size_t place;
-        kblocks::Extent rows, cols;
+        Extent rows, cols;
         std::vector<KAlignment> alignment;  // for each part of k; empty: nothing is done about it
     };
     // One block of C for each place that has one, and which of them share rows of A and columns of B. Ranks take one
@@ -216,9 +188,5 @@ std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts);
 // start at multiples of `multiple`, halved until equal blocks have four times as many elements, or else of `step`.
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
                                       int halvings);
-
-inline void require(bool good, const char *what) {
-    if (!good) throw std::invalid_argument(what);
-}
 
 }  // namespace uncut

@@ -11,8 +11,8 @@ namespace {
 // comes twice, then each is twice as long as the one before it; with more, fewer and larger products read and write C
 // less often, for which a product has to take longer than the next block takes to arrive. A last block shorter than
 // half of the one before it is joined to that. With `at_multiples` the largest ones end at multiples of their length.
-std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth,
-                                      bool at_multiples) {
+std::vector<Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth,
+                             bool at_multiples) {
     if (extent < 0 || first < 1 || most < 1 || growth < 2)
         throw std::invalid_argument("blocks have at least one element, and grow");
     most = std::max<std::int64_t>(1, std::min(most, extent));
@@ -30,7 +30,7 @@ std::vector<kblocks::Extent> k_blocks(std::int64_t extent, std::int64_t first, s
     const std::size_t count = stops.size();
     if (count > 2 && 2 * (stops[count - 1] - stops[count - 2]) < stops[count - 2] - stops[count - 3])
         stops.erase(stops.end() - 2);
-    std::vector<kblocks::Extent> found;
+    std::vector<Extent> found;
     found.reserve(stops.size() - 1);
     for (std::size_t at = 0; at + 1 < stops.size(); ++at)
         found.push_back({stops[at], stops[at + 1]});
@@ -71,7 +71,7 @@ class Maker {
     KMove of_block(int step, int at, bool early) const {
         return {.step = step, .last_k = extent_, .first = at, .last = at + 1, .early = early};
     }
-    void fetch_a_and_b(const kblocks::Extent &k) {
+    void fetch_a_and_b(const Extent &k) {
         for (const int step : {fetch_a, fetch_b})
             fetches_.push_back({.step = step, .first_k = k.first, .last_k = k.last, .last = columns_});
     }
@@ -111,7 +111,7 @@ class Maker {
 
     void make_by_columns() {
         if (how_.whole) fetches_.push_back(fetch_b_of(0, extent_, 0));
-        for (const kblocks::Extent &k : ramp_) {
+        for (const Extent &k : ramp_) {
             fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
             if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
             work({.step = multiply, .first_k = k.first, .last_k = k.last, .last = 1});
@@ -121,8 +121,8 @@ class Maker {
         for (int at = 1; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, true));
             const bool at_once = how_.whole || at < how_.columns;
-            for (const kblocks::Extent &k : at_once ? std::vector<kblocks::Extent>{{0, extent_}}
-                                                    : k_blocks(extent_, how_.block, how_.block, 2, false)) {
+            for (const Extent &k :
+                 at_once ? std::vector<Extent>{{0, extent_}} : k_blocks(extent_, how_.block, how_.block, 2, false)) {
                 fetches_.push_back(fetch_b_of(k.first, k.last, at));
                 KMove product = of_block(multiply, at, true);
                 product.first_k = k.first, product.last_k = k.last;
@@ -137,7 +137,7 @@ class Maker {
         const KMove c = of_block(fetch_c, 0, early);
         if (how_.whole) fetches_.push_back(fetch_b_of(0, extent_, 0));
         if (early) fetches_.push_back(c);
-        for (const kblocks::Extent &k : ramp_) {
+        for (const Extent &k : ramp_) {
             fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
             if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
             KMove product = of_block(multiply, 0, early);
@@ -189,7 +189,7 @@ class Maker {
     const KBlocking &how_;
     std::int64_t extent_;  // of k
     int columns_, rows_;
-    std::vector<kblocks::Extent> ramp_;
+    std::vector<Extent> ramp_;
     std::vector<KMove> fetches_;
     std::vector<Work> work_;
 };

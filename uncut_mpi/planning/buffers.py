@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host, location_index, location_table
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, PIECE_DTYPE, Matrix, Role, Schedule, buffer_bytes
@@ -135,6 +136,31 @@ def user_pieces(problem: GemmProblem, placement: Placement) -> np.ndarray:
     table = np.array(records, PIECE_DTYPE)
     table.flags.writeable = False
     return table
+
+
+def parts_on_devices(problem: GemmProblem, placement: Placement) -> dict[int, list[tuple[Matrix, Part]]]:
+    """Return the parts on each rank's device."""
+    found: dict[int, list[tuple[Matrix, Part]]] = {}
+    for matrix in MATRICES:
+        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+            if part.location.space == "device" and part.location.rank is not None:
+                found.setdefault(part.location.rank, []).append((matrix, part))
+    return found
+
+
+def homes(
+    problem: GemmProblem, parts: Iterable[tuple[Matrix, Part]], rows: range, cols: range, inner: range
+) -> dict[Matrix, Part]:
+    """Return which of some parts has all that a block of C needs of A, B or C, with these steps of k."""
+    found: dict[Matrix, Part] = {}
+    for matrix, part in parts:
+        down, along = inner if matrix is Matrix.B else rows, inner if matrix is Matrix.A else cols
+        if {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix) == "T":
+            down, along = along, down
+        (top, bottom), (left, right) = part.rows, part.cols
+        if top <= down.start and down.stop <= bottom and left <= along.start and along.stop <= right:
+            found[matrix] = part
+    return found
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,14 +13,19 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from uncut_mpi import _native
-from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, moves
-from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, user_pieces, user_table
+from uncut_mpi.planning.buffers import (
+    BUFFER_ALIGNMENT,
+    COLUMN_ALIGNMENT,
+    homes,
+    parts_on_devices,
+    user_pieces,
+    user_table,
+)
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import MAX_SUMMANDS
@@ -141,32 +146,13 @@ class Dealt:
         """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
         return self.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
 
-    def _homes(self, rank: int, rows: range, cols: range, inner: range) -> dict[Matrix, Part]:
-        """Return which part on a rank's device has all that its block needs of A, B or C."""
-        problem = self.problem
-        wanted = {
-            Matrix.A: (rows, inner) if problem.trans_a == "N" else (inner, rows),
-            Matrix.B: (inner, cols) if problem.trans_b == "N" else (cols, inner),
-            Matrix.C: (rows, cols),
-        }
-        here = Location.device(rank)
-        return {
-            matrix: part
-            for matrix, extents in wanted.items()
-            for part in self.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
-            if part.location == here
-            and all(
-                first <= extent.start and extent.stop <= last
-                for extent, (first, last) in zip(extents, (part.rows, part.cols), strict=True)
-            )
-        }
-
     def _aligned(self, how: Blocking) -> Iterator[tuple[int, int, int, bool, bool, bool, int]]:
         """Return (round, place, part of k, ...) of ranks that do something about columns that are not aligned."""
         step = elements_aligned(self.problem)
         if self.cut.is_even and not self.placement.in_parts and not any(start % step for start in self.k_starts):
             return
         blocks = self.cut.partition.blocks
+        held = parts_on_devices(self.problem, self.placement)
         for place, (rows, cols) in enumerate(blocks):
             for split, (start, stop) in enumerate(itertools.pairwise(self.k_starts) if rows and cols else ()):
                 rank = self.devices[split * len(blocks) + place]
@@ -175,7 +161,7 @@ class Dealt:
                     self.machine,
                     rank,
                     (rows, cols, range(start, stop)),
-                    self._homes(rank, rows, cols, range(start, stop)),
+                    homes(self.problem, held.get(rank, ()), rows, cols, range(start, stop)),
                     moves(stop - start, how, whole=self._whole),
                     may_sum_apart=forms_sums(self.problem, self.splits),
                     multiple=how.multiple,

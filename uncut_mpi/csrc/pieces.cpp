@@ -1,0 +1,34 @@
+#include "pieces.hpp"
+
+#include <utility>
+
+namespace uncut {
+
+Pieces pieces_of(int num_ranks, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
+                 std::span<const PieceRecord> records) {
+    const std::array<bool, 3> transposed{trans_a, trans_b, false};
+    Pieces made;
+    for (const PieceRecord &one : records) {
+        require(one.buffer >= 0 && static_cast<std::size_t>(one.buffer) < users.size(), "there is no such buffer");
+        require(one.turned == 0, "a piece is stored as its matrix is");
+        const BufferRecord &buffer = users[static_cast<std::size_t>(one.buffer)];
+        require(buffer.matrix <= matrix_c, "a buffer is of A, B or C");
+        KPiece piece{
+            {one.top, one.top + one.rows}, {one.left, one.left + one.cols}, one.buffer, one.row, one.col, {}, 1};
+        if (transposed[buffer.matrix]) std::swap(piece.rows, piece.cols);
+        piece.origin.on_host = in_host(buffer.location, num_ranks);
+        piece.origin.rank = buffer.location - (piece.origin.on_host ? host_location(num_ranks) + 1 : 0);
+        std::vector<KPiece> &known = made[buffer.matrix];
+        const auto same = std::ranges::find_if(
+            known, [&](const KPiece &other) { return other.rows == piece.rows && other.cols == piece.cols; });
+        if (same == known.end()) {
+            known.push_back(piece);
+            continue;
+        }
+        const auto behind = same + static_cast<std::ptrdiff_t>(same->holders++);
+        known.insert(behind, piece);
+    }
+    return made;
+}
+
+}  // namespace uncut
