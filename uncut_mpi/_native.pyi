@@ -62,7 +62,9 @@ class UncutInput:
     latency_ps: list[int]
     ps_per_flop: list[float]
     def __init__(self, like: UncutInput = ..., /) -> None: ...
-    def set_origins(self, a: tuple[int, int], b: tuple[int, int], c: tuple[int, int], /) -> None: ...
+    def set_pieces(self, buffers: np.ndarray, pieces: np.ndarray, /) -> None:
+        """Those of A, B and C, as records; after extents, transposes and the number of ranks."""
+
     def set_routing(self, routing: int, /) -> None: ...
 
 def schedule_uncut(

@@ -11,18 +11,27 @@ import pytest
 
 from tests.helpers import interpret, oracle
 from tests.helpers.layouts import even, grid_layout, random_layout
+from tests.unit.test_verify_uncut import random_machine
 from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.parts import BoundLayout
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks
+from uncut_mpi.planning import kblocks, tiles
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import (
+    BLOCK_ORDERS,
+    COMBINES,
+    DELIVERIES,
+    ORDERS,
+    ROUTINGS,
+    Blocking,
+    ScheduleOptions,
+)
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.stationary import stationary_grids
 from uncut_mpi.planning.verify import verify
@@ -50,16 +59,73 @@ def random_case(seed: int) -> Schedule:
     return kblocks.schedule(problem, placement, ranks, machine, ScheduleOptions(scheduler="kblocks", blocking=how))[0]
 
 
+def random_tiles(seed: int) -> Schedule:
+    rng = random.Random(seed)
+    ranks = rng.choice((1, 2, 3, 4, 6, 8))
+    m, n, k = (rng.randint(1, 50) for _ in range(3))
+    dtype = rng.choice((DType.f64, DType.f64, DType.f32, DType.f16))
+    problem = GemmProblem(m, n, k, dtype, rng.choice("NT"), rng.choice("NT"), reads_c=rng.random() < 0.6)
+    placement = Placement(*(random_layout(rng, shape, ranks) for shape in (problem.a_shape, problem.b_shape, (m, n))))
+    options = ScheduleOptions(
+        scheduler="uncut",
+        tile=rng.randint(8, 40),
+        routing=rng.choice(ROUTINGS),
+        order=rng.choice(ORDERS),
+        caching=rng.random() < 0.8,
+        overlap=rng.random() < 0.8,
+        batch=rng.random() < 0.7,
+        wr_lazy=rng.random() < 0.5,
+        chunks=rng.choice((None, 1, 3)),
+        max_hops=rng.choice((None, 0, 2)),
+    )
+    machine = rng.choice((Machine.uniform(ranks), random_machine(rng, ranks)))
+    return plan(problem, placement, ranks, machine, options).schedule
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(0, 160, 40)])
+def test_tiles_of_any_layouts_are_proved_and_right_on_numbers(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
+    for seed in seeds:
+        check(random_tiles(seed), seed)
+
+
+def check(schedule: Schedule, seed: int) -> None:
+    verify(schedule, lower(schedule))
+    data = interpret.random_data(schedule.problem, seed)
+    order = interpret.random_order(schedule, seed)
+    assert interpret.mismatch(schedule, data, order) == "", f"seed {seed}"
+    if len(schedule.tasks) < 300:
+        assert oracle.is_wrong(schedule) == "", f"seed {seed}"
+
+
+def test_tiles_of_parts_that_end_at_different_places_are_right_on_numbers() -> None:
+    problem = GemmProblem(30, 26, 22, DType.f64, "T", "N")
+
+    def pinwheel(rows: int, cols: int) -> BoundLayout:
+        """Return four parts round a fifth one; a rank has two of them."""
+        top, bottom, left, right = rows // 3, rows // 2 + 1, cols // 4, cols - 5
+        places = (
+            ((0, top), (0, right)),
+            ((0, bottom), (right, cols)),
+            ((bottom, rows), (left, cols)),
+            ((top, rows), (0, left)),
+            ((top, bottom), (left, right)),
+        )
+        where = (0, 1, 2, 0, 1)
+        parts = (Part(*place, Location.device(rank)) for place, rank in zip(places, where, strict=True))
+        return BoundLayout((rows, cols), tuple(parts))
+
+    placement = Placement(*(pinwheel(*shape) for shape in (problem.a_shape, problem.b_shape, (30, 26))))
+    for order in ("eta", "fixed"):
+        options = ScheduleOptions(scheduler="uncut", tile=7, order=order)
+        check(plan(problem, placement, 3, Machine.uniform(3), options).schedule, 1)
+
+
 @pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(0, 240, 40)])
 def test_any_layouts_make_schedules_that_are_proved_and_right_on_numbers(seeds: range) -> None:
     for seed in seeds:
-        schedule = random_case(seed)
-        verify(schedule, lower(schedule))
-        data = interpret.random_data(schedule.problem, seed)
-        order = interpret.random_order(schedule, seed)
-        assert interpret.mismatch(schedule, data, order) == "", f"seed {seed}"
-        if len(schedule.tasks) < 300:
-            assert oracle.is_wrong(schedule) == "", f"seed {seed}"
+        check(random_case(seed), seed)
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 100, 50)])
@@ -161,12 +227,26 @@ def needed(kinds: tuple[str, str, str], stays: Matrix) -> int:
 def test_a_matrix_that_stays_costs_what_the_others_need(kinds: tuple[str, str, str]) -> None:
     placement = placed(kinds)
     for form in stationary_grids(SQUARE, placement):
-        options = ScheduleOptions(
+        in_blocks = ScheduleOptions(
             scheduler="kblocks", blocking=Blocking(splits=form.splits, first=16, block=16, columns=2), **form.changes()
         )
-        schedule = plan(SQUARE, placement, RANKS, Machine.uniform(RANKS), options).schedule
-        moved = schedule.bytes_by_link()["device_to_device"]
-        assert moved == 8 * needed(kinds, form.matrix), form.matrix
+        in_tiles = ScheduleOptions(scheduler="uncut", tile=24, **{**form.changes(), "k_shares": None})
+        for options in (in_blocks, in_tiles) if form.splits == 1 else (in_blocks,):
+            schedule = plan(SQUARE, placement, RANKS, Machine.uniform(RANKS), options).schedule
+            moved = schedule.bytes_by_link()["device_to_device"]
+            assert moved == 8 * needed(kinds, form.matrix), (options.scheduler, form.matrix)
+            panels = schedule.buffers[schedule.buffers["role"] != Role.USER]
+            assert form.matrix not in panels["matrix"], options.scheduler  # it is used where it lies
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_ranks_begin_with_tiles_that_they_hold(batch: bool) -> None:
+    options = ScheduleOptions(scheduler="uncut", tile=16, grid=(RANKS, 1), batch=batch)
+    schedule = plan(SQUARE, placed(("rows", "rows", "rows")), RANKS, Machine.uniform(RANKS), options).schedule
+    for rank in range(RANKS):
+        products = np.flatnonzero((schedule.tasks["kind"] == Kind.GEMM) & (schedule.tasks["rank"] == rank))
+        assert not schedule.tasks["num_awaits"][products[: SIZE // 16]].any()
+        assert schedule.tasks["num_awaits"][products[SIZE // 16 :]].any()
 
 
 @pytest.mark.parametrize("kinds", [*itertools.product(KINDS, repeat=3)])
@@ -207,7 +287,7 @@ def test_shares_that_sum_to_the_extent_are_counts() -> None:
 
 
 def test_other_schedulers_say_that_they_take_whole_matrices() -> None:
-    for scheduler in ("uncut", "cyclic", "bands"):
+    for scheduler in ("cyclic", "bands"):
         with pytest.raises(PlanError, match="A is in parts"):
             plan(SQUARE, placed(("rows", "rows", "rows")), RANKS, Machine.uniform(RANKS), ScheduleOptions(scheduler))
 

@@ -131,11 +131,11 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("ps_per_byte", &Input::ps_per_byte)
         .def_rw("latency_ps", &Input::latency_ps)
         .def_rw("ps_per_flop", &Input::ps_per_flop)
-        .def("set_origins",
-             [](Input &self, std::pair<int, int> a, std::pair<int, int> b, std::pair<int, int> c) {
-                 self.a = {a.first, a.second};
-                 self.b = {b.first, b.second};
-                 self.c = {c.first, c.second};
+        .def("set_pieces",
+             [](Input &self, nb::handle buffers, nb::handle pieces) {
+                 const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
+                 self.pieces = pieces_of(self.num_ranks, self.trans_a, self.trans_b,
+                                         buffer_bytes.records<BufferRecord>(), piece_bytes.records<PieceRecord>());
              })
         .def("set_routing", [](Input &self, int routing) {
             if (routing < 0 || routing > 2) throw std::invalid_argument("routing is 0, 1 or 2");

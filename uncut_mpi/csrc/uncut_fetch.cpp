@@ -5,7 +5,7 @@ namespace uncut {
 
 // The rank of a group that computes at a location and needs tiles of this row or column, if there is one.
 Worker *Scheduler::sharer(int side, int group, int outer, int location) {
-    const int index = location == host_ ? -1 : workers_of_rank_[location];
+    const int index = location >= host_ ? -1 : workers_of_rank_[location];
     if (index < 0) return nullptr;
     Worker &w = workers_[index];
     return group_of(w, side) == group && w.sides[side].place[outer] >= 0 ? &w : nullptr;
@@ -21,7 +21,7 @@ Cached *Scheduler::cached(int side, int group, std::size_t tile, int location) {
 
 // When a location has a tile of the group of `w`, and the last copy that brings it there.
 Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile, int location) {
-    if (location == origins_[side].location) return {0, -1};
+    if (location == origins_[side][group_of(w, side)].location[tile]) return {0, -1};
     if (const Worker *worker = sharer(side, group_of(w, side), outer_of(tile), location))
         return {worker->sides[side].eta[tile], worker->sides[side].task[tile]};
     if (const Cached *copy = cached(side, group_of(w, side), tile, location)) return {copy->eta, copy->task};
@@ -29,10 +29,11 @@ Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile,
 }
 
 std::int32_t Scheduler::held_region(Worker &w, int side, int outer, int p, int location, int chunks) {
-    if (location == origins_[side].location) return origin_region(w, side, outer, p, chunks);
+    const std::size_t tile = tile_index(outer, p);
+    if (location == origins_[side][group_of(w, side)].location[tile]) return origin_region(w, side, outer, p, chunks);
     if (Worker *worker = sharer(side, group_of(w, side), outer, location))
-        return panel_region(*worker, side, outer, p, chunks);
-    Cached &copy = *cached(side, group_of(w, side), tile_index(outer, p), location);
+        return own_region(*worker, side, outer, p, chunks);
+    Cached &copy = *cached(side, group_of(w, side), tile, location);
     return chunk_regions(copy.whole, copy.chunked, copy.buffer, copy.place, chunks);
 }
 
@@ -81,7 +82,8 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
 // The best first hop into each destination.
 void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r) {
     const std::size_t n = destinations_.size();
-    const int group = group_of(w, side), chunks = chunks_of(r, n), relayed_chunks = n < 2 ? relay_chunks_of(r) : chunks;
+    const int group = group_of(w, side), origin = origins_[side][group].location[tile];
+    const int chunks = chunks_of(r, n), relayed_chunks = n < 2 ? relay_chunks_of(r) : chunks;
     const std::int64_t chunk_bytes = chunk_bytes_of(r, chunks), relayed_bytes = chunk_bytes_of(r, relayed_chunks);
     for (std::size_t to = 0; to < n; ++to) {
         const int destination = destinations_[to];
@@ -97,7 +99,7 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangl
         };
         auto consider = [&](int source, Time eta) {
             const Time ready = blind() ? 0 : std::max(eta, wait);
-            const Link l = link_of(side, source, destination, destination);
+            const Link l = link(source, destination, destination);
             take(source, false, start_hop(std::max(ready, free_at(l)), cost(l, chunk_bytes), chunks));
             const Detour *d = detour(side, source, destination);
             if (!d || !can_relay(w, side, tile, *d)) return;
@@ -106,11 +108,12 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangl
                 arrival = next_hop(arrival, free_at(d->leg[leg]), cost(d->leg[leg], relayed_bytes), relayed_chunks);
             take(source, true, arrival);
         };
-        consider(origins_[side].location, 0);
+        consider(origin, 0);
         if (in_.routing == Routing::origin || !in_.caching) continue;
         for (const int index : sharers_[side][group]) {
-            const Tiles &t = workers_[index].sides[side];
-            if (!t.home && t.eta[tile] < never) consider(workers_[index].rank, t.eta[tile]);
+            const Worker &worker = workers_[index];
+            const Time eta = worker.sides[side].eta[tile];
+            if (worker.rank != origin && eta < never) consider(worker.rank, eta);
         }
         if (cached_[side].empty() || cached_[side][group].empty()) continue;
         for (const Cached &copy : cached_[side][group][tile])
@@ -124,7 +127,7 @@ void Scheduler::next_hops(Worker &w, int side, std::size_t tile, std::int64_t ch
     for (std::size_t from = 0; from < n; ++from) {
         for (std::size_t to = 0; to < n; ++to) {
             if (from == to) continue;
-            const Link l = link_of(side, destinations_[from], destinations_[to], destinations_[to]);
+            const Link l = link(destinations_[from], destinations_[to], destinations_[to]);
             hops_.free[from * n + to] = free_at(l);
             hops_.cost[from * n + to] = cost(l, chunk_bytes);
             const Detour *d = detour(side, destinations_[from], destinations_[to]);
@@ -160,7 +163,7 @@ Arrival Scheduler::there(Worker &w, int side, std::size_t tile, int location, co
 // have the tile already shorten a chain; others that need it are served on the way.
 void Scheduler::travel(Worker &w, int side, std::size_t tile, int from, int to, Way way, std::int64_t chunk_bytes,
                        Route &route) {
-    const Link l = link_of(side, from, to, to);
+    const Link l = link(from, to, to);
     const Detour *d = way == Way::direct ? nullptr : detour(side, from, to);
     if (d && way == Way::earlier) {
         const Arrival before = there(w, side, tile, from, route);
@@ -201,7 +204,7 @@ void Scheduler::book(const Route &route, std::vector<std::pair<std::size_t, Time
 
 void Scheduler::fetch(Worker &w, int side, int outer, int p) {
     const std::size_t tile = tile_index(outer, p);
-    if (w.sides[side].home || (in_.caching && w.sides[side].eta[tile] < never)) return;
+    if (w.sides[side].home[tile] >= 0 || (in_.caching && w.sides[side].eta[tile] < never)) return;
     find_route(w, side, outer, p, route_);
     book(route_, nullptr);
     const int chunks = route_.chunks, group_number = group_of(w, side);

@@ -3,15 +3,17 @@
 
 namespace uncut {
 
-Link Scheduler::link(int source, int destination, int private_rank, int worker) const {
+Link Scheduler::link(int source, int destination, int worker) const {
     Link l;
     l.source = source;
     l.destination = destination;
-    const int device = source == host_ ? destination : source;
-    int from = source, to = destination;
-    if (source == host_ || destination == host_) {
+    const bool inward = source >= host_;
+    const int host = std::max(source, destination), device = std::min(source, destination);
+    const int private_rank = host > host_ ? host - host_ - 1 : -1;
+    int from = end_of(source), to = end_of(destination);
+    if (host >= host_) {
         l.issuer = private_rank >= 0 ? private_rank : device;
-        if (private_rank >= 0) (source == host_ ? to : from) = private_rank;
+        if (private_rank >= 0) (inward ? to : from) = private_rank;
     } else {
         l.issuer = in_.overlap ? source : worker;
     }
@@ -19,7 +21,7 @@ Link Scheduler::link(int source, int destination, int private_rank, int worker) 
     l.ps_per_byte = in_.ps_per_byte[l.at];
     l.latency = in_.latency_ps[l.at];
     if (private_rank >= 0 && device != private_rank) {
-        l.onward = source == host_ ? index(private_rank, device) : index(device, private_rank);
+        l.onward = inward ? index(private_rank, device) : index(device, private_rank);
         l.ps_per_byte = std::max(l.ps_per_byte, in_.ps_per_byte[l.onward]);
     }
     // A device that serves its copies in turn is one resource for all that it sends, in the place of its own link.
@@ -29,7 +31,7 @@ Link Scheduler::link(int source, int destination, int private_rank, int worker) 
 }
 
 void Scheduler::make_ports() {
-    ports_at_.resize(index(locations_, 0));
+    ports_at_.resize(index(ends_, 0));
     for (const auto &[port, source, destination, weight] : in_.port_uses)
         ports_at_[index(source, destination)].emplace_back(port, weight);
 }
@@ -68,7 +70,7 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
     least = never / std::max(1, in_.chunks);  // where there is none
     for (int x = 0; x < in_.num_ranks; ++x) {
         if (x == location) continue;
-        const Link leg = outward ? link_of(matrix, location, x, x) : link_of(matrix, x, location, location);
+        const Link leg = outward ? link(location, x, x) : link(x, location, location);
         least = std::min(least, cost(leg, bytes));
     }
     return least;
@@ -79,7 +81,7 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
 std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
     const Rectangle r{0, 0, in_.slot_shape[matrix][0], in_.slot_shape[matrix][1]};
     if (source == destination || r.rows * r.cols == 0) return -1;
-    std::array<Link, most_relays + 1> direct{link_of(matrix, source, destination, destination)};
+    std::array<Link, most_relays + 1> direct{link(source, destination, destination)};
     share_ports(direct, 1);
     const auto limit = static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(r, 1))) * in_.relay_gain);
     const int chunks = relay_chunks_of(r);
@@ -93,10 +95,10 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
         Detour d;
         int at = source;
         for (const int relay : relays) {
-            d.leg[d.relays] = link_of(matrix, at, relay, relay);
+            d.leg[d.relays] = link(at, relay, relay);
             d.relay[d.relays++] = at = relay;
         }
-        d.leg[d.relays] = link_of(matrix, at, destination, destination);
+        d.leg[d.relays] = link(at, destination, destination);
         share_ports(d.leg, d.relays + 1);
         Arrival arrival{0, 0};
         for (int l = 0; l <= d.relays; ++l)
@@ -110,7 +112,7 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
         if (x != source && x != destination) consider({x});
     for (int x = 0; in_.max_hops > 1 && x < in_.num_ranks; ++x) {
         if (x == source || x == destination) continue;
-        if (chunks * cost(link_of(matrix, source, x, x), bytes) >= best) continue;
+        if (chunks * cost(link(source, x, x), bytes) >= best) continue;
         for (int y = 0; y < in_.num_ranks; ++y)
             if (y != source && y != destination && y != x) consider({x, y});
     }

@@ -14,6 +14,10 @@ constexpr int most_blanks = 8;
 constexpr std::int64_t most_looked_at = std::int64_t{1} << 28;
 constexpr std::int64_t cost_without_batching = 32;
 
+// Of matrices in parts a scan routes tiles of many kinds, which takes as long for each two ranks that lack one as
+// looking at so many sub-problems.
+constexpr std::int64_t cost_of_a_hop = 20;
+
 }  // namespace
 
 Subproblem Scheduler::next_fixed(Worker &w) const {
@@ -24,7 +28,7 @@ Subproblem Scheduler::next_fixed(Worker &w) const {
 
 void Scheduler::add_known(Worker &w, const Subproblem &s) {
     const Time eta = std::max(w.sides[side_a].eta[tile_index(s.i, s.p)], w.sides[side_b].eta[tile_index(s.j, s.p)]);
-    const std::size_t c = static_cast<std::size_t>(s.j) * w.mt + s.i;
+    const std::size_t c = c_index(w, s.i, s.j);
     ReadyHeap &heap = needs_c(w, c) ? w.waiting[c] : w.pending;
     heap.push({eta, s.j, s.i, s.p});
 }
@@ -39,7 +43,7 @@ Subproblem Scheduler::select(Worker &w) {
     const Time compute_free = free_[resource_of(w.rank)];
     for (drop_done(w, w.pending); !w.pending.empty() && w.pending.top().eta <= compute_free; drop_done(w, w.pending)) {
         const Ready top = w.pending.top();
-        const std::size_t c = static_cast<std::size_t>(top.j) * w.mt + top.i;
+        const std::size_t c = c_index(w, top.i, top.j);
         w.ready[c].push(top);
         w.ready_tiles.push({w.c[c].progress, static_cast<int>(c)});
         w.pending.pop();
@@ -56,10 +60,9 @@ Subproblem Scheduler::select(Worker &w) {
         const Ready &top = w.pending.top();
         best = {top.eta, 0, 0, {top.i, top.j, top.p}, opens(w, top.i, top.j)};
     }
-    estimates_.fill(never);
     ++scan_;
-    if (c_is_input_ && !w.c_home) looked_at_ += static_cast<std::int64_t>(w.waiting.size());
-    for (std::size_t c = 0; c_is_input_ && !w.c_home && c < w.waiting.size(); ++c) {
+    if (w.awaits_c) looked_at_ += static_cast<std::int64_t>(w.waiting.size());
+    for (std::size_t c = 0; w.awaits_c && c < w.waiting.size(); ++c) {
         ReadyHeap &heap = w.waiting[c];
         drop_done(w, heap);
         if (heap.empty()) continue;
@@ -76,17 +79,16 @@ Subproblem Scheduler::select(Worker &w) {
 // Sub-problems that lack A or B.
 void Scheduler::scan_missing(Worker &w, Time compute_free, Choice &best) {
     const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
-    std::array<bool, 2> blank_seen{false, false};
     int blanks = 0;
     looked_at_ += kt_;
     for (int p = 0; p < kt_; ++p) {
         if (a.known[p] == w.mt && b.known[p] == w.nt) continue;
         if (!a.known[p] && !b.known[p]) {
             if (in_.batch) {
-                // All like the first such p of this size, which wins by its index.
-                bool &seen = blank_seen[k_extent(p).size == in_.tile];
-                if (seen) continue;
-                seen = true;
+                // All like the first such p of this kind, which wins by its index.
+                unsigned &seen = blank_seen_[k_cuts_.kinds[p]];
+                if (seen == scan_) continue;
+                seen = scan_;
             } else if (++blanks > most_blanks) {
                 continue;
             }
@@ -98,7 +100,7 @@ void Scheduler::scan_missing(Worker &w, Time compute_free, Choice &best) {
                 const Time a_eta = a.eta[tile_index(i, p)];
                 const bool a_missing = a_eta >= never, b_missing = b_eta >= never;
                 if (!a_missing && !b_missing) continue;
-                const bool c_missing = needs_c(w, static_cast<std::size_t>(j) * w.mt + i);
+                const bool c_missing = needs_c(w, c_index(w, i, j));
                 Time start = std::max(compute_free, estimate(w, {i, j, p}, a_missing, b_missing, c_missing));
                 if (!a_missing) start = std::max(start, a_eta);
                 if (!b_missing) start = std::max(start, b_eta);
@@ -116,15 +118,17 @@ Time Scheduler::estimate(Worker &w, const Subproblem &s, bool a_missing, bool b_
                      : estimate_single(w, s, a_missing, b_missing, c_missing);
 }
 
-// With batching all tiles of a size that are missing are missing alike, so 64 values serve a
+// With batching all tiles of a kind that are missing are missing alike, so few values serve a
 // whole scan, and each can afford to book the links of A before B is routed.
 Time Scheduler::estimate_batched(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
-    const unsigned which = a_missing | b_missing << 1 | c_missing << 2 |
-                           static_cast<unsigned>(row_extent(w, s.i).size == in_.tile) << 3 |
-                           static_cast<unsigned>(col_extent(w, s.j).size == in_.tile) << 4 |
-                           static_cast<unsigned>(k_extent(s.p).size == in_.tile) << 5;
-    Time &known = estimates_[which];
-    if (known < never) return known;
+    const std::size_t of = kind_of_c(w, s.i, s.j) * blank_seen_.size() + k_cuts_.kinds[s.p];
+    const std::size_t which = of << 3 | static_cast<unsigned>(a_missing | b_missing << 1 | c_missing << 2);
+    Estimate &known = estimates_[which & (estimates_.size() - 1)];
+    if (known.scan == scan_ && known.of == which) return known.eta;
+    if (in_parts_) {
+        const std::size_t ranks = std::max(sharers_[side_a][w.row].size(), sharers_[side_b][w.col].size());
+        looked_at_ += cost_of_a_hop * static_cast<std::int64_t>(ranks * ranks);
+    }
     Time eta = 0;
     undo_.clear();
     if (a_missing) {
@@ -136,11 +140,12 @@ Time Scheduler::estimate_batched(Worker &w, const Subproblem &s, bool a_missing,
         if (c_missing) book(trial_, &undo_);
     }
     if (c_missing) {
-        eta = std::max(eta, c_way(w, s.i, s.j, true, 0).arrival);
+        eta = std::max(eta, c_way(w, s.i, s.j, w.c[c_index(w, s.i, s.j)].piece, true, 0).arrival);
     }
     for (auto it = undo_.rbegin(); it != undo_.rend(); ++it)
         free_[it->first] = it->second;
-    return known = eta;
+    known = {scan_, which, eta};
+    return eta;
 }
 
 // Without batching each tile has its own holders, so the best fetch of each is kept for a scan;
@@ -163,12 +168,11 @@ Time Scheduler::estimate_single(Worker &w, const Subproblem &s, bool a_missing, 
     return eta;
 }
 
-// Tiles of C differ in their sizes alone.
+// Tiles of C of a kind are all alike.
 const Scheduler::SingleFetch &Scheduler::c_fetch(const Worker &w, int i, int j) {
-    const bool high = row_extent(w, i).size == in_.tile, wide = col_extent(w, j).size == in_.tile;
-    SingleFetch &known = single_c_[high | wide << 1];
+    SingleFetch &known = single_c_[kind_of_c(w, i, j)];
     if (known.scan == scan_) return known;
-    const CWay way = c_way(w, i, j, true, 0);
+    const CWay way = c_way(w, i, j, w.c[c_index(w, i, j)].piece, true, 0);
     return known = {scan_, way.link.resource, way.arrival, way.busy};
 }
 

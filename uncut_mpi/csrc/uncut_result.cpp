@@ -3,10 +3,11 @@
 
 namespace uncut {
 
-Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, bool inward, Time not_before) {
-    const int from = inward ? in_.c.location : w.rank, to = inward ? w.rank : in_.c.location;
+// To a holder of a tile, or from there.
+Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, std::int32_t piece, bool inward, Time not_before) {
+    const int holder = location_of(matrix_c, piece), from = inward ? holder : w.rank, to = inward ? w.rank : holder;
     CWay way;
-    way.link = link_of(matrix_c, from, to, w.rank);
+    way.link = link(from, to, w.rank);
     if (!inward && in_.overlap) way.link.resource = way.link.at;  // results have a lane of their own
     way.busy = cost(way.link, c_bytes(w, i, j));
     way.arrival = std::max(free_[way.link.resource], not_before) + way.busy;
@@ -14,7 +15,7 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, bool inward, Tim
     if (!d) return way;
     for (int x = 0; x < d->relays; ++x)
         if (!has_slot(d->relay[x], matrix_c)) return way;
-    const Rectangle r{0, 0, row_extent(w, i).size, col_extent(w, j).size};
+    const Rectangle r{0, 0, row_extent(w, i).size(), col_extent(w, j).size()};
     const int chunks = relay_chunks_of(r);
     const std::int64_t bytes = chunk_bytes_of(r, chunks);
     Arrival seen{not_before, not_before}, real = seen;
@@ -27,11 +28,11 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, bool inward, Tim
     return {d, d->leg[0], real.last, chunks * cost(d->leg[0], bytes)};
 }
 
-Time Scheduler::copy_c(Worker &w, int i, int j, bool inward, CPlace place, std::int32_t awaited, Time not_before,
-                       std::int32_t &task) {
-    const CWay way = c_way(w, i, j, inward, not_before);
-    if (way.detour) return relay_c(w, i, j, inward, place, *way.detour, awaited, not_before, task);
-    const std::int32_t local = c_region(w, i, j, place), user = c_region(w, i, j, CPlace::user);
+Time Scheduler::copy_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, std::int32_t awaited,
+                       Time not_before, std::int32_t &task) {
+    const CWay way = c_way(w, i, j, piece, inward, not_before);
+    if (way.detour) return relay_c(w, i, j, piece, inward, place, *way.detour, awaited, not_before, task);
+    const std::int32_t local = c_region(w, i, j, place), user = held_c_region(w, i, j, piece);
     task = add_task(copy_task, lane_for_copy(way.link, !inward), -1,
                     {{inward ? local : user, one}, {inward ? user : local, one}}, {awaited});
     free_[way.link.resource] = way.arrival;
@@ -39,12 +40,12 @@ Time Scheduler::copy_c(Worker &w, int i, int j, bool inward, CPlace place, std::
     return way.arrival;
 }
 
-Time Scheduler::relay_c(Worker &w, int i, int j, bool inward, CPlace place, const Detour &d, std::int32_t awaited,
-                        Time not_before, std::int32_t &task) {
-    const Rectangle r{0, 0, row_extent(w, i).size, col_extent(w, j).size};
+Time Scheduler::relay_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, const Detour &d,
+                        std::int32_t awaited, Time not_before, std::int32_t &task) {
+    const Rectangle r{0, 0, row_extent(w, i).size(), col_extent(w, j).size()};
     const int chunks = relay_chunks_of(r), group = next_group_++;
     const std::int64_t bytes = chunk_bytes_of(r, chunks);
-    const std::int32_t local = c_region(w, i, j, place, chunks), user = c_region(w, i, j, CPlace::user, chunks);
+    const std::int32_t local = c_region(w, i, j, place, chunks), user = held_c_region(w, i, j, piece, chunks);
     std::array<std::int32_t, most_relays + 2> places{inward ? user : local};
     Arrival arrival{not_before, not_before};
     for (int l = 0; l <= d.relays; ++l) {
@@ -68,37 +69,43 @@ Time Scheduler::relay_c(Worker &w, int i, int j, bool inward, CPlace place, cons
     return arrival.last;
 }
 
+// Brings a tile to all who hold it but the rank that has formed it.
+void Scheduler::write_back(Worker &w, const CTile &c, int i, int j, CPlace place, std::int32_t awaited,
+                           Time not_before) {
+    const auto last = c.piece + static_cast<std::int32_t>(in_.pieces[matrix_c][c.piece].holders);
+    std::int32_t task = -1;
+    for (std::int32_t piece = c.piece; piece < last; ++piece)
+        if (piece != c.home) copy_c(w, i, j, piece, false, place, awaited, not_before, task);
+}
+
 void Scheduler::open(Worker &w, CTile &c, int i, int j) {
     c.lane = lane_for_compute(w.rank, in_.overlap ? w.opened % in_.compute_lanes : 0);
     ++w.opened;
-    if (fetches_c(w) && !in_.lazy) c.fetched = copy_c(w, i, j, true, in_place(w), -1, 0, c.fetch);
+    if (fetches(c) && !in_.lazy) c.fetched = copy_c(w, i, j, c.piece, true, in_place(c), -1, 0, c.fetch);
     if (!track_known_) return;
-    ReadyHeap &waiting = w.waiting[static_cast<std::size_t>(j) * w.mt + i];
+    ReadyHeap &waiting = w.waiting[c_index(w, i, j)];
     for (; !waiting.empty(); waiting.pop())
         w.pending.push(waiting.top());
 }
 
 void Scheduler::close(Worker &w, CTile &c, int i, int j) {
-    const std::int64_t elements = row_extent(w, i).size * col_extent(w, j).size;
-    const bool combines = in_.half || (in_.lazy && fetches_c(w));
-    if (fetches_c(w) && in_.lazy) c.fetched = copy_c(w, i, j, true, in_place(w), -1, 0, c.fetch);
+    const std::int64_t elements = row_extent(w, i).size() * col_extent(w, j).size();
+    const bool combines = in_.half || (in_.lazy && fetches(c));
+    if (fetches(c) && in_.lazy) c.fetched = copy_c(w, i, j, c.piece, true, in_place(c), -1, 0, c.fetch);
     if (combines) {
         const std::int32_t sum = c_region(w, i, j, CPlace::panel);
-        const std::int32_t out = c_region(w, i, j, out_place(w));
+        const std::int32_t out = c_region(w, i, j, out_place(c));
         std::int64_t bytes = elements * (in_.accumulator_itemsize + in_.itemsize);
         if (in_.reads_c) {
             bytes += elements * in_.itemsize;
             c.last = add_task(combine_task, c.lane, -1,
-                              {{out, one}, {sum, one}, {c_region(w, i, j, in_place(w)), beta}}, {c.fetch});
+                              {{out, one}, {sum, one}, {c_region(w, i, j, in_place(c)), beta}}, {c.fetch});
         } else {
             c.last = add_task(combine_task, c.lane, -1, {{out, one}, {sum, one}}, {});
         }
         c.computed = run_on(w.rank, std::max(c.fetched, c.computed), combine_time(w.rank, bytes));
     }
-    if (!w.c_home) {
-        std::int32_t task = -1;
-        copy_c(w, i, j, false, out_place(w), c.last, c.computed, task);
-    }
+    write_back(w, c, i, j, out_place(c), c.last, c.computed);
 }
 
 }  // namespace uncut

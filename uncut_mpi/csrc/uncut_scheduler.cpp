@@ -1,30 +1,38 @@
 #include "uncut_state.hpp"
 
-#include <stdexcept>
+#include <bit>
 
 namespace uncut {
+namespace {
+
+// Estimates of tiles of different kinds that a scan keeps, a power of two: more than there are but for matrices in very
+// many parts.
+constexpr std::size_t most_estimates = 4096;
+
+}  // namespace
 
 Scheduler::Scheduler(const Input &in)
     : in_(in),
-      locations_(in.num_ranks + 1),
-      host_(in.num_ranks),
-      origins_{in.a, in.b, in.c},
+      host_(host_location(in.num_ranks)),
+      ends_(host_ + 1),
+      locations_(ends_ + in.num_ranks),
       outer_is_row_{!in.trans_a, in.trans_b},
       cache_room_(in.cache_room),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}),
-      free_(static_cast<std::size_t>(locations_) * locations_ + in.num_ranks, 0),
-      copy_lanes_(static_cast<std::size_t>(locations_) * locations_, -1),
+      free_(index(ends_, 0) + in.num_ranks, 0),
+      copy_lanes_(index(ends_, 0), -1),
       result_lanes_(copy_lanes_.size(), -1),
       lane_of_compute_(static_cast<std::size_t>(in.num_ranks) * in.compute_lanes, -1),
       leg_to_(locations_, -1) {
-    kt_ = in.product ? static_cast<int>(ceil_div(in.k, in.tile)) : 1;
     c_is_input_ = in.product && in.reads_c && !in.lazy && !in.half;
     track_known_ = in.eta_order && in.caching;
+    in_parts_ = std::ranges::any_of(in.pieces, [](const auto &pieces) { return pieces.size() > 1; });
     if (in.max_hops) {
         for (auto &table : detour_at_)
-            table.assign(index(locations_, 0), unknown);
+            table.assign(static_cast<std::size_t>(locations_) * locations_, unknown);
         make_ports();
     }
+    make_cuts();
     make_workers();
     if (in.product) reserve();
 }
@@ -48,6 +56,83 @@ Tables Scheduler::run() {
     return std::move(out_);
 }
 
+// Tiles as long as asked for, from each edge on.
+Cuts Scheduler::cut(Extent of, const std::vector<std::int64_t> &edges) const {
+    Cuts made;
+    made.edges.push_back(of.first);
+    for (std::size_t number = 0; number < edges.size(); ++number) {
+        const std::int64_t last = std::min(edges[number], of.last);
+        while (made.edges.back() < last) {
+            const std::int64_t size = std::min(in_.tile, last - made.edges.back());
+            made.kinds.push_back(static_cast<int>(2 * number) + (size < in_.tile));
+            made.edges.push_back(made.edges.back() + size);
+        }
+    }
+    return made;
+}
+
+// Tiles end where pieces of the matrices do, so that each lies in one.
+void Scheduler::make_cuts() {
+    std::vector<std::int64_t> rows{in_.m}, cols{in_.n}, inner{in_.k};
+    const auto add = [&](int matrix, std::vector<std::int64_t> &down, std::vector<std::int64_t> &along) {
+        for (const KPiece &piece : in_.pieces[matrix]) {  // where one begins another ends
+            down.push_back(piece.rows.last);
+            along.push_back(piece.cols.last);
+        }
+    };
+    if (in_.product) {
+        add(matrix_a, rows, inner);
+        add(matrix_b, inner, cols);
+    }
+    add(matrix_c, rows, cols);
+    for (std::vector<std::int64_t> *edges : {&rows, &cols, &inner}) {
+        std::ranges::sort(*edges);
+        edges->erase(std::unique(edges->begin(), edges->end()), edges->end());
+    }
+    for (int row = 0; row < in_.rows; ++row)
+        outer_cuts_[side_a].push_back(cut({in_.row_starts[row], in_.row_starts[row + 1]}, rows));
+    for (int col = 0; col < in_.cols; ++col)
+        outer_cuts_[side_b].push_back(cut({in_.col_starts[col], in_.col_starts[col + 1]}, cols));
+    if (in_.product) k_cuts_ = cut({0, in_.k}, inner);
+    kt_ = in_.product ? k_cuts_.count() : 1;
+    most_kinds_ = {2 * rows.size(), 2 * cols.size()};
+    blank_seen_.resize(2 * inner.size());
+    single_c_.resize(most_kinds_[side_a] * most_kinds_[side_b]);
+    estimates_.resize(std::min(most_estimates, std::bit_ceil(8 * single_c_.size() * blank_seen_.size())));
+}
+
+// The first of the pieces that have a rectangle.
+std::int32_t Scheduler::piece_of(int matrix, Extent rows, Extent cols, std::int32_t hint) const {
+    const std::vector<KPiece> &pieces = in_.pieces[matrix];
+    const auto has = [&](const KPiece &piece) { return piece.rows.contains(rows) && piece.cols.contains(cols); };
+    if (has(pieces[hint])) return hint;
+    const auto found = std::ranges::find_if(pieces, has);
+    require(found != pieces.end(), "every tile lies in a piece");
+    return static_cast<std::int32_t>(found - pieces.begin());
+}
+
+// The one of those that have the same as a piece that is on a rank's device, or -1.
+std::int32_t Scheduler::home_of(int matrix, std::int32_t piece, int rank) const {
+    const auto last = piece + static_cast<std::int32_t>(in_.pieces[matrix][piece].holders);
+    for (; piece < last; ++piece)
+        if (in_.pieces[matrix][piece].origin.on_device_of(rank)) return piece;
+    return -1;
+}
+
+void Scheduler::find_origins(int side, int group) {
+    Origins &origins = origins_[side][group];
+    const Cuts &outer = outer_cuts_[side][group];
+    std::int32_t piece = 0;
+    for (int o = 0; o < outer.count(); ++o)
+        for (int p = 0; p < kt_; ++p) {
+            piece = side == side_a ? piece_of(side, outer[o], k_cuts_[p], piece)
+                                   : piece_of(side, k_cuts_[p], outer[o], piece);
+            origins.piece.push_back(piece);
+            origins.location.push_back(location_of(side, piece));
+        }
+    origins.regions.resize(origins.piece.size());
+}
+
 // Where a worker's tiles of A or B, and the rows or columns of C with them, lie in its panels: one after the other.
 void Scheduler::place_tiles(Worker &w, int side) const {
     const int tiles = outer_tiles(w, side);
@@ -59,7 +144,7 @@ void Scheduler::place_tiles(Worker &w, int side) const {
     for (int o = 0; o < tiles; ++o) {
         if (!needed[o]) continue;
         w.sides[side].place[o] = next;
-        next += outer_extent(w, side, o).size;
+        next += outer_extent(w, side, o).size();
     }
 }
 
@@ -68,13 +153,19 @@ Worker Scheduler::make_worker(int rank, int row, int col) const {
     w.rank = rank;
     w.row = row;
     w.col = col;
-    w.mt = static_cast<int>(ceil_div(in_.row_starts[row + 1] - in_.row_starts[row], in_.tile));
-    w.nt = static_cast<int>(ceil_div(in_.col_starts[col + 1] - in_.col_starts[col], in_.tile));
+    w.cuts = {&outer_cuts_[side_a][row], &outer_cuts_[side_b][col]};
+    w.mt = w.cuts[side_a]->count();
+    w.nt = w.cuts[side_b]->count();
     return w;
 }
 
 void Scheduler::make_workers() {
     workers_of_rank_.assign(in_.num_ranks, -1);
+    for (int side = 0; side < 2; ++side) {
+        origins_[side].resize(outer_cuts_[side].size());
+        for (std::size_t group = 0; in_.product && group < origins_[side].size(); ++group)
+            find_origins(side, static_cast<int>(group));
+    }
     std::vector<Worker> made;
     for (std::size_t cell = 0; cell < in_.cell_rank.size(); ++cell) {
         const int at = in_.owned.empty() ? static_cast<int>(cell) : 0, rank = static_cast<int>(in_.cell_rank[cell]);
@@ -86,7 +177,13 @@ void Scheduler::make_workers() {
         const std::size_t c_tiles = static_cast<std::size_t>(w.mt) * w.nt;
         w.remaining = static_cast<std::int64_t>(w.owned.empty() ? c_tiles : w.owned.size()) * kt_;
         w.c.resize(c_tiles);
-        w.c_home = in_.c.location == w.rank;
+        for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
+            for (int i = 0; i < w.mt; ++i) {
+                CTile &c = w.c[c_index(w, i, j)];
+                c.piece = piece = piece_of(matrix_c, row_extent(w, i), col_extent(w, j), piece);
+                c.home = home_of(matrix_c, piece, w.rank);
+                w.awaits_c |= c_is_input_ && c.home < 0;
+            }
         w.c_panel.resize(c_tiles);
         w.c_staging.resize(c_tiles);
         if (track_known_) {
@@ -99,12 +196,19 @@ void Scheduler::make_workers() {
         for (int side = 0; side < 2 && in_.product; ++side) {
             Tiles &t = w.sides[side];
             const std::size_t tiles = static_cast<std::size_t>(outer_tiles(w, side)) * kt_;
-            t.home = origins_[side].location == w.rank;
             t.buffer = static_cast<int>((side == side_a ? in_.a_panel : in_.b_panel)[w.rank]);
             t.regions.resize(tiles);
-            t.eta.assign(tiles, t.home ? 0 : never);
+            t.eta.assign(tiles, never);
             t.task.assign(tiles, -1);
-            t.known.assign(kt_, t.home ? outer_tiles(w, side) : 0);
+            t.known.assign(kt_, 0);
+            const std::vector<std::int32_t> &pieces = origins_[side][group_of(w, side)].piece;
+            t.home.resize(tiles);
+            for (std::size_t tile = 0; tile < tiles; ++tile) {
+                t.home[tile] = home_of(side, pieces[tile], w.rank);
+                if (t.home[tile] < 0) continue;
+                t.eta[tile] = 0;
+                ++t.known[static_cast<int>(tile) % kt_];
+            }
             if (!in_.caching) {
                 t.reader.assign(tiles, -1);
                 t.reader_end.assign(tiles, 0);
@@ -115,26 +219,24 @@ void Scheduler::make_workers() {
     }
     sharers_[side_a].resize(in_.rows);
     sharers_[side_b].resize(in_.cols);
-    origin_regions_[side_a].resize(in_.rows);
-    origin_regions_[side_b].resize(in_.cols);
     std::int64_t c_tile_count = 0;
     for (std::size_t index = 0; index < workers_.size(); ++index) {
         Worker &w = workers_[index];
-        for (int side = 0; side < 2; ++side) {
+        for (int side = 0; side < 2; ++side)
             sharers_[side][group_of(w, side)].push_back(static_cast<int>(index));
-            origin_regions_[side][group_of(w, side)].resize(static_cast<std::size_t>(outer_tiles(w, side)) * kt_);
-        }
         w.next = 0;
         c_tile_count += static_cast<std::int64_t>(w.c.size());
     }
     // Where both A and B are at home, sub-problems can run from the start.
-    for (std::size_t index = 0; track_known_ && index < workers_.size(); ++index) {
+    for (std::size_t index = 0; track_known_ && in_.product && index < workers_.size(); ++index) {
         Worker &w = workers_[index];
-        if (!in_.product || !w.sides[side_a].home || !w.sides[side_b].home) continue;
-        for (int j = 0; j < w.nt; ++j)
-            for (int i = 0; i < w.mt; ++i)
-                for (int p = 0; p < kt_; ++p)
-                    add_known(w, {i, j, p});
+        const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
+        for (int p = 0; p < kt_; ++p) {
+            if (a.known[p] == 0 || b.known[p] == 0) continue;
+            for (int j = 0; j < w.nt; ++j)
+                for (int i = 0; i < w.mt; ++i)
+                    if (a.home[tile_index(i, p)] >= 0 && b.home[tile_index(j, p)] >= 0) add_known(w, {i, j, p});
+        }
     }
     c_tiles_ = c_tile_count;
 }
@@ -153,8 +255,8 @@ void Scheduler::reserve() {
 }
 
 void Scheduler::schedule(Worker &w, const Subproblem &s) {
-    const std::size_t c_index = static_cast<std::size_t>(s.j) * w.mt + s.i;
-    CTile &c = w.c[c_index];
+    const std::size_t c_tile = c_index(w, s.i, s.j);
+    CTile &c = w.c[c_tile];
     if (track_known_) w.done[sub_index(w, s)] = true;
     fetch(w, side_a, s.i, s.p);
     fetch(w, side_b, s.j, s.p);
@@ -164,10 +266,10 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     Tiles &a = w.sides[side_a], &b = w.sides[side_b];
     const std::size_t a_tile = tile_index(s.i, s.p), b_tile = tile_index(s.j, s.p);
     const bool awaits_c = first && c_is_input_;
-    const std::int32_t sum = c_region(w, s.i, s.j, sum_place(w));
+    const std::int32_t sum = c_region(w, s.i, s.j, sum_place(c));
     const OperandSpec a_read{read_region(w, side_a, s.i, s.p), alpha, in_.trans_a};
     const OperandSpec b_read{read_region(w, side_b, s.j, s.p), one, in_.trans_b};
-    const bool beta_now = first && in_.reads_c && !in_.half && (w.c_home || c_is_input_);
+    const bool beta_now = first && in_.reads_c && !in_.half && (c.home >= 0 || c_is_input_);
     std::int32_t task;
     if (first && !beta_now) {
         task = add_task(gemm_task, c.lane, -1, {{sum, one}, a_read, b_read}, {a.task[a_tile], b.task[b_tile]});
@@ -176,8 +278,8 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
                         {{sum, one}, a_read, b_read, {sum, static_cast<std::uint8_t>(beta_now ? beta : one)}},
                         {a.task[a_tile], b.task[b_tile], awaits_c ? c.fetch : -1});
     }
-    const double flops = 2.0 * static_cast<double>(row_extent(w, s.i).size) *
-                         static_cast<double>(col_extent(w, s.j).size) * static_cast<double>(k_extent(s.p).size);
+    const double flops = 2.0 * static_cast<double>(row_extent(w, s.i).size()) *
+                         static_cast<double>(col_extent(w, s.j).size()) * static_cast<double>(k_extent(s.p).size());
     c.computed = run_on(w.rank, std::max({a.eta[a_tile], b.eta[b_tile], awaits_c ? c.fetched : 0}),
                         std::llround(flops * in_.ps_per_flop[w.rank]));
     c.last = task;
@@ -188,18 +290,19 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     ++c.progress;
     if (c.progress == kt_) {
         close(w, c, s.i, s.j);
-    } else if (track_known_ && !w.ready[c_index].empty()) {
-        w.ready_tiles.push({c.progress, static_cast<int>(c_index)});
+    } else if (track_known_ && !w.ready[c_tile].empty()) {
+        w.ready_tiles.push({c.progress, static_cast<int>(c_tile)});
     }
 }
 
 void Scheduler::scale(Worker &w, int tile) {
     const int i = tile % w.mt, j = tile / w.mt;
-    const CPlace place = w.c_home ? CPlace::user : CPlace::staging;
+    const CTile &c = w.c[c_index(w, i, j)];
+    const CPlace place = c.home >= 0 ? CPlace::user : CPlace::staging;
     const std::int32_t lane = lane_for_compute(w.rank, in_.overlap ? tile % in_.compute_lanes : 0);
     std::int32_t fetched = -1, task = -1;
     Time ready = 0;
-    if (fetches_c(w)) ready = copy_c(w, i, j, true, place, -1, 0, fetched);
+    if (fetches(c)) ready = copy_c(w, i, j, c.piece, true, place, -1, 0, fetched);
     const std::int32_t region = c_region(w, i, j, place);
     if (in_.reads_c) {
         task = add_task(combine_task, lane, -1, {{region, one}, {region, beta}}, {fetched});
@@ -207,7 +310,7 @@ void Scheduler::scale(Worker &w, int tile) {
         task = add_task(combine_task, lane, -1, {{region, one}}, {});
     }
     const Time end = run_on(w.rank, ready, combine_time(w.rank, (in_.reads_c ? 2 : 1) * c_bytes(w, i, j)));
-    if (!w.c_home) copy_c(w, i, j, false, place, task, end, task);
+    write_back(w, c, i, j, place, task, end);
 }
 
 Tables schedule_uncut(const Input &input) { return Scheduler(input).run(); }

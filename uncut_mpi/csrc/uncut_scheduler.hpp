@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "pieces.hpp"
 #include "records.hpp"
 #include "too_many_tasks.hpp"
 #include "uncut_routing.hpp"
@@ -15,20 +16,13 @@ namespace uncut {
 
 enum class Routing : int { origin = 0, bw = 1, eta = 2 };
 
-// Where a matrix lives: location num_ranks is host memory; private_rank >= 0 if only that rank's
-// link reaches it.
-struct Origin {
-    int location = 0;
-    int private_rank = -1;
-};
-
 struct Input {
     std::int64_t m = 0, n = 0, k = 0, tile = 0;
     int num_ranks = 0, rows = 0, cols = 0;  // of the grid that computes
     std::int64_t most_tasks = 0;            // a schedule of more is given up
     bool trans_a = false, trans_b = false, reads_c = false, product = false, half = false;
     std::int64_t itemsize = 0, accumulator_itemsize = 0;
-    Origin a, b, c;
+    Pieces pieces;
 
     bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;
     bool finish_first = false;  // with eta_order: opening a C tile counts against a sub-problem
@@ -56,7 +50,7 @@ struct Input {
     std::vector<double> port_ps_per_byte;                      // what links share, per port
     std::vector<std::tuple<int, int, int, double>> port_uses;  // port, source, destination, weight
 
-    std::vector<double> ps_per_byte;       // [source * locations + destination]
+    std::vector<double> ps_per_byte;       // [source * ends + destination]: the devices, and host memory
     std::vector<std::int64_t> latency_ps;  // the same
     std::vector<double> ps_per_flop;       // per rank
 };

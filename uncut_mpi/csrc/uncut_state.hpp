@@ -17,18 +17,21 @@
 
 namespace uncut {
 
-inline constexpr std::array<int, 3> user_buffer = {0, 1, 2};
 enum Side { side_a = 0, side_b = 1 };
-
-struct Extent {
-    std::int64_t start = 0, size = 0;
-};
 
 struct Rectangle {
     std::int64_t row = 0, col = 0, rows = 0, cols = 0;
 };
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// The tiles of an extent. Those of a kind have the same size, and who holds what of one of them holds it of all.
+struct Cuts {
+    std::vector<std::int64_t> edges;
+    std::vector<int> kinds;
+    int count() const { return static_cast<int>(kinds.size()); }
+    Extent operator[](int tile) const { return {edges[tile], edges[tile + 1]}; }
+};
 
 // Regions of one block of tiles in one buffer, made at first use: whole tiles, and tiles in chunks.
 struct RegionTable {
@@ -39,9 +42,15 @@ struct RegionTable {
     }
 };
 
+// The first holders of one block of tiles: their pieces and where these lie.
+struct Origins {
+    std::vector<std::int32_t> piece, location;
+    RegionTable regions;
+};
+
 // What one rank holds of A or B. Tile (o, p) has index o * kt + p; o counts along m (A) or n (B).
 struct Tiles {
-    bool home = false;
+    std::vector<std::int32_t> home;  // the piece on its own device, which is read in place; -1: there is none
     int buffer = -1;
     std::vector<std::int64_t> place;  // per o, where its rows or columns begin in the panel; -1: not needed
     RegionTable regions;
@@ -78,7 +87,9 @@ struct ReadyTile {
 };
 
 struct CTile {
-    int progress = 0;  // sub-problems scheduled
+    int progress = 0;                   // sub-problems scheduled
+    std::int32_t piece = 0, home = -1;  // of its first holder, and the one on the rank's own device if there is one
+    std::int32_t own() const { return std::max(piece, home); }  // from where the rank has it
     std::int32_t lane = -1, fetch = -1, last = -1;
     Time fetched = 0, computed = 0;
 };
@@ -86,7 +97,8 @@ struct CTile {
 struct Worker {
     int rank = 0, row = 0, col = 0;
     int mt = 0, nt = 0;
-    bool c_home = false;
+    std::array<const Cuts *, 2> cuts{};  // of its rows and columns
+    bool awaits_c = false;               // whether products wait for a part of C
     std::array<Tiles, 2> sides;
     RegionTable c_panel, c_staging, c_user;
     std::vector<CTile> c;             // [j * mt + i]
@@ -107,7 +119,7 @@ struct Subproblem {
 };
 
 // A copy between two locations for the sake of a worker; host memory private to a rank is reached
-// by that rank's link alone, and from there by `onward`.
+// by that rank's link alone, and from there by `onward`. All host memory is one end of links.
 struct Link {
     int issuer;
     std::size_t resource;
@@ -157,25 +169,22 @@ class Scheduler {
   private:
     // -- geometry ----------------------------------------------------------------------------
 
-    Extent tile_extent(std::int64_t start, std::int64_t stop, int index) const {
-        const std::int64_t first = start + index * in_.tile;
-        return {first, std::min(in_.tile, stop - first)};
-    }
-    Extent k_extent(int p) const { return tile_extent(0, in_.k, p); }
-    Extent row_extent(const Worker &w, int i) const {
-        return tile_extent(in_.row_starts[w.row], in_.row_starts[w.row + 1], i);
-    }
-    Extent col_extent(const Worker &w, int j) const {
-        return tile_extent(in_.col_starts[w.col], in_.col_starts[w.col + 1], j);
-    }
-    Extent outer_extent(const Worker &w, int side, int o) const {
-        return side == side_a ? row_extent(w, o) : col_extent(w, o);
-    }
+    Extent k_extent(int p) const { return k_cuts_[p]; }
+    Extent row_extent(const Worker &w, int i) const { return (*w.cuts[side_a])[i]; }
+    Extent col_extent(const Worker &w, int j) const { return (*w.cuts[side_b])[j]; }
+    Extent outer_extent(const Worker &w, int side, int o) const { return (*w.cuts[side])[o]; }
     int outer_tiles(const Worker &w, int side) const { return side == side_a ? w.mt : w.nt; }
     int group_of(const Worker &w, int side) const { return side == side_a ? w.row : w.col; }
     Rectangle stored(int side, Extent outer, Extent inner) const {
-        if (outer_is_row_[side]) return {outer.start, inner.start, outer.size, inner.size};
-        return {inner.start, outer.start, inner.size, outer.size};
+        if (outer_is_row_[side]) return {outer.first, inner.first, outer.size(), inner.size()};
+        return {inner.first, outer.first, inner.size(), outer.size()};
+    }
+    // A tile of A or B in a piece that has it.
+    Rectangle in_piece(int side, const KPiece &piece, Extent outer, Extent inner) const {
+        const Extent &first = side == side_a ? piece.rows : piece.cols,
+                     &second = side == side_a ? piece.cols : piece.rows;
+        const Rectangle r = stored(side, outer.shifted(-first.first), inner.shifted(-second.first));
+        return {piece.row + r.row, piece.col + r.col, r.rows, r.cols};
     }
     Rectangle shape(const Worker &w, int side, int outer, int p) const {
         return stored(side, outer_extent(w, side, outer), k_extent(p));
@@ -185,8 +194,17 @@ class Scheduler {
         return (static_cast<std::size_t>(s.j) * w.mt + s.i) * kt_ + s.p;
     }
     std::int64_t c_bytes(const Worker &w, int i, int j) const {
-        return row_extent(w, i).size * col_extent(w, j).size * in_.itemsize;
+        return row_extent(w, i).size() * col_extent(w, j).size() * in_.itemsize;
     }
+    std::size_t c_index(const Worker &w, int i, int j) const { return static_cast<std::size_t>(j) * w.mt + i; }
+    void make_cuts();
+    Cuts cut(Extent of, const std::vector<std::int64_t> &edges) const;
+    std::int32_t piece_of(int matrix, Extent rows, Extent cols, std::int32_t hint) const;
+    std::int32_t home_of(int matrix, std::int32_t piece, int rank) const;
+    int location_of(int matrix, std::int32_t piece) const {
+        return in_.pieces[matrix][piece].origin.location(in_.num_ranks);
+    }
+    void find_origins(int side, int group);
     void make_workers();
     Worker make_worker(int rank, int row, int col) const;
     void place_tiles(Worker &w, int side) const;
@@ -197,9 +215,10 @@ class Scheduler {
     std::int32_t add_region(int buffer, const Rectangle &r);
     std::int32_t chunk_regions(std::int32_t &whole, std::int32_t &chunked, int buffer, const Rectangle &r, int chunks);
     std::int32_t origin_region(const Worker &w, int side, int outer, int p, int chunks);
-    std::int32_t panel_region(Worker &w, int side, int outer, int p, int chunks);
+    std::int32_t own_region(Worker &w, int side, int outer, int p, int chunks);
     std::int32_t read_region(Worker &w, int side, int outer, int p);
     std::int32_t c_region(Worker &w, int i, int j, CPlace place, int chunks = 1);
+    std::int32_t held_c_region(Worker &w, int i, int j, std::int32_t piece, int chunks = 1);
     std::int32_t add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
                           std::initializer_list<std::int32_t> awaits);
     std::int32_t add_lane(const LaneRecord &lane);
@@ -210,19 +229,16 @@ class Scheduler {
 
     // -- links -------------------------------------------------------------------------------
 
+    int end_of(int location) const { return std::min(location, host_); }
     std::size_t index(int source, int destination) const {
-        return static_cast<std::size_t>(source) * locations_ + destination;
+        return static_cast<std::size_t>(source) * ends_ + destination;
     }
-    std::size_t resource_of(int rank) const { return index(locations_, 0) + rank; }  // its compute
-    Link link(int source, int destination, int private_rank, int worker) const;
-    Link link_of(int matrix, int source, int destination, int worker) const {
-        const bool host = source == host_ || destination == host_;
-        return link(source, destination, host ? origins_[matrix].private_rank : -1, worker);
-    }
+    std::size_t resource_of(int rank) const { return index(ends_, 0) + rank; }  // its compute
+    Link link(int source, int destination, int worker) const;
     // The chain to take instead of a link, or null.
     const Detour *detour(int matrix, int source, int destination) {
         if (!in_.max_hops) return nullptr;
-        std::int32_t &known = detour_at_[matrix][index(source, destination)];
+        std::int32_t &known = detour_at_[matrix][static_cast<std::size_t>(source) * locations_ + destination];
         if (known == unknown) known = find_detour(matrix, source, destination);
         return known < 0 ? nullptr : &detours_[known];
     }
@@ -284,20 +300,21 @@ class Scheduler {
         Time busy = 0;     // how long it keeps `link`
     };
 
-    CWay c_way(const Worker &w, int i, int j, bool inward, Time not_before);
-    Time copy_c(Worker &w, int i, int j, bool inward, CPlace place, std::int32_t awaited, Time not_before,
-                std::int32_t &task);
-    Time relay_c(Worker &w, int i, int j, bool inward, CPlace place, const Detour &d, std::int32_t awaited,
-                 Time not_before, std::int32_t &task);
-    bool fetches_c(const Worker &w) const { return in_.reads_c && !w.c_home; }
+    CWay c_way(const Worker &w, int i, int j, std::int32_t piece, bool inward, Time not_before);
+    Time copy_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, std::int32_t awaited,
+                Time not_before, std::int32_t &task);
+    Time relay_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, const Detour &d,
+                 std::int32_t awaited, Time not_before, std::int32_t &task);
+    void write_back(Worker &w, const CTile &c, int i, int j, CPlace place, std::int32_t awaited, Time not_before);
+    bool fetches(const CTile &c) const { return in_.reads_c && c.home < 0; }
     // Sum of products, and where C_in is fetched to and C_out is written back from.
-    CPlace sum_place(const Worker &w) const { return w.c_home && !in_.half ? CPlace::user : CPlace::panel; }
-    CPlace in_place(const Worker &w) const {
-        if (w.c_home) return CPlace::user;
+    CPlace sum_place(const CTile &c) const { return c.home >= 0 && !in_.half ? CPlace::user : CPlace::panel; }
+    CPlace in_place(const CTile &c) const {
+        if (c.home >= 0) return CPlace::user;
         return in_.lazy || in_.half ? CPlace::staging : CPlace::panel;
     }
-    CPlace out_place(const Worker &w) const {
-        if (w.c_home) return CPlace::user;
+    CPlace out_place(const CTile &c) const {
+        if (c.home >= 0) return CPlace::user;
         return in_.half ? CPlace::staging : CPlace::panel;
     }
     void open(Worker &w, CTile &c, int i, int j);
@@ -337,14 +354,19 @@ class Scheduler {
         std::size_t resource = 0;
         Time eta = 0, cost = 0;
     };
+    struct Estimate {
+        unsigned scan = 0;
+        std::size_t of = 0;
+        Time eta = 0;
+    };
 
     Subproblem next_fixed(Worker &w) const;
     void add_known(Worker &w, const Subproblem &s);
-    bool needs_c(const Worker &w, std::size_t c) const { return c_is_input_ && !w.c_home && w.c[c].progress == 0; }
-    // Whether a sub-problem begins a C tile, where that counts against it.
-    bool opens(const Worker &w, int i, int j) const {
-        return in_.finish_first && w.c[static_cast<std::size_t>(j) * w.mt + i].progress == 0;
+    bool needs_c(const Worker &w, std::size_t c) const {
+        return c_is_input_ && w.c[c].home < 0 && w.c[c].progress == 0;
     }
+    // Whether a sub-problem begins a C tile, where that counts against it.
+    bool opens(const Worker &w, int i, int j) const { return in_.finish_first && w.c[c_index(w, i, j)].progress == 0; }
     void drop_done(const Worker &w, ReadyHeap &heap) const {
         while (!heap.empty() && w.done[sub_index(w, {heap.top().i, heap.top().j, heap.top().p})])
             heap.pop();
@@ -356,21 +378,26 @@ class Scheduler {
     Time estimate_single(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing);
     const SingleFetch &single_fetch(Worker &w, int side, int outer, int p);
     const SingleFetch &c_fetch(const Worker &w, int i, int j);
+    std::size_t kind_of_c(const Worker &w, int i, int j) const {
+        return w.cuts[side_a]->kinds[i] * most_kinds_[side_b] + w.cuts[side_b]->kinds[j];
+    }
 
     static constexpr std::int32_t unknown = -2;
 
     const Input &in_;
-    const int locations_, host_;
-    const std::array<Origin, 3> origins_;
+    const int host_, ends_, locations_;  // of links there are fewer ends, host memory being one
     const std::array<bool, 2> outer_is_row_;
+    std::array<std::vector<Cuts>, 2> outer_cuts_;  // of rows and columns, per grid row and column
+    Cuts k_cuts_;
+    std::array<std::size_t, 2> most_kinds_{};  // of rows and columns of one rank
     int kt_ = 1;
-    bool c_is_input_ = false, track_known_ = false;
+    bool c_is_input_ = false, track_known_ = false, in_parts_ = false;
     std::int64_t c_tiles_ = 0;
 
     std::vector<Worker> workers_;
     std::vector<int> workers_of_rank_;                      // -1: computes nothing
     std::array<std::vector<std::vector<int>>, 2> sharers_;  // per grid row (A) or column (B)
-    std::array<std::vector<RegionTable>, 2> origin_regions_;
+    std::array<std::vector<Origins>, 2> origins_;           // likewise
 
     // Relays: the chain per matrix and link, once looked for, and the copies they keep per group and tile.
     std::array<std::vector<std::int32_t>, 3> detour_at_;
@@ -384,7 +411,7 @@ class Scheduler {
     Tables out_;
     Time end_ = 0;
     int next_group_ = 0;
-    std::vector<Time> free_;  // links [source * locations + destination], then compute per rank
+    std::vector<Time> free_;  // links [source * ends + destination], then compute per rank
     // The first lane of each link, and of each lane the next one of its link, which another rank issues on: few do.
     std::vector<std::int32_t> copy_lanes_, result_lanes_, next_lane_;
     std::vector<std::int32_t> lane_of_compute_;
@@ -396,9 +423,10 @@ class Scheduler {
     ChainSearch search_;
     Route route_, trial_;
     std::vector<std::pair<std::size_t, Time>> undo_;
-    std::array<Time, 64> estimates_{};
+    std::vector<Estimate> estimates_;
+    std::vector<unsigned> blank_seen_;  // per kind of k, in which scan
     std::array<std::vector<SingleFetch>, 2> single_;
-    std::array<SingleFetch, 4> single_c_{};
+    std::vector<SingleFetch> single_c_;  // per kind of rows and of columns
     unsigned scan_ = 0;
     std::int64_t looked_at_ = 0;  // sub-problems, by all selections
 };

@@ -29,36 +29,55 @@ std::int32_t Scheduler::chunk_regions(std::int32_t &whole, std::int32_t &chunked
 }
 
 std::int32_t Scheduler::origin_region(const Worker &w, int side, int outer, int p, int chunks) {
-    RegionTable &table = origin_regions_[side][group_of(w, side)];
+    Origins &origins = origins_[side][group_of(w, side)];
     const std::size_t tile = tile_index(outer, p);
-    return chunk_regions(table.whole[tile], table.chunked[tile], user_buffer[side], shape(w, side, outer, p), chunks);
+    const KPiece &piece = in_.pieces[side][origins.piece[tile]];
+    return chunk_regions(origins.regions.whole[tile], origins.regions.chunked[tile], piece.buffer,
+                         in_piece(side, piece, outer_extent(w, side, outer), k_extent(p)), chunks);
 }
 
-std::int32_t Scheduler::panel_region(Worker &w, int side, int outer, int p, int chunks) {
+// In a rank's panel, or in what it holds of a matrix beside the first holder.
+std::int32_t Scheduler::own_region(Worker &w, int side, int outer, int p, int chunks) {
     Tiles &t = w.sides[side];
-    const Extent extent{t.place[outer], outer_extent(w, side, outer).size};
+    const Extent extent = outer_extent(w, side, outer);
     const std::size_t tile = tile_index(outer, p);
-    return chunk_regions(t.regions.whole[tile], t.regions.chunked[tile], t.buffer, stored(side, extent, k_extent(p)),
-                         chunks);
+    std::int32_t &whole = t.regions.whole[tile], &chunked = t.regions.chunked[tile];
+    if (t.home[tile] >= 0) {
+        const KPiece &piece = in_.pieces[side][t.home[tile]];
+        return chunk_regions(whole, chunked, piece.buffer, in_piece(side, piece, extent, k_extent(p)), chunks);
+    }
+    const Extent place{t.place[outer], t.place[outer] + extent.size()};
+    return chunk_regions(whole, chunked, t.buffer, stored(side, place, k_extent(p)), chunks);
 }
 
 // Where a rank reads a tile of A or B.
 std::int32_t Scheduler::read_region(Worker &w, int side, int outer, int p) {
-    return w.sides[side].home ? origin_region(w, side, outer, p, 1) : panel_region(w, side, outer, p, 1);
+    const std::size_t tile = tile_index(outer, p);
+    const bool is_origin = w.sides[side].home[tile] == origins_[side][group_of(w, side)].piece[tile];
+    return is_origin ? origin_region(w, side, outer, p, 1) : own_region(w, side, outer, p, 1);
 }
 
 std::int32_t Scheduler::c_region(Worker &w, int i, int j, CPlace place, int chunks) {
     const Extent rows = row_extent(w, i), cols = col_extent(w, j);
-    const std::size_t tile = static_cast<std::size_t>(j) * w.mt + i;
-    if (place == CPlace::user) {
-        if (w.c_user.whole.empty()) w.c_user.resize(w.c.size());
-        return chunk_regions(w.c_user.whole[tile], w.c_user.chunked[tile], user_buffer[matrix_c],
-                             {rows.start, cols.start, rows.size, cols.size}, chunks);
-    }
+    const std::size_t tile = c_index(w, i, j);
+    if (place == CPlace::user) return held_c_region(w, i, j, w.c[tile].own(), chunks);
     RegionTable &table = place == CPlace::panel ? w.c_panel : w.c_staging;
     const auto buffer = static_cast<int>((place == CPlace::panel ? in_.c_panel : in_.c_staging)[w.rank]);
     return chunk_regions(table.whole[tile], table.chunked[tile], buffer,
-                         {w.sides[side_a].place[i], w.sides[side_b].place[j], rows.size, cols.size}, chunks);
+                         {w.sides[side_a].place[i], w.sides[side_b].place[j], rows.size(), cols.size()}, chunks);
+}
+
+std::int32_t Scheduler::held_c_region(Worker &w, int i, int j, std::int32_t piece, int chunks) {
+    const Extent rows = row_extent(w, i), cols = col_extent(w, j);
+    const std::size_t tile = c_index(w, i, j);
+    const KPiece &held = in_.pieces[matrix_c][piece];
+    const Rectangle r{held.row + rows.first - held.rows.first, held.col + cols.first - held.cols.first, rows.size(),
+                      cols.size()};
+    if (w.c_user.whole.empty()) w.c_user.resize(w.c.size());
+    std::int32_t elsewhere = -1, in_chunks = -1;  // a copy for another holder, the only one
+    const bool own = piece == w.c[tile].own();
+    return chunk_regions(own ? w.c_user.whole[tile] : elsewhere, own ? w.c_user.chunked[tile] : in_chunks, held.buffer,
+                         r, chunks);
 }
 
 std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
@@ -99,17 +118,18 @@ std::int32_t Scheduler::lane_for_compute(int rank, int number) {
 // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
 std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     if (!in_.overlap) return lane_for_compute(l.issuer, 0);
-    result = result && l.source != host_ && l.destination != host_;
-    const bool together = in_.serial_copies && l.source == l.issuer && l.destination != host_ && l.source != host_;
-    const int destination = together ? l.issuer : l.destination;  // its own place in the table is free
-    std::int32_t *lane = &(result ? result_lanes_ : copy_lanes_)[index(l.source, destination)];
+    const int from = end_of(l.source), to = end_of(l.destination);
+    result = result && from != host_ && to != host_;
+    const bool together = in_.serial_copies && from == l.issuer && to != host_ && from != host_;
+    const int destination = together ? l.issuer : to;  // its own place in the table is free
+    std::int32_t *lane = &(result ? result_lanes_ : copy_lanes_)[index(from, destination)];
     while (*lane >= 0 && out_.lanes[*lane].rank != l.issuer)
         lane = &next_lane_[*lane];
     if (*lane >= 0) return *lane;
     // Adding one moves the lanes, and what they point to.
     const auto number = static_cast<std::int32_t>(out_.lanes.size());
     *lane = number;
-    return add_lane({l.issuer, result ? result_lane : copy_lane, l.source, together ? any_device : l.destination});
+    return add_lane({l.issuer, result ? result_lane : copy_lane, from, together ? any_device : to});
 }
 
 // Room for a copy of a tile in a relay's cache; the caller has asked `has_slot`.

@@ -116,7 +116,9 @@ class Placement:
         """
         where = self._where(matrix)
         if isinstance(where, BoundLayout):
-            raise PlanError(f"{matrix.name} is in parts ({where}), and this needs whole matrices: use kblocks or auto")
+            raise PlanError(
+                f"{matrix.name} is in parts ({where}), and this needs whole matrices: use kblocks, uncut or auto"
+            )
         return where
 
     def whole(self) -> tuple[Location, Location, Location]:

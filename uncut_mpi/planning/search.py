@@ -262,7 +262,8 @@ class _Explorer:
         """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
         if self._dimensions.in_parts and asked.scheduler == "auto":
-            schedulers = tuple(one for one in schedulers if one == "kblocks")  # which takes matrices in parts
+            # `uncut` takes matrices in parts too, but looking for its best grids and tiles makes a plan take too long.
+            schedulers = tuple(one for one in schedulers if one == "kblocks")
         alone = len(asked.devices or range(self._num_ranks)) == 1
         if len(schedulers) > 1 and (alone or not self._dimensions.on_devices):
             schedulers = tuple(one for one in schedulers if one != "bands")  # which sends between devices

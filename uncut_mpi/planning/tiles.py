@@ -12,17 +12,17 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.locations import Location, location_table
+from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import Buffers, aligned_ld, user_pieces
+from uncut_mpi.planning.buffers import Buffers, aligned_ld, homes, parts_on_devices, user_pieces, user_table
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
@@ -55,17 +55,17 @@ _MOST_PS: Final = 2.0**60
 _TASKS_PER_COPY: Final = 32
 _PORT_WEIGHT: Final = 4.0
 
-_PRIVATE_NONE: Final = -1
 _PS_PER_S: Final = 1e12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Worker:
-    """A rank that computes: its rows and columns of C."""
+    """A rank that computes: how many rows and columns of C it has in panels, and between which all of them lie."""
 
     rank: int
     rows: int
     cols: int
+    block: tuple[range, range]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,19 +103,21 @@ class TileWorkers:
         found = []
         for cell, rank in enumerate(self.ranks):
             row, col = self.grid.position(cell)
-            rows = self.row_starts[row + 1] - self.row_starts[row]
-            cols = self.col_starts[col + 1] - self.col_starts[col]
+            rows = range(self.row_starts[row], self.row_starts[row + 1])
+            cols = range(self.col_starts[col], self.col_starts[col + 1])
             if rows and cols:
-                found.append(_Worker(rank, rows, cols))
+                found.append(_Worker(rank, len(rows), len(cols), (rows, cols)))
         return found
 
     def _dealt(self) -> list[_Worker]:
-        heights, widths = (_tile_sizes(starts[-1], self.tile) for starts in (self.row_starts, self.col_starts))
+        m, n = self.row_starts[-1], self.col_starts[-1]
+        heights, widths = (_tile_sizes(extent, self.tile) for extent in (m, n))
         return [
             _Worker(
                 rank,
                 sum(heights[i] for i in {tile % len(heights) for tile in owned}),
                 sum(widths[j] for j in {tile // len(heights) for tile in owned}),
+                (range(m), range(n)),
             )
             for rank, owned in zip(self.ranks, self.owned, strict=True)
             if owned
@@ -277,11 +279,17 @@ def _check_size(
 
 
 def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
-    """Return how many tasks there are at least: products, and copies of tiles of A, B and C."""
+    """
+    Return how many tasks there are at least: products, and copies of tiles of A, B and C.
+
+    Of matrices in parts, whose cuts make more tiles, only products are counted.
+    """
     steps = -(-problem.k // workers.tile)
     if not problem.has_product:
         return workers.num_tiles()
     products = workers.num_tiles() * steps
+    if placement.in_parts:
+        return products
     if workers.owned:
         height = -(-workers.row_starts[-1] // workers.tile)
         for rank, owned in zip(workers.ranks, workers.owned, strict=True):
@@ -332,26 +340,27 @@ class _Panels:
     ) -> None:
         self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * buffers.num_ranks for _ in range(4))
         self._buffers = buffers
+        held = parts_on_devices(problem, placement)
         for worker in workers.working():
-            self._add_worker(worker, problem, placement, lazy)
+            home = homes(problem, held.get(worker.rank, ()), *worker.block, range(problem.k))
+            self._add_worker(worker, problem, home, lazy)
 
-    def _add_worker(self, worker: _Worker, problem: GemmProblem, placement: Placement, lazy: bool) -> None:
+    def _add_worker(self, worker: _Worker, problem: GemmProblem, home: Collection[Matrix], lazy: bool) -> None:
         rank, dtype, k, add = worker.rank, problem.dtype, problem.k, self._buffers.add
-        home = {name: getattr(placement, name) == Location.device(rank) for name in "abc"}
         block = (worker.rows, worker.cols)
         if not problem.has_product:
-            if not home["c"]:
+            if Matrix.C not in home:
                 self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
             return
-        if not home["a"]:
+        if Matrix.A not in home:
             shape = (worker.rows, k) if problem.trans_a == "N" else (k, worker.rows)
             self.a_panel[rank] = add(rank, shape, dtype, Matrix.A, Role.PANEL)
-        if not home["b"]:
+        if Matrix.B not in home:
             shape = (k, worker.cols) if problem.trans_b == "N" else (worker.cols, k)
             self.b_panel[rank] = add(rank, shape, dtype, Matrix.B, Role.PANEL)
-        if dtype.is_half or not home["c"]:
+        if dtype.is_half or Matrix.C not in home:
             self.c_panel[rank] = add(rank, block, dtype.accumulator, Matrix.C, Role.PANEL)
-        if not home["c"] and (dtype.is_half or lazy):
+        if Matrix.C not in home and (dtype.is_half or lazy):
             self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
 
 
@@ -394,7 +403,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
     given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
     given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
-    given.set_origins(*(_origin(location, machine.host) for location in map(placement.of, MATRICES)))
+    given.set_pieces(user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement))
     given.serial_copies = machine.serial_copies
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
@@ -447,11 +456,3 @@ def _set_relays(
     given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
     given.first_cache = buffers.num_buffers()
     given.cache_room = buffers.free_bytes(machine)
-
-
-def _origin(location: Location, host: int) -> tuple[int, int]:
-    """Return (location number, rank whose link alone reaches it or −1)."""
-    if location.space == "device":
-        assert location.rank is not None  # a device location always names its rank
-        return location.rank, _PRIVATE_NONE
-    return host, _PRIVATE_NONE if location.rank is None else location.rank

@@ -3,9 +3,11 @@ The schedule of the Uncut-GEMMs paper (sections III-A to III-G): geometry and me
 
 What happens to one sub-problem (i, j, p) of a rank, C_ij += op(A)_ip op(B)_pj:
 
+* Tiles of matrices in parts end where parts do, and begin anew there. So each lies in one part: it is read in place by
+  who holds it, others fetch it from there, and C tiles are written to all that hold them.
 * A and B tiles that the rank lacks are fetched into its panels. With batching one fetch serves all
   ranks of the grid row (A) or column (B): the tile is cut into chunks along its stored columns,
-  which pass from rank to rank. A rank that holds a matrix itself reads it in place.
+  which pass from rank to rank.
 * C is fetched with the first sub-problem of its tile, or with the last (WR-lazy); where C is at home the
   product is formed in place. Half types sum in float32 and are rounded once, by a COMBINE at the end.
 * All sub-problems of a C tile are on one compute lane; the first one that is scheduled carries
@@ -32,7 +34,8 @@ earliest ETA and the lowest p. If there is none, the smallest of
 3. the number of sub-problems that its one missing tile would make ready, the larger the better;
 4. (j, i, p).
 
-Without batching, of the steps p of which a rank has no tile yet only the first 8 are looked at.
+Without batching, of the steps p of which a rank has no tile yet only the first 8 are looked at. After half a second or
+so of looking the rest is taken in the order of (j, i, p).
 
 The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are
 written back, one after the other.
