@@ -307,11 +307,20 @@ class Follower:
     """
 
     def __init__(self, buffers: np.ndarray, lanes: np.ndarray, op_a: int, op_b: int, dtype: int) -> None: ...
-    def give(self, buffer: int, rows: tuple[int, int], cols: tuple[int, int], by: tuple[int, int], matrix: int) -> None:
+    def give(
+        self,
+        buffer: int,
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        by: tuple[int, int],
+        turned: bool,
+        matrix: int,
+    ) -> None:
         """
         Say that a rectangle of a buffer is the caller's A or B and only read; −1: holds nothing that may be.
 
-        Its elements are those of the matrix `by` so many rows and columns further on.
+        Its elements are those of the matrix `by` so many rows and columns further on; if it is `turned`, with row and
+        column exchanged before that.
         """
 
     def expect(
@@ -320,13 +329,14 @@ class Follower:
         rows: tuple[int, int],
         cols: tuple[int, int],
         by: tuple[int, int],
+        turned: bool,
         summed: Sequence[tuple[int, int]],
         alpha: bool,
         c_in: int,
         copied: bool,
     ) -> None:
         """
-        Say what a rectangle of the caller's C must hold: a `ResultPart` of `model.problem`, `by` as of `give`.
+        Say what a rectangle of the caller's C must hold: a `ResultPart` of `model.problem`, the others as of `give`.
 
         C_in is there at first, if it takes part. RuleBroken if some of it has been said before or is no part of C.
         """
@@ -417,6 +427,8 @@ class SimulatedMachine:
     wait_lane: float
     signal_lane: float
     host_copy_rate: float
+    host_transposed_rate: float
+    transposing_share: float
     call_s: float
     issuing_threads: int
     serial_copies: bool
@@ -559,4 +571,4 @@ class CudaExecutor:
     def run(self, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> CudaRunResult: ...
     def prepare_trace(self) -> None: ...
 
-def cuda_combine_signatures(operations: np.ndarray, operands: np.ndarray) -> list[int]: ...
+def cuda_kernel_signatures(operations: np.ndarray, operands: np.ndarray, lanes: np.ndarray) -> list[int]: ...

@@ -13,7 +13,8 @@ import numpy as np
 
 from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
-from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
+from uncut_mpi.device.cuda.executable import CudaExecutable
+from uncut_mpi.device.cuda.preparation import kernel_signatures
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList, lower
@@ -101,9 +102,8 @@ def bind(
     flags: FlagTable,
     board: ProgressBoard,
 ) -> CudaExecutable:
-    """An executable whose COMBINE kernels are the fake's."""
-    signatures = _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
-    kernels = {signature: (1 << 48) + signature for signature in signatures}
+    """An executable whose kernels are the fake's."""
+    kernels = {signature: (1 << 48) + signature for signature in kernel_signatures(program)}
     return CudaExecutable(device, program, np.array(addresses, np.int64), flags, board, kernels, "fake device")
 
 

@@ -2,7 +2,7 @@
 //
 // Streams are queues: an operation runs when everything before it on its stream has run and, for a
 // wait, its flag or event has come. Device addresses are host addresses. A kernel's handle is
-// 2^48 + its COMBINE signature. Every call can be made to fail, and what was issued is logged.
+// 2^48 + its signature. Every call can be made to fail, and what was issued is logged.
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -160,6 +160,14 @@ void combine(const CombineArguments &a, std::uint64_t signature) {
                            load(a.source[source], j * a.source_ld[source] + i, static_cast<int>(rest & 15) - 1);
             store(a.destination, j * a.ld + i, static_cast<int>(signature & 15), sum);
         }
+}
+
+void transpose(const CombineArguments &a, std::int64_t bytes) {
+    for (std::int64_t j = 0; j < a.cols; ++j)
+        for (std::int64_t i = 0; i < a.rows; ++i)
+            std::memcpy(reinterpret_cast<char *>(a.destination) + (j * a.ld + i) * bytes,
+                        reinterpret_cast<const char *>(a.source[0]) + (i * a.source_ld[0] + j) * bytes,
+                        static_cast<std::size_t>(bytes));
 }
 
 template <typename T>
@@ -335,8 +343,13 @@ Code f_cuLaunchKernel(Function function, unsigned gx, unsigned gy, unsigned, uns
     if (gx == 0 || gy == 0 || gy > 65535 || bx * by > 1024 || bx == 0 || by == 0) return 1;
     const std::uint64_t signature = reinterpret_cast<std::uint64_t>(function) - (std::uint64_t{1} << 48);
     const CombineArguments arguments = *static_cast<CombineArguments *>(parameters[0]);
-    return enqueue("cuLaunchKernel", stream, "combine " + number(arguments.rows) + "x" + number(arguments.cols), [=] {
-        combine(arguments, signature);
+    const bool transposes = (signature & transposing) != 0;
+    const std::string extents = number(arguments.rows) + "x" + number(arguments.cols);
+    return enqueue("cuLaunchKernel", stream, (transposes ? "transpose " : "combine ") + extents, [=] {
+        if (transposes)
+            transpose(arguments, static_cast<std::int64_t>(signature ^ transposing));
+        else
+            combine(arguments, signature);
         return true;
     });
 }

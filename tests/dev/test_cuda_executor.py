@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import random
@@ -18,7 +19,11 @@ from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import SummaOptions, random_case, summa
+from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi import _native
+from uncut_mpi.device.cuda.kernels import TRANSPOSING
+from uncut_mpi.device.cuda.preparation import kernel_signatures
+from uncut_mpi.device.cuda.warmup import WarmupList
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
@@ -30,7 +35,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, Matrix, Op, Role
+from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role
 from uncut_mpi.planning.staging import stage, used_by_others
 
 F, N = Factor, Op.N
@@ -234,6 +239,56 @@ def test_a_worker_s_copies_go_on_over_many_turns(fake, pad):
             every = cluster.memory[index].view(np.float64)
             between = np.arange(len(every)) % record["ld"] >= record["rows"]
             assert not every[between].any()
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16], ids=lambda dtype: dtype.name)
+def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(fake, dtype):
+    # The last takes a worker several turns.
+    cluster = FakeCluster(fake, transposing_copies(dtype, [*SHAPES, (2100, 1601)]))
+    wanted = filled(cluster.schedule, lambda index, values: np.copyto(cluster.buffer(index), values), 1)
+    reports = cluster.run()
+    succeed(reports)
+    found = [bits_of(cluster.buffer(index)) for index in range(len(wanted))]
+    assert all(map(np.array_equal, found, wanted))
+    assert (reports[0].tasks, reports[0].copy_bytes) == (14, cluster.schedule.copies()[:, 3].sum())
+    launched = [line.split()[-1] for line in fake.log() if " transpose " in line]
+    assert launched == ["1x1", "33x5", "31x64", "100x70", "2x300", "2100x1601"]
+    for record, memory in zip(cluster.schedule.buffers, cluster.memory, strict=True):  # nor between columns
+        every = np.arange(len(memory)) // dtype.itemsize % record["ld"]
+        assert not memory[every >= record["rows"]].any()
+
+
+def test_kernels_that_transpose_are_those_of_streams_and_run_once_before(fake):
+    program = lower(transposing_copies(DType.tf32)).rank_list(0)
+    assert kernel_signatures(program) == [TRANSPOSING | 4]
+    on_host = program.lanes["kind"][program.operations["lane"]] == LaneKind.HOST
+    assert kernel_signatures(dataclasses.replace(program, operations=program.operations[on_host])) == []
+    todo = WarmupList(1)
+    for size in (2, 4, 8):
+        todo.kernel(TRANSPOSING | size)
+    scratch = np.arange(1024, dtype=np.uint8)
+    flags, board = FlagTable(0, np.zeros(1, np.int64)), ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
+    executable = bind(fake.device(), todo.program(), [scratch.ctypes.data, 0], flags, board)
+    succeed({0: executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0)})
+    assert [line.split()[-2:] for line in fake.log() if " transpose " in line] == [["transpose", "1x1"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("places", "extents", "words"),
+    [
+        ((0, Location.host()), (2, 3), "a copy that transposes is one within a device"),
+        ((0, 0), (3, 2), "its regions differ in shape or type"),
+    ],
+)
+def test_a_copy_that_transposes_from_elsewhere_or_what_does_not_fit_is_refused(fake, places, extents, words):
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    to, of = (
+        RegionRef(build.buffer(at=at, rows=rows, cols=cols, dtype=DType.f64, role=Role.STAGING), 0, 0, rows, cols)
+        for at, (rows, cols) in zip(places, ((3, 2), extents), strict=True)
+    )
+    build.task(Kind.COPY, build.copy_lane(0, 0, 0), to, [(of, F.ONE, Op.T)])
+    with pytest.raises(DeviceError, match=words):
+        FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
 
 
 def host_relay():

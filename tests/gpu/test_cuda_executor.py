@@ -11,6 +11,7 @@ import pytest
 from tests.gpu.ranks import Processes, ProcessRanks, ThreadedRanks
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
+from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
@@ -334,6 +335,17 @@ def test_copies_keep_leading_dimensions_and_cross_between_host_and_device(starte
     wanted[3:23, 4:24] = values[5:25, 7:27]
     assert np.array_equal(ranks.read(target), wanted)
     assert reports[0].copy_bytes == 3 * 20 * 20 * 8
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(started, dtype):
+    # The last is more than all multiprocessors have at once.
+    ranks = started(ThreadedRanks, transposing_copies(dtype, [*SHAPES, (3001, 2999)]))
+    wanted = filled(ranks.schedule, ranks.write, 1)
+    reports = ranks.run()
+    succeed(reports)
+    assert all(np.array_equal(bits_of(ranks.read(index)), values) for index, values in enumerate(wanted))
+    assert reports[0].copy_bytes == ranks.schedule.copies()[:, 3].sum()
 
 
 # -- many operations, failures -------------------------------------------------------------------------

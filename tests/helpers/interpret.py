@@ -13,7 +13,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from tests.helpers.layouts import user_places
+from tests.helpers.layouts import user_parts
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
@@ -105,11 +105,11 @@ def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -
         _run(schedule, memory, int(task), data)
     result = np.full_like(data.c, np.nan)
     known = np.zeros(result.shape, bool)
-    for at, there, place in user_places(schedule, Matrix.C):
+    for at, held, place in user_parts(schedule, Matrix.C, memory):
         outside = memory[at][int(schedule.buffers["rows"][at]) :, :]
         assert np.isnan(outside.astype(np.float64)).all(), "a task wrote between the columns of C"
-        assert np.array_equal(memory[at][there][known[place]], result[place][known[place]], equal_nan=True), "replicas"
-        result[place], known[place] = memory[at][there], True
+        assert np.array_equal(held[known[place]], result[place][known[place]], equal_nan=True), "replicas"
+        result[place], known[place] = held, True
     return result
 
 
@@ -131,8 +131,8 @@ def _allocate(schedule: Schedule, data: Data) -> list[np.ndarray]:
         array = np.full((int(record["ld"]), int(record["cols"])), np.nan, dtype, order="F")
         memory.append(array)
     for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
-        for at, there, place in user_places(schedule, matrix):
-            memory[at][there] = values[place]
+        for _, held, place in user_parts(schedule, matrix, memory):
+            held[...] = values[place]
     return memory
 
 

@@ -6,21 +6,23 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.planning.schedule import Matrix, Schedule
 
 Rect = tuple[slice, slice]
 
 
-def user_places(schedule: Schedule, matrix: Matrix) -> list[tuple[int, Rect, Rect]]:
-    """Return where parts of a matrix are: the buffer, the rectangle there and the one of the matrix."""
+def user_parts(schedule: Schedule, matrix: Matrix, memory: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray, Rect]]:
+    """Return the parts of a matrix: the buffer of each, what it holds as it is in the matrix, and where that is."""
     found = []
     for at, turned, row, col, rows, cols, top, left in schedule.pieces.tolist():
         if schedule.buffers["matrix"][at] == matrix:
-            assert not turned
-            there = slice(row, row + rows), slice(col, col + cols)
-            found.append((at, there, (slice(top, top + rows), slice(left, left + cols))))
+            held = memory[at][row : row + rows, col : col + cols]
+            held = held.T if turned else held
+            found.append((at, held, (slice(top, top + held.shape[0]), slice(left, left + held.shape[1]))))
     return found
 
 
@@ -29,12 +31,12 @@ def grid_layout(
     col_cuts: Sequence[int],
     ranks: Sequence[int],
     where: Callable[[int], Location] = Location.device,
-    more: Callable[[], int] = lambda: 0,
+    stored: Callable[[Part], Part] = lambda part: part,
 ) -> BoundLayout:
-    """Return blocks between cuts, of ranks row by row; leading dimensions are `more` than the least."""
+    """Return blocks between cuts, of ranks row by row; `stored` may give them another order and leading dimension."""
     places = itertools.product(itertools.pairwise(row_cuts), itertools.pairwise(col_cuts))
     parts = [
-        Part(rows, cols, where(rank), "F", rows[1] - rows[0] + more())
+        stored(Part(rows, cols, where(rank)))
         for (rows, cols), rank in zip(places, ranks, strict=False)
         if rows[0] < rows[1] and cols[0] < cols[1]
     ]
@@ -46,8 +48,14 @@ def even(extent: int, count: int) -> list[int]:
     return [extent * part // count for part in range(count + 1)]
 
 
-def random_layout(rng: random.Random, shape: tuple[int, int], num_ranks: int) -> BoundLayout:
+def random_layout(
+    rng: random.Random, shape: tuple[int, int], num_ranks: int, orders: Sequence[Order] = ("F",)
+) -> BoundLayout:
     """Return a layout of any kind: in memories of all kinds, with uneven parts, empty ones and leading dimensions."""
+
+    def stored(part: Part) -> Part:
+        order = rng.choice(orders) if len(orders) > 1 else orders[0]
+        return Part(part.rows, part.cols, part.location, order, part.shape["FC".index(order)] + rng.randint(0, 3))
 
     def where(rank: int) -> Location:
         return rng.choice((*[Location.device(rank)] * 3, Location.host(rank), Location.host()))
@@ -64,10 +72,9 @@ def random_layout(rng: random.Random, shape: tuple[int, int], num_ranks: int) ->
         return BoundLayout.whole(shape, where(ranks[0]))
     if kind == "replicated":
         holders = ranks[: rng.randint(1, num_ranks)]
-        parts = [Part((0, rows), (0, cols), where(rank), "F", rows + rng.randint(0, 3)) for rank in holders]
-        return BoundLayout(shape, tuple(parts))
+        return BoundLayout(shape, tuple(stored(Part((0, rows), (0, cols), where(rank))) for rank in holders))
     down = {"rows": num_ranks, "cols": 1}.get(kind) or rng.choice(
         [one for one in range(1, num_ranks + 1) if num_ranks % one == 0]
     )
     row_cuts, col_cuts = cuts(rows, down), cuts(cols, num_ranks // down)
-    return grid_layout(row_cuts, col_cuts, ranks, where, lambda: rng.randint(0, 3))
+    return grid_layout(row_cuts, col_cuts, ranks, where, stored)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.helpers.layouts import user_places
+from tests.helpers.layouts import user_parts
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
@@ -42,8 +42,8 @@ def wrong_result(schedule: Schedule) -> str:
         before[matrix] = np.full(problem.shape_of(matrix), np.nan)
         if problem.reads_c if matrix is Matrix.C else problem.has_product:
             before[matrix][...] = rng.uniform(-1, 1, before[matrix].shape)
-        for at, there, place in user_places(schedule, matrix):
-            memory[at][there] = before[matrix][place]
+        for _, held, place in user_parts(schedule, matrix, memory):
+            held[...] = before[matrix][place]
     expected = np.zeros((problem.m, problem.n))
     if problem.has_product:
         a = before[Matrix.A] if problem.trans_a == "N" else before[Matrix.A].T
@@ -56,12 +56,12 @@ def wrong_result(schedule: Schedule) -> str:
         if fault:
             return fault
     for matrix in (Matrix.A, Matrix.B):
-        for at, there, place in user_places(schedule, matrix):
-            if not np.array_equal(memory[at][there], before[matrix][place], equal_nan=True):
+        for _, held, place in user_parts(schedule, matrix, memory):
+            if not np.array_equal(held, before[matrix][place], equal_nan=True):
                 return f"{matrix.name} was changed"
     good = [
-        np.allclose(memory[at][there], expected[place], rtol=1e-9, atol=1e-9)
-        for at, there, place in user_places(schedule, Matrix.C)
+        np.allclose(held, expected[place], rtol=1e-9, atol=1e-9)
+        for _, held, place in user_parts(schedule, Matrix.C, memory)
     ]
     return "" if all(good) else "values"
 

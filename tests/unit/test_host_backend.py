@@ -16,6 +16,7 @@ import threadpoolctl
 
 from tests.helpers.host_copies import contents, copied, random_copies
 from tests.helpers.pushed import Pushed
+from tests.helpers.transposed import bits_of, filled, transposing_copies
 from uncut_mpi.device.host import Disorder, HostBackend, bodies
 from uncut_mpi.device.host.backend import HostProbe
 from uncut_mpi.device.host.executor import _Patience
@@ -744,10 +745,20 @@ def test_copies_keep_every_bit_of_values_that_are_no_numbers():
     assert np.array_equal(found.view(np.uint16), bits)
 
 
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(dtype):
+    with Cluster(transposing_copies(dtype)) as cluster:
+        wanted = filled(cluster.schedule, lambda index, values: np.copyto(cluster.buffer(index), values), 1)
+        succeed(cluster.run())
+        found = [bits_of(cluster.buffer(index)) for index in range(len(wanted))]
+        assert all(map(np.array_equal, found, wanted))
+
+
 @pytest.mark.parametrize(
     ("kind", "write", "reads"),
     [
         (Kind.COPY, (4, 3, DType.f64), [(3, 4, DType.f64, F.ONE, N)]),
+        (Kind.COPY, (4, 3, DType.f64), [(4, 3, DType.f64, F.ONE, T)]),
         (Kind.COPY, (4, 3, DType.f64), [(4, 3, DType.f32, F.ONE, N)]),
         (Kind.GEMM, (4, 3, DType.f64), [(4, 5, DType.f64, F.ONE, N), (4, 3, DType.f64, F.ONE, N)]),
         (Kind.GEMM, (4, 3, DType.f64), [(4, 5, DType.f64, F.ONE, N)]),

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.costs import (
+    HOST_COPY_GB_PER_S,
+    HOST_TRANSPOSED_PER_S,
+    TRANSPOSING_SHARE,
+    GemmShape,
+    IssueCosts,
+    RowRates,
+)
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, host_index
 from uncut_mpi.model.machine import Machine
@@ -519,6 +526,26 @@ def test_a_worker_copies_at_a_core_s_rate_within_that_of_the_memory_and_is_await
     each = 8 * size**2 / (1e9 * expected)
     assert found.end_s[:4] == pytest.approx([2 * each, 2 * each, each, 2 * each], rel=1e-3)  # lanes have turns
     assert found.start_s[4] == pytest.approx(2 * each + 1e-2, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16])
+def test_what_is_transposed_takes_a_kernel_of_a_device_and_a_worker_its_elements(dtype: DType) -> None:
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    rows, cols = 3000, 2000
+    for at, lane in ((0, build.copy_lane(0, 0, 0)), (Location.host(0), build.host_lane(0))):
+        of, to = (
+            RegionRef(build.buffer(at=at, rows=down, cols=along, dtype=dtype, role=Role.STAGING), 0, 0, down, along)
+            for down, along in ((rows, cols), (cols, rows))
+        )
+        build.task(Kind.COPY, lane, to, [(of, Factor.ONE, Op.T)])
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    costs = IssueCosts(combine_s=1e-4, copy_s=1e-2, combine_start_s=1e-3)
+    rates = {"combine_gb_per_s": np.array([1000.0]), "half_combine_gb_per_s": np.array([10.0])}
+    found = simulate(schedule, machine_of(1, costs=costs, **rates))
+    moved = rows * cols * dtype.itemsize
+    kernel = 1e-3 + 2 * moved / (1e12 * TRANSPOSING_SHARE)
+    assert (found.end_s - found.start_s).tolist() == pytest.approx([kernel, rows * cols / HOST_TRANSPOSED_PER_S])
+    assert found.start_s[0] == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])

@@ -1,11 +1,13 @@
 """The proof follows matrices in parts: what each holder has at the start, and what it must have at the end."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
+from tests.helpers import interpret
+from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -15,7 +17,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
-from uncut_mpi.planning.verify import verify
+from uncut_mpi.planning.verify import follower_of, verify
 
 M, N, K, CUT = 5, 4, 6, 2
 
@@ -138,3 +140,113 @@ def test_buffers_that_are_no_parts_are_refused(field: str, at: int, value: int, 
 
     with pytest.raises(ScheduleError, match=words):
         verify(edited(change))
+
+
+# -- parts that are stored the other way round -------------------------------------------------------
+
+
+class Turned:
+    """C := alpha A B + beta C on one device, every matrix stored by rows; A and C by way of buffers that are not."""
+
+    def __init__(self, shape: tuple[int, int, int] = (5, 4, 6), *, op_b: Op = Op.T) -> None:
+        m, n, k = shape
+        shapes = {Matrix.A: (m, k), Matrix.B: (k, n), Matrix.C: (m, n)}
+        here = Location.device(0)
+        layouts = [BoundLayout.whole(shape, here, "C") for shape in shapes.values()]
+        self.builder = builder = ScheduleBuilder(1, GemmProblem(m, n, k, DType.f64), Placement(*layouts))
+        users, ours, offset = {}, {}, 0
+        for matrix, (rows, cols) in shapes.items():
+            about = {"at": here, "dtype": DType.f64, "matrix": matrix}
+            user = builder.buffer(rows=cols, cols=rows, role=Role.USER, **about)
+            users[matrix] = RegionRef(user, 0, 0, cols, rows)
+            if matrix is not Matrix.B:
+                panel = builder.buffer(rows=rows, cols=cols, role=Role.STAGING, offset=offset, **about)
+                ours[matrix], offset = RegionRef(panel, 0, 0, rows, cols), 1024
+        self.lane = builder.copy_lane(0, 0, 0)
+        came = [self.copy(ours[one], users[one], Op.T) for one in (Matrix.A, Matrix.C)]
+        a, c = ours[Matrix.A], ours[Matrix.C]
+        reads = [(a, Factor.ALPHA, Op.N), (users[Matrix.B], Factor.ONE, op_b), (c, Factor.BETA, Op.N)]
+        formed = builder.task(Kind.GEMM, builder.compute_lane(0), c, reads, came)
+        self.copy(users[Matrix.C], c, Op.T, [formed])
+
+    def copy(self, to: RegionRef, of: RegionRef, op: Op, awaits: Sequence[int] = ()) -> int:
+        return self.builder.task(Kind.COPY, self.lane, to, [(of, Factor.ONE, op)], awaits)
+
+    def done(self) -> Schedule:
+        return self.builder.build(scheduler="hand", grid=(1, 1), tile=0)
+
+
+def with_op(schedule: Schedule, task: int, op: Op, read: int = 1) -> Schedule:
+    operands = schedule.operands.copy()
+    operands["op"][schedule.tasks["first_operand"][task] + read] = op
+    return dataclasses.replace(schedule, operands=operands)
+
+
+def test_what_is_stored_the_other_way_round_is_followed() -> None:
+    schedule = Turned().done()
+    verify(schedule, lower(schedule))
+    assert schedule.pieces["turned"].tolist() == [1, 1, 1]
+    assert not interpret.mismatch(schedule, interpret.random_data(schedule.problem))
+
+
+def test_several_pieces_may_say_what_a_buffer_has_the_other_way_round() -> None:
+    schedule = Turned().done()
+    a, b, c = schedule.pieces.copy()[:, None]
+    halves = [np.concatenate((whole, whole)) for whole in (a, c)]
+    for half, along, extent, of_matrix in ((halves[0], "row", "rows", "left"), (halves[1], "col", "cols", "top")):
+        half[along][1] = half[of_matrix][1] = half[extent][0] = 2
+        half[extent][1] -= 2
+    follower = follower_of(dataclasses.replace(schedule, pieces=np.concatenate((halves[0], b, halves[1]))))
+    uses = np.bincount(schedule.awaits, minlength=len(schedule.tasks)).astype(np.int32)
+    follower.follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
+    follower.finish()
+
+
+@pytest.mark.parametrize(
+    ("task", "read", "op", "words"),
+    [
+        (0, 1, Op.N, r"op\(A\) is N, the problem says N, and it is stored transposed"),
+        (2, 1, Op.T, r"op\(A\) is T, the problem says N"),
+        (2, 2, Op.N, r"op\(B\) is N, the problem says N, and it is stored transposed"),
+        (1, 1, Op.N, "terms of different elements of C are summed"),
+        (3, 1, Op.N, r"C \[0:5, 0:5\] ends with values that are stored transposed"),
+    ],
+)
+def test_an_operand_taken_the_other_way_round_is_refused(task: int, read: int, op: Op, words: str) -> None:
+    schedule = Turned((5, 5, 5)).done()
+    verify(schedule)
+    with pytest.raises(ScheduleError, match=words):
+        verify(with_op(schedule, task, op, read))
+
+
+def test_a_copy_that_transposes_regions_which_do_not_fit_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="a COPY reads and writes regions of different shapes"):
+        verify(with_op(Turned().done(), 0, Op.N))
+
+
+@pytest.mark.parametrize(("row", "col"), [(1, 0), (0, 1)])
+def test_what_is_transposed_from_elsewhere_is_refused(row: int, col: int) -> None:
+    hand = Turned((5, 5, 5))
+    builder, user = hand.builder, 3
+    scratch = builder.buffer(at=0, rows=5, cols=5, dtype=DType.f64, role=Role.STAGING, offset=2048)
+    hand.copy(RegionRef(scratch, 0, 0, 5, 5), RegionRef(user, 0, 0, 5, 5), Op.T, [3])
+    hand.copy(RegionRef(user, 0, 0, 4, 4), RegionRef(scratch, row, col, 4, 4), Op.T, [4])
+    with pytest.raises(ScheduleError, match=f"displaced by {row} rows and {col} columns"):
+        verify(hand.done())
+
+
+@pytest.mark.parametrize("places", [("1", "0"), ("0", "1"), ("h", "0"), ("0", "h0")])
+def test_a_device_transposes_its_own_memory_alone(places: tuple[str, str]) -> None:
+    builder = ScheduleBuilder(2, GemmProblem(4, 4, 0, DType.f64), Placement.parse("0,0,0"))
+    to, of = (
+        RegionRef(
+            builder.buffer(at=Location.parse(at), rows=4, cols=4, dtype=DType.f64, role=Role.STAGING, offset=offset),
+            0, 0, 4, 4,
+        )
+        for offset, at in enumerate(places)
+    )  # fmt: skip
+    builder.task(Kind.COPY, builder.copy_lane(0, 0, 0), to, [(of, Factor.ONE, Op.T)])
+    schedule = builder.build(scheduler="hand", grid=(1, 1), tile=0)
+    uses = np.zeros(1, np.int32)
+    with pytest.raises(_native.RuleBroken, match="operands of a COPY that transposes lie in the issuing rank's device"):
+        follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, uses)

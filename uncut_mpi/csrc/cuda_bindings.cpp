@@ -64,21 +64,27 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
     return std::make_shared<Executor>(std::move(device), program);
 }
 
-// The distinct COMBINE kernels that a list needs, GEMMs whose product is zero included.
-std::vector<std::uint64_t> combine_signatures(const Bytes &operations, const Bytes &operands) {
+// The distinct kernels that a list needs, those of GEMMs whose product is zero included.
+std::vector<std::uint64_t> kernel_signatures(const Bytes &operations, const Bytes &operands, const Bytes &lanes) {
     const auto *operation = records<Operation>(operations, "operations");
     const auto *operand = records<Operand>(operands, "operands");
+    const auto *lane = records<LaneRecord>(lanes, "lanes");
     std::set<std::uint64_t> found;
     for (std::size_t i = 0; i < operations.shape(0); ++i) {
         const Operation &op = operation[i];
-        if (op.code != code_combine && op.code != code_gemm) continue;
+        if (op.code > code_combine) continue;
         if (op.num_operands == 0 || op.num_operands > max_summands + 1 || op.first_operand < 0 ||
             static_cast<std::size_t>(op.first_operand) + op.num_operands > operands.shape(0))
             throw Failure("task " + std::to_string(op.task) + " has " + std::to_string(op.num_operands) +
                               " operands; a COMBINE reads at most " + std::to_string(max_summands) + " regions",
                           -1);
         const Operand *first = operand + op.first_operand;
-        if (op.code == code_combine) {
+        if (op.code == code_copy) {
+            const bool by_worker =
+                static_cast<std::size_t>(op.lane) < lanes.shape(0) && lane[op.lane].kind == host_lane;
+            if (first[op.num_operands - 1].op != 0 && !by_worker)
+                found.insert(transposing | static_cast<std::uint64_t>(bytes_of(first->dtype)));
+        } else if (op.code == code_combine) {
             found.insert(combine_signature(first, op.num_operands));
         } else {
             const Operand scaling[2] = {first[0], first[0]};
@@ -209,8 +215,9 @@ void bind_cuda(nb::module_ &m) {
             nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
             nb::call_guard<nb::gil_scoped_release>())
         .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());
-    m.def("cuda_combine_signatures", &combine_signatures, nb::arg("operations"), nb::arg("operands"),
-          "Return the kernels a list needs: 4 bits of the written type, then 4 bits (code + 1) per region read.");
+    m.def("cuda_kernel_signatures", &kernel_signatures, nb::arg("operations"), nb::arg("operands"), nb::arg("lanes"),
+          "Return the kernels a list needs: 4 bits of the written type, then 4 bits (code + 1) per region read; of one "
+          "that transposes the next bit, and the bytes of an element.");
 }
 
 }  // namespace uncut

@@ -270,6 +270,7 @@ void Run::launch(const Executor::Combine &combine, Stream stream, const Step &st
          device_.driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
                                          combine.block_y, 1, 0, stream, parameters, nullptr),
          false, &step);
+    if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(combine.copy_bytes);
 }
 
 void Run::issue_batch(const Step &step) {

@@ -44,6 +44,10 @@ static_assert(sizeof(CombineArguments) == 224);
 // Which kernel a COMBINE needs: 4 bits for the written type, then 4 bits (code + 1) per source.
 std::uint64_t combine_signature(const Operand *operands, std::size_t count);
 
+// Which kernel a COPY needs that transposes on a device: this, and the bytes of an element. It takes the arguments of a
+// COMBINE of one source, without factor.
+inline constexpr std::uint64_t transposing = std::uint64_t{1} << (4 * (max_summands + 1));
+
 // What an executor is built from; the tables live only during construction.
 struct Program {
     const Operation *operations;
@@ -62,7 +66,7 @@ struct Program {
     std::size_t num_ranks;
     std::uint32_t *board;  // num_ranks rows of max_lanes words and the abort word, host memory
     std::size_t rank;
-    std::unordered_map<std::uint64_t, Address> kernels;  // combine signature → function handle
+    std::unordered_map<std::uint64_t, Address> kernels;  // signature → function handle
 };
 
 // A lane that had not finished when a run gave up.
@@ -128,7 +132,8 @@ class Executor {
     struct Combine {
         CombineArguments arguments;
         std::uint8_t factors[max_summands];
-        std::size_t num_sources;
+        std::size_t num_sources;  // with a factor
+        std::size_t copy_bytes;   // of a COPY that transposes; else 0
         Function function;
         unsigned grid_x, grid_y, block_x, block_y;
     };
@@ -161,7 +166,10 @@ class Executor {
     void tune_products();
     static ProductShape shape_of(const Gemm &gemm);
     void add_combine(const Program &program, const Operation &operation);
+    void add_transposition(const Program &program, const Operation &operation);
     Combine make_combine(const Program &program, const Operand *operands, std::size_t count) const;
+    void set_grid(Combine &combine, std::int64_t rows, std::int64_t columns) const;
+    static Function kernel_of(const Program &program, std::uint64_t signature);
     void add_wait(const Program &program, const Operation &operation, std::uint32_t index);
     void add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload);
     std::uint8_t weight_of(const Operation &operation, std::uint32_t payload) const;

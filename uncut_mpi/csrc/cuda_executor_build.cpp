@@ -18,6 +18,7 @@ constexpr std::uint32_t max_batch_ops = 96;
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned rows_per_thread = 4;
 constexpr unsigned blocks_per_multiprocessor = 16;
+constexpr unsigned transposed_tile = 32;  // TILE of device/cuda/kernels.py
 
 [[noreturn]] void refuse(const Operation &operation, const std::string &what) {
     throw Failure("task " + std::to_string(operation.task) + " cannot run on a CUDA device: " + what, -1);
@@ -25,6 +26,10 @@ constexpr unsigned blocks_per_multiprocessor = 16;
 
 Address address_of(const Program &program, const Operand &operand) {
     return static_cast<Address>(program.addresses[operand.buffer]) + static_cast<Address>(operand.offset);
+}
+
+bool transposes(const Program &program, const Operation &copy) {
+    return program.operands[copy.first_operand + copy.num_operands - 1].op != 0;
 }
 
 unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
@@ -97,8 +102,16 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
             add_host_step(program, operation, index);
             continue;
         }
+        Operation issued = operation;
         switch (operation.code) {
-            case code_copy: add_copy(program, operation); break;
+            case code_copy:
+                if (transposes(program, operation)) {
+                    add_transposition(program, operation);
+                    issued.code = code_combine;  // by a kernel
+                } else {
+                    add_copy(program, operation);
+                }
+                break;
             case code_gemm: add_gemm(program, operation); break;
             case code_combine: add_combine(program, operation); break;
             case code_wait_flag: add_wait(program, operation, index); continue;
@@ -124,10 +137,10 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 continue;
             default: refuse(operation, "operation code " + std::to_string(operation.code) + " is unknown");
         }
-        const std::size_t payload = operation.code == code_copy   ? copies_.size()
-                                    : operation.code == code_gemm ? gemms_.size()
-                                                                  : combines_.size();
-        add_step(operation, index, static_cast<std::uint32_t>(payload - 1));
+        const std::size_t payload = issued.code == code_copy   ? copies_.size()
+                                    : issued.code == code_gemm ? gemms_.size()
+                                                               : combines_.size();
+        add_step(issued, index, static_cast<std::uint32_t>(payload - 1));
         add_checkpoint_if_due(operation, index);
     }
     tune_products();
@@ -213,6 +226,8 @@ void Executor::add_host_step(const Program &program, const Operation &operation,
         step.source = reinterpret_cast<const std::byte *>(copy.source);
         step.width = copy.contiguous ? copy.bytes : copy.shape.width_bytes;
         step.columns = copy.bytes == 0 ? 0 : copy.contiguous ? 1 : copy.shape.height;
+        if (transposes(program, operation))
+            step.transposed_bytes = static_cast<std::size_t>(bytes_of(program.operands[operation.first_operand].dtype));
         step.to_pitch = copy.shape.dst_pitch;
         step.from_pitch = copy.shape.src_pitch;
     } else if (operation.in_host != 0 && (operation.code == code_wait_flag || operation.code == code_signal)) {
@@ -283,14 +298,16 @@ Executor::Copy Executor::copy_of(const Program &program, const Operation &operat
     if (operation.num_operands != 2) refuse(operation, "a COPY has one destination and one source");
     const Operand &to = program.operands[operation.first_operand];
     const Operand &from = program.operands[operation.first_operand + 1];
-    if (to.rows != from.rows || to.cols != from.cols || to.dtype != from.dtype)
+    const bool turns = transposes(program, operation);
+    if (to.rows != (turns ? from.cols : from.rows) || to.cols != (turns ? from.rows : from.cols) ||
+        to.dtype != from.dtype)
         refuse(operation, "its regions differ in shape or type");
     const std::int64_t size = bytes_of(to.dtype);
     Copy copy{};
     copy.destination = address_of(program, to);
     copy.source = address_of(program, from);
     copy.bytes = static_cast<std::size_t>(to.rows * to.cols * size);
-    copy.contiguous = to.cols <= 1 || (to.ld == to.rows && from.ld == from.rows);
+    copy.contiguous = !turns && (to.cols <= 1 || (to.ld == to.rows && from.ld == from.rows));
     Memcpy2D &shape = copy.shape;
     shape.width_bytes = static_cast<std::size_t>(to.rows * size);
     shape.height = static_cast<std::size_t>(to.cols);
@@ -313,6 +330,28 @@ void Executor::add_copy(const Program &program, const Operation &operation) {
         refuse(operation, "a leading dimension of " + std::to_string(pitch) +
                               " bytes exceeds the device's largest pitch of " +
                               std::to_string(device_->max_pitch_bytes()) + " bytes");
+}
+
+void Executor::add_transposition(const Program &program, const Operation &operation) {
+    const Copy copy = copy_of(program, operation);
+    if (copy.shape.src_memory_type != memory_type_device || copy.shape.dst_memory_type != memory_type_device)
+        refuse(operation, "a copy that transposes is one within a device, or of a lane of the host");
+    const Operand &to = program.operands[operation.first_operand];
+    const Operand &from = program.operands[operation.first_operand + 1];
+    const std::int64_t bytes = bytes_of(to.dtype);
+    Combine made{};
+    made.function = kernel_of(program, transposing | static_cast<std::uint64_t>(bytes));
+    made.copy_bytes = copy.bytes;
+    made.arguments.destination = copy.destination;
+    made.arguments.ld = to.ld;
+    made.arguments.rows = to.rows;
+    made.arguments.cols = to.cols;
+    made.arguments.source[0] = copy.source;
+    made.arguments.source_ld[0] = from.ld;
+    made.block_x = transposed_tile;
+    made.block_y = threads_per_block / transposed_tile;
+    set_grid(made, transposed_tile, transposed_tile);
+    combines_.push_back(made);
 }
 
 void Executor::add_gemm(const Program &program, const Operation &operation) {
@@ -378,11 +417,15 @@ void Executor::add_combine(const Program &program, const Operation &operation) {
     combines_.push_back(make_combine(program, operands, operation.num_operands));
 }
 
+Function Executor::kernel_of(const Program &program, std::uint64_t signature) {
+    const auto found = program.kernels.find(signature);
+    if (found == program.kernels.end()) throw Failure("no kernel for these types was given", -1);
+    return reinterpret_cast<Function>(found->second);
+}
+
 Executor::Combine Executor::make_combine(const Program &program, const Operand *operands, std::size_t count) const {
     Combine combine{};
-    const auto found = program.kernels.find(combine_signature(operands, count));
-    if (found == program.kernels.end()) throw Failure("no COMBINE kernel for these types was given", -1);
-    combine.function = reinterpret_cast<Function>(found->second);
+    combine.function = kernel_of(program, combine_signature(operands, count));
     combine.num_sources = count - 1;
     CombineArguments &arguments = combine.arguments;
     arguments.destination = address_of(program, operands[0]);
@@ -398,14 +441,18 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
     combine.block_x =
         power_of_two_at_least((arguments.rows + rows_per_thread - 1) / rows_per_thread, threads_per_block);
     combine.block_y = threads_per_block / combine.block_x;
-    const auto blocks = static_cast<std::int64_t>(blocks_per_multiprocessor) * device_->multiprocessors();
-    const std::int64_t reach = std::int64_t{combine.block_x} * rows_per_thread;
-    const std::int64_t grid_x = std::clamp<std::int64_t>((arguments.rows + reach - 1) / reach, 1, blocks);
-    const std::int64_t deep = (arguments.cols + combine.block_y - 1) / combine.block_y;
-    combine.grid_x = static_cast<unsigned>(grid_x);
-    combine.grid_y = static_cast<unsigned>(
-        std::clamp<std::int64_t>(deep, 1, std::min<std::int64_t>(std::max<std::int64_t>(blocks / grid_x, 1), 65535)));
+    set_grid(combine, std::int64_t{combine.block_x} * rows_per_thread, combine.block_y);
     return combine;
+}
+
+// As many blocks as there is work for, each of so many rows and columns at a time, if the device can hold them.
+void Executor::set_grid(Combine &combine, std::int64_t rows, std::int64_t columns) const {
+    const auto blocks = static_cast<std::int64_t>(blocks_per_multiprocessor) * device_->multiprocessors();
+    const std::int64_t down = (combine.arguments.rows + rows - 1) / rows,
+                       along = (combine.arguments.cols + columns - 1) / columns;
+    combine.grid_x = static_cast<unsigned>(std::clamp<std::int64_t>(down, 1, blocks));
+    combine.grid_y = static_cast<unsigned>(
+        std::clamp<std::int64_t>(along, 1, std::clamp<std::int64_t>(blocks / combine.grid_x, 1, 65535)));
 }
 
 }  // namespace uncut::cuda

@@ -5,7 +5,7 @@
 namespace uncut {
 namespace {
 
-constexpr std::uint8_t not_transposed = 0;
+constexpr std::uint8_t not_transposed = 0, transposed = 1;
 constexpr Event given{-1, -2};  // the writer of what is there at first, where something is expected
 
 std::string buffer_text(std::int64_t buffer) { return "<buffer " + std::to_string(buffer) + ">"; }
@@ -34,6 +34,7 @@ bool contains(const Rect &all, const Rect &rect) {
 // What a final content of C is and why it is wrong; nothing if it is right.
 std::string why_wrong(const Content &found, const Content &expected) {
     if (found.kind != expected.kind || found.matrix != expected.matrix) return text_of(found);
+    if (!found.is_zero() && found.turned != expected.turned) return "values that are stored transposed";
     if (!found.is_zero() && (found.row != expected.row || found.col != expected.col))
         return "the values of elements displaced by " + std::to_string(found.row - expected.row) + " rows and " +
                std::to_string(found.col - expected.col) + " columns";
@@ -70,7 +71,11 @@ void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &cont
     memories_[buffer].find(rect, tiles_);
     for (const auto &[there, fragment] : tiles_)
         if (fragment->writer.task == given.task) throw RuleBroken("what " + place + " is to hold is said twice");
-    const Content c_in{.kind = Content::Kind::partial, .c_in = CIn::raw, .row = content.row, .col = content.col};
+    const Content c_in{.kind = Content::Kind::partial,
+                       .turned = content.turned,
+                       .c_in = CIn::raw,
+                       .row = content.row,
+                       .col = content.col};
     memories_[buffer].overwrite(rect, content.c_in == CIn::absent ? Content{} : c_in, given);
     expected_.push_back({buffer, rect, content});
 }
@@ -122,11 +127,13 @@ void Follower::check_issuer(const TaskRecord &task) const {
             "a lane of the host makes copies within host memory, and no other tasks");
     require(!within_host || lanes_[task.lane].kind == host_lane,
             "a copy within host memory keeps the thread that issues it: it belongs on a lane of the host");
+    const bool transposes = task.kind == copy_task && operands_.back().op != not_transposed;
     for (const Operand &operand : operands_) {
         const FollowedBuffer &buffer = buffers_[operand.buffer];
-        if (task.kind != copy_task && (buffer.in_host || buffer.owner != task.rank))
-            throw RuleBroken(rank + " cannot compute on " + buffer_text(operand.buffer) +
-                             ": operands of GEMM and COMBINE lie in the issuing rank's device memory");
+        if ((task.kind != copy_task || (transposes && !within_host)) && (buffer.in_host || buffer.owner != task.rank))
+            throw RuleBroken(rank + " cannot compute on " + buffer_text(operand.buffer) + ": operands of " +
+                             (transposes ? "a COPY that transposes" : "GEMM and COMBINE") +
+                             " lie in the issuing rank's device memory" + (transposes ? ", or in host memory" : ""));
         if (buffer.in_host && buffer.owner >= 0 && buffer.owner != task.rank)
             throw RuleBroken(rank + " cannot reach " + buffer_text(operand.buffer) + ": rank " +
                              std::to_string(buffer.owner) + " has to issue this copy");
@@ -134,18 +141,22 @@ void Follower::check_issuer(const TaskRecord &task) const {
 }
 
 void Follower::copy() {
-    require(operands_.size() == 2 && operands_[1].factor == one && operands_[1].op == not_transposed,
-            "a COPY reads one region as it is");
+    require(operands_.size() == 2 && operands_[1].factor == one && operands_[1].op <= transposed,
+            "a COPY reads one region as it is, or transposed");
     const Operand &to = operands_[0], &from = operands_[1];
-    require(to.rect.rows() == from.rect.rows() && to.rect.cols() == from.rect.cols(),
+    const bool transposes = from.op == transposed;
+    const Rect source = transposes ? from.rect.transposed() : from.rect;
+    require(to.rect.rows() == source.rows() && to.rect.cols() == source.cols(),
             "a COPY reads and writes regions of different shapes");
     require(buffers_[to.buffer].dtype == buffers_[from.buffer].dtype, "a COPY does not convert types");
     require_apart(from);
-    const std::int64_t rows = from.rect.top - to.rect.top, cols = from.rect.left - to.rect.left;
+    const std::int64_t rows = source.top - to.rect.top, cols = source.left - to.rect.left;
     read(from);
     for (const auto &[rect, fragment] : tiles_) {
-        if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(from);
-        parts_.push_back({rect.moved(rows, cols), fragment->content.moved(rows, cols)});
+        const Content &content = fragment->content;
+        if (content.kind == Content::Kind::nothing) refuse_unwritten(from);
+        parts_.push_back({(transposes ? rect.transposed() : rect).moved(rows, cols),
+                          (transposes ? content.transposed() : content).moved(rows, cols)});
     }
     write(to);
 }
@@ -230,9 +241,10 @@ Follower::Extents Follower::input(std::uint8_t matrix, const Operand &operand) {
         if (fragment->content != content)
             throw RuleBroken(name + " reads pieces that do not belong side by side in " + text_of_place(operand));
     const std::uint8_t op = matrix == matrix_a ? problem_.op_a : problem_.op_b;
-    if (operand.op != op)
-        throw RuleBroken(name + " is " + name_of_op(operand.op) + ", the problem says " + name_of_op(op));
-    const Rect &rect = operand.rect;
+    if ((operand.op != op) != content.turned)
+        throw RuleBroken(name + " is " + name_of_op(operand.op) + ", the problem says " + name_of_op(op) +
+                         (content.turned ? ", and it is stored transposed" : ""));
+    const Rect rect = content.turned ? operand.rect.transposed() : operand.rect;
     const Interval rows{rect.top + content.row, rect.bottom + content.row},
         cols{rect.left + content.col, rect.right + content.col};
     return op == not_transposed ? Extents{rows, cols} : Extents{cols, rows};
@@ -343,8 +355,9 @@ void Follower::finish() {
             const std::string wrong = why_wrong(fragment->content, expected);
             if (wrong.empty()) continue;
             const std::int32_t writer = fragment->writer.task;
-            throw RuleBroken("C " + text_of(place.moved(-expected.row, -expected.col)) + " ends with " + wrong +
-                             "; it is " + (writer < 0 ? "never written" : "written last by " + task_text(writer)));
+            const Rect of_c = (expected.turned ? place.transposed() : place).moved(-expected.row, -expected.col);
+            throw RuleBroken("C " + text_of(of_c) + " ends with " + wrong + "; it is " +
+                             (writer < 0 ? "never written" : "written last by " + task_text(writer)));
         }
     }
 }

@@ -15,16 +15,19 @@ namespace {
 
 using Range = std::pair<std::int64_t, std::int64_t>;
 
-// The elements of a rectangle are those of the matrix so many rows and columns further on.
-void give(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, int matrix) {
+// The elements of a rectangle are those of the matrix so many rows and columns further on; if it is turned, element
+// (c, r) of the matrix is at (r, c).
+void give(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, bool turned,
+          int matrix) {
     Content content = matrix < 0 ? Content{} : Content::piece(static_cast<std::uint8_t>(matrix));
-    if (matrix >= 0) content.row = by.first, content.col = by.second;
+    if (matrix >= 0) content.turned = turned, content.row = by.first, content.col = by.second;
     follower.give(buffer, {rows.first, cols.first, rows.second, cols.second}, content);
 }
 
-void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by,
+void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, bool turned,
             const std::vector<Range> &summed, bool alpha, int c_in, bool copied) {
     Content content{.kind = copied ? Content::Kind::piece : Content::Kind::partial,
+                    .turned = turned,
                     .alpha = alpha,
                     .c_in = static_cast<CIn>(c_in),
                     .row = by.first,

@@ -29,8 +29,15 @@ void add_interval(Intervals &summed, const Interval &added) {
 Content Content::moved(std::int64_t rows, std::int64_t cols) const & { return Content(*this).moved(rows, cols); }
 
 Content Content::moved(std::int64_t rows, std::int64_t cols) && {
+    if (turned) std::swap(rows, cols);
     if (!is_zero()) row += rows, col += cols;
     return std::move(*this);
+}
+
+Content Content::transposed() const {
+    Content result = *this;
+    if (!is_zero()) result.turned = !turned;
+    return result;
 }
 
 Content scaled(const Content &content, std::uint8_t factor) {
@@ -57,7 +64,8 @@ Content scaled(const Content &content, std::uint8_t factor) {
 Content sum(Content left, const Content &right) {
     if (left.is_zero()) return right;
     if (right.is_zero()) return left;
-    if (left.row != right.row || left.col != right.col) throw RuleBroken("terms of different elements of C are summed");
+    if (left.turned != right.turned || left.row != right.row || left.col != right.col)
+        throw RuleBroken("terms of different elements of C are summed");
     if (left.c_in != CIn::absent && right.c_in != CIn::absent) {
         const bool twice = left.c_in == CIn::scaled || right.c_in == CIn::scaled;
         throw RuleBroken(std::string("C_in is summed twice") + (twice ? ": beta is applied twice" : ""));

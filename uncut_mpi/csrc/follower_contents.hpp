@@ -1,7 +1,7 @@
 // What a rectangle of memory holds, and the rules by which tasks make other contents of it.
 //
-// Contents are affine: element (r, c) of the buffer belongs to element (r + row, c + col) of its matrix, so a rectangle
-// may be cut or copied without touching its content otherwise.
+// Contents are affine: element (r, c) of the buffer belongs to element (r + row, c + col) of its matrix, or to element
+// (c + row, r + col) where it is turned, so a rectangle may be cut or copied without touching its content otherwise.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,7 @@ struct Content {
 
     Kind kind = Kind::nothing;
     std::uint8_t matrix = 0;  // a piece's
+    bool turned = false;      // rows of the buffer are columns of the matrix; false for zeros
     bool alpha = false;       // whether the sum carries the factor alpha
     bool rounded = false;     // computed and then rounded to a half type: nothing may be added any more
     CIn c_in = CIn::absent;
@@ -48,6 +49,8 @@ struct Content {
     // Of a copy whose region starts so many rows and columns before its source's.
     Content moved(std::int64_t rows, std::int64_t cols) const &;
     Content moved(std::int64_t rows, std::int64_t cols) &&;
+    // Of a copy whose rows are its source's columns, both from 0 on.
+    Content transposed() const;
 };
 
 // `content` times a factor, as an addend of a sum. Throws RuleBroken where they do not belong together.

@@ -25,6 +25,7 @@ struct Rect {
         return {std::max(top, other.top), std::max(left, other.left), std::min(bottom, other.bottom),
                 std::min(right, other.right)};
     }
+    Rect transposed() const { return {left, top, right, bottom}; }
     // With its origin so many rows and columns before.
     Rect moved(std::int64_t by_rows, std::int64_t by_cols) const {
         return {top - by_rows, left - by_cols, bottom - by_rows, right - by_cols};

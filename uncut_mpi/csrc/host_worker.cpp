@@ -15,6 +15,18 @@ constexpr std::size_t bytes_per_turn = std::size_t{4} << 20;  // then other lane
 constexpr int looks = 2000, yields = 2000;
 constexpr std::chrono::microseconds pause{20};
 
+// What is transposed at once: columns of one cache line in f64, and so many that rows of the source are long. Of what
+// was tried (8 to 128 each) this made 6 GB/s in f64, 3 in f32 and 2 in f16 where memcpy makes 17 to 20 (AMD EPYC).
+constexpr std::size_t block_rows = 16, block_columns = 128;
+
+template <std::size_t item>
+void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch, std::size_t rows,
+               std::size_t columns) {
+    for (std::size_t column = 0; column < columns; ++column)
+        for (std::size_t row = 0; row < rows; ++row)
+            std::memcpy(to + column * to_pitch + row * item, from + row * from_pitch + column * item, item);
+}
+
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -113,13 +125,22 @@ bool HostWorker::advance(std::size_t number, bool signals_only) {
 // Go on with a copy for a turn; whether it is made.
 bool HostWorker::copy(Lane &lane, const HostStep &step) {
     if (lane.column == 0 && lane.row == 0) lane.began_s = now_s();
+    const std::size_t item = step.transposed_bytes;
     for (std::size_t left = bytes_per_turn; left > 0 && lane.column < step.columns;) {
-        const std::size_t bytes = std::min(left, step.width - lane.row);
-        std::memcpy(step.destination + lane.column * step.to_pitch + lane.row,
-                    step.source + lane.column * step.from_pitch + lane.row, bytes);
-        left -= bytes;
+        std::byte *const to = step.destination + lane.column * step.to_pitch + lane.row;
+        std::size_t bytes = std::min(left, step.width - lane.row), columns = 1;
+        if (item == 0) {
+            std::memcpy(to, step.source + lane.column * step.from_pitch + lane.row, bytes);
+        } else {
+            bytes = std::min(block_rows * item, step.width - lane.row);
+            columns = std::min(block_columns, step.columns - lane.column);
+            const std::byte *const from = step.source + lane.row / item * step.from_pitch + lane.column * item;
+            const auto make = item == 8 ? transpose<8> : item == 4 ? transpose<4> : transpose<2>;
+            make(to, step.to_pitch, from, step.from_pitch, bytes / item, columns);
+        }
+        left -= std::min(left, bytes * columns);
         lane.row += bytes;
-        if (lane.row == step.width) ++lane.column, lane.row = 0;
+        if (lane.row == step.width) lane.column += columns, lane.row = 0;
     }
     if (lane.column < step.columns) return false;
     lane.column = 0;

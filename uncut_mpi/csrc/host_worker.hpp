@@ -22,10 +22,11 @@ struct HostStep {
     std::uint32_t operation;  // index in the list
     std::uint32_t *flag;      // of a wait or signal
     std::uint32_t value;      // after the epoch
-    // Of a copy: so many columns of so many bytes, one if they follow one another on both sides.
+    // Of a copy: so many columns of so many bytes, one if they follow one another on both sides. If it transposes, they
+    // are rows of the source, of elements of so many bytes; else these are 0.
     std::byte *destination;
     const std::byte *source;
-    std::size_t width, columns, to_pitch, from_pitch;
+    std::size_t width, columns, to_pitch, from_pitch, transposed_bytes;
 };
 
 struct HostLane {

@@ -127,10 +127,10 @@ void Simulator::State::issue() {
     issues_.assign(count, {});
     for (std::size_t i = 0; i < count; ++i) {
         const TaskRecord &task = t_.tasks[i];
-        double own = task.kind == copy_task      ? m_.copy_s
-                     : task.kind == gemm_task    ? m_.gemm_s
-                     : task.kind == combine_task ? m_.combine_s
-                                                 : 0.0;
+        double own = task.kind == gemm_task   ? m_.gemm_s
+                     : tasks_[i].is_kernel    ? m_.combine_s
+                     : task.kind == copy_task ? m_.copy_s
+                                              : 0.0;
         for (std::int32_t a = task.num_awaits; a-- > 0;) {  // the furthest first
             const std::int32_t awaited = t_.awaits[task.first_await + a];
             const TaskRecord &before = t_.tasks[awaited];

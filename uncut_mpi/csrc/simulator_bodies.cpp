@@ -62,8 +62,9 @@ void Simulator::State::make_bodies() {
         Task &of = tasks_[i];
         of.rank = task.rank;
         of.of_host = t_.lanes[task.lane].kind == host_lane;
-        of.is_kernel = task.kind == gemm_task || task.kind == combine_task;
-        if (task.kind == copy_task) of.body = copy_body(task);
+        const bool transposes = task.kind == copy_task && !of.of_host && operand(task, 1).op != 0;
+        of.is_kernel = task.kind == gemm_task || task.kind == combine_task || transposes;
+        if (task.kind == copy_task) of.body = transposes ? transposing_body(task) : copy_body(task);
         if (task.kind == gemm_task) of.body = gemm_body(task);
         if (task.kind == combine_task) of.body = combine_body(task);
     }
@@ -96,6 +97,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     if (from_at == host_ && to_at == host_) {
         body.engine = task.rank * ways + 3;
         limit = m_.host_copy_rate;
+        if (operand(task, 1).op != 0) limit = std::min(limit, m_.host_transposed_rate * static_cast<double>(item));
     }
     const std::size_t link = link_of(from_at, to_at);
     limit = std::min(limit, m_.bandwidth[link]);
@@ -154,6 +156,15 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const
                                bytes_of(element_types[static_cast<std::size_t>(dtype)].accumulator);
     const double extra_bytes = static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
     body.amount = cost.seconds(operations, rate, extra_bytes, k);
+    return body;
+}
+
+// A kernel within a device.
+Simulator::State::Body Simulator::State::transposing_body(const TaskRecord &task) const {
+    const RegionRecord &to = t_.regions[operand(task, 0).region];
+    const auto bytes = static_cast<double>(to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype));
+    Body body;
+    if (bytes > 0) body.amount = m_.combine_start + 2 * bytes / (m_.transposing_share * m_.combine_rate[task.rank]);
     return body;
 }
 

@@ -102,6 +102,7 @@ class Simulator::State {
     Body copy_body(const TaskRecord &task);
     Body gemm_body(const TaskRecord &task) const;
     Body combine_body(const TaskRecord &task) const;
+    Body transposing_body(const TaskRecord &task) const;
     bool is_aligned(const RegionRecord &region) const;
     bool is_aligned(const TaskRecord &task) const;
 

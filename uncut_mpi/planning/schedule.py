@@ -9,7 +9,8 @@ Rules (checked by `Schedule.check` and, for meaning, by `verify`):
 * Every awaited task stands earlier in the global order, and each rank issues its tasks in that
   order. With the premises P1 to P5 of ``docs/architecture.md`` no executor can then deadlock.
 * Operand 0 of a task is the region it writes; the others are the regions it reads.
-* COPY reads one region of the same shape. GEMM reads op(A), op(B) and, if it accumulates, the
+* COPY reads one region of the same shape. With op T it reads one stored the other way round, within host memory or
+  within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the
   region it writes: write := f_A op(A) op(B) + f_C C, where f_A is the factor of operand 1, operand 2
   carries ONE and f_C is the factor of operand 3 (absent: the written region is not read).
 * COMBINE writes the sum of factor × region over its reads, converted to the written buffer's type

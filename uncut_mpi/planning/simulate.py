@@ -17,11 +17,12 @@ What is modelled (the inner loop is native):
   to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
   Copies within host memory, on lanes of the host, are made in turn by the rank's worker, at `HOST_COPY_GB_PER_S` and
   within the host's own bandwidth, which all share. They cost nothing to issue, and are awaited and await by flags.
+  It transposes `HOST_TRANSPOSED_PER_S` elements.
 * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
   served; a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
   (`GemmShape.idle_use`).
 * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
-  meanwhile.
+  meanwhile. A COPY that transposes within a device is such a kernel, at `TRANSPOSING_SHARE` of the rate.
 * **JOIN** takes no time.
 """
 
@@ -36,7 +37,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, TopologyError
-from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, GemmShape
+from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE, GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Kind, Schedule, TileTables, rows_by_rank
@@ -316,6 +317,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.row_local = list(rows.local)
 
     native.host_copy_rate = HOST_COPY_GB_PER_S * 1e9
+    native.host_transposed_rate, native.transposing_share = HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
     native.combine_start = costs.combine_start_s

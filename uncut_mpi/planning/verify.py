@@ -109,17 +109,19 @@ def follower_of(schedule: Schedule) -> _native.Follower:
         if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):
             (top, bottom), (left, right) = part.rows, part.cols
             raise ScheduleError(f"C [{top}:{bottom}, {left}:{right}] is to hold something, but is not all there")
-    for at, _, row, col, height, width, top, left in schedule.pieces.tolist():
-        matrix, by = int(buffers["matrix"][at]), (top - row, left - col)
+    for at, turned, row, col, height, width, top, left in schedule.pieces.tolist():
+        matrix, by = int(buffers["matrix"][at]), (top - col, left - row) if turned else (top - row, left - col)
         if matrix != Matrix.C:
             given = matrix if problem.has_product or problem.copies else -1
-            follower.give(at, (row, row + height), (col, col + width), by, given)
+            follower.give(at, (row, row + height), (col, col + width), by, bool(turned), given)
             continue
         for part in problem.result:
-            rows = max(row, part.rows[0] - by[0]), min(row + height, part.rows[1] - by[0])
-            cols = max(col, part.cols[0] - by[1]), min(col + width, part.cols[1] - by[1])
+            spans = (part.rows, by[0]), (part.cols, by[1])
+            down, along = ((start - ahead, stop - ahead) for (start, stop), ahead in (spans[::-1] if turned else spans))
+            rows = max(row, down[0]), min(row + height, down[1])
+            cols = max(col, along[0]), min(col + width, along[1])
             if rows[0] < rows[1] and cols[0] < cols[1]:
-                follower.expect(at, rows, cols, by, part.summed, part.alpha, part.c_in, part.copied)
+                follower.expect(at, rows, cols, by, bool(turned), part.summed, part.alpha, part.c_in, part.copied)
     return follower
 
 

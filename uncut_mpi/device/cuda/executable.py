@@ -45,7 +45,7 @@ class CudaExecutable(Executable):
     program, addresses, flags, board
         As for `Backend.executable`.
     kernels : mapping of int to int
-        Loaded COMBINE kernels by signature.
+        Loaded kernels by signature.
     description : str
         The device in words, for messages.
     on_close : callable, optional

@@ -1,7 +1,8 @@
 """
-The text of the COMBINE kernels: a weighted sum of regions, converted and rounded once.
+The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; and COPY, transposing.
 
-A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first.
+A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first. That of a kernel
+that transposes is `TRANSPOSING` and the bytes of an element, whatever its type.
 Halves are converted by integer arithmetic and PTX, so that no CUDA header is needed to compile.
 """
 
@@ -13,6 +14,8 @@ from typing import Final
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import MAX_SUMMANDS
+
+TRANSPOSING: Final = 1 << 4 * (MAX_SUMMANDS + 1)
 
 _TYPES: Final = {
     DType.f64: "double",
@@ -126,6 +129,35 @@ _READ: Final = """            if (a.factor[{i}] != 0.0)
 _ALIGNED: Final = " && fits<{read}>(a.source[{i}], a.source_ld[{i}])"
 
 
+# Tiles go through shared memory, so that columns are read and written alike. A word more per column spreads them
+# over the banks.
+_TRANSPOSE: Final = """
+#define TILE 32
+extern "C" __global__ void {name}(const arguments a) {{
+    __shared__ {word} tile[TILE][TILE + 1];
+    const {word} *in = (const {word} *)a.source[0];
+    {word} *out = ({word} *)a.destination;
+    for (long long left = (long long)TILE * blockIdx.y; left < a.cols; left += (long long)TILE * gridDim.y)
+        for (long long top = (long long)TILE * blockIdx.x; top < a.rows; top += (long long)TILE * gridDim.x) {{
+            for (int part = threadIdx.y; part < TILE; part += blockDim.y)
+                if (left + threadIdx.x < a.cols && top + part < a.rows)
+                    tile[part][threadIdx.x] = in[(top + part) * a.source_ld[0] + left + threadIdx.x];
+            __syncthreads();
+            for (int part = threadIdx.y; part < TILE; part += blockDim.y)
+                if (top + threadIdx.x < a.rows && left + part < a.cols)
+                    out[(left + part) * a.ld + top + threadIdx.x] = tile[threadIdx.x][part];
+            __syncthreads();
+        }}
+}}
+"""
+_WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
+
+def transposed_bytes(signature: int) -> int:
+    """Return of how many bytes the elements are that a kernel transposes; 0 if it is one of a COMBINE."""
+    return signature ^ TRANSPOSING if signature & TRANSPOSING else 0
+
+
 def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
     """Return the written type and the types of the regions read."""
     written = DType(signature & 15)
@@ -139,6 +171,8 @@ def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
 
 def kernel_name(signature: int) -> str:
     """Return the name of the kernel of a signature."""
+    if signature & TRANSPOSING:
+        return f"transpose_{transposed_bytes(signature)}"
     written, reads = types_of(signature)
     return "_".join(("combine", written.name, *(read.name for read in reads)))
 
@@ -156,6 +190,8 @@ def kernel_source(signatures: Iterable[int]) -> str:
 
 
 def _one(signature: int) -> str:
+    if signature & TRANSPOSING:
+        return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[transposed_bytes(signature)])
     written, reads = types_of(signature)
     if len(reads) > MAX_SUMMANDS:
         raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SUMMANDS} are supported")

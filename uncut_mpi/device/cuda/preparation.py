@@ -23,9 +23,9 @@ _SMALL = 64
 _PATIENCE_S = 60.0
 
 
-def combine_signatures(program: OperationList) -> list[int]:
-    """Return the COMBINE kernels that a list needs, those of products with factor 0 included."""
-    return _native.cuda_combine_signatures(as_bytes(program.operations), as_bytes(program.operands))
+def kernel_signatures(program: OperationList) -> list[int]:
+    """Return the kernels of ours that a list needs, those of products with factor 0 included."""
+    return _native.cuda_kernel_signatures(*map(as_bytes, (program.operations, program.operands, program.lanes)))
 
 
 class Preparation:
@@ -46,7 +46,7 @@ class Preparation:
     Attributes
     ----------
     kernels : dict of int to int
-        Function handles of the loaded COMBINE kernels by signature.
+        Function handles of the loaded kernels by signature.
     """
 
     def __init__(self, native: _native.CudaDevice, description: str, malloc: Callable[[int], int]) -> None:
@@ -66,7 +66,7 @@ class Preparation:
         on_close: Callable[[], None] | None = None,
     ) -> CudaExecutable:
         """Load the kernels of a list, reserve its streams, and bind it to addresses."""
-        self._load(combine_signatures(program))
+        self._load(kernel_signatures(program))
         return CudaExecutable(self._native, program, addresses, flags, board, self.kernels, self._description, on_close)
 
     def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
@@ -78,13 +78,12 @@ class Preparation:
         CapacityError
             If there is no memory for the scratch, even with the least leading dimensions.
         """
-        combines = combine_signatures(program)
         lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
         signatures = sorted(gemm_signatures(program, addresses) - self._warm, key=repr)
         dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
         host = bool(program.in_host().any())
         copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
-        kernels = [signature for signature in combines if ("combine", signature) not in self._warm]
+        kernels = [one for one in kernel_signatures(program) if ("kernel", one) not in self._warm]
         todo = WarmupList(lanes)
 
         def fill(lds_of: Any) -> int:
@@ -113,7 +112,7 @@ class Preparation:
             for dtype, with_host in copies:
                 todo.copies(dtype, host=with_host)
             for signature in kernels:
-                todo.combine(signature)
+                todo.kernel(signature)
             raise_error(
                 self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=_PATIENCE_S).error
             )
@@ -121,7 +120,7 @@ class Preparation:
             self._cupy.cuda.runtime.free(base)
         self._warm.update(signatures)
         self._warm.update(("copies", *pair) for pair in copies)
-        self._warm.update(("combine", signature) for signature in kernels)
+        self._warm.update(("kernel", signature) for signature in kernels)
         self._warm.update(("handle", *pair) for pair in new_handles)
 
     def forget_products(self) -> None:

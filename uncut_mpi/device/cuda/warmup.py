@@ -2,7 +2,7 @@
 What has to run once before a plan may be fired, so that nothing is loaded while flags are awaited.
 
 Loading a kernel at its first use may wait for the whole device, and with lanes that wait for peers
-that is a deadlock. Each distinct GEMM signature, COMBINE kernel and kind of copy therefore runs
+that is a deadlock. Each distinct GEMM signature, kernel of ours and kind of copy therefore runs
 once, on scratch memory, before the opening barrier.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.device.cuda.kernels import types_of
+from uncut_mpi.device.cuda.kernels import transposed_bytes, types_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index, location_table
 from uncut_mpi.planning.lower import BOUND_OPERAND_DTYPE, OPERATION_DTYPE, Code, OperationList
@@ -159,8 +159,14 @@ class WarmupList:
             operands.append(operands[0])
         self._add(Code.GEMM, operands, lane)
 
-    def combine(self, signature: int) -> None:
-        """Add a COMBINE of one element."""
+    def kernel(self, signature: int) -> None:
+        """Add a COMBINE, or a COPY that transposes, of one element."""
+        size = transposed_bytes(signature)
+        if size:
+            dtype = next(dtype for dtype in DType if dtype.itemsize == size)
+            ends = ((0, Op.N), (512, Op.T))
+            self._add(Code.COPY, [(_SCRATCH, dtype, Factor.ONE, op, 0, offset, 1, 1, 1) for offset, op in ends], 0)
+            return
         written, reads = types_of(signature)
         self._add(Code.COMBINE, [(_SCRATCH, t, Factor.ONE, Op.N, 0, 0, 1, 1, 1) for t in (written, *reads)], 0)
 
