@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import os
 import random
 import re
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, load, succeed
+from tests.helpers import interpret
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
+from tests.helpers.layouts import even, user_parts
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
@@ -29,6 +32,7 @@ from uncut_mpi.errors import DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
@@ -37,6 +41,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role
 from uncut_mpi.planning.staging import stage, used_by_others
+from uncut_mpi.planning.verify import verify
 
 F, N = Factor, Op.N
 
@@ -193,7 +198,7 @@ def test_products_of_matrices_that_a_worker_alone_touches_are_right(fake, place)
         matrix for matrix in MATRICES if placement.of(matrix).space == "host" and placement.of(matrix).rank is not None
     ]
     assert used_by_others(schedule, private) == tuple(private)
-    cluster = FakeCluster(fake, stage(schedule, private, Machine.uniform(2)))
+    cluster = FakeCluster(fake, stage(schedule, private, Machine.uniform(2), schedule.placement))
     assert not used_by_others(cluster.schedule, private)
     for call in range(3):
         random_values = np.random.default_rng(call)
@@ -289,6 +294,38 @@ def test_a_copy_that_transposes_from_elsewhere_or_what_does_not_fit_is_refused(f
     build.task(Kind.COPY, build.copy_lane(0, 0, 0), to, [(of, F.ONE, Op.T)])
     with pytest.raises(DeviceError, match=words):
         FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+
+
+@pytest.mark.parametrize("orders", ["CFC", "FCF", "CCC"])
+def test_products_of_parts_in_other_orders_are_right(fake, orders):
+    problem = GemmProblem(37, 29, 41, DType.f64, "T")
+    places = Location.device(0), Location.host(1), Location.host(), Location.device(1)
+
+    def rows(shape, order):
+        cuts = even(shape[0], 4)
+        parts = [
+            Part(extent, (0, shape[1]), place, order if at % 2 else "F")
+            for at, (extent, place) in enumerate(zip(itertools.pairwise(cuts), places, strict=True))
+        ]
+        return BoundLayout(shape, tuple(parts))
+
+    shapes = problem.a_shape, problem.b_shape, (problem.m, problem.n)
+    placement = Placement(*map(rows, shapes, orders))
+    schedule = plan(problem, placement, 2, Machine.uniform(2), ScheduleOptions(scheduler="kblocks")).schedule
+    verify(schedule, lower(schedule))
+    cluster = FakeCluster(fake, schedule)
+    memory = [cluster.buffer(index) for index in range(len(schedule.buffers))]
+    for call in range(2):
+        data = interpret.random_data(problem, call)
+        for block in cluster.memory:
+            block.fill(0xFF)  # NaN
+        for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
+            for _, held, place in user_parts(schedule, matrix, memory):
+                held[...] = values[place]
+        succeed(cluster.run(data.alpha, data.beta))
+        result, bound = interpret.reference(problem, data)
+        for _, held, place in user_parts(schedule, Matrix.C, memory):
+            assert (np.abs(held - result[place]) <= bound[place]).all()
 
 
 def host_relay():

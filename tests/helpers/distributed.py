@@ -30,11 +30,16 @@ def random_layout(rng, shape, size):
     )
 
 
-def distributed(session, rng, data, order):
-    """Return `data` as a matrix: any layout, each rank's part in memory of any kind, of any leading dimension."""
+def distributed(session, rng, data, orders):
+    """
+    Return `data` as a matrix: any layout, each rank's part in memory of any kind, of any leading dimension.
+
+    Each rank's array is in one of the orders given; those in shared memory are in the first of them.
+    """
     layout = random_layout(rng, data.shape, session.size)
     memory, more = [rng.choice(("device", "host", "shared")) for _ in range(session.size)], rng.randint(0, 2)
-    shared = session.empty_host(data.shape, data.dtype, order=order)
+    shared = session.empty_host(data.shape, data.dtype, order=orders[0])
+    own = rng.choices(orders, k=session.size)[session.rank]
     rows, cols = layout.indices(data.shape, session.rank, num_ranks=session.size)
     part = None
     if len(rows) and len(cols):
@@ -45,9 +50,7 @@ def distributed(session, rng, data, order):
             part = shared.array[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
         else:
             around = (len(rows) + more, len(cols) + more)
-            whole = (
-                np.empty(around, kind.numpy, order) if mine == "host" else session._backend.empty(*around, kind, order)
-            )
+            whole = np.empty(around, kind.numpy, own) if mine == "host" else session._backend.empty(*around, kind, own)
             part = whole[: len(rows), : len(cols)]
         part[...] = data[np.ix_(rows, cols)]
     matrix = session.distribute(part, layout, shape=data.shape)

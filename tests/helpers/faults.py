@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.helpers import oracle
 from uncut_mpi.errors import ScheduleError
-from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Role, Schedule
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
 
 Fault: TypeAlias = Callable[[Schedule, random.Random], "Schedule | None"]
@@ -165,6 +165,24 @@ def multiply_another_k_block(schedule: Schedule, rng: random.Random) -> Schedule
     operands = schedule.operands.copy()
     mine, theirs = schedule.tasks["first_operand"][[task, rng.choice(others)]].tolist()
     operands["region"][mine + 1 : mine + 3] = schedule.operands["region"][theirs + 1 : theirs + 3]
+    return changed(schedule, operands=operands)
+
+
+def take_an_operand_the_other_way_round(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Transpose what a GEMM multiplies or does not, or do not where a COPY transposes; of more than a row or column."""
+    large = (schedule.regions["rows"] > 1) & (schedule.regions["cols"] > 1)
+    places = []
+    for record in schedule.tasks:
+        read = int(record["first_operand"]) + 1
+        if record["kind"] == Kind.GEMM:
+            places += [read, read + 1]
+        elif record["kind"] == Kind.COPY and schedule.operands["op"][read] == Op.T:
+            places.append(read)
+    places = [place for place in places if large[schedule.operands["region"][place]]]
+    if not places:
+        return None
+    operands = schedule.operands.copy()
+    operands["op"][rng.choice(places)] ^= 1
     return changed(schedule, operands=operands)
 
 

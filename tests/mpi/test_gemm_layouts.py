@@ -37,7 +37,7 @@ def test_any_layouts_multiply_where_they_are(comm, session, seed):
     rng = random.Random(seed)
     dtype = rng.choice((DType.f64, DType.f64, DType.f32))
     m, n, k = (rng.randint(1, 40) for _ in range(3))
-    orders, trans, beta = rng.choices("CF", k=3), rng.choices("NT", k=2), rng.choice((0.0, 0.75))
+    orders, trans, beta = rng.choices(("C", "F", "CF"), k=3), rng.choices("NT", k=2), rng.choice((0.0, 0.75))
     a_MK, b_KN, c_MN = (random_matrix(*shape, dtype, (seed, at)) for at, shape in enumerate(((m, k), (k, n), (m, n))))
     inputs = [x.T if how == "T" else x for x, how in zip((a_MK, b_KN), trans, strict=True)]
     before = c_MN if beta else np.full_like(c_MN, np.nan)

@@ -33,6 +33,7 @@ from uncut_mpi.planning.options import (
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
+from uncut_mpi.planning.staging import stage
 from uncut_mpi.planning.stationary import stationary_grids
 from uncut_mpi.planning.verify import verify
 
@@ -44,7 +45,7 @@ def random_case(seed: int) -> Schedule:
     dtype = rng.choice((DType.f64, DType.f64, DType.f32, DType.f16))
     problem = GemmProblem(m, n, k, dtype, rng.choice("NT"), rng.choice("NT"), reads_c=rng.random() < 0.6)
     shapes = problem.a_shape, problem.b_shape, (m, n)
-    placement = Placement(*(random_layout(rng, shape, ranks) for shape in shapes))
+    placement = Placement(*(random_layout(rng, shape, ranks, rng.choice(("F", "FC"))) for shape in shapes))
     how = Blocking(
         splits=rng.choice([one for one in range(1, ranks + 1) if ranks % one == 0]),
         first=rng.choice((4, 8, 16)),
@@ -55,8 +56,9 @@ def random_case(seed: int) -> Schedule:
         delivery=rng.choice(DELIVERIES),
         combine=rng.choice(COMBINES),
     )
-    machine = Machine.uniform(ranks)
-    return kblocks.schedule(problem, placement, ranks, machine, ScheduleOptions(scheduler="kblocks", blocking=how))[0]
+    machine, options = Machine.uniform(ranks), ScheduleOptions(scheduler="kblocks", blocking=how)
+    schedule, *_ = kblocks.schedule(problem, placement.straight(ranks), ranks, machine, options)
+    return stage(schedule, (), machine, placement)
 
 
 def random_tiles(seed: int) -> Schedule:
@@ -135,7 +137,7 @@ def test_a_c_in_parts_that_is_only_scaled_is_right_on_numbers(seeds: range) -> N
         ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(1, 40), rng.randint(1, 40))
         without = rng.choice(({"k": 0}, {"k": 5, "scales_only": True}))
         problem = GemmProblem(m, n, dtype=rng.choice((DType.f64, DType.bf16)), reads_c=rng.random() < 0.7, **without)
-        layouts = [random_layout(rng, shape, ranks) for shape in (problem.a_shape, problem.b_shape, (m, n))]
+        layouts = [random_layout(rng, shape, ranks, "FC") for shape in (problem.a_shape, problem.b_shape, (m, n))]
         schedule = plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
         verify(schedule, lower(schedule))
         data = interpret.random_data(problem, seed)
@@ -148,7 +150,8 @@ def test_a_matrix_takes_any_other_layout(seeds: range) -> None:
         rng = random.Random(seed)
         ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(0, 40), rng.randint(0, 40))
         problem = GemmProblem(m, n, 0, rng.choice((DType.f64, DType.bf16)), reads_c=False, copies=True)
-        placement = Placement(random_layout(rng, (m, n), ranks), Location.host(), random_layout(rng, (m, n), ranks))
+        a, c = (random_layout(rng, (m, n), ranks, "FC") for _ in range(2))
+        placement = Placement(a, Location.host(), c)
         schedule = plan(problem, placement, ranks, Machine.uniform(ranks)).schedule
         verify(schedule, lower(schedule))
         data = interpret.random_data(problem, seed)

@@ -6,13 +6,23 @@ import dataclasses
 import itertools
 import random
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.helpers import interpret, random_kblocks
-from tests.helpers.faults import drop_await, drop_await_of, shift_region, skip_a_task, spoiled, swap_in_lane
+from tests.helpers.faults import (
+    drop_await,
+    drop_await_of,
+    shift_region,
+    skip_a_task,
+    spoiled,
+    swap_in_lane,
+    take_an_operand_the_other_way_round,
+)
+from tests.helpers.layouts import even, random_layout
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.unit import test_rivals, test_verify_uncut
 from uncut_mpi.api import plan_message
@@ -21,14 +31,14 @@ from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import planner
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import plan_several
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan, plan_several
 from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op, Role, Schedule, buffer_bytes
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
@@ -48,7 +58,8 @@ SCHEDULES = {
 def staged(schedule: Schedule, matrices: tuple[Matrix, ...] = MATRICES) -> Schedule:
     """Return a schedule in which none but the owners, and no device, touch those of some matrices that one rank has."""
     touched = used_by_others(schedule, of_one_rank(schedule, matrices))
-    return stage(schedule, touched, Machine.uniform(schedule.num_ranks)) if touched else schedule
+    machine, place = Machine.uniform(schedule.num_ranks), schedule.placement
+    return stage(schedule, touched, machine, place) if touched else schedule
 
 
 def of_one_rank(schedule: Schedule, matrices: tuple[Matrix, ...]) -> list[Matrix]:
@@ -106,6 +117,100 @@ def test_a_copy_back_that_does_not_await_a_writer_is_refused() -> None:
         return drop_await_of(schedule, rng, copies_back(schedule))
 
     assert spoiled(wait_less, of_c, 30) >= 25
+
+
+def with_turned_parts(rng: random.Random) -> Schedule:
+    """Return a random schedule for matrices of which some parts are stored the other way round."""
+    while True:
+        ranks = rng.randint(1, 4)
+        problem = GemmProblem(*(rng.randint(2, 14) for _ in range(3)), DType.f64, rng.choice("NT"), rng.choice("NT"))
+        shapes = problem.a_shape, problem.b_shape, (problem.m, problem.n)
+        placement = Placement(*(random_layout(rng, shape, ranks, "FC") for shape in shapes))
+        options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(first=4, block=8, columns=rng.randint(1, 2)))
+        found = plan(problem, placement, ranks, Machine.uniform(ranks), options).schedule
+        if (found.operands["op"][copy_reads(found)] == Op.T).any():
+            return found
+
+
+def copy_reads(schedule: Schedule) -> np.ndarray:
+    """Return which operands copies read."""
+    reads: np.ndarray = schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.COPY] + 1
+    return reads
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [drop_await, swap_in_lane, shift_region, skip_a_task, take_an_operand_the_other_way_round],
+    ids=lambda fault: fault.__name__,
+)
+def test_faults_planted_where_parts_are_transposed_are_found_and_nothing_else_is_refused(fault) -> None:
+    assert spoiled(fault, with_turned_parts, 40) >= 10
+
+
+def test_parts_stored_the_other_way_round_are_used_as_others_and_transposed_by_their_owners() -> None:
+    problem, places = GemmProblem(60, 50, 40, DType.f32, reads_c=False), ("h0", "0", "h", "1")
+
+    def rows(shape: tuple[int, int], orders: Sequence[Order]) -> BoundLayout:
+        extents = itertools.pairwise(even(shape[0], 4))
+        parts = [
+            Part(extent, (0, shape[1]), Location.parse(place), order)
+            for extent, place, order in zip(extents, places, orders, strict=True)
+        ]
+        return BoundLayout(shape, tuple(parts))
+
+    about = (2, Machine.uniform(2), ScheduleOptions(scheduler="kblocks", grid=(1, 2)))
+    b = rows(problem.b_shape, "FFFF")
+    turned = Placement(rows(problem.a_shape, "CCCF"), b, rows((60, 50), "FFFC"))
+    stood_in = ["h0", "0", "h0", "1"]  # what all ranks have is copied by one of them
+    a = BoundLayout(problem.a_shape, tuple(
+        Part(part.rows, part.cols, Location.parse(place)) for part, place in zip(turned.a.parts, stood_in, strict=True)
+    ))  # fmt: skip
+    straight = Placement(a, b, rows((60, 50), "FFFF"))
+    assert turned.straight(2) == straight
+    assert straight.straight(2) == straight
+    (direct,), (planned,) = plan_several(problem, straight, *about), plan_several(problem, turned, *about)
+    assert (direct.staged, planned.staged) == ((), (Matrix.A, Matrix.C))
+    found, before = planned.schedule, direct.schedule
+    verify(found, lower(found))
+    ours = found.buffers[len(before.buffers) :]
+    assert ours[["matrix", "location", "rows", "cols"]].tolist() == [
+        (0, 3, 15, 40), (0, 0, 15, 40), (0, 3, 15, 40), (2, 1, 15, 50)
+    ]  # fmt: skip
+    first = found.tasks["first_operand"][found.tasks["kind"] == Kind.COPY]
+    pairs = found.buffers[found.regions["buffer"][found.operands["region"]]]
+    ways = {
+        (*pairs[at][["location", "role"]].tolist(), *pairs[at + 1][["location", "role"]].tolist())
+        for at in first.tolist()
+        if found.operands["op"][at + 1] == Op.T
+    }
+    user, staging = int(Role.USER), int(Role.STAGING)
+    assert ways == {
+        (3, staging, 3, user), (0, staging, 0, user), (3, staging, 2, user), (1, user, 1, staging)
+    }  # fmt: skip
+    # Nothing else is moved, and everybody uses what is in the buffers of ours.
+    added = 4 * (3 * 15 * 40 + 15 * 50)
+    assert found.bytes_by_link() == {**before.bytes_by_link(), "local": before.bytes_by_link()["local"] + added}
+    assert planned.predicted_s == simulate(found, Machine.uniform(2)).seconds
+
+
+def test_a_search_takes_parts_stored_the_other_way_round() -> None:
+    problem, machine = GemmProblem(90, 80, 70, DType.f64), Machine.uniform(2)
+    a = BoundLayout((90, 70), (Part((0, 90), (0, 70), Location.device(1), "C"),))
+    planned = plan(problem, Placement(a, Location.host(), Location.device(0)), 2, machine)
+    verify(planned.schedule, lower(planned.schedule))
+    assert planned.staged == (Matrix.A,)
+
+
+def test_what_is_stored_the_other_way_round_and_not_used_is_not_staged() -> None:
+    at = [Location.device(rank) for rank in range(2)]
+    copies = BoundLayout((6, 6), (Part((0, 6), (0, 6), at[0]), Part((0, 6), (0, 6), at[1], "C")))
+    problem = GemmProblem(6, 6, 0, DType.f64)
+    (planned,) = plan_several(
+        problem, Placement(copies, copies, Location.host()), 2, Machine.uniform(2), ScheduleOptions()
+    )
+    assert planned.staged == ()
+    assert planned.schedule.pieces["turned"].tolist() == [0, 1, 0, 1, 0]
+    verify(planned.schedule, lower(planned.schedule))
 
 
 def private_host(rng: random.Random) -> Schedule:

@@ -226,7 +226,11 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
 def _staged(product: Product, summary: PlanSummary) -> list[str]:
     """Return which matrices go through memory of ours, and why."""
     obstacles = {"A": product.a.info.obstacle, "B": product.b.info.obstacle, "C": product.c.info.obstacle}
-    return [f"{name}, which its owner alone can use: {obstacles[name]}" for name in summary.staged]
+    why = {
+        name: f"which its owner alone can use: {obstacle}" if obstacle else "of which parts are stored in another order"
+        for name, obstacle in obstacles.items()
+    }
+    return [f"{name}, {why[name]}" for name in summary.staged]
 
 
 def _plan(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> GemmPlan:

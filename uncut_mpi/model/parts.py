@@ -131,6 +131,25 @@ class BoundLayout:
         """How many holders its first part has."""
         return sum(part.rows == self.parts[0].rows and part.cols == self.parts[0].cols for part in self.parts) or 1
 
+    def straight(self, num_ranks: int) -> BoundLayout:
+        """
+        Return where parts of order "F" lie, and buffers of ours that stand in for those of order "C".
+
+        Such a buffer is in order "F", in the same memory as its part. Where that is host memory of all ranks, it is in
+        private host memory of one, of each in turn, whose worker copies it.
+        """
+        if all(part.order == "F" for part in self.parts):
+            return self
+
+        def place(location: Location, number: int) -> Location:
+            return Location.host(number % num_ranks) if location == Location.host() else location
+
+        parts = (
+            part if part.order == "F" else Part(part.rows, part.cols, place(part.location, number))
+            for number, part in enumerate(self.parts)
+        )
+        return BoundLayout(self.shape, tuple(parts), self.word)
+
     def cuts(self, axis: int) -> tuple[int, ...]:
         """Return where parts begin and end along rows (0) or columns (1)."""
         extents = (part.rows if axis == 0 else part.cols for part in self.parts)

@@ -133,6 +133,11 @@ class Placement:
         rows, cols = shape
         return (Part((0, rows), (0, cols), where, "F", ld),)
 
+    def straight(self, num_ranks: int) -> Placement:
+        """Return the same with matrices in parts as `BoundLayout.straight` has them; all others are column-major."""
+        every = (one.straight(num_ranks) if isinstance(one, BoundLayout) else one for one in (self.a, self.b, self.c))
+        return Placement(*every)
+
     def locations(self, matrix: Matrix) -> tuple[Location, ...]:
         """Return the memories that hold a part of a matrix, each once."""
         where = self._where(matrix)

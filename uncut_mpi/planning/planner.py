@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
@@ -36,7 +38,8 @@ class Planned:
     options : ScheduleOptions
         Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
     staged : tuple of Matrix
-        Which matrices go through memory of ours, since their own is their owner's alone; of the column-major problem.
+        Which matrices go through memory of ours, since their own is their owner's alone or parts of them are stored
+        the other way round; of the column-major problem.
     """
 
     schedule: Schedule
@@ -102,14 +105,16 @@ def plan_several(
         memory that is not page-locked.
     """
     options.check()
+    # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
+    straight = placement.straight(num_ranks)
     if problem.copies or (not problem.has_product and placement.in_parts):
-        made_here = without_product.schedule(problem, placement, machine, options)
+        made_here = without_product.schedule(problem, straight, machine, options)
         several = [Planned(made_here, simulate(made_here, machine).seconds, options)]
     elif options.scheduler != "auto":
-        made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
+        made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
         several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     else:
-        found = search(problem, placement, num_ranks, machine, options)
+        found = search(problem, straight, num_ranks, machine, options)
         several = [
             Planned(one.schedule, one.predicted_s, one.options)
             for one in varied(found.candidates, max(1, options.tune))
@@ -118,7 +123,7 @@ def plan_several(
     refusals: list[CapacityError] = []
     for planned in several:
         try:
-            fit.append(_staged(planned, private, machine))
+            fit.append(_staged(planned, placement, private, machine))
         except CapacityError as error:  # another one may need less
             refusals.append(error)
     if not fit:
@@ -126,13 +131,15 @@ def plan_several(
     return fit
 
 
-def _staged(planned: Planned, private: Collection[Matrix], machine: Machine) -> Planned:
-    """Return what was planned with those matrices staged that others would have to use and cannot."""
+def _staged(planned: Planned, placement: Placement, private: Collection[Matrix], machine: Machine) -> Planned:
+    """Return what was planned with those matrices staged that cannot be used as it says: by others, or as stored."""
     touched = used_by_others(planned.schedule, private)
-    if not touched:
+    if not touched and planned.schedule.placement == placement:
         return planned
-    schedule = stage(planned.schedule, touched, machine)
-    return Planned(schedule, simulate(schedule, machine).seconds, planned.options, touched)
+    schedule = stage(planned.schedule, touched, machine, placement)
+    added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
+    staged = tuple(map(Matrix, np.unique(added).tolist()))
+    return Planned(schedule, simulate(schedule, machine).seconds, planned.options, staged)
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:

@@ -1,5 +1,5 @@
 """
-Matrices that their owner alone can use: everybody else uses a copy of them, in memory of ours beside them.
+Matrices that cannot be used where they are: a copy of them is, in memory of ours beside them.
 
 CUDA IPC exports no stream-ordered pool and no managed memory, so that peers cannot open them. Host memory that CUDA
 cannot page-lock is for lanes of the host alone, and for no device. Where a schedule lets others read or write such a
@@ -9,6 +9,10 @@ proved, and they run beside the rest. Copies within host memory are on a lane of
 
 There is a copy for each region that others use. So a task that reads awaits its own region only, and what was written
 goes on to its place at once. The owner's device uses what lies there as before.
+
+A part of a matrix may be stored the other way round than the matrix (order "C"). Schedulers have it as it would be
+else (`Placement.straight`), and that is how it is in a buffer of ours, which everybody uses, the owner too. The copies
+transpose it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import numpy as np
 
 from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.buffers import Buffers
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.planning.buffers import Buffers, user_pieces, user_table
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     LANE_DTYPE,
@@ -51,7 +56,7 @@ def used_by_others(schedule: Schedule, matrices: Collection[Matrix]) -> tuple[Ma
     return tuple(Matrix(matrix) for matrix in found.tolist() if matrix in matrices)
 
 
-def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> Schedule:
+def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine, placement: Placement) -> Schedule:
     """
     Return a schedule that does the same, in which none but those who can touch some of the caller's matrices.
 
@@ -63,20 +68,24 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
         As of `used_by_others`.
     machine : Machine
         Whose memory is to have room for them once more.
+    placement : Placement
+        Where matrices live and how they are stored; the schedule has it as `Placement.straight` says.
 
     Raises
     ------
     CapacityError
         If it has not.
     """
-    problem = schedule.problem
-    buffers, uses = Buffers.of(schedule), _Uses.of(schedule)
+    problem, made = schedule.problem, _as_stored(schedule, placement)
+    buffers, uses = Buffers.of(made), _Uses.of(schedule)
+    turned = np.isin(np.arange(len(schedule.buffers)), made.pieces["buffer"][made.pieces["turned"] != 0])
+    uses.in_place[turned[uses.buffer]] = False
     lanes: list[tuple[int, ...]] = schedule.lanes.tolist()
-    regions = [schedule.regions]
+    regions = [schedule.regions.copy()]
     ways_in: list[_Copy] = []
     ways_out: list[_Copy] = []
     users = (schedule.buffers["role"] == Role.USER) & np.isin(schedule.buffers["matrix"], matrices)
-    for user in np.flatnonzero(users).tolist():
+    for user in np.flatnonzero(users | turned).tolist():
         if uses.in_place[uses.buffer == user].all():
             continue
         at, _, code, _, _, rows, cols, _, _ = schedule.buffers[user].tolist()
@@ -93,27 +102,47 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine) -> S
         instead["buffer"] = staged["buffer"] = ours
         uses.operands["region"][moved] = first + use
         first += len(used)
+        op = Op.N
+        if turned[user]:
+            op = Op.T
+            for down, along in (("row", "col"), ("rows", "cols")):
+                chunks[down], chunks[along] = staged[along], staged[down]
+            # Nobody uses the regions that he had, but they are to lie in a buffer.
+            regions[0]["buffer"][schedule.regions["buffer"] == user] = ours
         for chunk, its in enumerate(rows_by_rank(chunk_of, len(chunks))):
             here = moved[its]
             written = here[uses.written[here]]
             theirs, own = first + chunk, first + len(chunks) + chunk
             if len(written) < len(here) and (matrix is not Matrix.C or problem.reads_c):
-                ways_in.append(_Copy(owner, lanes.index(lane), own, theirs, uses.task[here]))
+                ways_in.append(_Copy(owner, lanes.index(lane), own, theirs, op, uses.task[here]))
             if len(written) and matrix is Matrix.C:
-                ways_out.append(_Copy(owner, lanes.index(lane), theirs, own, uses.task[written]))
+                ways_out.append(_Copy(owner, lanes.index(lane), theirs, own, op, uses.task[written]))
     buffers.check_capacity(machine)
     # What is used first comes first, and what is complete first goes first.
     ways_in.sort(key=lambda copy: int(copy.tasks[0]))
     ways_out.sort(key=lambda copy: int(copy.tasks[-1]))
     tasks, operands, awaits = _with_copies(schedule, uses.operands, ways_in, ways_out)
     return dataclasses.replace(
-        schedule,
+        made,
         tasks=tasks,
         operands=operands,
         regions=np.concatenate(regions),
         awaits=awaits,
         buffers=buffers.table(),
         lanes=np.array(lanes, LANE_DTYPE),
+    )
+
+
+def _as_stored(schedule: Schedule, placement: Placement) -> Schedule:
+    """Return a schedule whose buffers of the caller, and what they hold, are as a placement says."""
+    if placement == schedule.placement:
+        return schedule
+    users = user_table(schedule.num_ranks, schedule.problem, placement)
+    return dataclasses.replace(
+        schedule,
+        placement=placement,
+        buffers=np.concatenate((users, schedule.buffers[len(users) :])),
+        pieces=user_pieces(schedule.problem, placement),
     )
 
 
@@ -148,6 +177,7 @@ class _Copy(NamedTuple):
     lane: int
     written: int
     read: int
+    op: Op
     tasks: np.ndarray
 
 
@@ -220,7 +250,11 @@ def _with_copies(
     joined["num_awaits"] = np.bincount(pairs // total, minlength=total)
     for first, count in (("first_operand", "num_operands"), ("first_await", "num_awaits")):
         joined[first] = np.cumsum(joined[count], dtype=np.int64) - joined[count]
-    of_copies = [(region, Factor.ONE, Op.N, 0) for copy in copies for region in (copy.written, copy.read)]
+    of_copies = [
+        operand
+        for copy in copies
+        for operand in ((copy.written, Factor.ONE, Op.N, 0), (copy.read, Factor.ONE, copy.op, 0))
+    ]
     added = np.array(of_copies, OPERAND_DTYPE)
     operands = np.concatenate((added[: 2 * ahead], operands, added[2 * ahead :]))
     return joined, operands, (pairs % total).astype(AWAIT_DTYPE)
