@@ -16,6 +16,7 @@ MOST_RANKS = {
     **dict.fromkeys(("test_random_arrays.py", "test_same_memory.py", "test_api_random_arguments.py"), 3),
     "test_api_references.py": 2,
     "test_api_opening.py": 3,
+    "test_peers.py": 3,
     **dict.fromkeys(("test_api_measure.py", "test_bench.py", "test_calibrate.py"), 3),
     **dict.fromkeys(
         (

@@ -137,6 +137,7 @@ class Session:
         max_plans: int = 32,
         verify: bool = False,
         tune_products: bool = False,
+        check_peers: bool = True,
     ) -> None:
         try:
             limit_s = None if arrival_timeout_s is None else _seconds("arrival_timeout_s", arrival_timeout_s)
@@ -164,7 +165,13 @@ class Session:
                 verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
             settings = f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}"
             agreement.agree(self._group, settings.encode(), lambda: settings)
-            started = start_backend(self._group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu)
+            started = start_backend(
+                self._group,
+                backend=backend,
+                devices=devices,
+                allow_shared_gpu=allow_shared_gpu,
+                check_peers=check_peers,
+            )
             self._backend = backend_made = started.backend
             self.backend_name = started.backend.name
             self.backend_reason = started.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from uncut_mpi.api.peers import exchange_patterns, reached_from
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
 from uncut_mpi.errors import ParamError, TopologyError, agreed
@@ -61,10 +62,15 @@ class Sight:
 
 
 def start_backend(
-    group: Group, *, backend: BackendName | BackendMaker, devices: Sequence[int] | None, allow_shared_gpu: bool
+    group: Group,
+    *,
+    backend: BackendName | BackendMaker,
+    devices: Sequence[int] | None,
+    allow_shared_gpu: bool,
+    check_peers: bool = True,
 ) -> Started:
     """
-    Choose and open the backend, the same kind on every rank. Collective.
+    Choose and open the backend, the same kind on every rank, and check that ranks reach each other. Collective.
 
     Raises
     ------
@@ -74,7 +80,8 @@ def start_backend(
         If ranks ask for different backends or devices.
     TopologyError
         If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own,
-        if two ranks would share one without `allow_shared_gpu`, or if the ranks are on several nodes.
+        if two ranks would share one without `allow_shared_gpu`, or if the ranks are on several nodes; with
+        `check_peers`, if what a rank writes into another one's device memory does not arrive.
     """
     named: list[int] | None = None
     with agreement.collective(group, "choosing the backend"):
@@ -85,9 +92,9 @@ def start_backend(
         named = (
             None if devices is None else [whole_number("a device of devices", one) for one in items("devices", devices)]
         )
-        allow_shared_gpu = flag("allow_shared_gpu", allow_shared_gpu)
+        allow_shared_gpu, check_peers = flag("allow_shared_gpu", allow_shared_gpu), flag("check_peers", check_peers)
     asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "
-    asked += f"allow_shared_gpu={allow_shared_gpu}"
+    asked += f"allow_shared_gpu={allow_shared_gpu}, check_peers={check_peers}"
     agreement.agree(group, asked.encode(), lambda: asked)
     with agreement.collective(group, "choosing the backend"):
         if group.num_nodes > 1:
@@ -102,7 +109,7 @@ def start_backend(
             )
     if callable(backend):
         make = backend
-        return _open(group, lambda: make(group.local_rank, group.size), "the backend was given")
+        return _open(group, lambda: make(group.local_rank, group.size), "the backend was given", check_peers)
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
@@ -117,19 +124,23 @@ def start_backend(
         )
     if obstacle:
         reason = why if backend == "host" else f"host backend, since {obstacle}"
-        return _open(group, lambda: make_host(group.local_rank, group.size), reason)
+        return _open(group, lambda: make_host(group.local_rank, group.size), reason, check_peers)
     reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
-    return _open(group, lambda: make_cuda(ordinals[group.rank]), reason)
+    return _open(group, lambda: make_cuda(ordinals[group.rank]), reason, check_peers)
 
 
-def _open(group: Group, make: Callable[[], Backend], reason: str) -> Started:
+def _open(group: Group, make: Callable[[], Backend], reason: str, check_peers: bool) -> Started:
     opened: Backend | None = None
-    identity: DeviceIdentity | None = None
     try:
         with agreement.collective(group, "opening the device"):
             opened = make()
             identity = opened.identity()
-        identities: list[DeviceIdentity] = group.allgather_objects(identity)
+        told: list[tuple[DeviceIdentity, frozenset[str]]] = group.allgather_objects(
+            (identity, reached_from(identity.uuid))
+        )
+        identities = [one for one, _ in told]
+        if check_peers:
+            exchange_patterns(group, opened, identities, [reached for _, reached in told])
         shared = len({identity.uuid for identity in identities}) < len(identities)
         return Started(opened, reason, identities, shared)
     except BaseException:

@@ -399,7 +399,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
-        """Copy columns of `width_bytes`, `pitch_bytes` apart on both sides, within the device; synchronous."""
+        """Copy columns of `width_bytes`, `pitch_bytes` apart on both sides, between devices or in one; synchronous."""
 
     @abc.abstractmethod
     def fill_words(self, address: int, count: int, value: int) -> None:

@@ -259,7 +259,7 @@ class CudaBackend(Backend):
         self._copy(address, ld * data.itemsize, data.ctypes.data, _pitch(data), width, cols, _HOST_TO_DEVICE)
 
     def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
-        """Copy columns of `width_bytes`, `pitch_bytes` apart on both sides, within the device; synchronous."""
+        """See `Backend.copy_matrix`."""
         self._copy(destination, pitch_bytes, source, pitch_bytes, width_bytes, columns, _DEVICE_TO_DEVICE)
 
     def fill_words(self, address: int, count: int, value: int) -> None:
