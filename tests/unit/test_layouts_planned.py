@@ -289,6 +289,29 @@ def test_shares_that_sum_to_the_extent_are_counts() -> None:
         ScheduleOptions(k_shares=(1, 2), blocking=Blocking(splits=3))
 
 
+def test_ranks_whose_share_of_k_comes_to_nothing_have_no_part() -> None:
+    problem = GemmProblem(8, 8, 2, DType.f64, reads_c=False)
+    options = ScheduleOptions(scheduler="kblocks", grid=(1, 1), k_shares=(1, 3))
+    schedule = plan(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options).schedule
+    assert schedule.splits == 1
+    verify(schedule, lower(schedule))
+    data = interpret.random_data(problem, 1)
+    assert interpret.mismatch(schedule, data) == ""
+
+
+@pytest.mark.parametrize("where", ["0", "h", "h1"])
+@pytest.mark.parametrize("shape", [(0, 6), (6, 0)])
+def test_a_c_without_elements_beside_matrices_in_parts_makes_no_task(where: str, shape: tuple[int, int]) -> None:
+    problem = GemmProblem(*shape, 8, DType.f64)
+    a, b = (
+        grid_layout(even(extents[0], 2), even(extents[1], 1), range(2))
+        for extents in (problem.a_shape, problem.b_shape)
+    )
+    schedule = plan(problem, Placement(a, b, Location.parse(where)), 2, Machine.uniform(2)).schedule
+    verify(schedule, lower(schedule))
+    assert len(schedule.tasks) == 0
+
+
 def test_other_schedulers_say_that_they_take_whole_matrices() -> None:
     for scheduler in ("cyclic", "bands"):
         with pytest.raises(PlanError, match="A is in parts"):

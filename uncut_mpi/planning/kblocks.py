@@ -184,7 +184,10 @@ def _k_starts(problem: GemmProblem, splits: int, shares: Sequence[float] | None)
     splits = min(splits, problem.k)
     if shares is None or len(shares) > splits:
         return block_starts(problem.k, splits)
-    return counted_starts(problem.k, shares) or share_starts(problem.k, shares, share_step(problem, problem.k, shares))
+    starts = counted_starts(problem.k, shares) or share_starts(
+        problem.k, shares, share_step(problem, problem.k, shares)
+    )
+    return sorted({*starts})  # a small share may come to nothing
 
 
 class Prepared:

@@ -82,7 +82,9 @@ class _Parts:
         for matrix in MATRICES:
             self._held[matrix] = {}
             for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
-                self._held[matrix].setdefault((part.rows, part.cols), []).append((part, next(buffers)))
+                buffer = next(buffers)
+                if 0 not in part.shape:  # as a whole matrix may be
+                    self._held[matrix].setdefault((part.rows, part.cols), []).append((part, buffer))
         self._slots: dict[tuple[int, int, int], Iterator[_Slot]] = {}
         self._turn = itertools.cycle(devices)
 
