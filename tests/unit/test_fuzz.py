@@ -1,0 +1,22 @@
+"""Any layouts, problems, grids and options, for 1 to 64 ranks; tests/perf/fuzz.py goes on for as long as one likes."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import fuzz
+
+SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
+
+
+@settings(SETTINGS, max_examples=80)
+@given(fuzz.cases())
+def test_whatever_is_to_be_multiplied_has_a_schedule_that_is_proved_and_right_on_numbers(case: fuzz.Case) -> None:
+    fuzz.check(case)
+
+
+@settings(SETTINGS, max_examples=50)
+@given(st.one_of(fuzz.cases("scales"), fuzz.cases("copies")))
+def test_whatever_is_to_be_scaled_or_copied_has_one_too(case: fuzz.Case) -> None:
+    fuzz.check(case)
