@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 
-from uncut_mpi import Layout
+import uncut_mpi as um
+from tests.helpers import interpret
+from uncut_mpi import Layout, ScheduleOptions
+from uncut_mpi.device.host import HostBackend
+from uncut_mpi.device.host.executor import Disorder
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking
 
 
 def random_layout(rng, shape, size):
@@ -56,3 +63,86 @@ def distributed(session, rng, data, orders):
     matrix = session.distribute(part, layout, shape=data.shape)
     session.release(shared)
     return matrix
+
+
+def cut_up(session, rng, data, order):
+    """Return `data` as a matrix in any rectangles, of one rank or two each, and what this rank has of it."""
+    whole = [((0, data.shape[0]), (0, data.shape[1]))]
+    for _ in range(rng.randint(0, 6)):
+        rows, cols = whole.pop(rng.randrange(len(whole)))
+        cut = rng.randint(*(rows if rng.random() < 0.5 else cols))
+        ends = [(rows, cols)]
+        if rows[0] < cut < rows[1]:
+            ends = [((rows[0], cut), cols), ((cut, rows[1]), cols)]
+        elif cols[0] < cut < cols[1]:
+            ends = [(rows, (cols[0], cut)), (rows, (cut, cols[1]))]
+        whole += ends
+    mine = []
+    for (top, bottom), (left, right) in whole:
+        for rank in rng.sample(range(session.size), rng.choice((1, 1, 1, min(2, session.size)))):
+            on_device, more = rng.random() < 0.6, rng.randint(0, 2)
+            if rank != session.rank:
+                continue
+            around, kind = (bottom - top + more, right - left + more), DType.parse(data.dtype)
+            array = session._backend.empty(*around, kind, order) if on_device else np.empty(around, kind.numpy, order)
+            part = array[: bottom - top, : right - left]
+            part[...] = data[top:bottom, left:right]
+            mine.append((part, (top, left)))
+    return session.distribute_parts(mine, shape=data.shape, dtype=data.dtype), mine
+
+
+def random_blocking(rng, size):
+    """Return options of kblocks for so many ranks."""
+    order, combine = rng.choice(BLOCK_ORDERS), rng.choice(COMBINES)
+    return ScheduleOptions(
+        scheduler="kblocks",
+        devices=rng.choice((None, tuple(rng.sample(range(size), rng.randint(1, size))))),
+        blocking=Blocking(
+            first=rng.choice((1, 4, 16)),
+            block=16,
+            columns=rng.randint(1, 4),
+            order=order,
+            lanes=rng.choice((1, 2)),
+            delivery=rng.choice(DELIVERIES),
+            combine=combine,
+            away=0 if combine == "worker" else rng.choice((0, 1, 3)),
+        ),
+    )
+
+
+def random_product(session, seed):
+    """Multiply matrices in any parts with any options, and return what is wrong with C here. Collective."""
+    rng = random.Random(seed)
+    dtype = rng.choice((DType.f64, DType.f32, DType.f16, DType.bf16))
+    m, n, k = rng.randint(1, 40), rng.randint(1, 40), rng.randint(1, 60)
+    orders, trans = rng.choices("CF", k=3), rng.choices("NT", k=2)
+    alpha, beta = (rng.choice((1.2345, 1.0, 0.0, -0.75)) for _ in range(2))
+    problem = GemmProblem(m, n, k, dtype, reads_c=beta != 0, scales_only=alpha == 0)
+    data = interpret.random_data(problem, seed, alpha=alpha, beta=beta)
+    inputs = [one.T if how == "T" else one for one, how in zip((data.a, data.b), trans, strict=True)]
+    a, b = (
+        cut_up(session, rng, one, order)[0] if rng.random() < 0.5 else distributed(session, rng, one, order)
+        for one, order in zip(inputs, orders[:2], strict=True)
+    )
+    c, mine = cut_up(session, rng, data.c, orders[2])
+    options = random_blocking(rng, session.size) if rng.random() < 0.9 else None
+    session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans[0], trans_b=trans[1], options=options)
+    result, bound = interpret.reference(problem, data)
+    wrong = ""
+    for part, (top, left) in mine:
+        place = slice(top, top + part.shape[0]), slice(left, left + part.shape[1])
+        if not (np.abs(part.astype(np.float64) - result[place]) <= bound[place]).all():
+            wrong = f"C at {place} of {a!r} x {b!r} = {c!r}, {trans}, alpha {alpha}, beta {beta}, {options}"
+    session.barrier()
+    for matrix in (a, b, c):
+        session.release(matrix)
+    return wrong
+
+
+def shaken(comm, seed):
+    """Return a session whose ranks run what is ready in random order, after random pauses, and deliver flags late."""
+
+    def backend(rank, size):
+        return HostBackend(rank, size, disorder=Disorder(seed, pause_s=1e-3))
+
+    return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), verify=True)
