@@ -146,3 +146,9 @@ def shaken(comm, seed):
         return HostBackend(rank, size, disorder=Disorder(seed, pause_s=1e-3))
 
     return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), verify=True)
+
+
+def uneven(extent, count):
+    """Return so many extents that are not equal and sum to this."""
+    edges = [extent * part // count + 8 * (part % 2) for part in range(count)]
+    return [stop - start for start, stop in itertools.pairwise([*edges, extent])]

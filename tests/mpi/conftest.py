@@ -18,6 +18,7 @@ MOST_RANKS = {
     "test_api_opening.py": 3,
     "test_peers.py": 3,
     "test_fuzz.py": 4,
+    "test_parts_memory.py": 3,
     **dict.fromkeys(("test_api_measure.py", "test_bench.py", "test_calibrate.py"), 3),
     **dict.fromkeys(
         (
