@@ -22,13 +22,23 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
-from uncut_mpi.model.placement import Placement, Where
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, ORDERS_BY_K, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.options import (
+    BLOCK_ORDERS,
+    COMBINES,
+    DELIVERIES,
+    DISTRIBUTIONS,
+    ORDERS,
+    ORDERS_BY_K,
+    ROUTINGS,
+    Blocking,
+    ScheduleOptions,
+)
+from uncut_mpi.planning.planner import plan_several
+from uncut_mpi.planning.schedule import LaneKind, Role, Schedule
 from uncut_mpi.planning.verify import verify
 
 Draw = Callable[[st.SearchStrategy], object]
@@ -41,6 +51,7 @@ class Case:
     """
     A problem, where its matrices are, and how it shall be computed; `scalars` are alpha and beta of a run.
 
+    `private` matrices are their owner's alone and staged. Links are as fast as each other, or `uneven_links`.
     `slot_bytes` is what `without_product` gives slots, so that small matrices pass through them in several pieces.
     """
 
@@ -48,8 +59,10 @@ class Case:
     placement: Placement
     num_ranks: int
     options: ScheduleOptions
+    private: tuple[Matrix, ...]
     serial_copies: bool
     misaligned: bool
+    uneven_links: bool
     slot_bytes: int
     scalars: tuple[float, float]
     seed: int
@@ -57,18 +70,25 @@ class Case:
     @property
     def machine(self) -> Machine:
         machine = Machine.uniform(self.num_ranks, memory_bytes=10**10)
-        machine = dataclasses.replace(machine, serial_copies=self.serial_copies)
+        bandwidth = machine.bandwidth_gb_per_s
+        if self.uneven_links:
+            bandwidth = bandwidth * np.random.default_rng(self.seed).choice((0.02, 0.3, 1), bandwidth.shape)
+        machine = dataclasses.replace(machine, serial_copies=self.serial_copies, bandwidth_gb_per_s=bandwidth)
         return slow_where_misaligned(machine) if self.misaligned else machine
 
     def schedule(self) -> Schedule:
         with mock.patch.object(without_product, "SLOT_BYTES", self.slot_bytes):
-            return plan(self.problem, self.placement, self.num_ranks, self.machine, self.options).schedule
+            made = plan_several(self.problem, self.placement, self.num_ranks, self.machine, self.options, self.private)
+        return made[0].schedule
 
 
 def check(case: Case) -> None:
     """Plan a case, prove it, and run it on numbers in a random order, unless it is large."""
     schedule = case.schedule()
     verify(schedule, lower(schedule))
+    for task in range(len(schedule.tasks) if case.private else 0):
+        assert may_run(schedule, task, case.private), f"task {task} uses what is its owner's alone"
+    assert Schedule.decode(schedule.encode()).digest() == schedule.digest()
     if len(schedule.tasks) > MOST_TASKS_RUN:
         return
     alpha, beta = case.scalars
@@ -80,6 +100,17 @@ def check(case: Case) -> None:
         assert np.array_equal(interpret.interpret(schedule, data, order), data.a)
     else:
         assert interpret.mismatch(schedule, data, order) == ""
+
+
+def may_run(schedule: Schedule, task: int, private: tuple[Matrix, ...]) -> bool:
+    """Return whether a task uses private matrices on their owner alone, those in host memory by its worker."""
+    used = schedule.buffers[schedule.regions["buffer"][schedule.operands_of(task)["region"]]]
+    lane = schedule.lanes[schedule.tasks["lane"][task]]
+    for buffer in used[(used["role"] == Role.USER) & np.isin(used["matrix"], private)]:
+        where = schedule.placement.of(Matrix(buffer["matrix"]))
+        if lane["rank"] != where.rank or (where.space == "host") != (lane["kind"] == LaneKind.HOST):
+            return False
+    return True
 
 
 # -- strategies ------------------------------------------------------------------------------------
@@ -116,12 +147,18 @@ def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: 
         placement = Placement(draw(layouts(of_a, ranks)), Location.host(), draw(layouts(of_c, ranks)))
     else:
         placement = Placement(*(draw(wheres(shape, ranks)) for shape in (of_a, of_b, of_c)))
+    owned = [
+        matrix for matrix, where in zip(MATRICES, (placement.a, placement.b, placement.c), strict=True)
+        if isinstance(where, Location) and where.rank is not None and not copies
+    ]  # fmt: skip
     scalar = st.sampled_from((1.2345, 1.0, 0.0, -0.75))
     return Case(
         problem, placement, ranks,
         options=draw(any_options(placement, ranks)) if problem.has_product else ScheduleOptions(),
+        private=tuple(one for one in owned if draw(st.sampled_from((False, False, True)))),
         serial_copies=draw(st.booleans()),
         misaligned=draw(st.booleans()),
+        uneven_links=draw(st.booleans()),
         slot_bytes=draw(st.sampled_from((without_product.SLOT_BYTES, 64, 1000))),
         scalars=(draw(scalar), draw(scalar)),
         seed=draw(st.integers(0, 1 << 16)),
@@ -206,13 +243,35 @@ def any_options(draw: Draw, placement: Placement, ranks: int) -> ScheduleOptions
     scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", "kblocks", "auto", *whole)))
     if scheduler == "auto":
         return ScheduleOptions()
-    if scheduler != "kblocks":
-        return ScheduleOptions(scheduler, tile=draw(st.sampled_from((0, 4, 8, 16, 17))))
+    tile = draw(st.sampled_from((0, 4, 8, 16, 17)))
+    if scheduler in ("bands", "cyclic"):
+        cyclic = {"distribution": draw(st.sampled_from(DISTRIBUTIONS))} if scheduler == "cyclic" else {}
+        return ScheduleOptions(scheduler, tile=tile, **cyclic)
     if draw(st.sampled_from((True, False, False, False))):
-        return ScheduleOptions("kblocks")
+        return ScheduleOptions(scheduler)
     devices = draw(st.one_of(st.none(), st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)))
+    if scheduler == "uncut":
+        return draw(uncut_options(tile, devices))
     splits, shape = draw(shares(ranks if devices is None else len(devices)))
     return ScheduleOptions("kblocks", devices=devices, blocking=draw(blockings(splits)), **shape)
+
+
+@st.composite
+def uncut_options(draw: Draw, tile: int, devices: tuple[int, ...] | None) -> ScheduleOptions:
+    """Most options of uncut."""
+    flags = {name: draw(st.booleans()) for name in ("caching", "overlap", "batch", "wr_lazy")}
+    return ScheduleOptions(
+        "uncut",
+        tile=tile,
+        devices=devices,
+        chunks=draw(st.sampled_from((None, 1, 3))),
+        min_chunk_bytes=draw(st.sampled_from((None, 1, 100))),
+        compute_lanes=draw(st.sampled_from((8, 1, 2))),
+        routing=draw(st.sampled_from(ROUTINGS)),
+        order=draw(st.sampled_from(ORDERS)),
+        max_hops=draw(st.sampled_from((None, 0, 2))),
+        **flags,
+    )
 
 
 @st.composite
