@@ -38,7 +38,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.planner import plan, plan_several
 from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
@@ -212,6 +212,36 @@ def test_products_of_matrices_that_a_worker_alone_touches_are_right(fake, place)
         wanted = product(problem, {matrix: values.copy() for matrix, values in users.items()}, 1.5, 0.5)
         succeed(cluster.run(1.5, 0.5))
         np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("places", [("h0", "h1"), ("1", "h0")])
+def test_products_of_parts_that_their_owners_alone_touch_are_right(fake, places):
+    problem = GemmProblem(37, 29, 41, DType.f64)
+    rng = np.random.default_rng(7)
+    values = {matrix: rng.uniform(-1, 1, problem.shape_of(matrix)) for matrix in MATRICES}
+
+    def rows(shape):
+        cuts = (0, 20), (20, shape[0])
+        return BoundLayout(
+            shape, tuple(Part(cut, (0, shape[1]), Location.parse(at)) for cut, at in zip(cuts, places, strict=True))
+        )
+
+    placement = Placement(*(rows(values[matrix].shape) for matrix in MATRICES))
+    options = ScheduleOptions(scheduler="kblocks", grid=(1, 2))
+    (planned,) = plan_several(problem, placement, 2, Machine.uniform(2), options, range(6))
+    assert planned.staged == MATRICES
+    assert not used_by_others(planned.schedule, range(6))
+    cluster = FakeCluster(fake, planned.schedule)
+    for memory in cluster.memory:
+        memory.fill(0xFF)  # NaN
+    memory = [cluster.buffer(at) for at in range(len(planned.schedule.buffers))]
+    for matrix in MATRICES:
+        for _, held, place in user_parts(planned.schedule, matrix, memory):
+            held[...] = values[matrix][place]
+    succeed(cluster.run(1.5, 0.5))
+    wanted = product(problem, values, 1.5, 0.5)
+    for _, held, place in user_parts(planned.schedule, Matrix.C, memory):
+        np.testing.assert_allclose(held, wanted[place], rtol=1e-12, atol=1e-13)
 
 
 def within_host(shapes, pad=0):

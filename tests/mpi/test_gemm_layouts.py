@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
-import uncut_mpi as um
 from tests.helpers.collective import collective_assert
-from tests.helpers.distributed import distributed
+from tests.helpers.distributed import distributed, random_layout
 from tests.helpers.products import random_matrix
-from tests.helpers.sessions import hide_arrays
+from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.staging import used_by_others
 
 pytestmark = pytest.mark.mpi
 
@@ -110,14 +110,31 @@ def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, se
             session.release(matrix)
 
 
-def test_a_part_that_peers_cannot_open_is_named_with_its_rank(comm, session, monkeypatch):
-    if comm.size == 1:
-        pytest.skip("a matrix of one rank is staged")
-    guilty = comm.size - 1
-    a, b, c = (session.empty((4 * comm.size, 4 * comm.size), "f64", Layout.rows()) for _ in range(3))
-    hide_arrays(session, monkeypatch, lambda array: session.rank == guilty)
-    hidden = session.empty(b.shape, "f64", Layout.rows())
-    with pytest.raises(um.ParamError, match=rf"part of B at rank {guilty} lies in memory .*hidden on purpose.*pool"):
-        session.gemm(a, hidden, c)
-    for matrix in (a, b, c, hidden):
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_that_others_cannot_use_go_through_their_owners(comm, session, monkeypatch, seed):
+    rng = random.Random(seed)
+    m, n, k = (rng.randint(8, 40) for _ in range(3))
+    a_MK, b_KN, c_MN = (
+        random_matrix(*shape, DType.f64, (seed, at)) for at, shape in enumerate(((m, k), (k, n), (m, n)))
+    )
+    hidden = [rng.random() < 0.7 for _ in range(comm.size)]
+    hide_arrays(session, monkeypatch, lambda array: hidden[session.rank])
+    refuse_pins(session, monkeypatch, lambda array: hidden[session.rank])
+    operands = a, b, c = [distributed(session, rng, x, rng.choice("CF")) for x in (a_MK, b_KN, c_MN)]
+    session.poison_softbuf()
+    with session.plan(a, b, c) as plan:
+        key, staged = plan._plan.key, plan.summary.staged
+        result = plan.execute(1.25, 0.75)
+        untouched = not used_by_others(plan.schedule, key.private)
+    missing = {name for name, one in zip("ABC", operands, strict=True) if one.info.obstacle}
+    told = f"seed {seed}: {a!r} x {b!r} = {c!r}: {missing} cannot be used, {staged!r} were staged"
+    collective_assert(comm, untouched and result.staged == bool(staged) and {*staged} <= missing, told)
+    wanted = (1.25 * a_MK @ b_KN + 0.75 * c_MN)[np.ix_(*c.local_indices)]
+    collective_assert(comm, np.allclose(c.local, wanted, 1e-12, 1e-12), told)
+    session.poison_softbuf()
+    out = session.redistribute(c, random_layout(rng, c.shape, comm.size))
+    wanted = (1.25 * a_MK @ b_KN + 0.75 * c_MN)[np.ix_(*out.local_indices)]
+    collective_assert(comm, np.allclose(out.local, wanted, 1e-12, 1e-12), f"{told}, copied to {out!r}")
+    session.barrier()
+    for matrix in (*operands, out):
         session.release(matrix)

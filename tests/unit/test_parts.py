@@ -61,3 +61,9 @@ def test_a_thousand_parts_are_checked():
     edges = [0, *cuts, 100_000]
     parts = tuple(device(rank, (edges[rank], edges[rank + 1]), (0, 3)) for rank in range(1024))
     assert BoundLayout((100_000, 3), parts).cuts(0) == tuple(edges)
+
+
+def test_layouts_that_differ_in_their_word_alone_are_one_to_plans():
+    parts = (device(0, (0, 2), (0, 2)), device(1, (2, 6), (0, 2)))
+    named, unnamed = BoundLayout((6, 2), parts, "rows(2,4)"), BoundLayout((6, 2), parts)
+    assert (named, repr(named)) == (unnamed, repr(unnamed))

@@ -242,7 +242,7 @@ def test_parts_of_a_matrix_are_staged_where_each_lies() -> None:
 
     placement = Placement(rows(40), Location.device(1), rows(50))
     about = (problem, placement, 2, Machine.uniform(2), ScheduleOptions(scheduler="kblocks", grid=(1, 2)))
-    (direct,), (planned,) = plan_several(*about), plan_several(*about, MATRICES)
+    (direct,), (planned,) = plan_several(*about), plan_several(*about, range(9))
     found = planned.schedule
     verify(found, lower(found))
     assert planned.staged == (Matrix.A, Matrix.C)
@@ -250,6 +250,11 @@ def test_parts_of_a_matrix_are_staged_where_each_lies() -> None:
     ours = found.buffers[len(direct.schedule.buffers) :]
     # None in the host memory that all ranks read; what the device of rank 0 has of A it sends itself, as B's does.
     assert ours[["matrix", "location"]].tolist() == [(0, 3), (0, 4), (2, 3), (2, 0), (2, 4)]
+    (some,) = plan_several(*about, (0, 1, 6))  # what others do not use is no reason
+    verify(some.schedule, lower(some.schedule))
+    assert some.staged == (Matrix.A, Matrix.C)
+    ours = some.schedule.buffers[len(direct.schedule.buffers) :]
+    assert ours[["matrix", "location"]].tolist() == [(0, 3), (2, 0)]
 
 
 def test_staging_in_host_memory_is_counted_beside_that_of_devices_and_kept_apart() -> None:
@@ -408,7 +413,10 @@ def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
 
 def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
     # A C in row-major order is the transposed product of B and A.
-    a, b, c = (types.SimpleNamespace(info=types.SimpleNamespace(obstacle=why)) for why in ("a pool", "", "a pool"))
+    a, b, c = (
+        types.SimpleNamespace(info=types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why)]))
+        for why in ("a pool", "", "a pool")
+    )
     for swapped, private in ((False, (Matrix.A, Matrix.C)), (True, (Matrix.B, Matrix.C))):
         problem = GemmProblem(16, 16, 16, DType.f64, swapped=swapped)
         assert private_of(problem, (a, b, c)) == private

@@ -14,7 +14,6 @@ from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.parts import Part
-from uncut_mpi.model.placement import Matrix as Which
 from uncut_mpi.planning.schedule import Schedule
 
 
@@ -28,8 +27,8 @@ class GemmPlan:
     def __init__(self, session: object, calls: Calls, plan: Plan | Trial, operands: Operands, choices: Choices) -> None:
         self._session = session  # which is in use as long as its plans are
         self._calls, self._operands, self._choices = calls, operands, choices
-        # By the matrices that their owner alone can use, on which schedules depend.
-        self._plans: dict[tuple[Which, ...], Plan | Trial] = {}
+        # By the parts that their owner alone can use, on which schedules depend.
+        self._plans: dict[tuple[int, ...], Plan | Trial] = {}
         self._keep(plan)
         problem = plan.key.problem
         self._scales_only, self._reads_c, self._closed = problem.scales_only, problem.reads_c, False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Operands, check_written
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
-from uncut_mpi.model.placement import MATRICES, Matrix, Placement, Where
+from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
@@ -81,15 +83,15 @@ class PlanKey:
     ----------
     problem, placement, options
         What is computed, where, and what is fixed about how.
-    private : tuple of Matrix
-        Which of the problem's A, B and C their owner alone can use: they lie in device memory that peers cannot open,
-        or in private host memory that cannot be page-locked.
+    private : tuple of int
+        Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use: they
+        lie in device memory that peers cannot open, or in private host memory that cannot be page-locked.
     """
 
     problem: GemmProblem
     placement: Placement
     options: ScheduleOptions
-    private: tuple[Matrix, ...] = ()
+    private: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, matrices: Operands, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
@@ -122,7 +124,6 @@ class PlanKey:
             alpha_is_zero=scales_only,
         )
         check_written(matrices)
-        _check_reach(matrices)
         places = (_where(matrix.info) for matrix in in_schedule_order(problem, matrices))
         return cls(problem, Placement(*places), choices.options, private_of(problem, matrices))
 
@@ -146,12 +147,11 @@ class PlanKey:
             )
             raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
         check_written(matrices)
-        _check_reach(matrices)
         lds = a.stored.ld, c.stored.ld
         shape = a.stored.column_major_shape
         problem = GemmProblem(*shape, 0, a.dtype, lda=lds[0], ldc=lds[1], reads_c=False, copies=True)
-        private = tuple(which for which, info in ((Matrix.A, a), (Matrix.C, c)) if info.obstacle)
-        return cls(problem, Placement(_where(a), Location.host(), _where(c)), choices.options, private)
+        obstacles = [held.obstacle for held in a.parts], [""], [held.obstacle for held in c.parts]
+        return cls(problem, Placement(_where(a), Location.host(), _where(c)), choices.options, _private(obstacles))
 
     @property
     def digest(self) -> bytes:
@@ -165,17 +165,6 @@ def in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
     return (b, a, c) if problem.swapped else matrices
 
 
-def _check_reach(matrices: Operands) -> None:
-    """Raise ParamError if its holder alone can use a part of a matrix in parts."""
-    for name, matrix in zip("ABC", matrices, strict=True):
-        for held in matrix.info.parts if matrix.info.in_parts else ():
-            if held.obstacle:
-                raise ParamError(
-                    f"the part of {name} at rank {held.holder} lies in memory that no other rank can use "
-                    f"({held.obstacle}): use memory of Session.empty, of numpy, or of cupy's default pool"
-                )
-
-
 def _where(info: MatrixInfo) -> Where:
     """Return where a matrix lives: in parts, those of the matrix that is stored column-major."""
     if info.location is not None:
@@ -183,10 +172,14 @@ def _where(info: MatrixInfo) -> Where:
     return info.layout if info.stored.order == "F" else info.layout.transposed
 
 
-def private_of(problem: GemmProblem, matrices: Operands) -> tuple[Matrix, ...]:
-    """Return which of a problem's matrices their owner alone can use."""
+def private_of(problem: GemmProblem, matrices: Operands) -> tuple[int, ...]:
+    """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`)."""
     given = in_schedule_order(problem, matrices)
-    return tuple(which for which, matrix in zip(MATRICES, given, strict=True) if matrix.info.obstacle)
+    return _private([held.obstacle for held in matrix.info.parts] for matrix in given)
+
+
+def _private(obstacles: Iterable[Iterable[str]]) -> tuple[int, ...]:
+    return tuple(at for at, obstacle in enumerate(itertools.chain.from_iterable(obstacles)) if obstacle)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference

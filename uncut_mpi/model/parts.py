@@ -88,7 +88,7 @@ class BoundLayout:
 
     shape: tuple[int, int]
     parts: tuple[Part, ...]
-    word: str = dataclasses.field(default="", compare=False)
+    word: str = dataclasses.field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         rows, cols = self.shape

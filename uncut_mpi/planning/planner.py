@@ -38,8 +38,8 @@ class Planned:
     options : ScheduleOptions
         Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
     staged : tuple of Matrix
-        Which matrices go through memory of ours, since their own is their owner's alone or parts of them are stored
-        the other way round; of the column-major problem.
+        Which matrices go through memory of ours, or parts of them, since their own is their owner's alone or is stored the
+        other way round; of the column-major problem.
     """
 
     schedule: Schedule
@@ -91,7 +91,7 @@ def plan_several(
     num_ranks: int,
     machine: Machine,
     options: ScheduleOptions,
-    private: Collection[Matrix] = (),
+    private: Collection[int] = (),
 ) -> list[Planned]:
     """
     Return the schedules to try for a problem, as many as ``options.tune`` says or as there are, the best first.
@@ -100,9 +100,9 @@ def plan_several(
 
     Parameters
     ----------
-    private : collection of Matrix
-        Which of A, B and C their owner alone can use: in device memory that peers cannot open, or in private host
-        memory that is not page-locked.
+    private : collection of int
+        Which user buffers, the parts of A, B and C one after another, their owner alone can use: in device memory that
+        peers cannot open, or in private host memory that is not page-locked.
     """
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
@@ -131,8 +131,8 @@ def plan_several(
     return fit
 
 
-def _staged(planned: Planned, placement: Placement, private: Collection[Matrix], machine: Machine) -> Planned:
-    """Return what was planned with those matrices staged that cannot be used as it says: by others, or as stored."""
+def _staged(planned: Planned, placement: Placement, private: Collection[int], machine: Machine) -> Planned:
+    """Return what was planned with those buffers staged that cannot be used as it says: by others, or as stored."""
     touched = used_by_others(planned.schedule, private)
     if not touched and planned.schedule.placement == placement:
         return planned

@@ -46,25 +46,23 @@ from uncut_mpi.planning.schedule import (
 )
 
 
-def used_by_others(schedule: Schedule, matrices: Collection[Matrix]) -> tuple[Matrix, ...]:
-    """Return those of some matrices that others use than their owner's device, or its worker in host memory."""
-    if not matrices:
+def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...]:
+    """Return those of some user buffers that others use than their owner's device, or its worker in host memory."""
+    if not users:
         return ()
     uses = _Uses.of(schedule)
-    users = schedule.buffers[uses.buffer[~uses.in_place]]
-    found = np.unique(users["matrix"][users["role"] == Role.USER])
-    return tuple(Matrix(matrix) for matrix in found.tolist() if matrix in matrices)
+    return tuple(sorted({*users}.intersection(uses.buffer[~uses.in_place].tolist())))
 
 
-def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine, placement: Placement) -> Schedule:
+def stage(schedule: Schedule, users: Collection[int], machine: Machine, placement: Placement) -> Schedule:
     """
-    Return a schedule that does the same, in which none but those who can touch some of the caller's matrices.
+    Return a schedule that does the same, in which none but those who can touch some of the caller's buffers.
 
     Parameters
     ----------
     schedule : Schedule
         What is to be done.
-    matrices : sequence of Matrix
+    users : collection of int
         As of `used_by_others`.
     machine : Machine
         Whose memory is to have room for them once more.
@@ -84,8 +82,7 @@ def stage(schedule: Schedule, matrices: Sequence[Matrix], machine: Machine, plac
     regions = [schedule.regions.copy()]
     ways_in: list[_Copy] = []
     ways_out: list[_Copy] = []
-    users = (schedule.buffers["role"] == Role.USER) & np.isin(schedule.buffers["matrix"], matrices)
-    for user in np.flatnonzero(users | turned).tolist():
+    for user in sorted({*users, *np.flatnonzero(turned).tolist()}):
         if uses.in_place[uses.buffer == user].all():
             continue
         at, _, code, _, _, rows, cols, _, _ = schedule.buffers[user].tolist()
