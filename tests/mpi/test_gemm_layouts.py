@@ -7,12 +7,16 @@ import random
 import numpy as np
 import pytest
 
-from tests.helpers.collective import collective_assert
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import distributed, random_layout
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi import Layout
+from uncut_mpi.api import plan_maker
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.planner import plan_several
 from uncut_mpi.planning.staging import used_by_others
 
 pytestmark = pytest.mark.mpi
@@ -108,6 +112,90 @@ def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, se
         session.barrier()
         for matrix in (a, b, c):
             session.release(matrix)
+
+
+def operands_of(session, shapes, layouts, memory="device"):
+    made = []
+    for seed, (shape, layout) in enumerate(zip(shapes, layouts, strict=True)):
+        data = random_matrix(*shape, DType.f64, (seed,))
+        made.append((session.empty(shape, "f64", layout, memory=memory), data))
+        made[-1][0].local[...] = data[np.ix_(*made[-1][0].local_indices)]
+    session.barrier()
+    return made
+
+
+def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
+    blocks = Layout.blocks([4, 5], [8], ranks=[0, comm.size - 1]) if comm.size > 1 else Layout.rows()
+    for first, asked, memory in (
+        (Layout.rows(), Layout.cols(), "device"),
+        (Layout.whole(0), blocks, "host"),
+        (Layout.whole(comm.size - 1), Layout.rows(), "shared"),
+    ):
+        (a, a_MK), (b, b_KN) = operands_of(session, ((9, 6), (6, 8)), (first, Layout.whole(0)), memory)
+        c = session.gemm(a, b, out_layout=asked)
+        told = f"{c!r} of {c.layout} in {c.memory} memory, not {asked} in {memory}"
+        collective_assert(comm, c.layout == asked.filled((9, 8), comm.size) and c.memory == memory, told)
+        right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
+        collective_assert(comm, np.allclose(c.local, right, 1e-13, 1e-13), told)
+        same = session.matmul(a, b)
+        collective_assert(comm, same.layout == session.gemm(a, b).layout, f"{same.layout}")
+        right = (a_MK @ b_KN)[np.ix_(*same.local_indices)]
+        collective_assert(comm, np.allclose(same.local, right, 1e-13, 1e-13), f"{same!r}")
+        session.barrier()
+        for matrix in (a, b, c, same):
+            session.release(matrix)
+
+
+def split(extent, num):
+    return [len(part) for part in np.array_split(range(extent), num)]
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_auto_is_the_layout_whose_product_is_predicted_fastest(comm, session, monkeypatch, case):
+    planned = []
+
+    def count(*arguments):
+        planned.append(arguments)
+        return plan_several(*arguments)
+
+    shapes = (((64, 96), (96, 48)), ((400, 8), (8, 8)), ((8, 8), (8, 400)))[case]
+    dealt = ((Layout.cols(), Layout.rows()), (Layout.whole(0), Layout.whole(0)), (Layout.replicated(), Layout.cols()))
+    (a, a_MK), (b, b_KN) = operands_of(session, shapes, dealt[case])
+    shape = shapes[0][0], shapes[1][1]
+    grid = ProcessGrid.most_square(comm.size)
+    cuts = [split(extent, num) for extent, num in zip(shape, (grid.rows, grid.cols), strict=True)]
+    followed = {0: (), 1: dealt[1], 2: (Layout.replicated(), Layout.cols())}[case]
+    expected = {}
+    for layout in (*followed, Layout.rows(), Layout.cols(), Layout.blocks(*cuts)):
+        out = session.empty(shape, "f64", layout)
+        with session.plan(a, b, out, reads_c=False) as plan:
+            expected.setdefault(plan.summary.predicted_s, out.layout)
+        session.release(out)
+    monkeypatch.setattr(plan_maker, "plan_several", count)
+    c = session.gemm(a, b, out_layout="auto")
+    tried = len(planned)
+    wanted = expected[min(expected)]
+    told = f"{c.layout}, expected of {expected}"
+    collective_assert(comm, c.layout == wanted and np.allclose(c.local, (a_MK @ b_KN)[np.ix_(*c.local_indices)]), told)
+    other = session.gemm(a, b, alpha=2.0, out_layout="auto")
+    collective_assert(comm, other.layout == wanted and len(planned) == tried, f"{other.layout}, {len(planned)} plans")
+    session.barrier()
+    for matrix in (a, b, c, other):
+        session.release(matrix)
+
+
+def test_layouts_that_c_cannot_have_are_one_error_on_all_ranks(comm, session):
+    (a, _), (b, _) = operands_of(session, ((4, 6), (5, 4)), (Layout.rows(), Layout.rows()))
+    out = session.empty((4, 4), "f64", Layout.rows())
+    for words, call in (
+        (["out_layout = 'rows' is a str"], lambda: session.gemm(a, out, out_layout="rows")),
+        (["has 3 rows, the matrix 4"], lambda: session.gemm(out, out, out_layout=Layout.rows([3], ranks=[0]))),
+        (["out and out_layout were given"], lambda: session.gemm(out, out, a, out_layout=Layout.rows())),
+        (["shapes do not fit"], lambda: session.gemm(a, b, out_layout="auto")),
+    ):
+        expect(comm, um.ParamError, words, call)
+    for matrix in (a, b, out):
+        session.release(matrix)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -413,10 +413,7 @@ def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
 
 def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
     # A C in row-major order is the transposed product of B and A.
-    a, b, c = (
-        types.SimpleNamespace(info=types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why)]))
-        for why in ("a pool", "", "a pool")
-    )
+    a, b, c = (types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why)]) for why in ("a pool", "", "a pool"))
     for swapped, private in ((False, (Matrix.A, Matrix.C)), (True, (Matrix.B, Matrix.C))):
         problem = GemmProblem(16, 16, 16, DType.f64, swapped=swapped)
         assert private_of(problem, (a, b, c)) == private

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from uncut_mpi.api.matrix import HeldPart, turned
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo, Memory, turned
+from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
@@ -151,6 +152,18 @@ def by_corners(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], ki
         _writeable(counting),
         [tuple((one.held.part.rows, one.held.part.cols) for one in ones) for ones in given],
     )
+
+
+def proposed(wanted: NewMatrix, memories: Sequence[Memory]) -> MatrixInfo:
+    """Return what ranks would know of a new matrix, each part of it in that rank's memory."""
+    if memories[0] == "shared":  # then on all ranks: one segment
+        bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
+    else:
+        kinds = {"device": Location.device, "host": Location.host}
+        arrays = [LocalArray(kinds[memory](rank), wanted.order) for rank, memory in enumerate(memories)]
+        bound = wanted.layout.bind(wanted.shape, arrays)
+    helds = tuple(HeldPart(part, part.location.rank or 0, ()) for part in bound.parts)
+    return MatrixInfo(0, bound, wanted.dtype, helds or _without_elements(wanted.shape, {}, 0))
 
 
 def _counting(given: Mapping[int, Sequence[GivenArray]]) -> dict[int, list[GivenArray]]:

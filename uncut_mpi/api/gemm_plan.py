@@ -9,7 +9,7 @@ from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
-from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written
+from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
@@ -175,7 +175,7 @@ class GemmPlan:
         """Return the plan for matrices that fit, or by which key to make it."""
         if matrices == self._operands and len(self._plans) == 1:  # as mostly
             return self._plan
-        key = dataclasses.replace(self._plan.key, private=private_of(self._plan.key.problem, matrices))
+        key = dataclasses.replace(self._plan.key, private=private_of(self._plan.key.problem, infos_of(matrices)))
         return self._plans.get(key.private, key)
 
     def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
@@ -211,7 +211,7 @@ class GemmPlan:
             if new.dtype is not old.dtype or _parts_of(new) != _parts_of(old):
                 wanted, found = (f"{m.shape[0]}×{m.shape[1]} {m.dtype.name}, {_text(m, old, new)}" for m in (old, new))
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
-        check_written(matrices)
+        check_written(infos_of(matrices))
 
 
 def _parts_of(matrix: Matrix) -> tuple[Part, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uncut_mpi.api.plans import Plan, PlanKey
-from uncut_mpi.api.request import Request
+from uncut_mpi.api.request import Request, infos_of
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -56,7 +56,7 @@ class PlanCache:
         known = self._calls.get(call)
         if known is not None and (known[0] is options or known[0] == options):
             return known[1]
-        key = PlanKey.of(request.matrices, request.choices, reads_c=beta != 0, scales_only=alpha == 0)
+        key = PlanKey.of(infos_of(request.matrices), request.choices, reads_c=beta != 0, scales_only=alpha == 0)
         kept = self.known(key)
         if isinstance(kept, PlanKey):
             return kept

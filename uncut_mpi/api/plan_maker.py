@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Sequence
+from typing import Final
 
 from uncut_mpi.api import plan_message
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.trials import Trial
+from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.planner import plan_several
+from uncut_mpi.planning.planner import Planned, plan_several
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
+
+_MOST_CHOICES: Final = 256
+"""Calls of which it is kept which layout of C is the fastest, since that takes several plans."""
 
 
 class PlanMaker:
@@ -30,6 +37,7 @@ class PlanMaker:
 
     def __init__(self, group: Group, counters: Counters, machine: Machine, *, verify: bool) -> None:
         self._group, self._counters, self._machine, self._verify = group, counters, machine, verify
+        self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
     def make(self, key: PlanKey) -> Plan | Trial:
         """Return a new plan, or those to be tried. Collective; raises on all ranks what rank 0 meets."""
@@ -42,9 +50,41 @@ class PlanMaker:
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
+    def fastest(self, keys: Sequence[PlanKey]) -> int:
+        """
+        Return the number of the key whose plan is predicted to take the least time, the first of equals. Collective.
+
+        Raises
+        ------
+        UncutError
+            On all ranks, what rank 0 meets with the first one, if there is a plan for none.
+        """
+        asked = tuple(keys)
+        if asked not in self._fastest:
+            data = agreement.from_root(self._group, lambda: struct.pack("<Q", self._fastest_on_root(asked)))
+            if len(self._fastest) >= _MOST_CHOICES:
+                self._fastest.clear()
+            (self._fastest[asked],) = struct.unpack("<Q", data)
+        return self._fastest[asked]
+
+    def _fastest_on_root(self, keys: Sequence[PlanKey]) -> int:
+        times: dict[PlanKey, float] = {}
+        refusals: list[UncutError] = []
+        for key in dict.fromkeys(keys):
+            try:
+                times[key] = self._several(key)[0].predicted_s
+            except (PlanError, CapacityError) as error:  # another one may have a plan
+                refusals.append(error)
+        if not times:
+            raise refusals[0]
+        return keys.index(min(times, key=times.__getitem__))
+
+    def _several(self, key: PlanKey) -> list[Planned]:
+        return plan_several(key.problem, key.placement, self._group.size, self._machine, key.options, key.private)
+
     def _plan_on_root(self, key: PlanKey) -> bytes:
         started = time.perf_counter()
-        several = plan_several(key.problem, key.placement, self._group.size, self._machine, key.options, key.private)
+        several = self._several(key)
         plan_s = time.perf_counter() - started
         if self._verify:
             for planned in several:

@@ -6,11 +6,12 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 
 from uncut_mpi.api.matrix import MatrixInfo
-from uncut_mpi.api.request import Choices, Operands, check_written
+from uncut_mpi.api.request import Choices, Infos, check_written
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.placement import Placement, Where
@@ -18,6 +19,8 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class PlanKey:
     private: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, matrices: Operands, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
+    def of(cls, infos: Infos, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
         """
         Return the key of a product. Local.
 
@@ -108,27 +111,27 @@ class PlanKey:
         ParamError
             If shapes, types, layouts or overlaps do not allow the product.
         """
-        a, b, c = matrices
+        a, b, c = infos
         if not a.dtype is b.dtype is c.dtype:
             raise ParamError(
                 f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}, C is {c.dtype.name}; convert them to one"
             )
         problem = GemmProblem.from_operands(
-            a.info.stored,
-            b.info.stored,
-            c.info.stored,
+            a.stored,
+            b.stored,
+            c.stored,
             dtype=c.dtype,
             trans_a=choices.trans_a,
             trans_b=choices.trans_b,
             reads_c=reads_c,
             alpha_is_zero=scales_only,
         )
-        check_written(matrices)
-        places = (_where(matrix.info) for matrix in in_schedule_order(problem, matrices))
-        return cls(problem, Placement(*places), choices.options, private_of(problem, matrices))
+        check_written(infos)
+        places = map(_where, in_schedule_order(problem, infos))
+        return cls(problem, Placement(*places), choices.options, private_of(problem, infos))
 
     @classmethod
-    def of_copy(cls, matrices: Operands, choices: Choices) -> PlanKey:
+    def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
         """
         Return the key of C := A, where B is A as well and not read. Local.
 
@@ -137,16 +140,18 @@ class PlanKey:
         ParamError
             If shapes, types, orders or overlaps do not allow it.
         """
-        source, _, target = matrices
-        both = source.info, target.info
-        alike = ([info.in_order(order) for info in both] for order in (target.order, source.order))
+        source, _, target = infos
+        orders = target.stored.order, source.stored.order
+        alike = ([info.in_order(order) for info in (source, target)] for order in orders)
         a, c = next((read for read in alike if None not in read), (None, None))
-        if source.shape != target.shape or source.dtype is not target.dtype or a is None or c is None:
+        shapes = source.layout.shape, target.layout.shape
+        if shapes[0] != shapes[1] or source.dtype is not target.dtype or a is None or c is None:
             found = " and ".join(
-                f"{one.shape[0]}×{one.shape[1]} {one.dtype.name} in {one.order} order" for one in (source, target)
+                f"{rows}×{cols} {one.dtype.name} in {one.stored.order} order"
+                for (rows, cols), one in zip(shapes, (source, target), strict=True)
             )
             raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
-        check_written(matrices)
+        check_written(infos)
         lds = a.stored.ld, c.stored.ld
         shape = a.stored.column_major_shape
         problem = GemmProblem(*shape, 0, a.dtype, lda=lds[0], ldc=lds[1], reads_c=False, copies=True)
@@ -159,10 +164,10 @@ class PlanKey:
         return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
 
 
-def in_schedule_order(problem: GemmProblem, matrices: Operands) -> Operands:
-    """Return A, B and C as the schedule counts them, which for a C in row-major order multiplies B by A."""
-    a, b, c = matrices
-    return (b, a, c) if problem.swapped else matrices
+def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tuple[_T, _T, _T]:
+    """Return what A, B and C have as the schedule counts them, which for a C in row-major order multiplies B by A."""
+    a, b, c = of_three
+    return (b, a, c) if problem.swapped else of_three
 
 
 def _where(info: MatrixInfo) -> Where:
@@ -172,10 +177,9 @@ def _where(info: MatrixInfo) -> Where:
     return info.layout if info.stored.order == "F" else info.layout.transposed
 
 
-def private_of(problem: GemmProblem, matrices: Operands) -> tuple[int, ...]:
+def private_of(problem: GemmProblem, infos: Infos) -> tuple[int, ...]:
     """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`)."""
-    given = in_schedule_order(problem, matrices)
-    return _private([held.obstacle for held in matrix.info.parts] for matrix in given)
+    return _private([held.obstacle for held in info.parts] for info in in_schedule_order(problem, infos))
 
 
 def _private(obstacles: Iterable[Iterable[str]]) -> tuple[int, ...]:

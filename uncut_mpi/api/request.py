@@ -6,7 +6,7 @@ import math
 import struct
 from typing import NamedTuple
 
-from uncut_mpi.api.matrix import READ_ONLY, Matrix, overlapping, overlapping_itself
+from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, overlapping, overlapping_itself
 from uncut_mpi.api.wording import product_text
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import real_number, shown, type_text
@@ -15,6 +15,9 @@ from uncut_mpi.spmd.group import name_ranks
 
 Operands = tuple[Matrix, Matrix, Matrix]
 """A, B and C."""
+
+Infos = tuple[MatrixInfo, MatrixInfo, MatrixInfo]
+"""What ranks know of them."""
 
 # Between them numbers are neither 0 nor infinite in float32: half its least one, and half a unit above its largest.
 _LEAST_FLOAT32, _MOST_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
@@ -120,16 +123,22 @@ class Request(NamedTuple):
         return product_text(*self)
 
 
-def check_written(matrices: Operands) -> None:
-    """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
+def infos_of(matrices: Operands) -> Infos:
+    """Return what ranks know of A, B and C."""
     a, b, c = matrices
-    if not c.info.writeable:
+    return a.info, b.info, c.info
+
+
+def check_written(infos: Infos) -> None:
+    """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
+    a, b, c = infos
+    if not c.writeable:
         raise ParamError(f"C {READ_ONLY}")
-    for name, matrix in (("A", a), ("B", b)):
-        ranks = overlapping(matrix.info, c.info)
+    for name, info in (("A", a), ("B", b)):
+        ranks = overlapping(info, c)
         if ranks:
-            where = f" ({name_ranks(ranks)})" if c.info.in_parts else ""
+            where = f" ({name_ranks(ranks)})" if c.in_parts else ""
             raise ParamError(f"C overlaps {name} in memory{where}: pass another matrix for the result")
-    ranks = overlapping_itself(c.info)
+    ranks = overlapping_itself(c)
     if ranks:
         raise ParamError(f"parts of C overlap in memory ({name_ranks(ranks)}): pass another matrix for the result")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from uncut_mpi.api import lifetime
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.dealing import proposed
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan
@@ -28,7 +29,7 @@ from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import PlanKey
-from uncut_mpi.api.request import Choices, Operands, Request, Scalars
+from uncut_mpi.api.request import Choices, Operands, Request, Scalars, infos_of
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wanted import (
     NewMatrix,
@@ -36,14 +37,16 @@ from uncut_mpi.api.wanted import (
     memory_of,
     new_matrix,
     new_result,
+    out_layout_of,
     own_memory,
     parts_of,
+    possible_results,
     rank_of,
     shape_of,
 )
 from uncut_mpi.api.wording import matrix_text, product_text, value_text
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.errors import ParamError, UncutError, agreed, is_agreed
 from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
@@ -184,12 +187,13 @@ class Session:
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
             self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
             self._store = MatrixStore(self._group, self._backend, self.counters)
+            self._maker = PlanMaker(self._group, self.counters, self.machine, verify=verify)
             self._calls = calls = Calls(
                 self._group,
                 self._backend,
                 self._store,
                 self.counters,
-                PlanMaker(self._group, self.counters, self.machine, verify=verify),
+                self._maker,
                 control=control,
                 device_key=self.device_uuids[self.rank],
                 timeout_s=timeout_s,
@@ -720,6 +724,7 @@ class Session:
         trans_a: Trans = "N",
         trans_b: Trans = "N",
         options: ScheduleOptions | None = None,
+        out_layout: Layout | Literal["auto"] | None = None,
         stream: Any = None,
     ) -> Matrix:
         """
@@ -730,15 +735,20 @@ class Session:
         a, b : Matrix
             op(A) is m×k, op(B) is k×n; same dtype.
         out : Matrix, optional
-            C, m×n, overwritten. By default a new one in C order. Of two whole matrices it is a host matrix
-            (`empty_host`). Else it is dealt as op(A) if that leaves k whole, or as op(B) if that does, or by even rows;
-            it lies in memory of the same kind as the operand that it follows, or A.
+            C, m×n, overwritten. By default a new one in C order. Of two whole matrices (`register`, `empty_host`,
+            `empty_device`, ``Layout.whole()``) it is a host matrix of all ranks (`empty_host`). Else it is dealt as
+            op(A) if that leaves k whole, or as op(B) if that does, or by even rows; it lies in memory of the same kind
+            as the operand that it follows, or A.
         alpha, beta : float
             Scalars. With beta = 0 C is not read, with alpha = 0 A and B are not.
         trans_a, trans_b : {"N", "T"}
             Whether op transposes.
         options : ScheduleOptions, optional
             What to fix about the schedule.
+        out_layout : Layout or "auto", optional
+            How a new C is dealt, also of two whole matrices, instead of by that rule; its memory is as by the rule for
+            others. ``"auto"``: as op(A), as op(B), by even rows, columns or blocks, whichever is predicted to take the
+            least time. The first such call plans for each of them.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
 
@@ -758,11 +768,16 @@ class Session:
             If a rank failed while computing; C is undefined then.
         """
         try:  # as `public_call` does, and quicker
-            return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, options, stream)
+            return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, options, out_layout, stream)
         except BaseException as error:
             del self, a, b, out, stream
             end_call(error)
             raise
+
+    @public_call
+    def matmul(self, a: Matrix, b: Matrix) -> Matrix:
+        """Return A B, a new matrix: `gemm` without anything else. Collective."""
+        return self.gemm(a, b)
 
     @public_call
     def plan(
@@ -799,7 +814,7 @@ class Session:
         def convert() -> tuple[PlanKey, Operands, Choices]:
             operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
-            return PlanKey.of(operands, choices, **promises), operands, choices
+            return PlanKey.of(infos_of(operands), choices, **promises), operands, choices
 
         with self._gate.exclusive():
             key, operands, choices = self._begin_converted("plan", convert, lambda asked: repr(asked[0]))
@@ -873,13 +888,16 @@ class Session:
         trans_a: Trans,
         trans_b: Trans,
         options: ScheduleOptions | None,
+        out_layout: Layout | Literal["auto"] | None,
         stream: Any,
     ) -> Matrix:
         if out is None:
-            out = self._make_result(a, b, alpha, beta, trans_a, trans_b, options)
+            out, out_layout = self._make_result(a, b, alpha, beta, trans_a, trans_b, options, out_layout), None
         with self._gate.exclusive():
             try:
                 self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
+                if out_layout is not None:
+                    raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
                 scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
                 request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
                 plan = self._plans.find(request)
@@ -909,25 +927,58 @@ class Session:
         try:
             self._backend.mark_caller(None)
             request = Request(call, (source, source, target), Scalars(1.0, 0.0), Choices.of("N", "N", None))
-            plan = self._plans.known(PlanKey.of_copy(request.matrices, request.choices))
+            plan = self._plans.known(PlanKey.of_copy(infos_of(request.matrices), request.choices))
         except Exception as error:
             self._gate.fail(call, error)
         self._calls.run(request, plan, self._plans.keep)
 
     def _make_result(
-        self, a: object, b: object, alpha: object, beta: object, trans_a: object, trans_b: object, options: object
+        self,
+        a: object,
+        b: object,
+        alpha: object,
+        beta: object,
+        trans_a: object,
+        trans_b: object,
+        options: object,
+        out_layout: object,
     ) -> Matrix:
         """Return a new matrix for op(A) op(B). Collective."""
 
-        def convert() -> tuple[tuple[Matrix, Matrix], Scalars, Choices]:
+        def convert() -> tuple[tuple[Matrix, Matrix], Scalars, Choices, Layout | Literal["auto"] | None]:
             scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
             if scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
-            return (self._store.check("A", a), self._store.check("B", b)), scalars, choices
+            first, second = self._store.check("A", a), self._store.check("B", b)
+            wanted = out_layout_of(out_layout)
+            if isinstance(wanted, Layout):
+                made = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
+                wanted.rectangles(made.shape, self.size)
+            return (first, second), scalars, choices, wanted
+
+        def text(asked: tuple[tuple[Matrix, Matrix], Scalars, Choices, object]) -> str:
+            return f"{product_text('gemm', *asked[:3])}, out_layout={asked[3]}"
 
         with self._gate.exclusive():
-            (first, second), _, how = self._begin_converted("gemm", convert, lambda asked: product_text("gemm", *asked))
-            return self._store.empty(new_result(first, second, how.trans_a, how.trans_b))
+            (first, second), scalars, choices, wanted = self._begin_converted("gemm", convert, text)
+            if wanted == "auto":
+                return self._store.empty(self._fastest_result(first, second, scalars, choices))
+            return self._store.empty(new_result(first, second, choices.trans_a, choices.trans_b, wanted))
+
+    def _fastest_result(self, a: Matrix, b: Matrix, scalars: Scalars, choices: Choices) -> NewMatrix:
+        """Return the matrix for op(A) op(B) whose product is predicted to take the least time. Collective."""
+        several = possible_results(a, b, choices.trans_a, choices.trans_b, self.size)
+        memories = zip(*self._group.allgather_objects([one.memory for one in several]), strict=True)
+        try:
+            keys = [
+                PlanKey.of(
+                    (a.info, b.info, proposed(one, of_ranks)), choices, reads_c=False, scales_only=scalars.alpha == 0
+                )
+                for one, of_ranks in zip(several, memories, strict=True)
+            ]
+        except UncutError as wrong:  # of the same values on all ranks
+            raise agreed(wrong) from None
+        return several[self._maker.fastest(keys)]
 
 
 def _seconds(name: str, value: object) -> float:

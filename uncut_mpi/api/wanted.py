@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from uncut_mpi.api.matrix import Matrix, Memory
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.layout import Layout, even_counts
 from uncut_mpi.model.problem import MOST_BYTES, Order
+from uncut_mpi.planning.grid import ProcessGrid
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,33 +65,51 @@ def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memo
     return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, memory_of(memory))
 
 
-def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> NewMatrix:
+def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout | None = None) -> NewMatrix:
     """
     Return the matrix for op(A) op(B) where the caller gives none, as this rank is to make it.
 
     Of two whole matrices it is a host matrix that all ranks see. Else its layout is that of op(A) if that leaves k
     whole, or that of op(B) if that does, or even rows; its memory is that of the operand that it follows, or of A.
+
+    Parameters
+    ----------
+    layout : Layout, optional
+        Its layout in the place of these.
     """
-    layout, followed = _followed(a, b, trans_a, trans_b)
+    rule, followed = next(_followed(a, b, trans_a, trans_b), (Layout.rows(), a))
     memory = own_memory(followed)
-    if _is_whole(a) and _is_whole(b):
-        layout, memory = Layout.whole(0), "shared"
-    return NewMatrix((a.shape[trans_a == "T"], b.shape[trans_b == "N"]), a.dtype, "C", layout, memory)
+    if layout is None and _is_whole(a) and _is_whole(b):
+        rule, memory = Layout.whole(0), "shared"
+    return NewMatrix(_result_shape(a, b, trans_a, trans_b), a.dtype, "C", layout or rule, memory)
+
+
+def possible_results(a: Matrix, b: Matrix, trans_a: str, trans_b: str, size: int) -> list[NewMatrix]:
+    """Return the matrices for op(A) op(B) to choose from: dealt as op(A), as op(B), by even rows, columns or blocks."""
+    rows, cols = shape = _result_shape(a, b, trans_a, trans_b)
+    grid = ProcessGrid.most_square(size)
+    even = Layout.rows(), Layout.cols(), Layout.blocks(even_counts(rows, grid.rows), even_counts(cols, grid.cols))
+    found = [*_followed(a, b, trans_a, trans_b), *((layout, a) for layout in even)]
+    return [NewMatrix(shape, a.dtype, "C", layout, own_memory(followed)) for layout, followed in found]
+
+
+def _result_shape(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[int, int]:
+    return a.shape[trans_a == "T"], b.shape[trans_b == "N"]
 
 
 def _is_whole(matrix: Matrix) -> bool:
     return matrix.layout is not None and matrix.layout.kind == "whole"
 
 
-def _followed(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[Layout, Matrix]:
+def _followed(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> Iterator[tuple[Layout, Matrix]]:
+    """Yield how C is dealt if it follows op(A), or op(B), each with the operand; none that cuts k."""
     for operand, trans, apart in ((a, trans_a, "rows"), (b, trans_b, "cols")):
         dealt = operand.layout
         if dealt is not None and dealt.kind in ("whole", "replicated"):
-            return dealt, operand
-        if dealt is not None and dealt.kind == (apart if trans == "N" else {"rows": "cols", "cols": "rows"}[apart]):
+            yield dealt, operand
+        elif dealt is not None and dealt.kind == (apart if trans == "N" else {"rows": "cols", "cols": "rows"}[apart]):
             counts = dealt.row_counts if dealt.kind == "rows" else dealt.col_counts
-            return (Layout.rows if apart == "rows" else Layout.cols)(counts, ranks=dealt.ranks), operand
-    return Layout.rows(), a
+            yield (Layout.rows if apart == "rows" else Layout.cols)(counts, ranks=dealt.ranks), operand
 
 
 def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
@@ -135,6 +155,15 @@ def layout_of(layout: object) -> Layout:
     """Return a caller's layout, or raise ParamError for what is none."""
     if not isinstance(layout, Layout):
         raise ParamError(f"layout = {shown(layout)} is {type_text(layout)}: pass a Layout, as Layout.rows()")
+    return layout
+
+
+def out_layout_of(layout: object) -> Layout | Literal["auto"] | None:
+    """Return how a caller wants C dealt, or raise ParamError for what is no layout, "auto" or None."""
+    if isinstance(layout, str) and layout == "auto":
+        return "auto"
+    if layout is not None and not isinstance(layout, Layout):
+        raise ParamError(f"out_layout = {shown(layout)} is {type_text(layout)}: pass a Layout, 'auto' or None")
     return layout
 
 

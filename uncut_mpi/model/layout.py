@@ -319,8 +319,7 @@ class Layout:
 
     def _cut(self, what: str, extent: int, counts: tuple[int, ...] | None, num_cells: int) -> list[Extent]:
         if counts is None:
-            each, more = divmod(extent, num_cells)  # as numpy.array_split cuts it
-            counts = (each + 1,) * more + (each,) * (num_cells - more)
+            counts = even_counts(extent, num_cells)
         elif sum(counts) != extent:
             raise ParamError(
                 f"layout {self} has {sum(counts)} {what}, the matrix {extent}: pass counts that add up to it"
@@ -344,6 +343,12 @@ class Layout:
         if not 0 <= rank < known:
             raise ParamError(f"rank = {rank} is none of the ranks 0 to {known - 1} of layout {self}")
         return self._cell(holders.index(rank) if rank in holders else None, rows, cols)
+
+
+def even_counts(extent: int, num_parts: int) -> tuple[int, ...]:
+    """Return parts of an extent that are as equal as can be, as `numpy.array_split` cuts it."""
+    each, more = divmod(extent, num_parts)
+    return (each + 1,) * more + (each,) * (num_parts - more)
 
 
 def _optional(name: str, values: object) -> tuple[int, ...] | None:
