@@ -25,6 +25,7 @@ MOST_RANKS = {
             "test_api_layouts.py",
             "test_gemm_layouts.py",
             "test_redistribute.py",
+            "test_views.py",
             "test_api_matrices.py",
             "test_api_trace.py",
             "test_api_tuning.py",

@@ -11,6 +11,7 @@ from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.flags import Flags
 from uncut_mpi.api.matrices import MatrixStore
+from uncut_mpi.api.matrix import Name, number_in
 from uncut_mpi.api.memory import Arena, HostArena
 from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order
 from uncut_mpi.api.request import Operands
@@ -24,7 +25,7 @@ from uncut_mpi.spmd.group import Group
 # Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
 _MAX_BINDINGS = 8
 
-_Numbers = tuple[int, int, int]
+_Names = tuple[Name, Name, Name]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -70,14 +71,14 @@ class Binder:
             group, backend, store.mappings, counters, "page-locked host memory to stage matrices in"
         )
         self.flags = Flags(group, backend, store.mappings, counters, control)
-        self._bound: dict[int, dict[_Numbers, Binding]] = {}  # by the identity of a plan, as long as it lives
+        self._bound: dict[int, dict[_Names, Binding]] = {}  # by the identity of a plan, as long as it lives
         store.on_release.append(self._forget_matrix)
 
     def find(self, plan: Plan, matrices: Operands) -> Binding | None:
         """Return what binds a plan to matrices, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call
         bound = self._bound.get(id(plan))
-        return bound.get((a.info.number, b.info.number, c.info.number)) if bound else None
+        return bound.get((a.info.name, b.info.name, c.info.name)) if bound else None
 
     def bind(self, plan: Plan, matrices: Operands) -> Binding:
         """
@@ -106,7 +107,7 @@ class Binder:
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
                 binding = Binding(executable, bool(plan.summary.staged), digest_of(plan, matrices))
-                bound[_numbers(matrices)] = binding
+                bound[_names(matrices)] = binding
         return binding
 
     def hand_over(self, plan: Plan, successor: Plan) -> None:
@@ -132,11 +133,11 @@ class Binder:
         for bound in list(self._bound.values()):
             self._end(bound)
 
-    def _end(self, bound: dict[_Numbers, Binding]) -> None:
+    def _end(self, bound: dict[_Names, Binding]) -> None:
         while bound:
             bound.popitem()[1].executable.close()
 
-    def _bindings_of(self, plan: Plan) -> dict[_Numbers, Binding]:
+    def _bindings_of(self, plan: Plan) -> dict[_Names, Binding]:
         if id(plan) not in self._bound:
             self._bound[id(plan)] = {}
             weakref.finalize(plan, self._bound.pop, id(plan)).atexit = False
@@ -144,8 +145,8 @@ class Binder:
 
     def _forget_matrix(self, number: int) -> None:
         for bound in list(self._bound.values()):  # plans may go meanwhile, when the collector runs
-            for numbers in [numbers for numbers in bound if number in numbers]:
-                bound.pop(numbers).executable.close()
+            for names in [names for names in bound if any(number_in(name) == number for name in names)]:
+                bound.pop(names).executable.close()
 
     def close(self) -> None:
         """Release SoftBufs and flags, once nothing is bound. Collective."""
@@ -187,10 +188,10 @@ def _part_numbers(buffers: np.ndarray) -> dict[int, int]:
 
 def digest_of(plan: Plan | Trial | PlanKey, matrices: Operands) -> int:
     """Return 128 bits that only the same plan with the same matrices has, the same on all ranks."""
-    digest = agreement.digest_of(plan.digest + repr(_numbers(matrices)).encode())
+    digest = agreement.digest_of(plan.digest + repr(_names(matrices)).encode())
     return int.from_bytes(digest.tobytes(), "little")
 
 
-def _numbers(matrices: Operands) -> _Numbers:
+def _names(matrices: Operands) -> _Names:
     a, b, c = matrices  # spelled out: this is part of every call
-    return a.info.number, b.info.number, c.info.number
+    return a.info.name, b.info.name, c.info.name

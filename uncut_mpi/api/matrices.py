@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,6 @@ class _Held:
     info: MatrixInfo
     addresses: list[int]  # of each part in this process; 0 where it is not mapped
     grips: list[_Grip]
-    arrays: dict[int, Any]  # this rank's parts, by number
     opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
 
 
@@ -165,12 +164,13 @@ class MatrixStore:
 
     def address(self, matrix: Matrix, part: int) -> int:
         """Return where this rank finds a part: its own address, or the peer's memory mapped here. Local."""
-        of, held = matrix.info.parts[part], self._held[matrix.info.number]
-        if not held.addresses[part] and of.part.location.space == "device" and of.holder != self._group.rank:
+        held, (number, start) = self._held[matrix.info.number], matrix.info.origin(part)
+        of = held.info.parts[number]
+        if not held.addresses[number] and of.part.location.space == "device" and of.holder != self._group.rank:
             assert of.handle is not None  # else plans leave it to its owner
-            held.addresses[part] = self.mappings.open(of.handle) + of.offset_bytes
+            held.addresses[number] = self.mappings.open(of.handle) + of.offset_bytes
             held.opened.append(of.handle)
-        return held.addresses[part]
+        return held.addresses[number] + start
 
     def download(self, matrix: Matrix) -> Matrix:
         """See `Session.download`."""
@@ -235,7 +235,7 @@ class MatrixStore:
             for number in numbers:
                 matrix = self._given.pop(number, None)
                 if matrix is not None:
-                    matrix.closed, matrix.home = True, None
+                    matrix.end()
                 held = self._held.pop(number)
                 self._dropped.discard(number)
                 self._let_go(held.grips)
@@ -386,11 +386,11 @@ class MatrixStore:
 
     def _own_parts(self, matrix: Matrix, whole: np.ndarray) -> Iterator[tuple[Part, Any, np.ndarray, int]]:
         """Yield this rank's parts: each with its array, its place in an array of all elements, and its address."""
-        held = self._held[matrix.info.number]
-        for number, of in enumerate(matrix.info.parts):
-            if of.holder == self._group.rank and 0 not in of.part.shape:
+        for at, of in enumerate(matrix.info.parts):
+            own = matrix.own_part(at)
+            if own is not None and of.holder == self._group.rank and 0 not in of.part.shape:
                 (top, bottom), (left, right) = of.part.rows, of.part.cols
-                yield of.part, held.arrays[number], whole[top:bottom, left:right], held.addresses[number]
+                yield of.part, own[1], whole[top:bottom, left:right], own[0]
 
     def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip]) -> Matrix:
         """
@@ -422,16 +422,16 @@ class MatrixStore:
                     array = arrays[number] = _view_of(segment, piece, info)
         if array is None:
             array = next((one for one in arrays.values() if one.shape == info.layout.shape), None)
-        first = next(iter(arrays), None) if info.in_parts else 0
-        local = self._local_parts(dealt, info, mine, array, 0 if first is None else addresses[first])
+        own = {number: (addresses[number], one) for number, one in arrays.items()}
+        local = self._local_parts(dealt, info, mine, array, own)
         matrix = Matrix(info, array=array, local=local, home=self._home)
-        self._held[info.number] = _Held(info, addresses, grips, arrays)
+        self._held[info.number] = _Held(info, addresses, grips)
         weakref.finalize(matrix, self._dropped.add, info.number)
         self._given[info.number] = matrix
         return matrix
 
     def _local_parts(
-        self, dealt: Dealt, info: MatrixInfo, mine: Sequence[_Mine], array: Any, address: int
+        self, dealt: Dealt, info: MatrixInfo, mine: Sequence[_Mine], array: Any, own: Mapping[int, tuple[int, Any]]
     ) -> LocalParts:
         """Return what this rank has of a matrix. Local."""
         rectangles = dealt.rectangles[self._group.rank]
@@ -453,7 +453,7 @@ class MatrixStore:
         def empty(rows: int, cols: int) -> Any:
             return self._new_array(memory, (rows, cols), info.dtype, info.stored.order)
 
-        return LocalParts(rectangles, arrays, memory, address, empty)
+        return LocalParts(rectangles, arrays, own, memory, empty)
 
 
 def _view_of(segment: Segment, piece: Piece, info: MatrixInfo) -> np.ndarray:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from uncut_mpi.api.views import View, info_of, slices_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
@@ -19,6 +21,9 @@ from uncut_mpi.model.problem import Order, StoredMatrix
 
 Memory: TypeAlias = Literal["device", "host", "shared"]
 """Device memory, host memory of one rank, or host memory that all ranks of the node read and write."""
+
+Name: TypeAlias = int | tuple[int, View]
+"""By what calls know a matrix: its number, of a view with what it is of that matrix."""
 
 READ_ONLY: Final = "is a read-only array, or lies in a file that a device may only read: pass a writeable one"
 
@@ -72,6 +77,12 @@ class MatrixInfo:
         How it is dealt to ranks, with counts; None where single parts were given.
     writeable : bool
         Whether it may be C.
+    view : View or None
+        What of the matrix of that number it is, if not all.
+    origins : tuple of (int, int)
+        Of a view, for each part: the number of the part that it is of, and how many bytes of that are ahead of it.
+    name : int or tuple
+        By what calls know it: its number, of a view with what it is of that matrix.
     """
 
     number: int
@@ -80,6 +91,19 @@ class MatrixInfo:
     parts: tuple[HeldPart, ...]
     dealt: Layout | None = None
     writeable: bool = True
+    view: View | None = None
+    origins: tuple[tuple[int, int], ...] = ()
+    name: Name = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.number if self.view is None else (self.number, self.view))
+
+    def __str__(self) -> str:
+        return f"matrix {self.number}{self.view or ''}"
+
+    def origin(self, part: int) -> tuple[int, int]:
+        """Return the number of the part of all the matrix that a part is of, and how many bytes of it are ahead."""
+        return self.origins[part] if self.view is not None else (part, 0)
 
     @property
     def in_parts(self) -> bool:
@@ -127,18 +151,18 @@ class LocalParts:
         Rows and columns of each part, also of those without elements.
     arrays : tuple of array
         The parts; none where `empty` makes one that has no elements.
+    own : mapping of int to (int, array)
+        Address and array of each part in `MatrixInfo.parts` that this process has, by its number.
     memory : str
         ``"device"``, ``"host"`` or ``"shared"``: where they lie, or would lie if there were any.
-    address : int
-        Of the first element; 0 if there is none.
     empty : callable
         Makes an array (rows, cols) in that memory.
     """
 
     rectangles: tuple[Rectangle, ...]
     arrays: tuple[Any, ...]
+    own: Mapping[int, tuple[int, Any]]
     memory: Memory
-    address: int
     empty: Callable[[int, int], Any]
 
 
@@ -147,8 +171,10 @@ class Matrix:
     A matrix that a session can multiply; made by `Session.distribute`, `empty`, `register` and those beside them.
 
     numpy takes it for its array where this rank has all of it in host memory: ``numpy.asarray(matrix)`` is that array,
-    and ``numpy.allclose(matrix, x)`` compares it. Elements, parts and operators are the array's:
-    ``matrix.array[2:, :3]``, which `Session.register` makes a matrix again, without a copy.
+    and ``numpy.allclose(matrix, x)`` compares it. Elements and operators are the array's.
+
+    ``matrix[2:5, :3]`` and ``matrix.T`` are views: matrices of the same session in the same memory, that can be A, B or
+    C, and keep the matrix alive. Any rank may make one, at any time; in a call all ranks pass the same one.
 
     Attributes
     ----------
@@ -157,10 +183,14 @@ class Matrix:
         array for those of one rank and replicas; None where this rank does not see all of it.
     """
 
-    def __init__(self, info: MatrixInfo, *, array: Any, local: LocalParts, home: object = None) -> None:
+    def __init__(
+        self, info: MatrixInfo, *, array: Any, local: LocalParts, home: object = None, whole: Matrix | None = None
+    ) -> None:
         self.info = info
         self.array = array
-        self._local = local
+        self._local = local  # of a view what there is of all the matrix
+        self._whole = whole  # of which it is a view
+        self._views: weakref.WeakValueDictionary[View, Matrix] = weakref.WeakValueDictionary()
         self.closed, self.home = False, home  # that of its session's store, until it is released
 
     @property
@@ -177,6 +207,21 @@ class Matrix:
     def order(self) -> Order:
         """``"F"`` or ``"C"``: how it is stored, or most of its parts."""
         return self.info.stored.order
+
+    @property
+    def address(self) -> int:
+        """Address of the first element that this rank has, in this process; 0 if it has none."""
+        found = (own[0] for own in map(self.own_part, range(len(self.info.parts))) if own is not None)
+        return 0 if self.info.view is not None and 0 in self.shape else next(found, 0)
+
+    def own_part(self, at: int) -> tuple[int, Any] | None:
+        """Return address and array of a part of `MatrixInfo.parts`, None if this process does not have it."""
+        number, start = self.info.origin(at)
+        own, view = self._local.own.get(number), self.info.view
+        if own is None or view is None:
+            return own
+        part = (self._whole or self).info.parts[number].part
+        return own[0] + start, view.taken(own[1], (part.rows, part.cols))
 
     @property
     def location(self) -> Location | None:
@@ -196,12 +241,13 @@ class Matrix:
         Of a matrix in shared memory a view of this rank's part, of replicas this rank's. Of one that was made by
         `Session.distribute_parts` a tuple of arrays, as they were given.
         """
-        local = self._local
-        if self.info.dealt is None:
-            return local.arrays
-        if local.arrays:
-            return local.arrays[0]
-        return local.empty(*(stop - start for start, stop in local.rectangles[0]))
+        local, view = self._local, self.info.view
+        arrays = local.arrays
+        if not arrays and self.info.dealt is not None:
+            arrays = (local.empty(*(stop - start for start, stop in local.rectangles[0])),)
+        if view is not None:
+            arrays = tuple(map(view.taken, arrays, local.rectangles))
+        return arrays if self.info.dealt is None else arrays[0]
 
     @property
     def local_indices(self) -> Any:
@@ -210,7 +256,10 @@ class Matrix:
 
         Of a matrix that was made by `Session.distribute_parts` a tuple of such pairs.
         """
-        found = tuple((np.arange(*rows), np.arange(*cols)) for rows, cols in self._local.rectangles)
+        rectangles, view = self._local.rectangles, self.info.view
+        if view is not None:
+            rectangles = tuple(map(view.placed, rectangles))
+        found = tuple((np.arange(*rows), np.arange(*cols)) for rows, cols in rectangles)
         return found[0] if self.info.dealt is not None else found
 
     @property
@@ -218,15 +267,55 @@ class Matrix:
         """Where `local` lies: ``"device"``, ``"host"`` (private to this rank) or ``"shared"``."""
         return self._local.memory
 
-    @property
-    def address(self) -> int:
-        """Address of the first element that this rank has, in this process; 0 if it has none."""
-        return self._local.address
-
     def __repr__(self) -> str:
         rows, cols = self.shape
         where = f"in parts ({self.info.layout})" if self.info.in_parts else f"at {self.location}"
-        return f"<Matrix {self.info.number}: {rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
+        return f"<{str(self.info).capitalize()}: {rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
+
+    # -- views -------------------------------------------------------------------------------
+
+    def __getitem__(self, key: slice | tuple[slice, slice]) -> Matrix:
+        """
+        Return some rows and columns as a matrix in the same memory. Local.
+
+        Raises
+        ------
+        TypeError, ParamError
+            For anything but slices without a step; if the matrix was released.
+        """
+        return self._view(self._seen.sliced(*slices_of(key, self.shape)))
+
+    @property
+    def T(self) -> Matrix:
+        """The transposed matrix in the same memory."""
+        return self._view(self._seen.transposed)
+
+    @property
+    def _seen(self) -> View:
+        return self.info.view or View((0, self.shape[0]), (0, self.shape[1]))
+
+    def _view(self, view: View) -> Matrix:
+        whole = self._whole or self
+        if self.closed:
+            raise ParamError(f"{self} was released, or its session was closed: there are no views of it")
+        if view == whole._seen:
+            return whole
+        found = whole._views.get(view)
+        if found is None:
+            info = info_of(whole.info, view)
+            array, (rows, cols) = whole.array, whole.shape
+            found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
+            if array is not None:
+                found.array = view.taken(array, ((0, rows), (0, cols)))
+            elif not info.in_parts and (own := found.own_part(0)) is not None:
+                found.array = own[1]
+            whole._views[view] = found
+        return found
+
+    def end(self) -> None:
+        """Mark the matrix and its views as released. Local."""
+        for matrix in (self, *self._views.values()):
+            matrix.closed, matrix.home = True, None
 
     # -- what numpy and operators make of it -------------------------------------------------
 
@@ -259,12 +348,9 @@ class Matrix:
         return array.astype(dtype)
 
     def _no_elements(self, *key: object) -> Any:
-        raise TypeError(
-            f"{self} has no elements of its own: its array is .array, and session.register(matrix.array[rows, cols], "
-            "root=rank) makes a part of it a matrix"
-        )
+        raise TypeError(f"{self} has no elements of its own: those that this rank has are in .local, or .array")
 
-    __getitem__ = __setitem__ = __delitem__ = __iter__ = __contains__ = _no_elements
+    __setitem__ = __delitem__ = __iter__ = __contains__ = _no_elements
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -284,8 +370,7 @@ class Matrix:
     if not TYPE_CHECKING:  # who checks types is to see what there is
 
         def __getattr__(self, name: str) -> Any:
-            mend = ": pass trans_a or trans_b to gemm, or use .array.T" if name == "T" else ""
-            raise AttributeError(f"a Matrix has no attribute {name!r}{mend}", name=name, obj=self)
+            raise AttributeError(f"a Matrix has no attribute {name!r}", name=name, obj=self)
 
 
 def _without(symbol: str) -> Callable[..., Any]:
@@ -300,6 +385,11 @@ for _name, _symbol in (
     *(("radd", "+"), ("rsub", "-"), ("rmul", "*"), ("rtruediv", "/"), ("neg", "-"), ("abs", "abs")),
 ):
     setattr(Matrix, f"__{_name}__", _without(_symbol))
+
+
+def number_in(name: Name) -> int:
+    """Return the number of the matrix that a name is of, or of a view of it."""
+    return name if isinstance(name, int) else name[0]
 
 
 def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uncut_mpi.api.matrix import Name
 from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.request import Request, infos_of
 from uncut_mpi.api.trials import Trial
@@ -12,7 +13,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 _MOST_CALLS = 256
 """Calls whose plan is known without making its key, which takes longer than the rest of a small call."""
 
-_Call = tuple[int, int, int, str, str, bool, bool]
+_Call = tuple[Name, Name, Name, str, str, bool, bool]
 
 
 class PlanCache:
@@ -34,7 +35,7 @@ class PlanCache:
         self._plans: dict[PlanKey, Plan | Trial] = {}
         self._used: dict[Plan | Trial, int] = {}
         self._uses = 0
-        # By matrices and what else a key is made of; a matrix keeps its number, shape and place as long as it lives.
+        # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
         self._calls: dict[_Call, tuple[ScheduleOptions, Plan | Trial]] = {}
 
     def __len__(self) -> int:
@@ -52,7 +53,7 @@ class PlanCache:
             For what cannot be multiplied.
         """
         _, (a, b, c), (alpha, beta), (trans_a, trans_b, options) = request
-        call = (a.info.number, b.info.number, c.info.number, trans_a, trans_b, beta != 0, alpha == 0)
+        call = (a.info.name, b.info.name, c.info.name, trans_a, trans_b, beta != 0, alpha == 0)
         known = self._calls.get(call)
         if known is not None and (known[0] is options or known[0] == options):
             return known[1]

@@ -706,10 +706,17 @@ class Session:
 
     @public_call
     def release(self, matrix: Matrix) -> None:
-        """Give a matrix of this session back: unpin, unmap, free. Collective."""
+        """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective."""
+
+        def convert() -> Matrix:
+            found = self._store.check("release: matrix", matrix)
+            if found.info.view is not None:
+                raise ParamError(f"{found.info} is a view and has no memory of its own: release the matrix")
+            return found
+
         with self._gate.exclusive():
-            self._begin_with("release", matrix=matrix)
-            self._store.release(matrix)
+            found = self._begin_converted("release", convert, lambda found: f"release({matrix_text(found)})")
+            self._store.release(found)
 
     # -- products ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def product_text(
 
 def matrix_text(matrix: object) -> str:
     """Return which of the session's matrices it is; of anything else its type."""
-    return f"matrix {matrix.info.number}" if isinstance(matrix, Matrix) else type(matrix).__name__
+    return str(matrix.info) if isinstance(matrix, Matrix) else type(matrix).__name__
 
 
 def value_text(what: object, value: object) -> str:

@@ -279,6 +279,26 @@ class Layout:
         counts = tuple(stop - start for start, stop in (rows if self.kind == "rows" else cols))
         return (Layout.rows if self.kind == "rows" else Layout.cols)(counts, ranks=self.ranks)
 
+    def sliced(self, shape: tuple[int, int], rows: Extent, cols: Extent) -> Layout:
+        """Return how some rows and columns of a matrix of this shape are dealt, if it is dealt so with counts."""
+        row_counts, col_counts = (
+            given and tuple(max(0, min(stop, last) - max(start, first)) for start, stop in edges)
+            for given, (first, last), edges in zip(
+                (self.row_counts, self.col_counts), (rows, cols), self._edges(shape, 1), strict=True
+            )
+        )
+        return dataclasses.replace(self, row_counts=row_counts, col_counts=col_counts)
+
+    @property
+    def transposed(self) -> Layout:
+        """How the transposed matrix is dealt."""
+        kind: Kind = "cols" if self.kind == "rows" else "rows" if self.kind == "cols" else self.kind
+        ranks, height, width = self.ranks, len(self.row_counts or (0,)), len(self.col_counts or (0,))
+        if kind == "blocks":
+            given = ranks or range(height * width)
+            ranks = tuple(given[row * width + col] for col in range(width) for row in range(height))
+        return Layout(kind, self.col_counts, self.row_counts, ranks)
+
     def bind(self, shape: tuple[int, int], arrays: Sequence[LocalArray | None]) -> BoundLayout:
         """
         Return which part of a matrix lies where.
