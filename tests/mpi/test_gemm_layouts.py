@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import numpy as np
@@ -81,6 +82,42 @@ def test_a_plan_runs_on_other_arrays_of_the_same_parts(comm, session):
         collective_assert(comm, np.abs(c.local - wanted).max() < 1e-14, f"{c!r}")
     session.barrier()
     for matrix in (*made, b):
+        session.release(matrix)
+
+
+def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
+    counts = [0, *(2 + rank for rank in range(comm.size - 1))] if comm.size > 1 else [3]
+    m, mine = sum(counts), counts[comm.rank]
+    a = session.distribute(np.full((mine, 6), np.nan), Layout.rows())
+    b = session.empty((6, 5), "f64", Layout.replicated(), memory="host")
+    c = session.empty((m, 5), "f64", Layout.rows(counts), memory="host")
+    b.local[...] = right = random_matrix(6, 5, DType.f64, (50,))
+    kept = {*session._store._held}
+    with session.plan(a, b, c, reads_c=False) as plan:
+        out = np.full((mine, 5), np.nan)
+        for seed, (first, second) in enumerate(
+            [(None, None), (out, None), (out, None), (np.empty_like(out), right.copy())]
+        ):
+            x = random_matrix(m, 6, DType.f64, (seed,))[sum(counts[: comm.rank]) :][:mine].copy()
+            calls = session.counters.planner_calls
+            plan.execute(a=x, b=second, c=first)
+            found = c.local if first is None else first
+            collective_assert(comm, np.allclose(found, x @ right, 1e-13, 1e-13), f"call {seed}: {found} of {x @ right}")
+            collective_assert(comm, session.counters.planner_calls == calls, "planned again")
+        newest = max(session._store._held)
+        plan.execute(a=x, b=second, c=first)
+        collective_assert(comm, max(session._store._held) == newest, "the same arrays are another matrix")
+        wrong = np.asfortranarray(np.zeros((mine, 6))) if comm.size == 1 or comm.rank else x
+        expect(comm, um.ParamError, ["A does not fit the plan"], lambda: plan.execute(a=wrong))
+        expect(comm, um.ParamError, ["local arrays do not make"], lambda: plan.execute(a=np.zeros((mine + 1, 6))))
+        expect(comm, um.ParamError, ["C is a list: pass a Matrix, or on each rank"], lambda: plan.execute(c=[1.0]))
+        if comm.size > 1:
+            some = {"a": x} if comm.rank else {}
+            expect(comm, um.RankMismatchError, ["with arrays for A"], lambda: plan.execute(**some))
+    gc.collect()
+    session.release(session.empty((4, 4), "f64", Layout.whole(0)))
+    collective_assert(comm, {*session._store._held} == kept, "matrices of arrays stay when the plan is closed")
+    for matrix in (a, b, c):
         session.release(matrix)
 
 
@@ -226,3 +263,41 @@ def test_parts_that_others_cannot_use_go_through_their_owners(comm, session, mon
     session.barrier()
     for matrix in (*operands, out):
         session.release(matrix)
+
+
+def cut(extent, parts):
+    """Return uneven counts."""
+    return [extent - parts * (parts - 1) // 2, *range(1, parts)] if parts > 1 else [extent]
+
+
+def test_ranks_of_a_layout_are_those_of_a_reordered_grid_and_of_its_rows(comm, open_session):
+    from mpi4py import MPI
+
+    turned = comm.Split(0, -comm.rank)
+    grid = turned.Create_cart(MPI.Compute_dims(comm.size, 2), reorder=True)
+    (height, width), (row, col) = grid.dims, grid.coords
+    a_MK, b_KN = random_matrix(19, 23, DType.f64, (60,)), random_matrix(23, 17, DType.f64, (61,))
+
+    def part(data, session, counts):
+        down, along = (np.cumsum([0, *one]) for one in counts)
+        mine = data[down[row] : down[row + 1], along[col] : along[col + 1]].copy()
+        return session.distribute(mine, Layout.blocks(*counts))
+
+    with open_session(grid, verify=True) as session:
+        a = part(a_MK, session, (cut(19, height), cut(23, width)))
+        b = part(b_KN, session, (cut(23, height), cut(17, width)))
+        c = session.empty((19, 17), "f64", Layout.blocks(cut(19, height), cut(17, width)))
+        session.gemm(a, b, c)
+        right = np.allclose(c.local, (a_MK @ b_KN)[np.ix_(*c.local_indices)], 1e-13, 1e-13)
+        told = f"rank {comm.rank} is {session.rank} at {row}, {col} and has {c.local}"
+        collective_assert(comm, right and session.rank == grid.rank, told)
+    rows = grid.Sub([False, True])
+    with open_session(rows, verify=True) as session:  # those of all rows at the same time
+        mine = a_MK[:, row:][:, : 2 * width]
+        a = session.distribute(mine[:, 2 * session.rank :][:, :2].copy(), Layout.cols())
+        b = session.distribute(b_KN[2 * session.rank :][:2].copy(), Layout.rows())
+        c = session.gemm(a, b, out_layout=Layout.cols())
+        wanted = (mine @ b_KN[: 2 * width])[np.ix_(*c.local_indices)]
+        collective_assert(comm, np.allclose(c.local, wanted, 1e-13, 1e-13), f"row {row} has {c.local} of {wanted}")
+    for one in (rows, grid, turned):
+        one.Free()

@@ -13,6 +13,7 @@ from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_wri
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.parts import Part
 from uncut_mpi.planning.schedule import Schedule
 
@@ -30,6 +31,7 @@ class GemmPlan:
         # By the parts that their owner alone can use, on which schedules depend.
         self._plans: dict[tuple[int, ...], Plan | Trial] = {}
         self._keep(plan)
+        self._arrays: dict[str, Matrix] = {}  # made of arrays that the last calls were given
         problem = plan.key.problem
         self._scales_only, self._reads_c, self._closed = problem.scales_only, problem.reads_c, False
 
@@ -62,9 +64,9 @@ class GemmPlan:
         alpha: float = 1.0,
         beta: float = 0.0,
         *,
-        a: Matrix | None = None,
-        b: Matrix | None = None,
-        c: Matrix | None = None,
+        a: Any = None,
+        b: Any = None,
+        c: Any = None,
         stream: Any = None,
     ) -> CallResult:
         """
@@ -74,9 +76,12 @@ class GemmPlan:
         ----------
         alpha, beta : float
             Scalars; beta must be 0 if the plan was made with ``reads_c=False``.
-        a, b, c : Matrix, optional
+        a, b, c : Matrix or array, optional
             Instead of the matrices planned with: same shape, type, order, leading dimension and
             location. Where others of them can be used by their owner alone, the first such call plans.
+            Instead of a Matrix each rank may pass an array, its part as of `Session.distribute`; one without elements
+            where it has none. They are made a matrix, which takes a little and page-locks host arrays, and are kept
+            until the plan is given others or goes. Passing the same ones again makes nothing.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
 
@@ -100,9 +105,9 @@ class GemmPlan:
         alpha: float = 1.0,
         beta: float = 0.0,
         *,
-        a: Matrix | None = None,
-        b: Matrix | None = None,
-        c: Matrix | None = None,
+        a: Any = None,
+        b: Any = None,
+        c: Any = None,
         stream: Any = None,
     ) -> Trace:
         """
@@ -140,6 +145,7 @@ class GemmPlan:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            self._arrays.clear()
             if not self._calls.gate.over:
                 for plan in self._plans.values():
                     self._calls.binder.drop(plan)
@@ -161,9 +167,7 @@ class GemmPlan:
         """The plan, or while several are tried the one predicted best."""
         return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
 
-    def _execute(
-        self, alpha: float, beta: float, a: Matrix | None, b: Matrix | None, c: Matrix | None, stream: Any
-    ) -> CallResult:
+    def _execute(self, alpha: float, beta: float, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
         with self._calls.gate.exclusive():
             request = self._request("execute", alpha, beta, a, b, c, stream)
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
@@ -181,6 +185,8 @@ class GemmPlan:
     def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
         """Return what a caller asks of this plan; an error is raised on all ranks."""
         calls = self._calls
+        if not a is b is c is None:
+            a, b, c = self._made(call, (a, b, c))
         try:
             calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
             scalars = Scalars.of(alpha, beta)
@@ -203,6 +209,30 @@ class GemmPlan:
         except Exception as error:
             calls.gate.fail(call, error)
         return tuple.__new__(Request, (call, matrices, scalars, self._choices))  # as in `Scalars.of`
+
+    def _made(self, call: str, given: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        """Return operands with arrays of the ranks made matrices; collective if there are any."""
+        arrays = {
+            name: (planned, one)
+            for name, planned, one in zip("ABC", self._operands, given, strict=True)
+            if one is not None and not isinstance(one, Matrix)
+        }
+        if not arrays:
+            return given
+
+        def check() -> None:
+            for name, (planned, one) in arrays.items():
+                if planned.layout is None or not hasattr(one, "shape"):
+                    raise ParamError(
+                        f"{name} is {type_text(one)}: pass a Matrix, or on each rank an array of its part (of matrices "
+                        "made by distribute_parts a Matrix alone)"
+                    )
+
+        self._calls.gate.begin(call, f"{call} with arrays for {', '.join(arrays)}", check)
+        for name, (planned, one) in arrays.items():
+            self._arrays[name] = self._calls.store.like(planned, one, self._arrays.get(name))
+        a, b, c = (self._arrays[name] if name in arrays else one for name, one in zip("ABC", given, strict=True))
+        return a, b, c
 
     def _check_fit(self, matrices: Operands) -> None:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):

@@ -142,6 +142,23 @@ class MatrixStore:
         self._collect()
         return self._deal(given, layout, shape, kind)
 
+    def like(self, matrix: Matrix, given: Any, before: Matrix | None) -> Matrix:
+        """
+        Return a matrix dealt as another one, made of an array of each rank.
+
+        Parameters
+        ----------
+        given : array
+            This rank's part.
+        before : Matrix or None
+            What this was asked for before; if all ranks give the same arrays again, it is returned.
+        """
+        same = before is not None and before.home is self._home and (0 in given.shape or before.local is given)
+        again = self._collect(int(same))
+        if before is not None and all(again):
+            return before
+        return self._deal([(given, (0, 0))], matrix.layout, matrix.shape, matrix.dtype)
+
     # -- using -------------------------------------------------------------------------------
 
     def check(self, name: str, matrix: object) -> Matrix:
