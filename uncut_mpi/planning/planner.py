@@ -38,8 +38,8 @@ class Planned:
     options : ScheduleOptions
         Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
     staged : tuple of Matrix
-        Which matrices go through memory of ours, or parts of them, since their own is their owner's alone or is stored the
-        other way round; of the column-major problem.
+        Which matrices go through memory of ours, or parts of them, since their own is their owner's alone or is stored
+        the other way round; of the column-major problem.
     """
 
     schedule: Schedule
