@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from uncut_mpi.api.calls import CallResult
     from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.matrix import Matrix
+    from uncut_mpi.api.one_product import matmul
     from uncut_mpi.api.plans import PlanSummary
     from uncut_mpi.api.session import Session
     from uncut_mpi.api.trace import Trace
@@ -61,6 +62,7 @@ _LAZY = {
     "CallResult": "uncut_mpi.api.calls",
     "PlanSummary": "uncut_mpi.api.plans",
     "Trace": "uncut_mpi.api.trace",
+    "matmul": "uncut_mpi.api.one_product",
 }
 
 __all__ = [
@@ -90,6 +92,7 @@ __all__ = [
     "UncutError",
     "load_machine",
     "machine_names",
+    "matmul",
     "__version__",
 ]
 

@@ -64,6 +64,18 @@ def test_the_program_of_the_manual_is_right(comm):
     exec(compile(ROWS, "rows.py", "exec"), {})
 
 
+def test_one_product_needs_no_session(comm):
+    a_MK, b_KN = random_matrix(11, 7, DType.f32, (1,)), random_matrix(7, 5, DType.f32, (2,))
+    a_mine, b_mine = (np.array_split(data, comm.size)[comm.rank].copy() for data in (a_MK, b_KN))
+    c = um.matmul(comm, a_mine, b_mine)
+    right = c.dtype == np.float32 and c.shape == (len(a_mine), 5) and np.allclose(c, a_mine @ b_KN, 1e-5, 1e-5)
+    collective_assert(comm, right, f"{c} of {a_mine @ b_KN}")
+    c = um.matmul(comm, a_MK if comm.rank == 0 else None, b_mine)
+    wanted = a_MK @ b_KN if comm.rank == 0 else np.empty((0, 5), np.float32)
+    collective_assert(comm, c.shape == wanted.shape and np.allclose(c, wanted, 1e-5, 1e-5), f"{c} of {wanted}")
+    expect(comm, um.ParamError, ["shapes do not fit"], lambda: um.matmul(comm, a_mine, a_mine))
+
+
 def test_a_plan_runs_on_other_arrays_of_the_same_parts(comm, session):
     rows = 3 * comm.size
     made = [session.empty((rows, 4), "f64", Layout.rows()) for _ in range(4)]
