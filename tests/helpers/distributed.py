@@ -37,6 +37,25 @@ def random_layout(rng, shape, size):
     )
 
 
+def fill(array, data):
+    """Write data of the host to an array of the host or of a device."""
+    if not isinstance(array, np.ndarray):
+        import cupy
+
+        data = cupy.asarray(data)
+    array[...] = data
+
+
+def on_host(array):
+    """Return what an array of the host or of a device has."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def address_of(array):
+    """Return where the first element of an array of the host or of a device is."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
 def distributed(session, rng, data, orders):
     """
     Return `data` as a matrix: any layout, each rank's part in memory of any kind, of any leading dimension.
@@ -59,7 +78,7 @@ def distributed(session, rng, data, orders):
             around = (len(rows) + more, len(cols) + more)
             whole = np.empty(around, kind.numpy, own) if mine == "host" else session._backend.empty(*around, kind, own)
             part = whole[: len(rows), : len(cols)]
-        part[...] = data[np.ix_(rows, cols)]
+        fill(part, data[np.ix_(rows, cols)])
     matrix = session.distribute(part, layout, shape=data.shape)
     session.release(shared)
     return matrix
@@ -86,7 +105,7 @@ def cut_up(session, rng, data, order):
             around, kind = (bottom - top + more, right - left + more), DType.parse(data.dtype)
             array = session._backend.empty(*around, kind, order) if on_device else np.empty(around, kind.numpy, order)
             part = array[: bottom - top, : right - left]
-            part[...] = data[top:bottom, left:right]
+            fill(part, data[top:bottom, left:right])
             mine.append((part, (top, left)))
     return session.distribute_parts(mine, shape=data.shape, dtype=data.dtype), mine
 

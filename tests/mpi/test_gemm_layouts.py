@@ -10,7 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import distributed, random_layout
+from tests.helpers.distributed import distributed, fill, on_host, random_layout
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi import Layout
@@ -50,7 +50,7 @@ def test_any_layouts_multiply_where_they_are(comm, session, seed):
     session.gemm(a, b, c, alpha=1.25, beta=beta, trans_a=trans[0], trans_b=trans[1])
     wide = [x.astype(np.float64) for x in (a_MK, b_KN, c_MN)]
     wanted = (1.25 * wide[0] @ wide[1] + beta * wide[2])[np.ix_(*c.local_indices)]
-    error = np.abs(c.local - wanted).max() if wanted.size else 0.0
+    error = np.abs(on_host(c.local) - wanted).max() if wanted.size else 0.0
     limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
     collective_assert(comm, error <= limit, f"{a!r} x {b!r} = {c!r}, {trans}, beta {beta}: error {error}")
     session.barrier()
@@ -82,16 +82,16 @@ def test_a_plan_runs_on_other_arrays_of_the_same_parts(comm, session):
     b = session.empty((4, 4), "f64", Layout.replicated())
     first, second = random_matrix(rows, 4, DType.f64, (31,)), random_matrix(rows, 4, DType.f64, (32,))
     right = random_matrix(4, 4, DType.f64, (33,))
-    b.local[...] = right
+    fill(b.local, right)
     for matrix, data in zip(made, (first, second, np.full((rows, 4), np.nan), np.full((rows, 4), np.nan)), strict=True):
-        matrix.local[...] = data[np.ix_(*matrix.local_indices)]
+        fill(matrix.local, data[np.ix_(*matrix.local_indices)])
     session.barrier()
     with session.plan(made[0], b, made[2], reads_c=False) as plan:
         plan.execute()
         plan.execute(a=made[1], c=made[3])
     for c, data in ((made[2], first), (made[3], second)):
         wanted = (data @ right)[np.ix_(*c.local_indices)]
-        collective_assert(comm, np.abs(c.local - wanted).max() < 1e-14, f"{c!r}")
+        collective_assert(comm, np.abs(on_host(c.local) - wanted).max() < 1e-14, f"{c!r}")
     session.barrier()
     for matrix in (*made, b):
         session.release(matrix)
@@ -103,7 +103,7 @@ def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
     a = session.distribute(np.full((mine, 6), np.nan), Layout.rows())
     b = session.empty((6, 5), "f64", Layout.replicated(), memory="host")
     c = session.empty((m, 5), "f64", Layout.rows(counts), memory="host")
-    b.local[...] = right = random_matrix(6, 5, DType.f64, (50,))
+    fill(b.local, right := random_matrix(6, 5, DType.f64, (50,)))
     kept = {*session._store._held}
     with session.plan(a, b, c, reads_c=False) as plan:
         out = np.full((mine, 5), np.nan)
@@ -151,13 +151,15 @@ def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, se
         a = session.empty(inputs[0].shape, "f64", first, memory="device")
         b = session.empty(inputs[1].shape, "f64", second, memory="host", order="F")
         for matrix, data in ((a, inputs[0]), (b, inputs[1])):
-            matrix.local[...] = data[np.ix_(*matrix.local_indices)]
+            fill(matrix.local, data[np.ix_(*matrix.local_indices)])
         session.barrier()
         c = session.gemm(a, b, trans_a=trans[0], trans_b=trans[1])
         told = f"{first}, {second}, {trans}: {c.layout} in {c.memory} memory, not {wanted} in {memory}"
         collective_assert(comm, (c.layout, c.memory, c.order) == (wanted, memory, "C"), told)
         right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
-        collective_assert(comm, c.local.shape == right.shape and np.allclose(c.local, right, 1e-13, 1e-13), told)
+        collective_assert(
+            comm, c.local.shape == right.shape and np.allclose(on_host(c.local), right, 1e-13, 1e-13), told
+        )
         session.barrier()
         for matrix in (a, b, c):
             session.release(matrix)
@@ -168,7 +170,7 @@ def operands_of(session, shapes, layouts, memory="device"):
     for seed, (shape, layout) in enumerate(zip(shapes, layouts, strict=True)):
         data = random_matrix(*shape, DType.f64, (seed,))
         made.append((session.empty(shape, "f64", layout, memory=memory), data))
-        made[-1][0].local[...] = data[np.ix_(*made[-1][0].local_indices)]
+        fill(made[-1][0].local, data[np.ix_(*made[-1][0].local_indices)])
     session.barrier()
     return made
 
@@ -185,11 +187,11 @@ def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
         told = f"{c!r} of {c.layout} in {c.memory} memory, not {asked} in {memory}"
         collective_assert(comm, c.layout == asked.filled((9, 8), comm.size) and c.memory == memory, told)
         right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
-        collective_assert(comm, np.allclose(c.local, right, 1e-13, 1e-13), told)
+        collective_assert(comm, np.allclose(on_host(c.local), right, 1e-13, 1e-13), told)
         same = session.matmul(a, b)
         collective_assert(comm, same.layout == session.gemm(a, b).layout, f"{same.layout}")
         right = (a_MK @ b_KN)[np.ix_(*same.local_indices)]
-        collective_assert(comm, np.allclose(same.local, right, 1e-13, 1e-13), f"{same!r}")
+        collective_assert(comm, np.allclose(on_host(same.local), right, 1e-13, 1e-13), f"{same!r}")
         session.barrier()
         for matrix in (a, b, c, same):
             session.release(matrix)
@@ -225,7 +227,9 @@ def test_auto_is_the_layout_whose_product_is_predicted_fastest(comm, session, mo
     tried = len(planned)
     wanted = expected[min(expected)]
     told = f"{c.layout}, expected of {expected}"
-    collective_assert(comm, c.layout == wanted and np.allclose(c.local, (a_MK @ b_KN)[np.ix_(*c.local_indices)]), told)
+    collective_assert(
+        comm, c.layout == wanted and np.allclose(on_host(c.local), (a_MK @ b_KN)[np.ix_(*c.local_indices)]), told
+    )
     other = session.gemm(a, b, alpha=2.0, out_layout="auto")
     collective_assert(comm, other.layout == wanted and len(planned) == tried, f"{other.layout}, {len(planned)} plans")
     session.barrier()
@@ -267,11 +271,11 @@ def test_parts_that_others_cannot_use_go_through_their_owners(comm, session, mon
     told = f"seed {seed}: {a!r} x {b!r} = {c!r}: {missing} cannot be used, {staged!r} were staged"
     collective_assert(comm, untouched and result.staged == bool(staged) and {*staged} <= missing, told)
     wanted = (1.25 * a_MK @ b_KN + 0.75 * c_MN)[np.ix_(*c.local_indices)]
-    collective_assert(comm, np.allclose(c.local, wanted, 1e-12, 1e-12), told)
+    collective_assert(comm, np.allclose(on_host(c.local), wanted, 1e-12, 1e-12), told)
     session.poison_softbuf()
     out = session.redistribute(c, random_layout(rng, c.shape, comm.size))
     wanted = (1.25 * a_MK @ b_KN + 0.75 * c_MN)[np.ix_(*out.local_indices)]
-    collective_assert(comm, np.allclose(out.local, wanted, 1e-12, 1e-12), f"{told}, copied to {out!r}")
+    collective_assert(comm, np.allclose(on_host(out.local), wanted, 1e-12, 1e-12), f"{told}, copied to {out!r}")
     session.barrier()
     for matrix in (*operands, out):
         session.release(matrix)
@@ -300,7 +304,7 @@ def test_ranks_of_a_layout_are_those_of_a_reordered_grid_and_of_its_rows(comm, o
         b = part(b_KN, session, (cut(23, height), cut(17, width)))
         c = session.empty((19, 17), "f64", Layout.blocks(cut(19, height), cut(17, width)))
         session.gemm(a, b, c)
-        right = np.allclose(c.local, (a_MK @ b_KN)[np.ix_(*c.local_indices)], 1e-13, 1e-13)
+        right = np.allclose(on_host(c.local), (a_MK @ b_KN)[np.ix_(*c.local_indices)], 1e-13, 1e-13)
         told = f"rank {comm.rank} is {session.rank} at {row}, {col} and has {c.local}"
         collective_assert(comm, right and session.rank == grid.rank, told)
     rows = grid.Sub([False, True])
@@ -310,6 +314,8 @@ def test_ranks_of_a_layout_are_those_of_a_reordered_grid_and_of_its_rows(comm, o
         b = session.distribute(b_KN[2 * session.rank :][:2].copy(), Layout.rows())
         c = session.gemm(a, b, out_layout=Layout.cols())
         wanted = (mine @ b_KN[: 2 * width])[np.ix_(*c.local_indices)]
-        collective_assert(comm, np.allclose(c.local, wanted, 1e-13, 1e-13), f"row {row} has {c.local} of {wanted}")
+        collective_assert(
+            comm, np.allclose(on_host(c.local), wanted, 1e-13, 1e-13), f"row {row} has {c.local} of {wanted}"
+        )
     for one in (rows, grid, turned):
         one.Free()
