@@ -84,8 +84,8 @@ def distributed(session, rng, data, orders):
     return matrix
 
 
-def cut_up(session, rng, data, order):
-    """Return `data` as a matrix in any rectangles, of one rank or two each, and what this rank has of it."""
+def cut_up(session, rng, data, orders):
+    """Return `data` as a matrix in any rectangles, of one rank or two each, and what this rank has; as `distributed`."""
     whole = [((0, data.shape[0]), (0, data.shape[1]))]
     for _ in range(rng.randint(0, 6)):
         rows, cols = whole.pop(rng.randrange(len(whole)))
@@ -99,7 +99,7 @@ def cut_up(session, rng, data, order):
     mine = []
     for (top, bottom), (left, right) in whole:
         for rank in rng.sample(range(session.size), rng.choice((1, 1, 1, min(2, session.size)))):
-            on_device, more = rng.random() < 0.6, rng.randint(0, 2)
+            on_device, more, order = rng.random() < 0.6, rng.randint(0, 2), rng.choice(orders)
             if rank != session.rank:
                 continue
             around, kind = (bottom - top + more, right - left + more), DType.parse(data.dtype)
@@ -134,7 +134,7 @@ def random_product(session, seed):
     rng = random.Random(seed)
     dtype = rng.choice((DType.f64, DType.f32, DType.f16, DType.bf16))
     m, n, k = rng.randint(1, 40), rng.randint(1, 40), rng.randint(1, 60)
-    orders, trans = rng.choices("CF", k=3), rng.choices("NT", k=2)
+    orders, trans = rng.choices(("C", "F", "CF"), k=3), rng.choices("NT", k=2)
     alpha, beta = (rng.choice((1.2345, 1.0, 0.0, -0.75)) for _ in range(2))
     problem = GemmProblem(m, n, k, dtype, reads_c=beta != 0, scales_only=alpha == 0)
     data = interpret.random_data(problem, seed, alpha=alpha, beta=beta)

@@ -22,7 +22,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
-from uncut_mpi.model.placement import MATRICES, Matrix, Placement, Where
+from uncut_mpi.model.placement import MATRICES, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.lower import lower
@@ -38,7 +38,7 @@ from uncut_mpi.planning.options import (
     ScheduleOptions,
 )
 from uncut_mpi.planning.planner import plan_several
-from uncut_mpi.planning.schedule import LaneKind, Role, Schedule
+from uncut_mpi.planning.schedule import LaneKind, Schedule
 from uncut_mpi.planning.verify import verify
 
 Draw = Callable[[st.SearchStrategy], object]
@@ -51,7 +51,7 @@ class Case:
     """
     A problem, where its matrices are, and how it shall be computed; `scalars` are alpha and beta of a run.
 
-    `private` matrices are their owner's alone and staged. Links are as fast as each other, or `uneven_links`.
+    `private` buffers, as the planner counts parts, are their owner's alone. Links are as fast as each other, or not.
     `slot_bytes` is what `without_product` gives slots, so that small matrices pass through them in several pieces.
     """
 
@@ -59,7 +59,7 @@ class Case:
     placement: Placement
     num_ranks: int
     options: ScheduleOptions
-    private: tuple[Matrix, ...]
+    private: tuple[int, ...]
     serial_copies: bool
     misaligned: bool
     uneven_links: bool
@@ -102,15 +102,21 @@ def check(case: Case) -> None:
         assert interpret.mismatch(schedule, data, order) == ""
 
 
-def may_run(schedule: Schedule, task: int, private: tuple[Matrix, ...]) -> bool:
-    """Return whether a task uses private matrices on their owner alone, those in host memory by its worker."""
-    used = schedule.buffers[schedule.regions["buffer"][schedule.operands_of(task)["region"]]]
-    lane = schedule.lanes[schedule.tasks["lane"][task]]
-    for buffer in used[(used["role"] == Role.USER) & np.isin(used["matrix"], private)]:
-        where = schedule.placement.of(Matrix(buffer["matrix"]))
-        if lane["rank"] != where.rank or (where.space == "host") != (lane["kind"] == LaneKind.HOST):
-            return False
-    return True
+def may_run(schedule: Schedule, task: int, private: tuple[int, ...]) -> bool:
+    """Return whether a task uses private buffers on their owner alone, those in host memory by its worker."""
+    used = np.intersect1d(schedule.regions["buffer"][schedule.operands_of(task)["region"]], private)
+    lane, parts = schedule.lanes[schedule.tasks["lane"][task]], user_parts(schedule.problem, schedule.placement)
+    return all(
+        lane["rank"] == where.rank and (where.space == "host") == (lane["kind"] == LaneKind.HOST)
+        for where in (parts[buffer].location for buffer in used.tolist())
+    )
+
+
+def user_parts(problem: GemmProblem, placement: Placement) -> list[Part]:
+    """Return the parts of A, B and C, one for each user buffer."""
+    return [
+        part for matrix in MATRICES for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+    ]
 
 
 # -- strategies ------------------------------------------------------------------------------------
@@ -147,15 +153,13 @@ def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: 
         placement = Placement(draw(layouts(of_a, ranks)), Location.host(), draw(layouts(of_c, ranks)))
     else:
         placement = Placement(*(draw(wheres(shape, ranks)) for shape in (of_a, of_b, of_c)))
-    owned = [
-        matrix for matrix, where in zip(MATRICES, (placement.a, placement.b, placement.c), strict=True)
-        if isinstance(where, Location) and where.rank is not None and not copies
-    ]  # fmt: skip
+    owned = [at for at, part in enumerate(user_parts(problem, placement)) if part.location.rank is not None]
+    alone = st.lists(st.sampled_from(owned), unique=True, max_size=3) if owned else st.just([])
     scalar = st.sampled_from((1.2345, 1.0, 0.0, -0.75))
     return Case(
         problem, placement, ranks,
         options=draw(any_options(placement, ranks)) if problem.has_product else ScheduleOptions(),
-        private=tuple(one for one in owned if draw(st.sampled_from((False, False, True)))),
+        private=tuple(draw(st.one_of(st.just([]), alone))),
         serial_copies=draw(st.booleans()),
         misaligned=draw(st.booleans()),
         uneven_links=draw(st.booleans()),
@@ -186,6 +190,7 @@ def layouts(draw: Draw, shape: tuple[int, int], ranks: int) -> BoundLayout:
     dealt = draw(st.sampled_from(("in turn", "at random", "replicas")))
     first = draw(st.integers(0, ranks - 1))
     kind = draw(st.one_of(st.none(), st.sampled_from((Location.device, Location.host, lambda _: Location.host()))))
+    order = st.sampled_from(draw(st.sampled_from(("F", "F", "C", "FC"))))
     parts = []
     for number, (rows, cols) in enumerate(rectangles):
         if rows[0] == rows[1] or cols[0] == cols[1]:
@@ -197,7 +202,8 @@ def layouts(draw: Draw, shape: tuple[int, int], ranks: int) -> BoundLayout:
             most = 1 if dealt == "at random" else min(3, ranks)
             holders = draw(st.lists(locations(ranks), min_size=1, max_size=most, unique=True))
         for holder in holders:
-            parts.append(Part(rows, cols, holder, "F", rows[1] - rows[0] + draw(st.sampled_from((0, 0, 1, 3)))))
+            part = Part(rows, cols, holder, draw(order))
+            parts.append(dataclasses.replace(part, ld=part.ld + draw(st.sampled_from((0, 0, 1, 3)))))
     return BoundLayout(shape, tuple(parts))
 
 
@@ -237,10 +243,8 @@ def cut_rectangles(draw: Draw, shape: tuple[int, int]) -> list[tuple[tuple[int, 
 @st.composite
 def any_options(draw: Draw, placement: Placement, ranks: int) -> ScheduleOptions:
     """Options of any scheduler that takes the matrices; mostly of the one that takes all."""
-    whole = () if placement.in_parts else ("uncut", "cyclic", "bands")
-    if not placement.in_parts and placement.in_host():
-        whole = ("uncut", "cyclic")  # bands are between devices
-    scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", "kblocks", "auto", *whole)))
+    whole = () if placement.in_parts else ("cyclic",) if placement.in_host() else ("cyclic", "bands")
+    scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", "uncut", "auto", *whole)))
     if scheduler == "auto":
         return ScheduleOptions()
     tile = draw(st.sampled_from((0, 4, 8, 16, 17)))

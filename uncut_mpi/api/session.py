@@ -98,6 +98,9 @@ class Session:
         plan is made, some ms for each, in f32 up to 0.2 s. Two processes may choose differently, and results then
         differ in the last bits; without it cuBLAS chooses, by the shapes alone. Other types and the host backend have
         nothing to tune.
+    check_peers : bool, default True
+        Let every rank write a pattern into each other's device memory, and that rank look whether it has come, before
+        anything else: some ms, once for these devices in these processes.
 
     Attributes
     ----------
