@@ -85,7 +85,7 @@ def distributed(session, rng, data, orders):
 
 
 def cut_up(session, rng, data, orders):
-    """Return `data` as a matrix in any rectangles, of one rank or two each, and what this rank has; as `distributed`."""
+    """Return `data` as a matrix in any rectangles, of one rank or two each, and what this rank has of it."""
     whole = [((0, data.shape[0]), (0, data.shape[1]))]
     for _ in range(rng.randint(0, 6)):
         rows, cols = whole.pop(rng.randrange(len(whole)))

@@ -10,7 +10,7 @@ from tests.helpers import fuzz
 SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
 
 
-@settings(SETTINGS, max_examples=80)
+@settings(SETTINGS, max_examples=50)
 @given(fuzz.cases())
 def test_whatever_is_to_be_multiplied_has_a_schedule_that_is_proved_and_right_on_numbers(case: fuzz.Case) -> None:
     fuzz.check(case)
