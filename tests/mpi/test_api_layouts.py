@@ -184,6 +184,7 @@ def test_a_rank_may_have_several_parts_or_none(comm, session):
     session.release(matrix)
 
 
+@pytest.mark.host_backend  # which reads the memory of peers as any other
 def test_parts_on_devices_are_found_by_every_rank_and_unmapped_with_the_matrix(comm, session):
     shape = (2 * comm.size, 3)
     data = random_matrix(*shape, DType.f64, (10,))

@@ -32,7 +32,7 @@ class Caller:
 
     def __call__(self, size, *, numbers=(1, 2, 3), trans_a="N", alpha=1.0, beta=1.0, options=None):
         matrices = tuple(
-            SimpleNamespace(size=size, info=SimpleNamespace(number=size * 10 + number)) for number in numbers
+            SimpleNamespace(size=size, info=SimpleNamespace(name=size * 10 + number)) for number in numbers
         )
         return self.cache.find(Request("gemm", matrices, Scalars(alpha, beta), Choices.of(trans_a, "N", options)))
 
