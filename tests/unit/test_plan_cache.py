@@ -22,9 +22,9 @@ class Caller:
         self.keys = 0
         monkeypatch.setattr(PlanKey, "of", self._key)
 
-    def _key(self, matrices, choices, *, reads_c, scales_only):
+    def _key(self, infos, choices, *, reads_c, scales_only):
         self.keys += 1
-        size = matrices[0].size
+        size = infos[0].size
         problem = GemmProblem(
             size, size, size, DType.f64, trans_a=choices.trans_a, reads_c=reads_c, scales_only=scales_only
         )
@@ -32,7 +32,7 @@ class Caller:
 
     def __call__(self, size, *, numbers=(1, 2, 3), trans_a="N", alpha=1.0, beta=1.0, options=None):
         matrices = tuple(
-            SimpleNamespace(size=size, info=SimpleNamespace(name=size * 10 + number)) for number in numbers
+            SimpleNamespace(info=SimpleNamespace(size=size, name=size * 10 + number)) for number in numbers
         )
         return self.cache.find(Request("gemm", matrices, Scalars(alpha, beta), Choices.of(trans_a, "N", options)))
 
