@@ -16,8 +16,11 @@ import pytest
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from tests.helpers.timelines import check_trace, invented_times
+from tests.unit import test_layouts_planned
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout, LocalArray
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -484,6 +487,52 @@ def make_blocks(place, trans, order, splits, reads_c):
     blocking = Blocking(splits=splits, first=256, block=512, columns=3, order=order)
     options = ScheduleOptions(scheduler="kblocks", grid=(2, 2 // splits), blocking=blocking)
     return plan(problem, Placement.parse(place), 4, Machine.uniform(4), options).schedule
+
+
+def in_parts(places, m=600, n=400, k=300, **options):
+    """A product on four ranks of matrices of which each has some or all on its device, or all are in host memory."""
+    problem = GemmProblem(m, n, k, DType.f64, reads_c=True)
+    where = []
+    for kind, (rows, cols) in zip(places, (problem.a_shape, problem.b_shape, (m, n)), strict=True):
+        arrays = [LocalArray(Location.device(rank)) for rank in range(4)]
+        dealt = {"rows": Layout.rows(), "cols": Layout.cols(), "replicated": Layout.replicated()}
+        where.append(Location.host() if kind == "h" else dealt[kind].bind((rows, cols), arrays))
+    settings = ScheduleOptions(scheduler="kblocks", **options)
+    return plan(problem, Placement(*where), 4, Machine.uniform(4), settings).schedule
+
+
+@pytest.mark.parametrize(
+    ("places", "grid", "between", "least"),
+    [
+        (("rows", "replicated", "rows"), (4, 1), 0, [(0, 0)] * 4),
+        (("rows", "rows", "rows"), (4, 1), 3 * 300 * 400, [(3 * 75 * 400, 75 * 400)] * 4),
+        (("replicated", "cols", "cols"), (1, 4), 0, [(0, 0)] * 4),
+        (("replicated", "replicated", "replicated"), (4, 1), 3 * 600 * 400, [(450 * 400, 150 * 400)] * 4),
+        (("rows", "h", "cols"), (1, 4), 3 * 600 * 300, [(450 * 300 + 300 * 100, 150 * 300)] * 4),
+    ],
+)
+def test_the_least_bytes_of_matrices_in_parts_are_what_ranks_do_not_have(places, grid, between, least):
+    found = traffic(in_parts(places, grid=grid))
+    assert {one.link: one.least_bytes for one in found.links}["device_to_device"] == 8 * between
+    assert [(one.least_into_bytes, one.least_out_of_bytes) for one in found.ports] == [(8 * x, 8 * y) for x, y in least]
+    assert all(one.nbytes >= one.least_bytes for one in found.links)
+    for one in found.ports:
+        assert one.into_bytes >= one.least_into_bytes
+        assert one.out_of_bytes >= one.least_out_of_bytes
+
+
+def test_bytes_of_random_layouts_are_never_below_the_least():
+    for seed in range(60):
+        found = traffic(test_layouts_planned.random_case(seed))
+        for one in found.ports:
+            assert one.into_bytes >= one.least_into_bytes >= 0, seed
+            assert one.out_of_bytes >= one.least_out_of_bytes >= 0, seed
+
+
+def test_labels_say_which_tiles_of_all_the_matrix_parts_are():
+    labels = timeline(in_parts(("rows",) * 3, grid=(4, 1), blocking=Blocking(first=75, block=75, columns=1))).labels
+    products = {label for label in labels if "+=" in label}
+    assert {f"C({row},0) += A({row},{step}) B({step},0)" for row in range(4) for step in range(4)} <= products
 
 
 def test_a_schedule_without_cache_moves_more_than_the_least():

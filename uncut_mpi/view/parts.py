@@ -41,9 +41,9 @@ def find_parts(schedule: Schedule) -> Parts:
     operand_region = regions[region_of]
     operand_buffer = buffers[operand_region["buffer"]]
     is_user = (operand_buffer["role"] == Role.USER).tolist()
-    # A panel is one stretch of a matrix from the first task to the last, read from wherever in it.
+    # A panel is one stretch of a matrix from the first task to the last, read from wherever in it; so are most others.
     is_panel = (operand_buffer["role"] == Role.PANEL).tolist()
-    panels: dict[int, _Part] = {}
+    stretches: dict[int, _Part | None] = {}
     keys = list(
         zip(
             operand_region["buffer"].tolist(),
@@ -52,6 +52,7 @@ def find_parts(schedule: Schedule) -> Parts:
             strict=True,
         )
     )
+    corners = _corners(schedule)
     transposed = (schedule.operands["op"] == Op.T).tolist()
     unknown = [(matrix, -1, -1) for matrix in operand_buffer["matrix"].tolist()]
     parts = list(unknown)
@@ -65,9 +66,11 @@ def find_parts(schedule: Schedule) -> Parts:
         for operand in range(first, first + count):
             key = keys[operand]
             if is_user[operand]:
-                parts[operand] = (unknown[operand][0], key[1], key[2])
-            elif operand > first and key[0] in panels:
-                matrix, row, col = panels[key[0]]
+                turned, top, left = corners[key[0]]
+                down, along = (key[2], key[1]) if turned else key[1:]
+                parts[operand] = (unknown[operand][0], top + down, left + along)
+            elif operand > first and (is_panel[operand] or key not in held) and (known := stretches.get(key[0])):
+                matrix, row, col = known
                 parts[operand] = (matrix, row + key[1], col + key[2])
             elif operand > first:
                 parts[operand] = held.get(key, unknown[operand])
@@ -80,11 +83,20 @@ def find_parts(schedule: Schedule) -> Parts:
         else:
             parts[first] = next((part for part in parts[first + 1 : first + count] if part[1] >= 0), unknown[first])
         held[keys[first]] = parts[first]
-        if is_panel[first] and parts[first][1] >= 0:
-            (matrix, row, col), (buffer, panel_row, panel_col) = parts[first], keys[first]
-            panels[buffer] = (matrix, row - panel_row, col - panel_col)
+        if parts[first][1] >= 0:
+            (matrix, row, col), (buffer, buffer_row, buffer_col) = parts[first], keys[first]
+            found = (matrix, row - buffer_row, col - buffer_col)
+            stretches[buffer] = found if is_panel[first] or stretches.get(buffer, found) == found else None
     table = np.array(parts, np.int64).reshape(len(parts), 3)
     return Parts(table[:, 0].astype(np.uint8), table[:, 1].copy(), table[:, 2].copy())
+
+
+def _corners(schedule: Schedule) -> dict[int, tuple[int, int, int]]:
+    """Return of each of the caller's buffers whether it is stored transposed, and where in its matrix it begins."""
+    return {
+        buffer: (turned, top - (col if turned else row), left - (row if turned else col))
+        for buffer, turned, row, col, _, _, top, left in schedule.pieces.tolist()
+    }
 
 
 def make_labels(schedule: Schedule, parts: Parts) -> list[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from uncut_mpi.model.locations import Location, in_host
+from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule, expand_ranges
 from uncut_mpi.view.parts import find_parts
@@ -50,8 +51,8 @@ class PortTraffic:
         and does not have; of C, where it lives here, what others compute, and where it lives in host memory, what this
         schedule adds to here.
     least_out_of_bytes : int
-        Likewise: of A and B, where they live here, what others multiply; of C, where it lives elsewhere, what the
-        rank computes or, without a product, scales.
+        Likewise: of A and B, what lives here alone and others multiply; of C, where it lives elsewhere too, what
+        the rank computes or, without a product, scales.
     """
 
     rank: int
@@ -78,40 +79,71 @@ class Movement:
     ports: tuple[PortTraffic, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """
+    A rectangle of a matrix, and who has it.
+
+    Attributes
+    ----------
+    devices : set of int
+        Ranks that have it on their device.
+    hosts : int
+        Host memories that have it.
+    used : ndarray of int64, shape (number, 5)
+        What products work on of it: rank, row, col, rows, cols.
+    elements : ndarray of int64, shape (num_ranks,)
+        How many different elements those of each rank work on.
+    """
+
+    rows: Extent
+    cols: Extent
+    devices: set[int]
+    hosts: int
+    used: np.ndarray
+    elements: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])
+
+    def elsewhere(self, device: int) -> int:
+        """Return how many different elements the products of other ranks than one work on."""
+        return _covered(self.used[self.used[:, 0] != device, 1:])
+
+
 def traffic(schedule: Schedule) -> Movement:
     """Return what a schedule moves over each kind of link and each rank's ports, and the least there is to move."""
+    used = _used_rectangles(schedule) if schedule.problem.has_product else np.zeros((0, 6), np.int64)
+    blocks = {matrix: _blocks(schedule, matrix, used[used[:, 1] == matrix]) for matrix in MATRICES}
+    return Movement(_links(schedule, blocks), _ports(schedule, blocks))
+
+
+def _links(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[Traffic, ...]:
     problem = schedule.problem
-    used = _used_rectangles(schedule) if problem.has_product else np.zeros((0, 6), np.int64)
-    elements = _elements(used, schedule.num_ranks)
-    return Movement(_links(schedule, elements), _ports(schedule, used, elements))
-
-
-def _links(schedule: Schedule, elements: dict[Matrix, np.ndarray]) -> tuple[Traffic, ...]:
-    problem, (at_a, at_b, at_c) = schedule.problem, schedule.placement.whole()
-    item = problem.dtype.itemsize
-    c_bytes = problem.m * problem.n * item
     least = {"host_to_device": 0, "device_to_host": 0, "device_to_device": 0}
-    if problem.reads_c and at_c.space == "host":
-        least["host_to_device"] += c_bytes
-    if at_c.space == "host":
-        least["device_to_host"] += c_bytes
-    if problem.has_product:
-        for matrix, place, size in (
-            (Matrix.A, at_a, problem.m * problem.k),
-            (Matrix.B, at_b, problem.k * problem.n),
-        ):
-            foreign = int(elements[matrix][_others(place, schedule.num_ranks)].sum())
-            if place.space == "host":
-                least["host_to_device"] += size * item
-                foreign = max(0, foreign - size)
-            least["device_to_device"] += foreign * item
-        if at_c.space == "device":
-            least["device_to_device"] += int(elements[Matrix.C][_others(at_c, schedule.num_ranks)].sum()) * item
+    for block in blocks[Matrix.C]:
+        if block.hosts:
+            least["device_to_host"] += block.size
+            least["host_to_device"] += block.size if problem.reads_c and not block.devices else 0
+        elif len(block.devices) == 1:  # which every part of a sum comes to
+            least["device_to_device"] += int(block.elements[_others(block, schedule.num_ranks)].sum())
+        elif problem.has_product:  # or the sum, from another one
+            least["device_to_device"] += sum(map(block.elsewhere, block.devices))
+        else:
+            least["device_to_device"] += block.size * (len(block.devices) - 1)
+    for block in (*blocks[Matrix.A], *blocks[Matrix.B]) if problem.has_product else ():
+        foreign = int(block.elements[_others(block, schedule.num_ranks)].sum())
+        if not block.devices:
+            least["host_to_device"] += block.size
+            foreign = max(0, foreign - block.size)
+        least["device_to_device"] += foreign
     moved = schedule.bytes_by_link()
-    return tuple(Traffic(link, moved[link], least[link]) for link in least)
+    return tuple(Traffic(link, moved[link], least[link] * problem.dtype.itemsize) for link in least)
 
 
-def _ports(schedule: Schedule, used: np.ndarray, elements: dict[Matrix, np.ndarray]) -> tuple[PortTraffic, ...]:
+def _ports(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[PortTraffic, ...]:
     num_ranks = schedule.num_ranks
     copies = schedule.copies()
     source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
@@ -123,38 +155,61 @@ def _ports(schedule: Schedule, used: np.ndarray, elements: dict[Matrix, np.ndarr
     least_into, least_out_of = _host_c_elements(schedule, source=True), np.zeros(num_ranks, np.int64)
     if not schedule.problem.has_product:
         least_out_of = _host_c_elements(schedule, source=False)
-    for matrix, place in zip(MATRICES, schedule.placement.whole(), strict=True):
-        others = _others(place, num_ranks)
-        to_users, from_owner = (least_out_of, least_into) if matrix is Matrix.C else (least_into, least_out_of)
-        to_users[others] += elements[matrix][others]
-        if place.space == "device":
-            elsewhere = used[(used[:, 1] == matrix) & (used[:, 0] != place.rank), 2:]
-            from_owner[place.rank] += _covered(elsewhere)
+    for block in (*blocks[Matrix.A], *blocks[Matrix.B]):
+        others = _others(block, num_ranks)
+        least_into[others] += block.elements[others]
+        if len(block.devices) + block.hosts == 1:
+            for owner in block.devices:
+                least_out_of[owner] += block.elsewhere(owner)
+    for block in blocks[Matrix.C]:
+        for rank in range(num_ranks):
+            least_out_of[rank] += block.elements[rank] if block.hosts or block.devices - {rank} else 0
+        for owner in block.devices:
+            least_into[owner] += block.elsewhere(owner)
     item = schedule.problem.dtype.itemsize
     columns = (into, least_into * item, out_of, least_out_of * item)
     return tuple(PortTraffic(rank, *map(int, row)) for rank, row in enumerate(zip(*columns, strict=True)))
 
 
 def _host_c_elements(schedule: Schedule, *, source: bool) -> np.ndarray:
-    """Return how many different elements of a C in host memory every rank gets from there, or gives to it."""
-    copies = schedule.tasks[schedule.tasks["kind"] == Kind.COPY]
+    """Return how many different elements of a C in host memory every device gets from there, or gives to it."""
+    task, first, last, _ = schedule.copies().T
+    device = last if source else first
     # A copy's operands are its destination and its source.
-    there = schedule.regions[schedule.operands["region"][copies["first_operand"] + int(source)]]
+    operand = schedule.tasks["first_operand"][task] + int(source)
+    there = schedule.regions[schedule.operands["region"][operand]]
     of = schedule.buffers[there["buffer"]]
     is_c = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & in_host(schedule.locations, of["location"])
-    columns = [there[name].astype(np.int64) for name in ("row", "col", "rows", "cols")]
-    rectangles = np.stack([copies["rank"].astype(np.int64), *columns], axis=1)[is_c]
+    is_c &= ~in_host(schedule.locations, device)
+    columns = [device, *(there[name] for name in ("buffer", "row", "col", "rows", "cols"))]
+    rectangles = np.stack([column.astype(np.int64) for column in columns], axis=1)[is_c]
     found = np.zeros(schedule.num_ranks, np.int64)
-    for rank in np.unique(rectangles[:, 0]):
-        found[rank] = _covered(rectangles[rectangles[:, 0] == rank, 1:])
+    for rank, buffer in np.unique(rectangles[:, :2], axis=0).tolist():
+        found[rank] += _covered(rectangles[(rectangles[:, :2] == (rank, buffer)).all(axis=1), 2:])
     return found
 
 
-def _others(place: Location, num_ranks: int) -> np.ndarray:
-    """Return which ranks do not have a matrix in their device."""
-    ranks = np.arange(num_ranks)
-    others: np.ndarray = ranks != place.rank if place.space == "device" else ranks >= 0
-    return others
+def _blocks(schedule: Schedule, matrix: Matrix, used: np.ndarray) -> list[_Block]:
+    """Return the blocks of a matrix that are held together; `used` as of `_used_rectangles`."""
+    problem, num_ranks = schedule.problem, schedule.num_ranks
+    held: dict[tuple[Extent, Extent], list[Location]] = {}
+    for part in schedule.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+        held.setdefault((part.rows, part.cols), []).append(part.location)
+    found = []
+    for (rows, cols), locations in held.items():
+        top, left = np.maximum(used[:, 2], rows[0]), np.maximum(used[:, 3], cols[0])
+        height = np.minimum(used[:, 2] + used[:, 4], rows[1]) - top
+        width = np.minimum(used[:, 3] + used[:, 5], cols[1]) - left
+        inside = np.stack([used[:, 0], top, left, height, width], axis=1)[(height > 0) & (width > 0)]
+        elements = np.array([_covered(inside[inside[:, 0] == rank, 1:]) for rank in range(num_ranks)])
+        devices = {one.rank for one in locations if one.space == "device" and one.rank is not None}
+        found.append(_Block(rows, cols, devices, sum(one.space == "host" for one in locations), inside, elements))
+    return found
+
+
+def _others(block: _Block, num_ranks: int) -> np.ndarray:
+    """Return which ranks do not have a block in their device."""
+    return ~np.isin(np.arange(num_ranks), [*block.devices])
 
 
 def _used_rectangles(schedule: Schedule) -> np.ndarray:
@@ -169,16 +224,6 @@ def _used_rectangles(schedule: Schedule) -> np.ndarray:
     columns = (rank, parts.matrix[operand], parts.row[operand], parts.col[operand], region["rows"], region["cols"])
     different: np.ndarray = np.unique(np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0)
     return different
-
-
-def _elements(rectangles: np.ndarray, num_ranks: int) -> dict[Matrix, np.ndarray]:
-    """Return how many different elements of each matrix the products of every rank work on."""
-    used = {matrix: np.zeros(num_ranks, np.int64) for matrix in Matrix}
-    for matrix, elements in used.items():
-        of = rectangles[rectangles[:, 1] == matrix]
-        for of_rank in np.unique(of[:, 0]):
-            elements[of_rank] = _covered(of[of[:, 0] == of_rank, 2:])
-    return used
 
 
 def _covered(rectangles: np.ndarray) -> int:
