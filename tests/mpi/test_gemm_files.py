@@ -14,6 +14,7 @@ from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.command import artifacts, streams
+from uncut_mpi.command.files import MatrixFile
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.gemm import main
 from uncut_mpi.model.machine import Machine
@@ -229,3 +230,44 @@ def test_an_interrupt_while_files_are_written_leaves_none_half_written(comm, job
         assert not facts.exists()
         assert not [one for one in os.listdir(folder) if one.endswith(".part")]
         assert out_path.exists() == (name == "write_all")
+
+
+@pytest.mark.parametrize(
+    "place", ["rows,cols@host,rows@shared", "replicated,rows@host,cols", "cols,rows,h", "rows@host,h,replicated@host"]
+)
+def test_generated_matrices_are_dealt_and_the_report_says_how(comm, job, mpi_tmp_path, place):
+    facts_path = mpi_tmp_path / "facts.json"
+    status, out, err = job([*ONCE, "-n", "50", "-k", "70", "--trans-a", "T", "--place", place, "--json", facts_path])
+    good = status == 0 and out.endswith("PASS\n") and f"A, B, C at {place}" in out
+    collective_assert(comm, good and json.loads(facts_path.read_text())["place"] == place, f"{status}: {out}{err}")
+
+
+def test_files_are_read_by_those_who_have_their_elements(comm, job, folder, monkeypatch):
+    reads = []
+    read_into = MatrixFile.read_into
+
+    def record(self, out, lines=slice(None), within=slice(None)):
+        length = self.rows + self.cols - self.num_lines
+        reads.append((os.path.basename(self.path), lines.indices(self.num_lines)[:2], within.indices(length)[:2]))
+        read_into(self, out, lines, within)
+
+    monkeypatch.setattr(MatrixFile, "read_into", record)
+    out_path = folder / "DEALT.npy"
+    files = [folder / "A.npy", folder / "B.npy", "-c", folder / "C.npy", "-o", out_path]
+    status, out, err = job([*files, "--place", f"rows,cols@host,whole({comm.size - 1})"])
+    rows, cols = (np.array_split(range(extent), comm.size)[comm.rank] for extent in (30, 40))
+    wanted = [("A.npy", (rows[0], rows[-1] + 1), (0, 20)), ("B.npy", (0, 20), (cols[0], cols[-1] + 1))]
+    if comm.rank == comm.size - 1:
+        wanted.append(("C.npy", (0, 30), (0, 40)))
+    collective_assert(comm, status == 0 and is_product(folder, out_path, 1.0), f"{status}: {out}{err}")
+    collective_assert(comm, reads == wanted, f"read {reads}, not {wanted}")
+
+
+def test_a_layout_that_does_not_fit_is_everybody_s_error(comm, job):
+    for place, words in (
+        ("rows(1,2;ranks=0),h,h", "counts for 2 parts"),
+        ("whole(99),h,h", "names rank 99"),
+        (f"h,h,rows({','.join('1' * comm.size)})", f"has {comm.size} rows, the matrix 64"),
+    ):
+        status, out, err = job([*ONCE, "--place", place])
+        collective_assert(comm, status == 2 and words in err, f"{status}: {out}{err}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from uncut_mpi.command.arguments import HelpRequested, parse
+from uncut_mpi.command.places import Dealt, Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 
 EVERY_FLAG = (
@@ -26,7 +31,7 @@ def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
     assert args.options == ScheduleOptions()
     assert args.options.scheduler == "auto"
     assert not args.tune_products
-    assert args.place == Placement.parse("h,h,h")
+    assert args.place == Places.parse("h,h,h")
 
 
 def test_every_flag_reaches_its_field():
@@ -200,3 +205,52 @@ def test_two_results_in_one_file_are_refused(words):
 def test_an_ablation_has_no_trace():
     with pytest.raises(ParamError, match="--trace was given with --ablation"):
         parse(["--ablation", "--trace", "t.json"])
+
+
+def test_places_are_memories_or_layouts_and_say_what_was_typed():
+    text = "rows,blocks(3,4;5,6;ranks=3,1,0,2)@host,whole(1)@shared"
+    places = Places.parse(text)
+    assert str(places) == text
+    assert places.a == Dealt(Layout.rows(), "device")
+    assert places.b == Dealt(Layout.blocks([3, 4], [5, 6], ranks=[3, 1, 0, 2]), "host")
+    assert str(Places.parse("cols@device,h,h2")) == "cols,h,h2"
+    assert Places.parse("2,h,h2").c == Location.host(2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rows,cols", "has 2 parts"),
+        ("rows(1,2),cols,0,0", "has 4 parts"),
+        ("row,h,h", "layout 'row' is not known"),
+        ("rows@gpu,h,h", "memory = 'gpu'"),
+        ("rows(3,h),h,h", "not known"),
+        (",h,h", "rank number"),
+    ],
+)
+def test_places_that_are_neither_are_named(text, words):
+    with pytest.raises(ParamError, match=re.escape(words)):
+        Places.parse(text)
+
+
+def test_a_place_is_bound_to_the_extents_of_its_matrix():
+    problem = GemmProblem(10, 8, 6, DType.f64, trans_a="T")
+    bound = Places.parse("cols,replicated@host,rows(4,6)@shared").bound(problem, 2)
+    assert [(part.rows, part.cols, str(part.location)) for part in bound.a.parts] == [
+        ((0, 6), (0, 5), "0"),
+        ((0, 6), (5, 10), "1"),
+    ]
+    assert [(part.rows, part.cols, str(part.location)) for part in bound.b.parts] == [
+        ((0, 6), (0, 8), "h0"),
+        ((0, 6), (0, 8), "h1"),
+    ]
+    assert bound.c == Location.host()
+    whole = Places.parse("whole(1),rows(0,6)@host,h").bound(problem, 2)
+    assert (whole.a, whole.b, whole.c) == (Location.device(1), Location.host(1), Location.host())
+    for text, words in (("h,h,rows(3,6)", "has 9 rows, the matrix 10"), ("h,h,rows(3,6,1)", "3 parts for 2 ranks")):
+        with pytest.raises(ParamError, match=words):
+            Places.parse(text).bound(problem, 2)
+    with pytest.raises(ParamError, match="names rank 5"):
+        Places.parse("whole(5),h,h").check_ranks(2)
+    with pytest.raises(ParamError, match="placed on rank 3"):
+        Places.parse("rows,3,h").check_ranks(2)

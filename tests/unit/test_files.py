@@ -78,6 +78,18 @@ def test_reading_in_many_blocks_gives_the_same(tmp_path, order, monkeypatch):
     np.testing.assert_array_equal(out, expected)
 
 
+@ORDERS
+def test_a_rectangle_is_read_from_each_of_its_lines(tmp_path, order, monkeypatch):
+    monkeypatch.setattr("uncut_mpi.command.lines._BLOCK_BYTES", 1000)
+    expected = matrix(50, 60, DType.f32, order)
+    file = open_matrix(save(tmp_path / "x.npy", expected))
+    for rows, cols in ((slice(3, 40), slice(0, 60)), (slice(0, 50), slice(7, 59)), (slice(49, 50), slice(2, 5))):
+        out = np.full((50, 60), np.nan, np.float32)
+        file.read_into(out[rows, cols], *((cols, rows) if order == "F" else (rows, cols)))
+        assert np.isnan(out).sum() == 50 * 60 - expected[rows, cols].size
+        np.testing.assert_array_equal(out[rows, cols], expected[rows, cols])
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (1, 7), (7, 1)])
 def test_thin_and_empty_matrices_are_read(tmp_path, shape):
     expected = matrix(*shape, DType.f64)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from uncut_mpi.api.matrix import HeldPart, MatrixInfo, Memory, turned
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo, turned
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
-from uncut_mpi.model.locations import Location
+from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.spmd import agreement
 

@@ -24,7 +24,6 @@ from uncut_mpi.api.matrix import (
     LocalParts,
     Matrix,
     MatrixInfo,
-    Memory,
     extent_bytes,
     host_view,
     layout_of,
@@ -38,7 +37,7 @@ from uncut_mpi.mappings import Piece, ground_of
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
-from uncut_mpi.model.locations import Location
+from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange

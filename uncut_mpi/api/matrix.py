@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -15,12 +15,9 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, Rectangle
-from uncut_mpi.model.locations import Location
+from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.problem import Order, StoredMatrix
-
-Memory: TypeAlias = Literal["device", "host", "shared"]
-"""Device memory, host memory of one rank, or host memory that all ranks of the node read and write."""
 
 Name: TypeAlias = int | tuple[int, View]
 """By what calls know a matrix: its number, of a view with what it is of that matrix."""

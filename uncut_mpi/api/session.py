@@ -24,7 +24,7 @@ from uncut_mpi.api.gate import CLOSE
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.holdings import HalfOpened, Holdings
 from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.matrix import Matrix, Memory
+from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
@@ -34,7 +34,6 @@ from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wanted import (
     NewMatrix,
     layout_of,
-    memory_of,
     new_matrix,
     new_result,
     out_layout_of,
@@ -50,6 +49,7 @@ from uncut_mpi.errors import ParamError, UncutError, agreed, is_agreed
 from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.locations import Memory, memory_of
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import Order, Trans
 from uncut_mpi.planning.options import ScheduleOptions

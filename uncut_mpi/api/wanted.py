@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from uncut_mpi.api.matrix import Matrix, Memory
+from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, even_counts
+from uncut_mpi.model.locations import Memory, memory_of
 from uncut_mpi.model.problem import MOST_BYTES, Order
 from uncut_mpi.planning.grid import ProcessGrid
 
@@ -140,15 +141,6 @@ def own_memory(matrix: Matrix) -> Memory:
     if matrix.memory == "shared" and matrix.info.in_parts:
         return "host"  # it lies in several segments, or some parts are not shared
     return matrix.memory
-
-
-def memory_of(memory: object) -> Memory:
-    """Return a caller's kind of memory, or raise ParamError for what is none."""
-    for known in get_args(Memory):
-        if isinstance(memory, str) and memory == known:
-            kind: Memory = known
-            return kind
-    raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")
 
 
 def layout_of(layout: object) -> Layout:

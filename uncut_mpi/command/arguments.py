@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, HelpRequested, join_negative_values, make_parser
+from uncut_mpi.command.places import Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
@@ -63,7 +63,7 @@ class GemmArguments:
         ``"N"`` or ``"T"``.
     alpha, beta : float
         Scalars, finite.
-    place : Placement
+    place : Places
         Where A, B and C live.
     backend : str
         ``"auto"``, ``"cuda"`` or ``"host"``.
@@ -106,7 +106,7 @@ class GemmArguments:
     trans_b: Trans
     alpha: float
     beta: float
-    place: Placement
+    place: Places
     backend: BackendName
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool

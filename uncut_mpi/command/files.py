@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from uncut_mpi.command.lines import blocks
+from uncut_mpi.command.lines import blocks, index
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import Order
@@ -61,7 +61,7 @@ class MatrixFile:
         """Columns in Fortran order, rows in C order."""
         return self.cols if self.order == "F" else self.rows
 
-    def read_into(self, out: np.ndarray, lines: slice = slice(None)) -> None:
+    def read_into(self, out: np.ndarray, lines: slice = slice(None), within: slice = slice(None)) -> None:
         """
         Copy these lines into an array of their shape, of any layout.
 
@@ -71,23 +71,31 @@ class MatrixFile:
             Of the file's dtype.
         lines : slice, default all
             Which lines.
+        within : slice, default all
+            Which elements of each of them.
 
         Raises
         ------
         DataFileError
             If the file can no longer be read, or has become shorter.
         """
+        length = self.rows if self.order == "F" else self.cols
         start, stop, _ = lines.indices(self.num_lines)
-        shape = (self.rows, stop - start) if self.order == "F" else (stop - start, self.cols)
+        first, last, _ = within.indices(length)
+        shape = (last - first, stop - start) if self.order == "F" else (stop - start, last - first)
         if out.shape != shape:
             raise ValueError(f"{self.path}: lines of shape {shape} do not fit an array of shape {out.shape}")
-        at = self.offset_bytes + start * (self.rows if self.order == "F" else self.cols) * self.dtype.itemsize
+        # Whole lines follow each other in the file; of other ones each is a run of its own.
+        runs = [slice(None)] if last - first == length else [slice(line, line + 1) for line in range(stop - start)]
         try:
             # Read and not mapped: a mapped file that somebody shortens ends the process that touches what was there.
             descriptor = open_regular(self.path)
             try:
-                for block in blocks(shape, self.order, self.dtype):
-                    at += _read_block(descriptor, out[block], self.order, at)
+                for number, run in enumerate(runs):
+                    at = self.offset_bytes + ((start + number) * length + first) * self.dtype.itemsize
+                    part = out[index(self.order, run)]
+                    for block in blocks(part.shape, self.order, self.dtype):
+                        at += _read_block(descriptor, part[block], self.order, at)
             finally:
                 os.close(descriptor)
         except EOFError:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from uncut_mpi.command.places import Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
 from uncut_mpi.view.render import check_suffix
 
 MOST_COUNT: Final = 2**31 - 1
@@ -92,10 +92,10 @@ def dtype_of(text: str) -> DType:
     return DType[one_of(*DType.__members__)(text)]
 
 
-def placement_of(text: str) -> Placement:
+def places_of(text: str) -> Places:
     """Return where A, B and C live, as a flag's value says it."""
     try:
-        return Placement.parse(text)
+        return Places.parse(text)
     except ParamError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -18,15 +18,15 @@ from uncut_mpi.command.flag_values import (
     one_of,
     path,
     picture,
-    placement_of,
+    places_of,
     positive,
     whole,
     written,
 )
+from uncut_mpi.command.places import Places
 from uncut_mpi.command.schedule_flags import add_schedule
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
-from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.planning.options import (
     MOST_TRIED,
@@ -296,11 +296,12 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
     group.add_argument("--beta", type=finite, metavar="X", help=f"factor of C; default 1.1154{with_files}{without_c}")
     group.add_argument(
         "--place",
-        type=placement_of,
-        default=Placement.parse("h,h,h"),
+        type=places_of,
+        default=Places.parse("h,h,h"),
         metavar="A,B,C",
         help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device, h and a "
-        "number = host memory of that rank alone; default %(default)s",
+        "number = host memory of that rank alone; or how each is dealt to ranks, as rows, cols(3,4), blocks(3,4;5,6) "
+        "or replicated, on their devices or with @host or @shared in host memory; default %(default)s",
     )
 
 

@@ -14,12 +14,12 @@ from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import areas_text, describe
+from uncut_mpi.planning.schedule import Role, buffer_bytes
 from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.view.text import to_text as timeline_text
@@ -45,8 +45,8 @@ class PlanFacts:
         What was planned for.
     problem : GemmProblem
         The product.
-    placement : Placement
-        Where its matrices live.
+    place : str
+        Where its matrices live, in words.
     alpha, beta : float
         Scalars.
     result : SearchResult
@@ -69,7 +69,7 @@ class PlanFacts:
 
     machine: Machine
     problem: GemmProblem
-    placement: Placement
+    place: str
     alpha: float
     beta: float
     result: SearchResult
@@ -84,14 +84,11 @@ class PlanFacts:
     @property
     def memory_bytes(self) -> np.ndarray:
         """Device memory that each rank needs, its matrices included, int64 of shape (num_ranks,)."""
-        needed = self.result.best.schedule.softbuf_bytes().astype(np.int64)
-        item = self.problem.dtype.itemsize
-        m, n, k = self.problem.m, self.problem.n, self.problem.k
-        for elements, place in zip((m * k, k * n, m * n), self.placement.whole(), strict=True):
-            if place.space == "device":
-                needed[place.rank] += elements * item
-        total: np.ndarray = needed
-        return total
+        schedule = self.result.best.schedule
+        needed: np.ndarray = schedule.softbuf_bytes().astype(np.int64)
+        there = (schedule.buffers["role"] == Role.USER) & ~schedule.in_host()
+        np.add.at(needed, schedule.owners()[there], buffer_bytes(schedule.buffers[there]))
+        return needed
 
 
 def to_text(facts: PlanFacts, width: int) -> str:
@@ -135,7 +132,7 @@ def to_json(facts: PlanFacts) -> str:
         "dtype": problem.dtype.name,
         "alpha": facts.alpha,
         "beta": facts.beta,
-        "place": str(facts.placement),
+        "place": facts.place,
         "machine": facts.machine.name,
         "machine_provenance": facts.machine.provenance,
         "ranks": facts.machine.num_ranks,
@@ -198,7 +195,7 @@ def _problem(facts: PlanFacts) -> str:
     old = f" + {facts.beta:g} C" if problem.reads_c else ""
     return (
         f"C := {facts.alpha:g} {first} {second}{old}, m×n×k = {problem.shape_text}, "
-        f"{problem.dtype.name}, A, B, C at {facts.placement}"
+        f"{problem.dtype.name}, A, B, C at {facts.place}"
     )
 
 

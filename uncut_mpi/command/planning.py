@@ -13,6 +13,7 @@ from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
+from uncut_mpi.command.places import Places
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.bounds import bound
@@ -51,7 +52,7 @@ class PlanArguments:
         The product, every matrix column-major.
     alpha, beta : float
         Scalars; of their values only 0 matters to a plan.
-    place : Placement
+    place : Places
         Where A, B and C live.
     machine : str
         ``"uniform"``, the name of a machine that ships with the package, or a file.
@@ -74,7 +75,7 @@ class PlanArguments:
     problem: GemmProblem
     alpha: float
     beta: float
-    place: Placement
+    place: Places
     machine: str
     ranks: int | None
     devices: tuple[int, ...] | None
@@ -141,12 +142,13 @@ def run(arguments: PlanArguments, say: Say) -> None:
     _check_results(arguments)
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     arguments.place.check_ranks(machine.num_ranks)
+    placement = arguments.place.bound(arguments.problem, machine.num_ranks)
     # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
     budget = arguments.budget_tasks if arguments.options.scheduler == "auto" else 1
     started = time.perf_counter()
     result = search(
         arguments.problem,
-        arguments.place,
+        placement,
         machine.num_ranks,
         machine,
         arguments.options,
@@ -160,17 +162,17 @@ def run(arguments: PlanArguments, say: Say) -> None:
     facts = PlanFacts(
         machine=machine,
         problem=arguments.problem,
-        placement=arguments.place,
+        place=str(arguments.place),
         alpha=arguments.alpha,
         beta=arguments.beta,
         result=result,
         search_s=search_s,
         simulation=simulation,
-        bound=bound(arguments.problem, arguments.place, machine),
+        bound=bound(arguments.problem, placement, machine),
         traffic=traffic(schedule),
         timeline=timeline,
-        paralia_s=_paralia_s(arguments, machine, result.best.options),
-        ablation=_ablation(arguments, machine) if arguments.ablation else (),
+        paralia_s=_paralia_s(arguments.problem, placement, machine, result.best.options),
+        ablation=_ablation(arguments, placement, machine) if arguments.ablation else (),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
     if arguments.timeline_path is not None:
@@ -181,19 +183,19 @@ def run(arguments: PlanArguments, say: Say) -> None:
         write_file("--json", arguments.json_path, to_json(facts).encode())
 
 
-def _paralia_s(arguments: PlanArguments, machine: Machine, chosen: ScheduleOptions) -> float:
-    if not arguments.problem.has_product:
+def _paralia_s(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
+    if not problem.has_product or placement.in_parts:  # of which PARALiA says nothing
         return 0.0
     ranks = chosen.devices or tuple(range(machine.num_ranks))
-    return predict(arguments.problem, arguments.place, machine, ranks).seconds
+    return predict(problem, placement, machine, ranks).seconds
 
 
-def _ablation(arguments: PlanArguments, machine: Machine) -> list[tuple[str, Simulation]]:
+def _ablation(arguments: PlanArguments, placement: Placement, machine: Machine) -> list[tuple[str, Simulation]]:
     """Simulate the paper's steps with what is fixed about the schedule."""
     base = dataclasses.replace(arguments.options, scheduler="uncut", metric="time", blocking=Blocking())
     steps = []
     for name, options in ablation_options(base):
-        schedule = plan(arguments.problem, arguments.place, machine.num_ranks, machine, options).schedule
+        schedule = plan(arguments.problem, placement, machine.num_ranks, machine, options).schedule
         steps.append((name, simulate(schedule, machine, issuing_threads=arguments.issuing_threads)))
     return steps
 

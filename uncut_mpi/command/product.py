@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.files import MatrixFile
 from uncut_mpi.command.lines import index, lines_of
 from uncut_mpi.command.output import OutputFile
+from uncut_mpi.command.places import Dealt, Place
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order
 
-Fill = Callable[[np.ndarray, slice], None]
-"""Writes a range of lines (columns in F order, rows in C order) of a matrix into an array of their shape."""
+Fill = Callable[[np.ndarray, slice, slice], None]
+"""Writes some rows and columns of a matrix into an array of their shape; whole lines (see `lines`) the quickest."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Source:
     order : str
         Storage order it is given in.
     fill : callable
-        Writes any lines of it, the same on every rank.
+        Writes any rows and columns of it, the same on every rank.
     """
 
     rows: int
@@ -108,8 +109,8 @@ def generated_sources(arguments: GemmArguments, m: int, n: int, k: int) -> tuple
     """Return random A, B and, where beta is not 0, C, in Fortran order."""
 
     def source(name: str, rows: int, cols: int) -> Source:
-        def fill(out: np.ndarray, lines: slice) -> None:
-            data.fill(out, name, arguments.seed, rows=rows, col0=lines.start)
+        def fill(out: np.ndarray, down: slice, along: slice) -> None:
+            data.fill(out, name, arguments.seed, rows=rows, row0=down.start or 0, col0=along.start or 0)
 
         return Source(rows, cols, "F", fill)
 
@@ -122,7 +123,11 @@ def file_source(file: MatrixFile | None) -> Source | None:
     """Return the elements of a matrix file."""
     if file is None:
         return None
-    return Source(file.rows, file.cols, file.order, file.read_into)
+
+    def fill(out: np.ndarray, rows: slice, cols: slice) -> None:
+        file.read_into(out, *((cols, rows) if file.order == "F" else (rows, cols)))
+
+    return Source(file.rows, file.cols, file.order, fill)
 
 
 def make_product(
@@ -135,23 +140,16 @@ def make_product(
 ) -> Product:
     """Make, fill and place the matrices. Collective."""
     m, n, k = extents
-    place_a, place_b, place_c = arguments.place.whole()
-    a, host_a = _placed(session, sources[0], dtype, place_a)
-    b, host_b = _placed(session, sources[1], dtype, place_b)
+    a, host_a = _placed(session, sources[0], dtype, arguments.place.a)
+    b, host_b = _placed(session, sources[1], dtype, arguments.place.b)
     first_c = session.empty_host((m, n), dtype, order=result_order)
     source = sources[2]
     with session.together("filling C"):
-        lines = share_of(session, first_c)
-        part = first_c.array[index(first_c.order, lines)]
         if source is None:
-            data.poison(part)
-        elif source.order == first_c.order:
-            source.fill(part, lines)
+            data.poison(first_c.array[index(first_c.order, share_of(session, first_c))])
         else:
-            # Lines of the source cross those of C, so each rank writes its share of the source's.
-            lines = lines_of(source.cols if source.order == "F" else source.rows, session.rank, session.size)
-            source.fill(first_c.array[index(source.order, lines)], lines)
-    c = _empty(session, (m, n), dtype, place_c, result_order)
+            _fill(session, source, first_c, arguments.place.c)
+    c = _empty(session, (m, n), dtype, arguments.place.c, result_order)
     product = Product(m, n, k, dtype, a, b, c, host_a, host_b, first_c)
     reset_result(session, product)
     return product
@@ -273,19 +271,37 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
             output.discard()
 
 
-def _placed(session: Session, source: Source, dtype: DType, place: Location) -> tuple[Matrix, Matrix]:
-    host = session.empty_host((source.rows, source.cols), dtype, order=source.order)
+def _placed(session: Session, source: Source, dtype: DType, place: Place) -> tuple[Matrix, Matrix]:
+    shape = source.rows, source.cols
+    on_host = place.memory == "shared" if isinstance(place, Dealt) else place == Location.host()
+    host = _empty(session, shape, dtype, place if on_host else Location.host(), source.order)
     with session.together("filling a matrix"):
-        lines = share_of(session, host)
-        source.fill(host.array[index(host.order, lines)], lines)
-    if place == Location.host():
+        _fill(session, source, host, place)
+    if on_host:
         return host, host
-    matrix = _empty(session, host.shape, dtype, place, source.order)
+    matrix = _empty(session, shape, dtype, place, source.order)
     session.upload(host, matrix)
     return matrix, host
 
 
-def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Location, order: Order) -> Matrix:
+def _fill(session: Session, source: Source, host: Matrix, place: Place) -> None:
+    """Write this rank's share into a host matrix: of one that is dealt what it has, else as much as the others."""
+    rows, cols = (0, source.rows), (0, source.cols)
+    readers: Sequence[int] = range(session.size)
+    if isinstance(place, Dealt):
+        rows, cols = place.layout.rectangles((source.rows, source.cols), session.size)[session.rank]
+        readers = place.layout.holders(session.size) if place.layout.kind == "replicated" else [session.rank]
+    if session.rank in readers and rows[0] < rows[1] and cols[0] < cols[1]:
+        start, stop = cols if source.order == "F" else rows
+        share = lines_of(stop - start, readers.index(session.rank), len(readers))
+        lines = slice(start + share.start, start + share.stop)
+        part = (slice(*rows), lines) if source.order == "F" else (lines, slice(*cols))
+        source.fill(host.array[part], *part)
+
+
+def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place, order: Order) -> Matrix:
+    if isinstance(place, Dealt):
+        return session.empty(shape, dtype, place.layout, order=order, memory=place.memory)
     if place.space == "device":
         assert place.rank is not None  # a device has an owner
         return session.empty_device(shape, dtype, rank=place.rank, order=order)

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import functools
 import re
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -23,6 +23,9 @@ ANY_DEVICE: Final = -3
 
 NOBODY: Final = -1
 """Rank of a memory that belongs to a node."""
+
+Memory: TypeAlias = Literal["device", "host", "shared"]
+"""Device memory, host memory of one rank, or host memory that all ranks of the node read and write."""
 
 
 class Space(enum.IntEnum):
@@ -153,3 +156,12 @@ def end_name(locations: np.ndarray, end: int) -> str:
     if end == ANY_DEVICE:
         return "devices"
     return "host" if locations["space"][end] == Space.HOST else str(end)
+
+
+def memory_of(memory: object) -> Memory:
+    """Return a caller's kind of memory, or raise ParamError for what is none."""
+    for known in get_args(Memory):
+        if isinstance(memory, str) and memory == known:
+            kind: Memory = known
+            return kind
+    raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")

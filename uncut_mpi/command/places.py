@@ -1,0 +1,118 @@
+"""Where A, B and C live, as ``--place`` says it: whole in one memory, or dealt to ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TypeAlias
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import shown
+from uncut_mpi.model.layout import Layout, LocalArray
+from uncut_mpi.model.locations import Location, Memory, memory_of
+from uncut_mpi.model.placement import MATRICES, Placement, Where
+from uncut_mpi.model.problem import GemmProblem
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dealt:
+    """
+    A matrix that is dealt to ranks.
+
+    Attributes
+    ----------
+    layout : Layout
+        What each rank has.
+    memory : str
+        ``"device"``, ``"host"`` (each rank's own) or ``"shared"``.
+    """
+
+    layout: Layout
+    memory: Memory
+
+    @classmethod
+    def parse(cls, text: str) -> Dealt:
+        """Parse a layout, with ``@host``, ``@shared`` or ``@device`` (as without); ParamError for anything else."""
+        layout, _, memory = text.partition("@")
+        return cls(Layout.parse(layout), memory_of(memory or "device"))
+
+    def bound(self, shape: tuple[int, int], num_ranks: int) -> Where:
+        """Return which part of a matrix, stored column-major, lies where."""
+        if self.memory == "shared":
+            self.layout.rectangles(shape, num_ranks)
+            return Location.host()
+        location = Location.device if self.memory == "device" else Location.host
+        bound = self.layout.bind(shape, [LocalArray(location(rank)) for rank in range(num_ranks)])
+        if len(bound.parts) > 1:
+            return bound
+        return bound.parts[0].location if bound.parts else location(self.layout.holders(num_ranks)[0])
+
+    def __str__(self) -> str:
+        return str(self.layout) if self.memory == "device" else f"{self.layout}@{self.memory}"
+
+
+Place: TypeAlias = Location | Dealt
+"""Of one matrix."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Places:
+    """
+    Where A, B and C live, before there are extents.
+
+    Attributes
+    ----------
+    a, b, c : Location or Dealt
+        Of each.
+    """
+
+    a: Place
+    b: Place
+    c: Place
+
+    @classmethod
+    def parse(cls, text: str) -> Places:
+        """
+        Parse three places with commas between them, as ``h,h,h``, ``2,1,h`` or ``rows,cols(3,4)@host,2``.
+
+        Raises
+        ------
+        ParamError
+            If there are not three of them or one cannot be parsed.
+        """
+        words = re.split(r",(?![^(]*\))", text)
+        if len(words) != 3:
+            raise ParamError(f"placement {shown(text)} has {len(words)} parts: write three, for A, B and C, as 0,0,h")
+        return cls(*(Dealt.parse(word) if re.match("[a-z]{3}", word) else Location.parse(word) for word in words))
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """
+        Check that every rank named exists.
+
+        Raises
+        ------
+        ParamError
+            If a location or a layout names one that is not below `num_ranks`, or a layout is for another number.
+        """
+        for one in (self.a, self.b, self.c):
+            if isinstance(one, Dealt):
+                one.layout.holders(num_ranks)
+        whole = (Location.host() if isinstance(one, Dealt) else one for one in (self.a, self.b, self.c))
+        Placement(*whole).check_ranks(num_ranks)
+
+    def bound(self, problem: GemmProblem, num_ranks: int) -> Placement:
+        """
+        Return where a product's matrices, all stored column-major, live.
+
+        Raises
+        ------
+        ParamError
+            If counts of a layout do not add up to an extent.
+        """
+        places = zip((self.a, self.b, self.c), MATRICES, strict=True)
+        return Placement(
+            *(one.bound(problem.shape_of(of), num_ranks) if isinstance(one, Dealt) else one for one, of in places)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.a},{self.b},{self.c}"
