@@ -53,16 +53,16 @@ def take(given: Any, backend: Backend) -> Taken:
         return Taken(given, True)
     elif isinstance(given, Matrix):
         raise ParamError(f"{given} was registered: it is a matrix of a session already, use it as it is")
-    elif _has(given, "__dlpack__"):
+    elif shows(given, "__dlpack__"):
         if exported.place_of(given)[0] != exported.HOST:
             array, writeable = backend.wrap(given)
             return Taken(array, True, writeable)
         with exported.translated(given):
             array = exported.from_dlpack(given).as_numpy()
-    elif _has(given, "__cuda_array_interface__"):
+    elif shows(given, "__cuda_array_interface__"):
         array, writeable = backend.wrap(given)
         return Taken(array, True, writeable)
-    elif _has(given, "__array_interface__") and not isinstance(given, np.generic):
+    elif shows(given, "__array_interface__") and not isinstance(given, np.generic):
         array = exported.from_array_interface(given)
     else:
         raise ParamError(f"{'None' if given is None else type_text(given)} was registered: {_mend(given)}")
@@ -109,7 +109,8 @@ def _plain(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return given
 
 
-def _has(given: Any, protocol: str) -> bool:
+def shows(given: Any, protocol: str) -> bool:
+    """Return whether what a caller gave has an attribute, or fails when it is asked for that."""
     try:
         return hasattr(given, protocol)
     except Exception:  # of a property that fails: it is there, and is asked again where its error is told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from uncut_mpi.api.arrays import shows
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
@@ -222,7 +223,7 @@ class GemmPlan:
 
         def check() -> None:
             for name, (planned, one) in arrays.items():
-                if planned.layout is None or not hasattr(one, "shape"):
+                if planned.layout is None or not shows(one, "shape"):
                     raise ParamError(
                         f"{name} is {type_text(one)}: pass a Matrix, or on each rank an array of its part (of matrices "
                         "made by distribute_parts a Matrix alone)"
