@@ -119,8 +119,8 @@ extern "C" std::size_t calls_for(int k_blocks, int order, std::size_t *tasks) {
     how.first = how.block = 8, how.columns = 3, how.halvings = 2, how.rows = order == from_corner ? 2 : 1;
     how.order = order, how.lanes = 2, how.lookahead = 2;
     const KPlaces whole{{0, extent}, {{0, 1}}, {{{0, extent}, {0, extent / 2}}, {{0, extent}, {extent / 2, extent}}}};
-    const KRequest request =
-        make_request(problem_on_device(extent, extent, k), how, {true, true, 1, {0, k}, {1, 2}, {&whole}, {}});
+    const KProblem problem = problem_on_device(extent, extent, k);
+    const KRequest request = make_request(problem, how, {true, true, 1, {0, k}, {1, 2}, {&whole}, {}});
     const KLayout layout(request);
     tables.clear();
     const std::size_t before = calls;

@@ -104,8 +104,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                                              {{copies_a, copies_b}, apart, k_step}});
                 new (self) KRequest(make_request(problem, how, std::move(asked)));
             },
-            nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a, "first_away"_a, "k_starts"_a, "devices"_a,
-            "rounds"_a, "aligned"_a)
+            nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a, "first_away"_a,
+            "k_starts"_a, "devices"_a, "rounds"_a, "aligned"_a)
         .def_prop_ro("tasks_bound", &KRequest::tasks_bound)
         .def_prop_ro("steps_digest", [](const KRequest &self) { return digest_of_steps(self.steps); });
     nb::class_<KLayout>(m, "KBlocksLayout", "Who forms which blocks of C, and where what they need lies.")

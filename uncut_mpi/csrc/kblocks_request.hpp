@@ -140,7 +140,7 @@ struct KRequest {
                                                // several bands of rows, which its neighbours cut elsewhere
     };
 
-    KProblem problem;
+    const KProblem &problem;  // which lives as long
     KBlocking how;
     bool combines = false;               // whether sums are formed apart from products
     bool at_owner = false;               // whether C's owner combines column blocks, those before
@@ -172,6 +172,7 @@ struct KAsked {
 
 // Refuses what would be read or written outside of its table, divide by zero or never end.
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked);
+KRequest make_request(KProblem &&, const KBlocking &, KAsked &&) = delete;  // it is to live on
 
 // How many blocks of rows or columns there are of so many equal ones.
 int count_blocks(int blocks, int halvings);

@@ -42,17 +42,31 @@ class Placement:
     a, b, c : Location or BoundLayout
         Of a whole matrix its memory, else its parts, as those of a column-major matrix (rows and columns of what is
         stored). C is read (beta not 0) and written there.
+    in_parts : bool
+        Whether a matrix is in parts.
     """
 
     a: Where
     b: Where
     c: Where
+    # What a search asks all the time is found once: of each matrix its memories, and of what kinds they are.
+    in_parts: bool = dataclasses.field(init=False, repr=False, compare=False)
+    _locations: tuple[tuple[Location, ...], ...] = dataclasses.field(init=False, repr=False, compare=False)
+    _spaces: tuple[frozenset[str], ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "c"):
             where = getattr(self, name)
             if not isinstance(where, Location | BoundLayout):
                 raise ParamError(f"{name} = {shown(where)} is {type_text(where)}: pass a Location or a BoundLayout")
+        every = self.a, self.b, self.c
+        locations = tuple(
+            (one,) if isinstance(one, Location) else tuple(dict.fromkeys(part.location for part in one.parts))
+            for one in every
+        )
+        object.__setattr__(self, "in_parts", any(isinstance(one, BoundLayout) for one in every))
+        object.__setattr__(self, "_locations", locations)
+        object.__setattr__(self, "_spaces", tuple(frozenset(one.space for one in some) for some in locations))
 
     @classmethod
     def parse(cls, text: str) -> Placement:
@@ -100,11 +114,6 @@ class Placement:
                         f"(0 to {num_ranks - 1}): start more ranks or place it on one of these"
                     )
 
-    @property
-    def in_parts(self) -> bool:
-        """Whether a matrix is in parts."""
-        return any(isinstance(one, BoundLayout) for one in (self.a, self.b, self.c))
-
     def of(self, matrix: Matrix) -> Location:
         """
         Return where a whole matrix lives.
@@ -140,27 +149,23 @@ class Placement:
 
     def locations(self, matrix: Matrix) -> tuple[Location, ...]:
         """Return the memories that hold a part of a matrix, each once."""
-        where = self._where(matrix)
-        if isinstance(where, Location):
-            return (where,)
-        return tuple(dict.fromkeys(part.location for part in where.parts))
+        return self._locations[matrix]
 
     def in_host(self, *matrices: Matrix) -> bool:
         """Return whether a part of one of these matrices, or of any without arguments, lies in host memory."""
-        return any(location.space == "host" for location in self._all(*matrices))
+        return any("host" in self._spaces[matrix] for matrix in matrices or MATRICES)
 
     def on_device(self, *matrices: Matrix) -> bool:
         """Return whether a part of one of these matrices, or of any without arguments, lies on a device."""
-        return any(location.space == "device" for location in self._all(*matrices))
+        return any("device" in self._spaces[matrix] for matrix in matrices or MATRICES)
 
     def device_of(self, matrix: Matrix) -> int | None:
         """Return the rank whose device alone holds all of a matrix, None if there is none."""
-        locations = self.locations(matrix)
-        return locations[0].rank if len(locations) == 1 and locations[0].space == "device" else None
+        return self.owner_of(matrix) if self._spaces[matrix] == {"device"} else None
 
     def owner_of(self, matrix: Matrix) -> int | None:
         """Return the rank whose device or private host memory alone holds all of a matrix, None if there is none."""
-        locations = self.locations(matrix)
+        locations = self._locations[matrix]
         return locations[0].rank if len(locations) == 1 else None
 
     def devices(self, *matrices: Matrix) -> set[int]:
@@ -182,7 +187,7 @@ class Placement:
         return (self.a, self.b, self.c)[matrix]
 
     def _all(self, *matrices: Matrix) -> Iterator[Location]:
-        return itertools.chain.from_iterable(map(self.locations, matrices or MATRICES))
+        return itertools.chain.from_iterable(self._locations[matrix] for matrix in matrices or MATRICES)
 
     def __str__(self) -> str:
         return f"{self.a},{self.b},{self.c}"
