@@ -52,7 +52,7 @@ class Placement:
     # What a search asks all the time is found once: of each matrix its memories, and of what kinds they are.
     in_parts: bool = dataclasses.field(init=False, repr=False, compare=False)
     _locations: tuple[tuple[Location, ...], ...] = dataclasses.field(init=False, repr=False, compare=False)
-    _spaces: tuple[frozenset[str], ...] = dataclasses.field(init=False, repr=False, compare=False)
+    _spaces: tuple[tuple[str, ...], ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "c"):
@@ -66,7 +66,8 @@ class Placement:
         )
         object.__setattr__(self, "in_parts", any(isinstance(one, BoundLayout) for one in every))
         object.__setattr__(self, "_locations", locations)
-        object.__setattr__(self, "_spaces", tuple(frozenset(one.space for one in some) for some in locations))
+        spaces = tuple(tuple(dict.fromkeys(one.space for one in some)) for some in locations)
+        object.__setattr__(self, "_spaces", spaces)
 
     @classmethod
     def parse(cls, text: str) -> Placement:
@@ -161,7 +162,7 @@ class Placement:
 
     def device_of(self, matrix: Matrix) -> int | None:
         """Return the rank whose device alone holds all of a matrix, None if there is none."""
-        return self.owner_of(matrix) if self._spaces[matrix] == {"device"} else None
+        return self.owner_of(matrix) if self._spaces[matrix] == ("device",) else None
 
     def owner_of(self, matrix: Matrix) -> int | None:
         """Return the rank whose device or private host memory alone holds all of a matrix, None if there is none."""
