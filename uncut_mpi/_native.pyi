@@ -114,6 +114,7 @@ class KBlocksProblem:
         min_slice_bytes: int,
         buffer_alignment: int,
         column_alignment: int,
+        ways: object,
     ) -> None:
         """Buffers and pieces are those of A, B and C, as records."""
 

@@ -31,6 +31,7 @@ from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, Sched
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
 from uncut_mpi.planning.simulate import Simulations, simulate
 from uncut_mpi.planning.verify import verify
+from uncut_mpi.planning.ways import Ways
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_kblocks_digests.json"
 COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "owner", 0, 1)
@@ -91,7 +92,15 @@ PROBLEM = {
     "min_slice_bytes": 1,
     "buffer_alignment": 256,
     "column_alignment": 64,
+    "ways": Ways(),
 }
+
+
+def ways_with(one: tuple[float, int, int], pairs: int = 4) -> Ways:
+    """Return ways between two ranks, all of them like this one."""
+    return Ways([one] * pairs, [1.0] * 4, *([1.0] * 2 for _ in range(3)))
+
+
 HOW = {"first": 128, "block": 256, "growth": 2, "columns": 2, "rows": 1, "multiple": 1, "lanes": 2}
 ORDER = {"order": 0, "earliest": False, "tail_parts": 4, "halvings": 2, "whole": False, "lookahead": 2}
 CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
@@ -140,6 +149,8 @@ def test_the_request_that_others_vary_is_good() -> None:
         *(("k_starts", starts) for starts in ([], [0], [0, 0], [0, 256, 512])),
         *(("devices", ranks) for ranks in ([], [2], [-1])),
         ("num_ranks", 1),
+        ("ways", ways_with((1.0, -1, -1), pairs=3)),
+        *(("ways", ways_with((1.0, *relays))) for relays in ((2, -1), (-1, 0))),
         ("halvings", -1),
         ("halvings", 1),
         ("columns", 1),

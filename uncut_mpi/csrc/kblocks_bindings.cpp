@@ -34,6 +34,19 @@ void take(nb::handle how, const char *name, Value &value) {
     value = nb::cast<Value>(how.attr(name));
 }
 
+// `Ways` of planning/ways.py.
+KWays ways_of(nb::handle ways, int num_ranks) {
+    KWays made;
+    made.num_ranks = num_ranks;
+    take(ways, "links", made.links);
+    take(ways, "sends", made.sends);
+    take(ways, "receives", made.receives);
+    take(ways, "from_host", made.from_host);
+    for (const auto &[cost, first, second] : nb::cast<std::vector<std::tuple<double, int, int>>>(ways.attr("ways")))
+        made.ways.push_back({cost, {first, second}});
+    return made;
+}
+
 }  // namespace
 
 void bind_kblocks_scheduler(nb::module_ &m) {
@@ -42,10 +55,22 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, bool trans_a, bool trans_b, bool reads_c,
                std::uint8_t dtype, nb::handle buffers, nb::handle pieces, std::int64_t step, int most_summands,
-               std::int64_t min_slice_bytes, std::int64_t buffer_alignment, std::int64_t column_alignment) {
-                KProblem made{
-                    num_ranks, serial_copies, trans_a,       trans_b,         reads_c,          dtype,           {},
-                    {},        step,          most_summands, min_slice_bytes, buffer_alignment, column_alignment};
+               std::int64_t min_slice_bytes, std::int64_t buffer_alignment, std::int64_t column_alignment,
+               nb::handle ways) {
+                KProblem made{num_ranks,
+                              serial_copies,
+                              trans_a,
+                              trans_b,
+                              reads_c,
+                              dtype,
+                              {},
+                              {},
+                              step,
+                              most_summands,
+                              min_slice_bytes,
+                              buffer_alignment,
+                              column_alignment,
+                              ways_of(ways, num_ranks)};
                 const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
                 const auto users = buffer_bytes.records<BufferRecord>();
                 made.users.assign(users.begin(), users.end());
@@ -54,7 +79,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "trans_a"_a, "trans_b"_a, "reads_c"_a, "dtype"_a,
             "buffers"_a, "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a,
-            "column_alignment"_a);
+            "column_alignment"_a, "ways"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",

@@ -169,12 +169,17 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
     const std::int64_t size = source.rows * source.cols * problem_.itemsize();
     // A device that serves its copies one after another sends fewer, longer ones.
     const bool whole = problem_.serial_copies && !from.origin.on_host;
-    if (how_.earliest && !from.origin.on_host) {
-        Delivery wanted{what, move, from.origin, source, static_cast<double>(size), {}, takers_.size()};
-        wanted.takers.reserve(takers_.size());
+    const auto wanted = [&](Extent columns) {
+        const double bytes = static_cast<double>(source.rows * columns.size() * problem_.itemsize());
+        Delivery one{what,    move,  from.origin, source.columns(columns.first, columns.last),
+                     columns, bytes, {},          takers_.size()};
+        one.takers.reserve(takers_.size());
         for (const std::size_t taker : takers_)
-            wanted.takers.push_back({taker});
-        deliveries_.push_back(std::move(wanted));
+            one.takers.push_back({taker});
+        return one;
+    };
+    if (how_.earliest && !from.origin.on_host) {
+        deliveries_.push_back(wanted({0, source.cols}));
         return;
     }
     const std::int64_t parts =
@@ -188,6 +193,15 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
         const Region held = here(first, move, what).columns(slice.first, slice.last);
         const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice.first, slice.last));
         arrives(first, move, what, came);
+        if (how_.earliest && !problem_.ways.even()) {
+            Delivery one = wanted(slice);
+            Delivery::Taker &has = one.takers[static_cast<std::size_t>(chosen)];
+            const auto at = static_cast<std::size_t>(by);
+            has.task = came;
+            has.there = host_until_[at] += one.bytes * problem_.ways.from_host[at];
+            if (--one.left > 0) deliveries_.push_back(std::move(one));
+            continue;
+        }
         if (whole) sent_[by] += (count - 1) * source.rows * source.cols;
         for (std::int64_t next = 1; next < count; ++next) {
             // The one that the origin sends to next comes last: its port is busy meanwhile.

@@ -12,6 +12,9 @@ namespace {
 // Sums of two do not fit 64 bits any more, which is room for none.
 constexpr std::int64_t no_room = std::numeric_limits<std::int64_t>::max() / 2;
 
+// What goes over another rank goes in chunks of so many bytes, or of one column.
+constexpr std::int64_t relay_bytes = std::int64_t{8} << 20;
+
 constexpr std::int64_t up_to(std::int64_t size, std::int64_t multiple) {
     return (size + multiple - 1) / multiple * multiple;
 }
@@ -67,6 +70,7 @@ class Maker {
                 add_block(asked_.blocks[at], static_cast<int>(round));
         for (KBlock &block : made_.blocks)
             add_adders(block);
+        add_relays();
     }
 
   private:
@@ -264,6 +268,31 @@ class Maker {
                 adder.partial[part] = panel(adder.rank, height, width, matrix_c, true, staging_role);
         const bool beside = problem_.reads_c || problem_.half();
         if (beside && !adder.home) adder.staging = panel(adder.rank, height, width, matrix_c, false, staging_role);
+    }
+
+    // Room for what goes over a rank, in chunks that are as high as the highest of what can.
+    void add_relays() {
+        const KWays &ways = problem_.ways;
+        std::set<int> between;
+        for (const KWay &way : ways.ways)
+            for (const int relay : way.relay)
+                if (relay >= 0) between.insert(relay);
+        if (between.empty()) return;
+        std::int64_t most_k = 0, rows = 1;
+        for (const KMove &move : made_.moves)
+            most_k = std::max(most_k, move.last_k - move.first_k);
+        for (const KBlock &block : made_.blocks)
+            rows = std::max({rows, block.rows.size(), problem_.trans_b ? block.cols.size() : most_k,
+                             problem_.trans_a ? most_k : 0});
+        for (const bool sums : {false, true}) {
+            if (sums && !(problem_.half() && asked_.combines)) continue;
+            const std::int64_t itemsize = sums ? problem_.accumulator_itemsize() : problem_.itemsize();
+            const std::int64_t columns = std::max<std::int64_t>(1, relay_bytes / itemsize / rows);
+            made_.relays[sums].resize(static_cast<std::size_t>(problem_.num_ranks));
+            for (const int rank : between)
+                made_.relays[sums][static_cast<std::size_t>(rank)] = {
+                    panel(rank, rows, relay_slots * columns, no_matrix, sums, staging_role), columns};
+        }
     }
 
     const KRequest &asked_;

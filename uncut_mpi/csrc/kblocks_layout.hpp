@@ -10,8 +10,9 @@
 namespace uncut {
 
 namespace kblocks {
+constexpr int relay_slots = 8;   // of each rank that hands on
 constexpr int panel_direct = 3;  // where a rank forms parts of C directly; panels of A, B and C have their numbers
-}
+}  // namespace kblocks
 
 // What a rank has to do with a block of C: the products of its part of k.
 struct KPart {
@@ -68,16 +69,23 @@ struct KWorker {
     std::vector<std::size_t> blocks;
 };
 
+// Where a rank keeps what it hands on for others: equal slots beside each other, each of so many columns.
+struct KRelay {
+    int buffer = -1;  // none
+    std::int64_t columns = 0;
+};
+
 struct KLayout {
     explicit KLayout(const KRequest &asked);
 
     const KRequest &request;
-    std::vector<KMove> moves;              // of all rounds and parts of k, in the order in which they are taken
-    bool any_direct = false;               // whether a rank where C is not may form some of it directly
-    std::vector<KWorker> workers;          // by place and part of k
-    std::vector<KBlock> blocks;            // those of the request
-    std::vector<BufferRecord> buffers;     // the caller's A, B and C, then those of ranks
-    std::vector<std::int64_t> rank_bytes;  // what each rank's take
+    std::vector<KMove> moves;                   // of all rounds and parts of k, in the order in which they are taken
+    bool any_direct = false;                    // whether a rank where C is not may form some of it directly
+    std::vector<KWorker> workers;               // by place and part of k
+    std::vector<KBlock> blocks;                 // those of the request
+    std::vector<BufferRecord> buffers;          // the caller's A, B and C, then those of ranks
+    std::vector<std::int64_t> rank_bytes;       // what each rank's take
+    std::array<std::vector<KRelay>, 2> relays;  // by rank, of elements and of sums that are of another type
 };
 
 }  // namespace uncut

@@ -29,6 +29,18 @@ void check(const KProblem &problem, const KBlocking &how) {
             "slices, blocks and alignments have a size");
     require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");
     require(problem.most_summands >= 3, "a sum has at least three summands");
+    const KWays &ways = problem.ways;
+    const auto ranks = static_cast<std::size_t>(problem.num_ranks), pairs = ranks * ranks;
+    require(ways.even() || (ways.ways.size() == pairs && ways.links.size() == pairs && ways.sends.size() == ranks &&
+                            ways.receives.size() == ranks && ways.from_host.size() == ranks),
+            "there are ways between all ranks or none");
+    require(std::ranges::all_of(ways.ways,
+                                [&](const KWay &way) {
+                                    return (way.relay[0] >= 0 || way.relay[1] < 0) &&
+                                           std::ranges::all_of(way.relay,
+                                                               [&](int one) { return one < 0 || is_rank(one); });
+                                }),
+            "there is a rank on the way that hands on, one before the other");
 }
 
 void check(const KPlaces &places) {

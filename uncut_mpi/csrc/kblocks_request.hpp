@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kblocks_ways.hpp"
 #include "pieces.hpp"
 
 namespace uncut {
@@ -34,6 +35,7 @@ struct KProblem {
     int most_summands = 8;
     std::int64_t min_slice_bytes = 1;
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
+    KWays ways;
 
     bool half() const { return element_types[dtype].is_half(); }
     std::uint8_t accumulator() const { return element_types[dtype].accumulator; }

@@ -16,7 +16,14 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
       sent_(static_cast<std::size_t>(problem_.num_ranks), 0),
       workers_(layout.workers.size()),
       sends_until_(static_cast<std::size_t>(problem_.num_ranks), 0),
-      receives_until_(static_cast<std::size_t>(problem_.num_ranks), 0) {
+      receives_until_(static_cast<std::size_t>(problem_.num_ranks), 0),
+      link_until_(problem_.ways.links.size(), 0),
+      host_until_(static_cast<std::size_t>(problem_.num_ranks), 0) {
+    for (const bool sums : {false, true}) {
+        slots_[sums].resize(layout.relays[sums].size());
+        for (Slots &slots : slots_[sums])
+            slots.read_by.fill(-1);
+    }
     for (const KRequest::Round &round : layout.request.rounds) {
         blocks_of_row_.push_back(blocks_in(round, true));
         blocks_of_col_.push_back(blocks_in(round, false));

@@ -61,6 +61,7 @@ struct Delivery {
     KMove move;
     KOrigin origin;
     Region source;
+    Extent columns;  // of the piece as it is stored, of which this is some
     double bytes;
     std::vector<Taker> takers;
     std::size_t left;  // how many have not got it
@@ -88,7 +89,7 @@ class Scheduler {
     // Whether all fetches of a stretch of k are looked at together.
     bool in_stretches() const {
         const bool from_devices = problem_.on_device(matrix_a) || problem_.on_device(matrix_b);
-        return problem_.serial_copies || (how_.earliest && from_devices);
+        return problem_.serial_copies || (how_.earliest && (from_devices || !problem_.ways.even()));
     }
 
     // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
@@ -154,12 +155,18 @@ class Scheduler {
         return task(copy_task, on, there, {&read, 1}, awaits);
     }
     std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
-        return copy(lane_to(rank, copy_lane, to), there, source, {&awaited, 1});
+        return send(copy_lane, rank, to, there, source, {&awaited, 1});
     }
     // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
     std::int32_t push_result(int rank, int to, const Region &there, const Region &source, Tasks awaits) {
-        return copy(lane_to(rank, result_lane, to), there, source, awaits);
+        return send(result_lane, rank, to, there, source, awaits);
     }
+    // Over other ranks where the link is slow, in chunks; returns the last copy of the last lane.
+    std::int32_t send(LaneKind kind, int rank, int to, const Region &there, const Region &source, Tasks awaits) {
+        if (problem_.ways.has_relays(rank, to)) return relay(kind, rank, to, there, source, awaits);
+        return copy(lane_to(rank, kind, to), there, source, awaits);
+    }
+    std::int32_t relay(LaneKind kind, int rank, int to, const Region &there, const Region &source, Tasks awaits);
     std::int32_t copy_in(const KOrigin &origin, int rank, const Region &there, const Region &source) {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
         return copy(host_lane(origin, rank, true), there, source, {});
@@ -249,6 +256,10 @@ class Scheduler {
     void deliver();
     NextCopy next_copy();
     int sender(const NextCopy &copy) const;
+    // When a copy to a rank (-1: to whomever) could begin, and how much later it ends than on the fastest link.
+    double could_begin(int from, int to, double there, double bytes) const;
+    // Takes the ports and links of a copy, and returns when it is over.
+    double occupy(int from, int to, double begins, double bytes);
 
     // -- C -----------------------------------------------------------------------------------
 
@@ -340,7 +351,13 @@ class Scheduler {
     std::vector<Summand> summands_;  // of one part of C
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
     std::vector<Delivery> deliveries_;
-    std::vector<double> sends_until_, receives_until_;
+    std::vector<double> sends_until_, receives_until_, link_until_, host_until_;
+    // What each rank hands on for others: the slot that comes next, and who read each of them last.
+    struct Slots {
+        std::size_t next = 0;
+        std::array<std::int32_t, relay_slots> read_by;
+    };
+    std::array<std::vector<Slots>, 2> slots_;  // as the relays of the layout
 };
 
 }  // namespace kblocks

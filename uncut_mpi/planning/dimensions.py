@@ -37,6 +37,7 @@ from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.shares import arrange, fit_shares
 from uncut_mpi.planning.stationary import stationary_grids
+from uncut_mpi.planning.ways import ways_of
 
 _TILES: Final = 6
 _ALL_COUNTS: Final = 12
@@ -369,7 +370,8 @@ class Dimensions:
         """How pieces on devices reach more than one other rank."""
         ranks = {*(best.options.devices or range(self._num_ranks))}
         owners = self._placement.devices(Matrix.A, Matrix.B)
-        if not asked.blocking.delivery and any(len(ranks - {owner}) > 1 for owner in owners):
+        uneven = self._placement.in_host(Matrix.A, Matrix.B) and not ways_of(self._machine).even
+        if not asked.blocking.delivery and (uneven or any(len(ranks - {owner}) > 1 for owner in owners)):
             yield from (_blocked(best, delivery=delivery) for delivery in DELIVERIES)
 
     def product_lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:

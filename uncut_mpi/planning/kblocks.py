@@ -31,6 +31,10 @@ other devices; a piece that several ranks need goes from its device to one of th
 needs, and to one that has most of these, so that what is handed on meets none of them at a port; of equals to the one
 that has least to send in all. By list scheduling (`delivery` = ``"earliest"``) that decides only between copies that
 could begin at one time.
+
+Where links between devices differ (`uncut_mpi.planning.ways`), nothing goes over a slow link that other ranks can lead
+it round: these keep it in a few slots of a buffer, which are used again and again. List scheduling then knows what a
+byte takes on each link, and is what a schedule has if nobody asks for another delivery.
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
+from uncut_mpi.planning.ways import ways_of
 
 
 def schedule(
@@ -143,7 +148,7 @@ class Planner:
             Whether ranks may take panels for what they hold, so that their products are aligned.
         """
         devices = options.computing_ranks(self.machine.num_ranks)
-        how = choose(self.problem, self.placement, len(devices), options)
+        how = choose(self.problem, self.placement, len(devices), options, even=ways_of(self.machine).even)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         cut = self._cut(len(devices) // how.splits, options)

@@ -16,7 +16,9 @@ MOST_K_BLOCKS: Final = 1024
 """Into how many k-blocks a rank's part of k is cut where nobody asks: of a longer k they are longer."""
 
 
-def choose(problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions) -> Blocking:
+def choose(
+    problem: GemmProblem, placement: Placement, num_workers: int, options: ScheduleOptions, *, even: bool = True
+) -> Blocking:
     """
     Return `options.blocking` with everything set: what it leaves open follows simple rules.
 
@@ -24,7 +26,8 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
     float32, to 8192, or to longer ones of which there are `MOST_K_BLOCKS`. A C in host memory is handed on in the order
     ``"columns"``, any other, or where `Blocking.tail` is given, in the order ``"k"``. In the order ``"corner"`` there
-    are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two products may have begun.
+    are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two products may have begun. Pieces
+    go by list scheduling unless links between devices are `even`.
     """
     asked = options.blocking
     if asked.is_complete:
@@ -50,7 +53,7 @@ def choose(problem: GemmProblem, placement: Placement, num_workers: int, options
         multiple=asked.multiple or 1,
         order=order,
         lanes=asked.lanes or 2,
-        delivery=asked.delivery or "balanced",
+        delivery=asked.delivery or ("balanced" if even else "earliest"),
         combine=asked.combine or "owner",
     )
 

@@ -29,6 +29,7 @@ from uncut_mpi.planning.buffers import (
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import MAX_SUMMANDS
+from uncut_mpi.planning.ways import ways_of
 
 MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
@@ -52,6 +53,7 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         min_slice_bytes=MIN_SLICE_BYTES,
         buffer_alignment=BUFFER_ALIGNMENT,
         column_alignment=COLUMN_ALIGNMENT,
+        ways=ways_of(machine),
     )
 
 
