@@ -120,16 +120,19 @@ class MatrixInfo:
         """Where it lives; None if it is in parts."""
         return None if self.in_parts else self.parts[0].part.location
 
-    def in_order(self, order: Order) -> MatrixInfo | None:
-        """Return the same matrix with every part read in an order; None if a part cannot be."""
+    def in_order(self, order: Order) -> MatrixInfo:
+        """Return the same matrix with every part read in an order that can be: single rows and columns."""
         parts = []
         for held in self.parts:
-            part = held.part if held.part.order == order else turned(held.part)
-            if part is None:
-                return None
+            part = held.part if held.part.order == order else turned(held.part) or held.part
             parts.append(dataclasses.replace(held, part=part))
         layout = dataclasses.replace(self.layout, parts=tuple(held.part for held in parts if self.layout.parts))
         return dataclasses.replace(self, layout=layout, parts=tuple(parts))
+
+    def elements_not_in(self, order: Order) -> int:
+        """Return how many elements are stored in another order."""
+        parts = (held.part for held in self.parts)
+        return sum(part.shape[0] * part.shape[1] for part in parts if part.order != order)
 
     @property
     def obstacle(self) -> str:

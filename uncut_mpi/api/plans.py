@@ -14,6 +14,7 @@ from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
+from uncut_mpi.model.parts import Order
 from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
@@ -127,7 +128,7 @@ class PlanKey:
             alpha_is_zero=scales_only,
         )
         check_written(infos)
-        places = map(_where, in_schedule_order(problem, infos))
+        places = (_where(info, info.stored.order) for info in in_schedule_order(problem, infos))
         return cls(problem, Placement(*places), choices.options, private_of(problem, infos))
 
     @classmethod
@@ -138,25 +139,29 @@ class PlanKey:
         Raises
         ------
         ParamError
-            If shapes, types, orders or overlaps do not allow it.
+            If shapes, types or overlaps do not allow it.
         """
         source, _, target = infos
-        orders = target.stored.order, source.stored.order
-        alike = ([info.in_order(order) for info in (source, target)] for order in orders)
-        a, c = next((read for read in alike if None not in read), (None, None))
         shapes = source.layout.shape, target.layout.shape
-        if shapes[0] != shapes[1] or source.dtype is not target.dtype or a is None or c is None:
+        if shapes[0] != shapes[1] or source.dtype is not target.dtype:
             found = " and ".join(
-                f"{rows}×{cols} {one.dtype.name} in {one.stored.order} order"
-                for (rows, cols), one in zip(shapes, (source, target), strict=True)
+                f"{rows}×{cols} {one.dtype.name}" for (rows, cols), one in zip(shapes, (source, target), strict=True)
             )
             raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
         check_written(infos)
-        lds = a.stored.ld, c.stored.ld
-        shape = a.stored.column_major_shape
-        problem = GemmProblem(*shape, 0, a.dtype, lda=lds[0], ldc=lds[1], reads_c=False, copies=True)
+        # What is not in the order in which the problem has both is transposed: as little as can be.
+        orders = target.stored.order, source.stored.order
+        alike = [(order, source.in_order(order), target.in_order(order)) for order in orders]
+        order, a, c = min(alike, key=lambda read: sum(info.elements_not_in(read[0]) for info in read[1:]))
+        shape = shapes[0] if order == "F" else shapes[0][::-1]
+        places = [_where(one, order) for one in (a, c)]
+        lda, ldc = (
+            one.parts[0].part.ld if isinstance(where, Location) else 0
+            for one, where in zip((a, c), places, strict=True)
+        )
+        problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
         obstacles = [held.obstacle for held in a.parts], [""], [held.obstacle for held in c.parts]
-        return cls(problem, Placement(_where(a), Location.host(), _where(c)), choices.options, _private(obstacles))
+        return cls(problem, Placement(places[0], Location.host(), places[1]), choices.options, _private(obstacles))
 
     @property
     def digest(self) -> bytes:
@@ -170,11 +175,11 @@ def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tupl
     return (b, a, c) if problem.swapped else of_three
 
 
-def _where(info: MatrixInfo) -> Where:
-    """Return where a matrix lives: in parts, those of the matrix that is stored column-major."""
-    if info.location is not None:
+def _where(info: MatrixInfo, order: Order) -> Where:
+    """Return where a matrix lives, or its parts if they are several or in another order; of what is column-major."""
+    if info.location is not None and info.parts[0].part.order == order:
         return info.location
-    return info.layout if info.stored.order == "F" else info.layout.transposed
+    return info.layout if order == "F" else info.layout.transposed
 
 
 def private_of(problem: GemmProblem, infos: Infos) -> tuple[int, ...]:

@@ -626,7 +626,8 @@ class Session:
         layout : Layout
             What each rank is to have.
         out : Matrix, optional
-            Where it is copied to: a matrix of this layout, and of the same shape, type and order. By default a new one.
+            Where it is copied to: a matrix of this layout, and of the same shape and type. By default a new one. Parts
+            that are stored in another order are transposed on their way.
         memory : str, optional
             Of a new one, as of `empty`; by default each rank's is that of its part of `matrix`.
 
