@@ -355,12 +355,39 @@ BAD = {
     "parts overlap": (
         lambda s: s.distribute_parts([(np.ones((2, 3)), (2 * s.rank - (s.rank == 1), 0))], shape=(2 * s.size, 3)),
         um.ParamError,
-        ["parts overlap: [0:2, 0:3] at h0 and [1:3, 0:3] at h1"],
+        ["parts overlap: [0:2, 0:3] at h0 and [1:3, 0:3] at h1", "of all parts rank 0: [0:2, 0:3], rank 1: [1:3"],
     ),
     "parts leave something out": (
         lambda s: s.distribute_parts([(np.ones((2, 3)), (2 * s.rank, 0))], shape=(2 * s.size + 1, 3)),
         um.ParamError,
-        ["parts have"],
+        ["parts have", "of all parts ", ": [0:2, 0:3]"],
+    ),
+    "a part outside": (
+        lambda s: s.distribute_parts([(np.ones((2, 3)), (2 * s.rank, 1))], shape=(2 * s.size, 3)),
+        um.ParamError,
+        ["is no part of a ", "of all parts ", ": [0:2, 1:4]"],
+    ),
+    "other types of parts": (
+        lambda s: s.distribute_parts(
+            [(np.ones((2, 3), [np.float64, np.float32][s.rank == 1]), (2 * s.rank, 0))], shape=(2 * s.size, 3)
+        ),
+        um.RankMismatchError,
+        ["of different types: rank 0: f64, rank 1: f32"],
+    ),
+    "other types that were asked for": (
+        lambda s: s.distribute(None, Layout.rows(), shape=(4, 4), dtype=["f64", "f32"][s.rank == 1]),
+        um.RankMismatchError,
+        ["rank 1: distribute(layout=rows, shape=(4, 4), dtype="],
+    ),
+    "other new layouts": (
+        lambda s: s.empty((4, 4), "f64", [Layout.rows(), Layout.cols()][s.rank == 1]),
+        um.RankMismatchError,
+        ["layout=rows", "rank 1: empty(shape=(4, 4), dtype=f64, layout=cols"],
+    ),
+    "other memories": (
+        lambda s: s.empty((4, 4), "f64", Layout.rows(), memory=["device", "host"][s.rank == 1]),
+        um.RankMismatchError,
+        ["rank 1: empty(", "memory='host'"],
     ),
     "no corners": (
         lambda s: s.distribute_parts([np.ones((2, 3))], shape=(2 * s.size, 3)),
@@ -412,6 +439,7 @@ def test_a_part_of_c_in_the_memory_of_a_or_b_or_of_c_is_refused_with_its_rank(co
     b = session.distribute(np.ones((8, 8)) if session.rank == 0 else None, Layout.whole(0))
     c = session.distribute(memory[3:7] if session.rank == guilty else np.ones((4, 8)), Layout.rows())
     expect(comm, um.ParamError, [f"C overlaps A in memory (rank {guilty})"], lambda: session.gemm(a, b, c))
+    collective_assert(comm, (c.local == 1).all(), f"computed all the same: {c.local}")
     whole = session.empty_host((4, 8))
     twice = session.distribute(whole.array if session.rank in (0, guilty) else np.ones((4, 8)), Layout.rows())
     expect(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert, expect
+from tests.helpers.collective import collective_assert, expect, outcome
 from tests.helpers.distributed import distributed, fill, on_host, random_layout
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
@@ -35,6 +35,13 @@ with um.Session(comm) as s:
     assert c.layout == um.Layout.rows([0, 200, 71, 100])
     np.testing.assert_allclose(c.local, A @ np.vstack(comm.allgather(B)), atol=1e-10)
 """
+
+
+class Hostile:
+    """Raises whatever is asked of it."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -122,10 +129,20 @@ def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
         wrong = np.asfortranarray(np.zeros((mine, 6))) if comm.size == 1 or comm.rank else x
         expect(comm, um.ParamError, ["A does not fit the plan"], lambda: plan.execute(a=wrong))
         expect(comm, um.ParamError, ["local arrays do not make"], lambda: plan.execute(a=np.zeros((mine + 1, 6))))
-        expect(comm, um.ParamError, ["C is a list: pass a Matrix, or on each rank"], lambda: plan.execute(c=[1.0]))
+        nothing = np.empty((0, 6)) if comm.size == 1 or comm.rank else x
+        expect(comm, um.ParamError, ["local arrays do not make"], lambda: plan.execute(a=nothing))
+        for odd in ([1.0], np.float64(1), Hostile(), "x"):  # also on one rank only, and after arrays were given
+            given = odd if comm.rank == comm.size - 1 else x
+            product = outcome(lambda odd=odd: session.gemm(odd if comm.rank == comm.size - 1 else a, b))
+            executed = outcome(lambda given=given: plan.execute(a=given))
+            good = (
+                executed == product if type(odd) is not Hostile else executed.startswith(("ParamError", "PeerFailed"))
+            )
+            collective_assert(comm, good, f"{executed} instead of {product}")
         if comm.size > 1:
             some = {"a": x} if comm.rank else {}
             expect(comm, um.RankMismatchError, ["with arrays for A"], lambda: plan.execute(**some))
+    expect(comm, um.ParamError, ["the plan is closed"], lambda: plan.execute(a=x))
     gc.collect()
     session.release(session.empty((4, 4), "f64", Layout.whole(0)))
     collective_assert(comm, {*session._store._held} == kept, "matrices of arrays stay when the plan is closed")

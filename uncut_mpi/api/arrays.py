@@ -109,6 +109,20 @@ def _plain(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return given
 
 
+def is_array(given: Any) -> bool:
+    """Return whether what a caller gave shows its memory, as arrays and tensors do, or fails when it is to."""
+    protocols = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
+    return not isinstance(given, np.generic) and any(shows(given, protocol) for protocol in protocols)
+
+
+def has_elements(given: Any) -> bool:
+    """Return whether what a caller gave as an array is none that is empty."""
+    try:
+        return 0 not in given.shape
+    except Exception:  # it is no array, which is told where it is taken
+        return True
+
+
 def shows(given: Any, protocol: str) -> bool:
     """Return whether what a caller gave has an attribute, or fails when it is asked for that."""
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo, turned
 from uncut_mpi.api.wanted import NewMatrix
@@ -17,6 +18,9 @@ from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.spmd import agreement
+
+_MOST_SHOWN: Final = 4
+"""Of a rank's parts, in an error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,8 +147,13 @@ def by_corners(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], ki
     dtype = _type_of(counting, kind)
     helds = [one.held for ones in given for one in ones if one.has_elements]
     parts = _in_one_order([held.part for held in helds])
+    try:
+        bound = BoundLayout(shape, tuple(parts))
+    except ParamError as error:
+        texts = [_rectangles_text([one.held.part for one in ones if one.has_elements]) for ones in given]
+        raise ParamError(f"{error}; of all parts {agreement.by_rank(texts)}") from None
     return Dealt(
-        BoundLayout(shape, tuple(parts)),
+        bound,
         dtype,
         tuple(dataclasses.replace(held, part=part) for held, part in zip(helds, parts, strict=True))
         or _without_elements(shape, counting, 0),
@@ -224,6 +233,12 @@ def _do_not_fit(layout: Layout, shape: tuple[int, int], texts: Sequence[str]) ->
         f"local arrays do not make a {shape[0]}×{shape[1]} matrix of layout {layout}: {agreement.by_rank(texts)}; pass "
         "each rank's part as it is, or another layout or shape"
     )
+
+
+def _rectangles_text(parts: Sequence[Part]) -> str:
+    shown = [f"[{top}:{bottom}, {left}:{right}]" for (top, bottom), (left, right) in ((p.rows, p.cols) for p in parts)]
+    more = [f"{len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
+    return " and ".join([*shown[:_MOST_SHOWN], *more]) or "none"
 
 
 def _has_elements(shape: tuple[int, int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from uncut_mpi.api.arrays import shows
+from uncut_mpi.api.arrays import is_array
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
@@ -14,7 +14,6 @@ from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_wri
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.parts import Part
 from uncut_mpi.planning.schedule import Schedule
 
@@ -191,8 +190,7 @@ class GemmPlan:
         try:
             calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
             scalars = Scalars.of(alpha, beta)
-            if self._closed:
-                raise ParamError("the plan is closed: make a new one")
+            self._check_open()
             if self._scales_only and scalars.alpha != 0:
                 raise ParamError(
                     f"alpha = {scalars.alpha}, but the plan was made with scales_only=True: plan without it"
@@ -221,19 +219,23 @@ class GemmPlan:
         if not arrays:
             return given
 
+        store = self._calls.store
+
         def check() -> None:
+            self._check_open()
             for name, (planned, one) in arrays.items():
-                if planned.layout is None or not shows(one, "shape"):
-                    raise ParamError(
-                        f"{name} is {type_text(one)}: pass a Matrix, or on each rank an array of its part (of matrices "
-                        "made by distribute_parts a Matrix alone)"
-                    )
+                if planned.layout is None or not is_array(one):
+                    store.check(name, one)
 
         self._calls.gate.begin(call, f"{call} with arrays for {', '.join(arrays)}", check)
         for name, (planned, one) in arrays.items():
-            self._arrays[name] = self._calls.store.like(planned, one, self._arrays.get(name))
+            self._arrays[name] = store.like(planned, one, self._arrays.get(name))
         a, b, c = (self._arrays[name] if name in arrays else one for name, one in zip("ABC", given, strict=True))
         return a, b, c
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ParamError("the plan is closed: make a new one")
 
     def _check_fit(self, matrices: Operands) -> None:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uncut_mpi.api.arrays import element_type, take
+from uncut_mpi.api.arrays import element_type, has_elements, take
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import Dealt, GivenArray, by_corners, by_layout
 from uncut_mpi.api.matrix import (
@@ -152,7 +152,7 @@ class MatrixStore:
         before : Matrix or None
             What this was asked for before; if all ranks give the same arrays again, it is returned.
         """
-        same = before is not None and before.home is self._home and (0 in given.shape or before.local is given)
+        same = before is not None and before.home is self._home and _is_local(given, before)
         again = self._collect(int(same))
         if before is not None and all(again):
             return before
@@ -165,7 +165,7 @@ class MatrixStore:
         if not isinstance(matrix, Matrix):
             raise ParamError(
                 f"{name} is {'None' if matrix is None else type_text(matrix)}: pass a Matrix of this session "
-                "(session.register(array, root=...) or session.empty_host(shape))"
+                "(session.distribute(array, layout), session.register(array, root=...) or session.empty_host(shape))"
             )
         if matrix.home is not self._home:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
@@ -477,6 +477,12 @@ def _view_of(segment: Segment, piece: Piece, info: MatrixInfo) -> np.ndarray:
     flat = segment.array(np.uint8, segment.nbytes)[piece.start :]
     item = info.dtype.itemsize
     return host_view(flat[: len(flat) // item * item].view(info.dtype.numpy), info.stored)
+
+
+def _is_local(given: Any, matrix: Matrix) -> bool:
+    """Return whether a caller gave what this rank has of a matrix; all that has no elements is alike."""
+    local = matrix.local
+    return local is given or (0 in local.shape and not has_elements(given))
 
 
 def _process(rank: int) -> str:
