@@ -1,0 +1,278 @@
+"""The calls of a session that make matrices: new ones, of arrays that ranks have, and their release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.api.exclusive import public_call
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.session_base import SessionBase
+from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
+from uncut_mpi.api.wording import matrix_text
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.locations import Memory
+from uncut_mpi.model.problem import Order
+
+
+class MakesMatrices(SessionBase):
+    """The matrices of a session, made and released."""
+
+    @public_call
+    def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Matrix:
+        """
+        Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
+
+        One segment per node, pinned for every rank's device; each rank's `Matrix.array` is a view of it.
+
+        Parameters
+        ----------
+        shape : sequence of two int
+            Rows and columns.
+        dtype : numpy dtype or str
+            float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16; tf32, which is float32 in memory).
+        order : {"C", "F"}
+            Storage order.
+
+        Raises
+        ------
+        ParamError
+            If an argument is none of these, or differs between ranks.
+        CapacityError
+            If the node has too little memory for it; nothing is left behind.
+        """
+        with self._gate.exclusive():
+            whole = Layout.whole(0)
+            return self._store.empty(
+                self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order, whole, "shared"))
+            )
+
+    @public_call
+    def empty_device(
+        self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C"
+    ) -> Matrix:
+        """
+        Return an uninitialised matrix in the device memory of one rank. Collective.
+
+        `Matrix.array` is a cupy array there (a numpy array with the host backend), None elsewhere.
+
+        Parameters
+        ----------
+        shape, dtype, order
+            As of `empty_host`.
+        rank : int
+            Whose device.
+
+        Raises
+        ------
+        ParamError
+            If an argument is none of these, or differs between ranks.
+        CapacityError
+            If that device has too little memory.
+        """
+
+        def convert() -> NewMatrix:
+            return new_matrix(shape, dtype, order, Layout.whole(rank_of("rank", rank, self.size)), "device")
+
+        with self._gate.exclusive():
+            return self._store.empty(self._begin_converted("empty_device", convert))
+
+    @public_call
+    def empty(
+        self,
+        shape: Sequence[int],
+        dtype: object,
+        layout: Layout,
+        *,
+        order: Order = "C",
+        memory: Memory = "device",
+    ) -> Matrix:
+        """
+        Return an uninitialised matrix that is dealt to ranks. Collective.
+
+        Parameters
+        ----------
+        shape, dtype, order
+            As of `empty_host`.
+        layout : Layout
+            What each rank has; `Matrix.local` is that.
+        memory : {"device", "host", "shared"}
+            Where: in the memory of each rank's device, in host memory of each rank alone, or in one segment of host
+            memory that every rank of the node reads and writes, of which each `Matrix.local` is a view.
+
+        Raises
+        ------
+        ParamError
+            If an argument is none of these, or differs between ranks; if the layout does not fit the shape or the
+            number of ranks.
+        CapacityError
+            If a rank has too little memory.
+        """
+
+        def convert() -> NewMatrix:
+            wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
+            wanted.layout.rectangles(wanted.shape, self.size)
+            return wanted
+
+        with self._gate.exclusive():
+            return self._store.empty(self._begin_converted("empty", convert))
+
+    @public_call
+    def distribute(
+        self, local: Any, layout: Layout, *, shape: Sequence[int] | None = None, dtype: object = None
+    ) -> Matrix:
+        """
+        Make arrays of the ranks one matrix, of which each is a part, without a copy. Collective.
+
+        Parameters
+        ----------
+        local : array or None
+            This rank's part, as of `register`; None, or an array without elements, where it has none. Memory, order and
+            leading dimension may differ between ranks.
+        layout : Layout
+            How the matrix is dealt to ranks. Of ``Layout.rows()`` and ``Layout.cols()`` without counts, the arrays say
+            how many each rank has.
+        shape : sequence of two int, optional
+            Rows and columns of the matrix; needed where neither counts nor arrays say them.
+        dtype : str or DType, optional
+            As of `register`; needed where no rank has an array.
+
+        Returns
+        -------
+        Matrix
+            Its `Matrix.local` is the array that was given, which is kept alive; of a rank that gave None an array of
+            the part's shape, without elements.
+
+        Raises
+        ------
+        ParamError, RankMismatchError
+            On all ranks, with rank: value. If arrays do not add up to the shape or are of different types; if ranks
+            pass different layouts, shapes or types; as `register`.
+
+        Notes
+        -----
+        What `register` says of memory holds for each part. Arrays of ``Layout.replicated()`` must be equal: one of them
+        is read, and as C all are written.
+        """
+
+        def convert() -> tuple[Layout, tuple[int, int] | None, DType | None]:
+            return (
+                layout_of(layout),
+                None if shape is None else shape_of(shape),
+                None if dtype is None else DType.parse(dtype),
+            )
+
+        def text(asked: tuple[Layout, tuple[int, int] | None, DType | None]) -> str:
+            return f"distribute(layout={asked[0]}, shape={asked[1]}, dtype={asked[2]!r})"
+
+        with self._gate.exclusive():
+            asked = self._begin_converted("distribute", convert, text)
+            return self._store.distribute([] if local is None else [(local, (0, 0))], *asked)
+
+    @public_call
+    def distribute_parts(
+        self, parts: Sequence[tuple[Any, tuple[int, int]]], *, shape: Sequence[int], dtype: object = None
+    ) -> Matrix:
+        """
+        Make arrays of the ranks one matrix, each of which says where it is, without a copy. Collective.
+
+        Parameters
+        ----------
+        parts : sequence of (array, (int, int))
+            What this rank has: any number of arrays as of `distribute`, each with its first row and column.
+        shape : sequence of two int
+            Rows and columns of the matrix.
+        dtype : str or DType, optional
+            As of `distribute`.
+
+        Returns
+        -------
+        Matrix
+            Its `Matrix.local` is a tuple of the arrays.
+
+        Raises
+        ------
+        ParamError, RankMismatchError
+            On all ranks. If parts overlap, leave the matrix or leave an element of it out; as `distribute`. Parts of
+            equal rows and columns on several ranks are replicas.
+        """
+
+        def convert() -> tuple[list[tuple[Any, tuple[int, int]]], tuple[int, int], DType | None]:
+            return parts_of(parts), shape_of(shape), None if dtype is None else DType.parse(dtype)
+
+        with self._gate.exclusive():
+            given, extents, kind = self._begin_converted(
+                "distribute_parts", convert, lambda asked: f"distribute_parts(shape={asked[1]}, dtype={asked[2]!r})"
+            )
+            return self._store.distribute(given, None, extents, kind)
+
+    @public_call
+    def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
+        """
+        Make an existing array of one rank usable by all, without a copy. Collective.
+
+        Parameters
+        ----------
+        array : array on rank `root`; ignored elsewhere (pass None)
+            Two-dimensional, rows or columns contiguous (any leading dimension): of numpy or cupy, or anything that
+            shows its memory by ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, as tensors of
+            torch and jax do. It lies in host memory or on the device of `root`. What its library has enqueued on its
+            current stream so far is awaited.
+        root : int
+            The rank that has it; the same on all ranks.
+        dtype : str or DType, optional
+            What its products are computed in, the same on all ranks: ``"tf32"`` for a float32 array, to use TF32; else
+            that of the array.
+
+        Returns
+        -------
+        Matrix
+            On `root` its `Matrix.array` is the array, or one of numpy or cupy over the same memory; what was
+            registered is kept alive.
+
+        Raises
+        ------
+        ParamError
+            On all ranks: if it is not such an array, or means more than what lies in its memory (masked elements,
+            units, a gradient); if ranks name different roots.
+
+        Notes
+        -----
+        A view of a matrix of this session in shared host memory (`empty_host`) stays shared: all ranks read and write
+        it, and `Matrix.array` is a view on each. All other host memory is private to `root`: only its link reaches
+        it. What CUDA cannot page-lock of that, a thread of `root` copies to and from memory that is, during each call
+        (`PlanSummary.staged`), which takes longer. Read-only arrays, and those of libraries whose arrays never change
+        (jax), can be A or B, not C.
+
+        What is the same memory is judged by the memory, not by its address: two maps of one file, a window of MPI,
+        shared memory of other sessions and processes, managed memory seen from host and device are known. It cannot
+        be known of device memory that the program itself has mapped from another process (CUDA IPC, virtual memory
+        management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either. It is
+        looked up once: leave a registered mapping as it is, and a mapped file no shorter, until the release.
+        """
+
+        def convert() -> tuple[int, DType | None]:
+            return rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
+
+        with self._gate.exclusive():
+            # Roots are compared by the store, whose error says what a matrix is.
+            place, kind = self._begin_converted("register", convert, lambda asked: f"register(dtype={asked[1]!r})")
+            return self._store.register(array, place, kind)
+
+    @public_call
+    def release(self, matrix: Matrix) -> None:
+        """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective."""
+
+        def convert() -> Matrix:
+            found = self._store.check("release: matrix", matrix)
+            if found.info.view is not None:
+                raise ParamError(f"{found.info} is a view and has no memory of its own: release the matrix")
+            return found
+
+        with self._gate.exclusive():
+            found = self._begin_converted("release", convert, lambda found: f"release({matrix_text(found)})")
+            self._store.release(found)

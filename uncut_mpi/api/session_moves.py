@@ -1,0 +1,185 @@
+"""The calls of a session that copy matrices: to another layout, from one rank or to one, to the host and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.api.exclusive import public_call
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.request import Choices, Request, Scalars, infos_of
+from uncut_mpi.api.session_base import SessionBase
+from uncut_mpi.api.wanted import NewMatrix, layout_of, own_memory, rank_of
+from uncut_mpi.api.wording import matrix_text
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.locations import Memory, memory_of
+
+
+class MovesMatrices(SessionBase):
+    """The matrices of a session, copied into others."""
+
+    @public_call
+    def scatter(self, array: Any, layout: Layout, root: int = 0, *, memory: Memory = "device") -> Matrix:
+        """
+        Return a new matrix with the elements of an array of one rank, dealt to ranks. Collective.
+
+        Parameters
+        ----------
+        array : array on rank `root`; ignored elsewhere (pass None)
+            As of `register`.
+        layout : Layout
+            What each rank is to have.
+        root : int, default 0
+            The rank that has the array.
+        memory : {"device", "host", "shared"}
+            As of `empty`.
+
+        Raises
+        ------
+        ParamError, CapacityError
+            As `register` and `empty`.
+        """
+
+        def convert() -> tuple[int, Layout, Memory]:
+            return rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
+
+        def text(asked: tuple[int, Layout, Memory]) -> str:
+            return f"scatter(layout={asked[1]}, root={asked[0]}, memory={asked[2]!r})"
+
+        with self._gate.exclusive():
+            place, wanted, where = self._begin_converted("scatter", convert, text)
+            source = self._store.register(array, place)
+            made = self._store.empty(NewMatrix(source.shape, source.dtype, source.order, wanted, where))
+            self._copy("scatter", source, made)
+            self._store.release(source)
+        return made
+
+    @public_call
+    def gather(self, matrix: Matrix, root: int = 0) -> np.ndarray | None:
+        """
+        Return all of a matrix as a new numpy array on one rank, None elsewhere. Collective.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            Of any layout.
+        root : int, default 0
+            The rank that gets the array.
+
+        Raises
+        ------
+        ParamError, CapacityError
+            If the arguments are none of these, or the rank has too little memory.
+        """
+
+        def convert() -> tuple[Matrix, int]:
+            return self._store.check("gather: matrix", matrix), rank_of("root", root, self.size)
+
+        with self._gate.exclusive():
+            source, place = self._begin_converted(
+                "gather", convert, lambda asked: f"gather({matrix_text(asked[0])}, root={asked[1]})"
+            )
+            whole = NewMatrix(source.shape, source.dtype, source.order, Layout.whole(place), "host")
+            made = self._store.empty(whole)
+            self._copy("gather", source, made)
+            array: np.ndarray | None = made.array
+            self._store.release(made)
+        return array
+
+    @public_call
+    def redistribute(
+        self, matrix: Matrix, layout: Layout, *, out: Matrix | None = None, memory: Memory | None = None
+    ) -> Matrix:
+        """
+        Copy a matrix into one that is dealt otherwise. Collective.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            Of any layout.
+        layout : Layout
+            What each rank is to have.
+        out : Matrix, optional
+            Where it is copied to: a matrix of this layout, and of the same shape and type. By default a new one. Parts
+            that are stored in another order are transposed on their way.
+        memory : str, optional
+            Of a new one, as of `empty`; by default each rank's is that of its part of `matrix`.
+
+        Returns
+        -------
+        Matrix
+            `out`, or the new one.
+
+        Raises
+        ------
+        ParamError, CapacityError
+            If arguments do not fit, or a rank has too little memory.
+        """
+
+        def convert() -> tuple[Matrix, Layout, Matrix | None, Memory | None]:
+            source = self._store.check("redistribute: matrix", matrix)
+            wanted = layout_of(layout)
+            wanted.rectangles(source.shape, self.size)
+            if out is None:
+                return source, wanted, None, None if memory is None else memory_of(memory)
+            target = self._store.check("redistribute: out", out)
+            if memory is not None or target.layout != wanted.filled(source.shape, self.size):
+                raise ParamError(
+                    f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: pass the "
+                    "layout of out and no memory, or no out"
+                )
+            return source, wanted, target, None
+
+        def text(asked: tuple[Matrix, Layout, Matrix | None, Memory | None]) -> str:
+            return (
+                f"redistribute({matrix_text(asked[0])}, {asked[1]}, out={matrix_text(asked[2])}, memory={asked[3]!r})"
+            )
+
+        with self._gate.exclusive():
+            source, wanted, target, where = self._begin_converted("redistribute", convert, text)
+            if target is None:
+                about = source.shape, source.dtype, source.order
+                target = self._store.empty(NewMatrix(*about, wanted, where or own_memory(source)))
+            self._copy("redistribute", source, target)
+        return target
+
+    @public_call
+    def download(self, matrix: Matrix) -> Matrix:
+        """
+        Return a host matrix that every rank reads with the elements of a matrix. Collective.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            Of any location; one in shared host memory is returned as it is.
+        """
+        with self._gate.exclusive():
+            self._begin_with("download", matrix=matrix)
+            return self._store.download(matrix)
+
+    @public_call
+    def upload(self, source: Matrix, target: Matrix) -> None:
+        """
+        Copy a shared host matrix into a matrix of the same shape and type. Collective.
+
+        Raises
+        ------
+        ParamError
+            If shapes or types differ, or `source` is not in shared host memory.
+        """
+        with self._gate.exclusive():
+            self._begin_with("upload", source=source, target=target)
+            self._store.upload(source, target)
+
+    def _copy(self, call: str, source: Matrix, target: Matrix) -> None:
+        """Copy a matrix into another, as part of a call that has opened. Collective."""
+        try:
+            self._backend.mark_caller(None)
+            request = Request(call, (source, source, target), Scalars(1.0, 0.0), Choices.of("N", "N", None))
+            plan = self._plans.known(PlanKey.of_copy(infos_of(request.matrices), request.choices))
+        except Exception as error:
+            self._gate.fail(call, error)
+        self._calls.run(request, plan, self._plans.keep)

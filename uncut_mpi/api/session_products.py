@@ -1,0 +1,208 @@
+"""The calls of a session that multiply: at once, or planned for many executions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from uncut_mpi.api.dealing import proposed
+from uncut_mpi.api.exclusive import end_call, public_call
+from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.request import Choices, Operands, Request, Scalars, infos_of
+from uncut_mpi.api.session_base import SessionBase
+from uncut_mpi.api.wanted import NewMatrix, new_result, out_layout_of, possible_results
+from uncut_mpi.api.wording import product_text
+from uncut_mpi.errors import ParamError, UncutError, agreed
+from uncut_mpi.model.arguments import flag
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.problem import Trans
+from uncut_mpi.planning.options import ScheduleOptions
+
+
+class Multiplies(SessionBase):
+    """The products of a session."""
+
+    def gemm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        options: ScheduleOptions | None = None,
+        out_layout: Layout | Literal["auto"] | None = None,
+        stream: Any = None,
+    ) -> Matrix:
+        """
+        Compute C := alpha op(A) op(B) + beta C. Collective.
+
+        Parameters
+        ----------
+        a, b : Matrix
+            op(A) is m×k, op(B) is k×n; same dtype.
+        out : Matrix, optional
+            C, m×n, overwritten. By default a new one in C order. Of two whole matrices (`register`, `empty_host`,
+            `empty_device`, ``Layout.whole()``) it is a host matrix of all ranks (`empty_host`). Else it is dealt as
+            op(A) if that leaves k whole, or as op(B) if that does, or by even rows; it lies in memory of the same kind
+            as the operand that it follows, or A.
+        alpha, beta : float
+            Scalars. With beta = 0 C is not read, with alpha = 0 A and B are not.
+        trans_a, trans_b : {"N", "T"}
+            Whether op transposes.
+        options : ScheduleOptions, optional
+            What to fix about the schedule.
+        out_layout : Layout or "auto", optional
+            How a new C is dealt, also of two whole matrices, instead of by that rule; its memory is as by the rule for
+            others. ``"auto"``: as op(A), as op(B), by even rows, columns or blocks, whichever is predicted to take the
+            least time. The first such call plans for each of them.
+        stream : optional
+            Stream whose earlier work must be done first; the current one by default.
+
+        Returns
+        -------
+        Matrix
+            C.
+
+        Raises
+        ------
+        ParamError
+            If arguments do not fit or differ between ranks, C overlaps A or B in memory (as far as that can be
+            known, see `register`), or beta is not 0 and there is no C. Nothing was computed.
+        CapacityError
+            If a device has too little memory for the SoftBuf.
+        UncutError
+            If a rank failed while computing; C is undefined then.
+        """
+        try:  # as `public_call` does, and quicker
+            return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, options, out_layout, stream)
+        except BaseException as error:
+            del self, a, b, out, stream
+            end_call(error)
+            raise
+
+    @public_call
+    def matmul(self, a: Matrix, b: Matrix) -> Matrix:
+        """Return A B, a new matrix: `gemm` without anything else. Collective."""
+        return self.gemm(a, b)
+
+    @public_call
+    def plan(
+        self,
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+        *,
+        reads_c: bool = True,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        scales_only: bool = False,
+        options: ScheduleOptions | None = None,
+    ) -> GemmPlan:
+        """
+        Plan C := alpha op(A) op(B) + beta C once, for many executions. Collective.
+
+        Parameters
+        ----------
+        a, b, c : Matrix
+            As for `gemm`; others of the same shape, type, order, leading dimension and location
+            may be given to `GemmPlan.execute`.
+        reads_c : bool, default True
+            False promises beta = 0 in every execution, and saves reading C.
+        scales_only : bool, default False
+            True promises alpha = 0 in every execution, and saves A and B: C is only scaled.
+
+        Raises
+        ------
+        ParamError, PlanError, CapacityError
+            On all ranks.
+        """
+
+        def convert() -> tuple[PlanKey, Operands, Choices]:
+            operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
+            promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
+            return PlanKey.of(infos_of(operands), choices, **promises), operands, choices
+
+        with self._gate.exclusive():
+            key, operands, choices = self._begin_converted("plan", convert, lambda asked: repr(asked[0]))
+            plan, _ = self._calls.prepare(key, operands)
+        return GemmPlan(self, self._calls, plan, operands, choices)
+
+    def _gemm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None,
+        alpha: float,
+        beta: float,
+        trans_a: Trans,
+        trans_b: Trans,
+        options: ScheduleOptions | None,
+        out_layout: Layout | Literal["auto"] | None,
+        stream: Any,
+    ) -> Matrix:
+        if out is None:
+            out, out_layout = self._make_result(a, b, alpha, beta, trans_a, trans_b, options, out_layout), None
+        with self._gate.exclusive():
+            try:
+                self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
+                if out_layout is not None:
+                    raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
+                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
+                plan = self._plans.find(request)
+            except Exception as error:
+                self._gate.fail("gemm", error)
+            self._calls.run(request, plan, self._plans.keep)
+        return out
+
+    def _make_result(
+        self,
+        a: object,
+        b: object,
+        alpha: object,
+        beta: object,
+        trans_a: object,
+        trans_b: object,
+        options: object,
+        out_layout: object,
+    ) -> Matrix:
+        """Return a new matrix for op(A) op(B). Collective."""
+
+        def convert() -> tuple[tuple[Matrix, Matrix], Scalars, Choices, Layout | Literal["auto"] | None]:
+            scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+            if scalars.beta != 0:
+                raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
+            first, second = self._store.check("A", a), self._store.check("B", b)
+            wanted = out_layout_of(out_layout)
+            if isinstance(wanted, Layout):
+                made = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
+                wanted.rectangles(made.shape, self.size)
+            return (first, second), scalars, choices, wanted
+
+        def text(asked: tuple[tuple[Matrix, Matrix], Scalars, Choices, object]) -> str:
+            return f"{product_text('gemm', *asked[:3])}, out_layout={asked[3]}"
+
+        with self._gate.exclusive():
+            (first, second), scalars, choices, wanted = self._begin_converted("gemm", convert, text)
+            if wanted == "auto":
+                return self._store.empty(self._fastest_result(first, second, scalars, choices))
+            return self._store.empty(new_result(first, second, choices.trans_a, choices.trans_b, wanted))
+
+    def _fastest_result(self, a: Matrix, b: Matrix, scalars: Scalars, choices: Choices) -> NewMatrix:
+        """Return the matrix for op(A) op(B) whose product is predicted to take the least time. Collective."""
+        several = possible_results(a, b, choices.trans_a, choices.trans_b, self.size)
+        memories = zip(*self._group.allgather_objects([one.memory for one in several]), strict=True)
+        try:
+            keys = [
+                PlanKey.of(
+                    (a.info, b.info, proposed(one, of_ranks)), choices, reads_c=False, scales_only=scalars.alpha == 0
+                )
+                for one, of_ranks in zip(several, memories, strict=True)
+            ]
+        except UncutError as wrong:  # of the same values on all ranks
+            raise agreed(wrong) from None
+        return several[self._maker.fastest(keys)]
