@@ -165,6 +165,8 @@ def karolina() -> Machine:
             "table I; a combination at 90 % of that",
             A100_OWN_TEXT,
             "no rate is known for the half types",
+            "watts are not known, and 0 here: the energies of the published results are a constant 400 W a GPU, not "
+            "measured",
             SHAPE_TEXT,
             AUTHORS_COSTS_TEXT,
             "latency of 5 µs assumed",
