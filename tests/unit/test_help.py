@@ -68,7 +68,7 @@ def test_a_flag_means_the_same_in_every_command(flag):
 
 
 def test_a_new_metric_is_a_line_in_the_registry(monkeypatch):
-    monkeypatch.setitem(METRICS, "ed2p", Metric("the new one", lambda run: energy_j(run) * run.seconds**2, "J s²"))
+    monkeypatch.setitem(METRICS, "ed2p", Metric("the new one", lambda cost: cost.energy_j * cost.seconds**2, "J s²"))
     for parser in (make_parser(), make_plan_parser()):
         assert "ed2p: the new one" in " ".join(parser.format_help().split())
     options = parse(["--metric", "ed2p"]).options

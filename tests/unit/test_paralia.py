@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,13 +14,8 @@ from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.link_map import LinkMap, slowdown
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.paralia import (
-    METRICS,
-    DevicePrediction,
-    extra_transfer_bytes,
-    predict,
-    select,
-)
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.paralia import MOST_SETS, DevicePrediction, Workload, extra_transfer_bytes, predict, select
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
@@ -213,25 +209,69 @@ WATTS = {"busy_watts": np.array([400.0, 400.0, 400.0, 400.0]), "idle_watts": np.
 def test_energy_counts_the_devices_at_rest_too() -> None:
     found = predict(cube(1000), HHH, machine(4, **WATTS), [0, 2])
     assert found.watts == 2 * 400 + 2 * 50
-    assert found.cost("time") == found.seconds
-    assert found.cost("pdp") == pytest.approx(900 * found.seconds)
-    assert found.cost("edp") == pytest.approx(900 * found.seconds**2)
+    assert found.working_watts == 2 * 400
 
 
-@pytest.mark.parametrize("metric", METRICS)
+COSTS: dict[str, Callable[[Workload], float]] = {
+    "time": lambda work: work.seconds,
+    "pdp": lambda work: work.watts * work.seconds,
+    "edp": lambda work: work.watts * work.seconds**2,
+}
+
+
+def cheapest_of_all(problem: GemmProblem, place: Placement, node: Machine, metric: str) -> Workload:
+    """The paper's loop over all sets of devices, small ones first."""
+    ranks = range(node.num_ranks)
+    sets = itertools.chain.from_iterable(itertools.combinations(ranks, count) for count in range(1, len(ranks) + 1))
+    best = None
+    for one in (predict(problem, place, node, devices) for devices in sets):
+        if best is None or COSTS[metric](one) < COSTS[metric](best) * (1 - 1e-9):
+            best = one
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("metric", COSTS)
 @pytest.mark.parametrize("extent", [200, 4000])
 def test_the_selected_devices_are_the_cheapest_of_all_sets(metric: str, extent: int) -> None:
     latency = np.full((5, 5), 2e-5)
     node = machine(4, latency_s=latency, gemm_tflop_per_s={"f64": np.array([1.0, 1.0, 2.0, 1.0])}, **WATTS)
     place = Placement.parse("0,0,0")
-    found = select(cube(extent), place, node, metric=metric)
-    costs = {
-        devices: predict(cube(extent), place, node, devices).cost(metric)
-        for count in range(1, 5)
-        for devices in itertools.combinations(range(4), count)
-    }
-    assert found.cost(metric) <= min(costs.values()) * (1 + 1e-8)
-    assert costs[found.devices] == found.cost(metric)
+    found = select(cube(extent), place, node, cost=COSTS[metric])
+    assert found == cheapest_of_all(cube(extent), place, node, metric)
+
+
+@pytest.mark.parametrize(("metric", "place"), [("time", "h,h,h"), ("edp", "0,0,0"), ("pdp", "1,5,5")])
+def test_a_bounded_choice_is_that_of_all_sets(metric: str, place: str) -> None:
+    uneven, where = load_machine("vulcan-8xv100-uneven"), Placement.parse(place)
+    most = 8 * 10  # of 255 sets
+    found = select(cube(4096), where, uneven, cost=COSTS[metric], most_sets=most)
+    assert found == select(cube(4096), where, uneven, cost=COSTS[metric])
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        bandwidth = machine(6).bandwidth_gb_per_s * rng.choice([0.2, 1.0, 3.0], (7, 7))
+        rates = {"f64": rng.choice([1.0, 2.0, 5.0], 6)}
+        watts = {"busy_watts": rng.choice([200.0, 400.0], 6), "idle_watts": np.full(6, 50.0)}
+        node = machine(6, bandwidth_gb_per_s=bandwidth, gemm_tflop_per_s=rates, **watts)
+        found = select(cube(2000), where, node, cost=COSTS[metric], most_sets=6 * 8)
+        assert found == cheapest_of_all(cube(2000), where, node, metric)
+
+
+def test_sets_are_all_of_eight_devices_and_a_bounded_number_of_more() -> None:
+    seen: dict[tuple[int, ...], float] = {}
+
+    def cost(work: Workload) -> float:
+        return seen.setdefault(work.devices, work.seconds)
+
+    select(cube(1000), HHH, machine(8), cost=cost)
+    assert len(seen) == 255
+    seen.clear()
+    order = [*range(11, -1, -1)]
+    select(cube(1000), HHH, machine(12), cost=cost, order=order, most_sets=48)
+    assert len(seen) <= 48
+    assert {len(devices) for devices in seen} == {*range(1, 13)}
+    assert {devices for devices in seen if len(devices) == 1} == {(8,), (9,), (10,), (11,)}
+    assert MOST_SETS // 8 == 70  # sets of 4 devices of 8, the most of one size
 
 
 def test_a_product_too_small_to_travel_stays_where_it_is() -> None:
@@ -241,8 +281,8 @@ def test_a_product_too_small_to_travel_stays_where_it_is() -> None:
 
 def test_more_devices_at_rest_make_fewer_at_work_cheaper() -> None:
     node = machine(4, busy_watts=np.full(4, 400.0))
-    assert len(select(cube(8000), Placement.parse("0,0,0"), node, metric="time").devices) == 4
-    assert select(cube(8000), Placement.parse("0,0,0"), node, metric="pdp").devices == (0,)
+    assert len(select(cube(8000), Placement.parse("0,0,0"), node).devices) == 4
+    assert select(cube(8000), Placement.parse("0,0,0"), node, cost=COSTS["pdp"]).devices == (0,)
 
 
 @pytest.mark.parametrize(
@@ -261,13 +301,7 @@ def test_a_workload_that_makes_no_sense_is_refused(arguments: dict, message: str
         predict(cube(100), HHH, machine(2), **arguments)
 
 
-def test_a_choice_needs_a_metric_and_what_it_is_made_of() -> None:
-    with pytest.raises(ParamError, match="'edp2' does not exist"):
-        select(cube(100), HHH, machine(2), metric="edp2")
-    with pytest.raises(ParamError, match="power of the machine's devices, which is unknown"):
-        select(cube(100), HHH, machine(2), metric="edp")
-    with pytest.raises(ParamError, match="no set of devices"):
-        select(cube(100), HHH, machine(2), subsets=[])
+def test_a_matrix_of_a_rank_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ParamError, match="rank 7"):
         select(cube(100), Placement.parse("7,h,h"), machine(2))
 

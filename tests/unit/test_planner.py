@@ -58,7 +58,7 @@ def test_a_plan_without_options_is_searched() -> None:
     [
         ({}, ("uncut", "kblocks", "cyclic", "bands")),
         ({"grid": (2, 2), "devices": (3, 1, 2, 0)}, ("uncut", "kblocks", "cyclic")),
-        ({"row_shares": (1.0, 2.0)}, ("uncut", "kblocks")),
+        ({"row_shares": (1.0, 2.0)}, ("uncut", "kblocks", "cyclic")),
         ({"tile": 512}, ("uncut", "cyclic", "bands")),
         ({"distribution": "sequential"}, ("cyclic",)),
         ({"wr_lazy": False}, ("uncut",)),

@@ -24,6 +24,7 @@ from uncut_mpi.planning import bands
 from uncut_mpi.planning.cyclic import deal
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
@@ -181,10 +182,48 @@ def test_it_takes_the_devices_shares_and_tile_of_least_predicted_time() -> None:
         assert abs((gemms["rank"] == device).sum() / steps - ratio * tiles) < 1
 
 
-def test_of_many_ranks_all_compute() -> None:
-    problem = GemmProblem(512, 512, 512, DType.f64)
-    made = plan(problem, Placement.parse("h,h,h"), 9, Machine.uniform(9), ScheduleOptions(scheduler="cyclic"))
-    assert made.options.devices == tuple(range(9))
+def test_it_chooses_devices_by_the_metric() -> None:
+    machine = load_machine("vulcan-8xv100").subset(range(5))
+    problem, place = GemmProblem(1024, 1024, 1024, DType.f64, reads_c=True), Placement.parse("0,0,0")
+    devices = {}
+    for metric in METRICS:
+        options = ScheduleOptions(scheduler="cyclic", metric=metric)
+        made = plan(problem, place, 5, machine, options).options
+        assert made.metric == "time"  # what it chose is named instead
+        assert made.devices is not None
+        devices[metric] = made.devices
+        assert plan(problem, place, 5, machine, made).options == made
+        # What the plan command shows is the same.
+        assert search(problem, place, 5, machine, options, budget_tasks=1).best.options == made
+    # As in the paper, power alone takes one device, and its product with the time fewer than time alone.
+    assert devices == {"time": (0, 2, 3, 4), "edp": (0, 3), "pdp": (0,), "pdp-working": (0,)}
+
+
+def test_of_more_than_eight_ranks_it_chooses_too() -> None:
+    problem, latency = GemmProblem(256, 256, 256, DType.f64), 1e-3
+    made = plan(
+        problem,
+        Placement.parse("11,11,11"),
+        12,
+        Machine.uniform(12, latency_s=latency),
+        ScheduleOptions(scheduler="cyclic"),
+    )
+    assert made.options.devices == (11,)
+
+
+def test_shares_that_are_given_are_kept() -> None:
+    problem, place = GemmProblem(1024, 2048, 512, DType.f64), Placement.parse("0,0,0")
+    for order, rows, cols in (("F", (3, 1), None), ("F", None, (1, 1, 2)), ("C", (3, 1), (1, 1, 2))):
+        about = dataclasses.replace(problem, swapped=order == "C")
+        options = ScheduleOptions(scheduler="cyclic", grid=(2, 3), row_shares=rows, col_shares=cols, tile=64)
+        schedule = plan(about, place, 8, Machine.uniform(8), options).schedule
+        gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
+        found = np.bincount(gemms["rank"], minlength=8) / len(gemms)
+        wanted = np.outer(rows or (1, 1), cols or (1, 1, 1)).astype(float).ravel()
+        assert found[:6] == pytest.approx(wanted / wanted.sum(), abs=1 / 128)
+        assert not found[6:].any()
+    with pytest.raises(ParamError, match="3 row_shares were given, grid 2x4 has 2 rows"):
+        plan(problem, place, 8, Machine.uniform(8), ScheduleOptions(scheduler="cyclic", row_shares=(1, 1, 1)))
 
 
 # -- the tile of PARALiA's equations ---------------------------------------------------------------

@@ -311,8 +311,8 @@ def _check_searched(given: argparse.Namespace) -> None:
     other = "--ablation" if given.ablation else f"--scheduler {given.scheduler}"
     if given.tune > 1 and not searches:
         raise ParamError(f"--tune with {other}: it tries schedules that a search finds; leave out one or the other")
-    if given.metric != "time" and not searches:
-        raise ParamError(f"--metric with {other}: a search minimises it; leave out one or the other")
+    if given.metric != "time" and not searches and given.scheduler != "cyclic":
+        raise ParamError(f"--metric with {other}: a search, or cyclic, minimises it; leave out one or the other")
     if given.metric != "time" and given.tune > 1:
         raise ParamError("--metric with --tune, which keeps the fastest of what it tries: leave one of them out")
 

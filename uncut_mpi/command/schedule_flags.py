@@ -36,8 +36,8 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         type=one_of(*METRICS),
         default="time",
         metavar="|".join(METRICS),
-        help=f"what the search of auto minimises. {metrics}. All but time need a machine file with the devices' "
-        "power; default %(default)s",
+        help=f"what the search of auto minimises, or cyclic's choice of ranks. {metrics}. All but time need a machine "
+        "file with the devices' power; default %(default)s",
     )
     common.add_argument(
         "--grid",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -35,7 +35,8 @@ MOST_TILE: Final = 8192
 TILE_TOLERANCE: Final = 0.01
 """The smallest tile whose prediction is within this part of the least is taken: the model overlaps all fully."""
 
-METRICS: Final = ("time", "edp", "pdp")
+MOST_SETS: Final = 560
+"""Sets of devices that `select` predicts at most, as many of each size. All sets of 8 devices are among them."""
 
 RATIO_TOLERANCE: Final = 0.05
 """Devices are balanced when their predicted times differ by no more than this part (section 3.1)."""
@@ -90,43 +91,20 @@ class Workload:
         Share of each, 1 in all.
     predictions : tuple of DevicePrediction
         One for each of them.
-    watts : float
-        Power of all devices of the machine, those that compute at work and the others at rest.
+    watts, working_watts : float
+        Power of all devices of the machine, those that compute at work and the others at rest; and of the former alone.
     """
 
     devices: tuple[int, ...]
     ratios: tuple[float, ...]
     predictions: tuple[DevicePrediction, ...]
     watts: float
+    working_watts: float
 
     @property
     def seconds(self) -> float:
         """The time of the slowest device (total_pred_t)."""
         return max(prediction.seconds for prediction in self.predictions)
-
-    def cost(self, metric: str) -> float:
-        """
-        Return what a metric makes of this workload; less is better (section 3.3).
-
-        ``"time"`` is t, ``"pdp"`` the energy W·t (J), ``"edp"`` the energy times the delay, W·t² (J s). The
-        paper's PERF, PDP_i and EDP_i are flops/t, flops/t/W and (flops/t)²/W: of one problem, their inverses but
-        for a constant.
-
-        Raises
-        ------
-        ParamError
-            If there is no such metric, or the machine's power is not known.
-        """
-        if metric not in METRICS:
-            raise ParamError(f"metric {metric!r} does not exist: use one of {', '.join(METRICS)}")
-        if metric == "time":
-            return self.seconds
-        if self.watts <= 0:
-            raise ParamError(
-                f"metric {metric} needs the power of the machine's devices, which is unknown (0 W): "
-                "use a machine with idle_watts and busy_watts, or the metric time"
-            )
-        return self.watts * self.seconds ** (1 if metric == "pdp" else 2)
 
 
 def extra_transfer_bytes(grid: tuple[int, int], read_only_bytes: Sequence[float]) -> float:
@@ -196,38 +174,50 @@ def select(
     placement: Placement,
     machine: Machine,
     *,
-    metric: str = "time",
-    subsets: Iterable[Sequence[int]] | None = None,
+    cost: Callable[[Workload], float] = lambda workload: workload.seconds,
+    order: Sequence[int] | None = None,
+    most_sets: int = MOST_SETS,
     max_hops: int = 1,
 ) -> Workload:
     """
     Return the workload of least cost over sets of devices (section 3.1).
 
+    Sets grow by one device at a time: the cheapest sets of a size first, each with each device that it lacks. Of each
+    size as many are predicted as `most_sets` allows. Of up to 8 devices that is every set, as in the paper; of more
+    devices it is some of them. The set of all devices is always predicted.
+
     Parameters
     ----------
     problem, placement, machine, max_hops
         As for `predict`.
-    metric : str
-        One of `METRICS`; see `Workload.cost`.
-    subsets : iterable of sequences of int, optional
-        Sets of ranks, in the order of preference among equal ones. By default every set, small ones first.
+    cost : callable
+        What is minimised; by default the time. Of equals the smallest set is taken, of these the one of the lowest
+        ranks.
+    order : sequence of int, optional
+        All ranks in the order in which they are added, where not all can be; by default that of their numbers.
+    most_sets : int
+        Sets that are predicted at most, but one of each size always is.
 
     Raises
     ------
-    ParamError
-        As `predict` and `Workload.cost`, or if there is no set.
+    ParamError, TopologyError
+        As `predict`.
     """
-    if subsets is None:
-        ranks = range(machine.num_ranks)
-        subsets = (chosen for count in range(1, len(ranks) + 1) for chosen in itertools.combinations(ranks, count))
     predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
+    ranks = tuple(range(machine.num_ranks)) if order is None else tuple(order)
+    most = max(1, most_sets // len(ranks))
     best: Workload | None = None
-    for devices in subsets:
-        found = predictor.workload(devices, None)
-        if best is None or found.cost(metric) < best.cost(metric) * (1 - 1e-9):
-            best = found
-    if best is None:
-        raise ParamError("no set of devices was given to choose from: give at least one")
+    smaller: list[tuple[int, ...]] = [()]
+    for _ in ranks:
+        larger = dict.fromkeys(
+            tuple(sorted((*devices, rank))) for devices in smaller for rank in ranks if rank not in devices
+        )
+        found = [predictor.workload(devices, None) for devices in sorted(itertools.islice(larger, most))]
+        for one in found:
+            if best is None or cost(one) < cost(best) * (1 - 1e-9):
+                best = one
+        smaller = [one.devices for one in sorted(found, key=cost)]
+    assert best is not None  # a machine has a rank
     return best
 
 
@@ -358,9 +348,11 @@ class _Predictor:
     def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: list[_Costs]) -> Workload:
         machine = self.machine
         idle = sorted(set(range(machine.num_ranks)).difference(devices))
-        watts = float(machine.busy_watts[list(devices)].sum() + machine.idle_watts[idle].sum())
+        working_watts = float(machine.busy_watts[list(devices)].sum())
         predictions = tuple(cost.at(share) for cost, share in zip(costs, shares, strict=True))
-        return Workload(devices, shares, predictions, watts)
+        return Workload(
+            devices, shares, predictions, working_watts + float(machine.idle_watts[idle].sum()), working_watts
+        )
 
     def kinds(self, devices: tuple[int, ...], links: LinkMap) -> list[tuple[float, ...]]:
         """Return what tells devices apart, the same for those that are alike, first what others send one (GB/s)."""

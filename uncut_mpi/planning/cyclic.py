@@ -5,8 +5,10 @@ From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zh
 performance aware runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023); here to be
 compared with in the same run, on the same executor.
 
-* Devices and their shares are those of least predicted time (sections 3.1 and 3.3, `uncut_mpi.model.paralia.select`:
-  every set of up to `MOST_SEARCHED` ranks is looked at), T the edge of least predicted time (`tile_edge`).
+* Devices and their shares are those of the least predicted `metric` (sections 3.1 and 3.3): time is the paper's PERF,
+  beside its EDP and PDP. Of up to 8 ranks every set is looked at, of more a bounded number of them
+  (`uncut_mpi.model.paralia.select`). T is the edge of least predicted time (`tile_edge`). Shares that are given, equal
+  ones on all ranks for instance, are kept: the paper's ``comm_opt``.
 * Tiles of C are dealt out in the order of columns (of rows where C is stored by rows), each device no more than its
   share (section 3.6): ``"2d-cyclic"`` (BLAS 3's own), ``"1d-cyclic"`` by tile rows, ``"round-robin"`` one after
   the other, ``"sequential"`` in runs.
@@ -21,8 +23,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
-from typing import Final
 
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model import paralia
@@ -31,12 +33,11 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
+from uncut_mpi.planning.metrics import Cost, metric_of
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.tiles import LARGER_TILE, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
-
-MOST_SEARCHED: Final = 8
-"""Ranks of which every set is looked at: 255 sets; of more ranks all compute."""
 
 
 def schedule(
@@ -58,13 +59,13 @@ def schedule(
     problem, placement, num_ranks, machine
         As for `uncut_mpi.planning.planner.plan`.
     options : ScheduleOptions
-        `distribution`, `devices`, `tile`, `grid` (for ``"2d-cyclic"``), `max_hops` and `compute_lanes` are taken from
-        it.
+        `distribution`, `metric`, `devices`, `tile`, `grid` (for ``"2d-cyclic"``), its shares, `max_hops` and
+        `compute_lanes` are taken from it.
 
     Raises
     ------
     ParamError
-        If grid, devices or machine do not fit the ranks.
+        If grid, shares, devices or machine do not fit the ranks, or the metric needs watts that the machine lacks.
     PlanError
         If there is no product, or too many tiles.
     CapacityError
@@ -91,10 +92,7 @@ def prepare(
         raise PlanError("cyclic schedules products; C is only scaled here")
     usual = 0 if placement.in_host() else USUAL_HOPS
     hops = usual if options.max_hops is None else options.max_hops
-    work = _workload(problem, placement, machine, options, hops)
-    grid = ProcessGrid.choose(len(work.devices), options.grid, transposed=problem.swapped)
-    ratios = [ratio / sum(work.ratios[: grid.size]) for ratio in work.ratios[: grid.size]]
-    devices = work.devices[: grid.size]
+    grid, devices, ratios = _places(problem, placement, machine, options, hops)
     tile = options.tile or paralia.tile_edge(problem, placement, machine, devices, ratios=ratios, max_hops=hops)
     largest = max(1, problem.m, problem.n, problem.k)
     tile = min(tile, largest)
@@ -118,17 +116,36 @@ def prepare(
         max_hops=hops,
         compute_lanes=options.compute_lanes,
     )
-    chosen = dataclasses.replace(options, scheduler="cyclic", grid=(grid.rows, grid.cols), tile=tile, devices=devices)
+    chosen = dataclasses.replace(
+        options, scheduler="cyclic", grid=(grid.rows, grid.cols), tile=tile, devices=devices, metric="time"
+    )
     return prepare_tiles(problem, placement, machine, engine, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
 
 
-def _workload(
+def _places(
     problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions, hops: int
-) -> paralia.Workload:
-    if options.devices is None and options.grid is None and machine.num_ranks <= MOST_SEARCHED:
-        return paralia.select(problem, placement, machine, max_hops=hops)
+) -> tuple[ProcessGrid, tuple[int, ...], tuple[float, ...]]:
+    """Return the grid, who computes and the share of each, 1 in all: what is given, the rest by the model."""
+    if options.chooses_devices:
+        metric = metric_of(options.metric, machine)
+
+        def cost(work: paralia.Workload) -> float:
+            seconds = work.seconds
+            return metric.of(Cost(seconds, work.watts * seconds, work.working_watts * seconds))
+
+        order = ranks_by_use(problem, placement, machine)
+        work = paralia.select(problem, placement, machine, cost=cost, order=order, max_hops=hops)
+        return ProcessGrid.most_square(len(work.devices), transposed=problem.swapped), work.devices, work.ratios
     devices = options.computing_ranks(machine.num_ranks)
-    return paralia.predict(problem, placement, machine, devices, max_hops=hops)
+    grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
+    devices = devices[: grid.size]
+    if options.row_shares is None and options.col_shares is None:
+        return grid, devices, paralia.predict(problem, placement, machine, devices, max_hops=hops).ratios
+    grid.check_shares(options.row_shares, options.col_shares)
+    rows, cols = options.row_shares or (1.0,) * grid.rows, options.col_shares or (1.0,) * grid.cols
+    whole = math.fsum(rows) * math.fsum(cols)
+    places = map(grid.position, range(grid.size))
+    return grid, devices, tuple(rows[row] * cols[col] / whole for row, col in places)
 
 
 def deal(rows: int, cols: int, grid: ProcessGrid, ratios: Sequence[float], distribution: str) -> list[list[int]]:

@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import ALIGNMENT
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, counted_starts, share_starts
@@ -132,16 +131,9 @@ def block_bounds(
     problem: GemmProblem, grid: ProcessGrid, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the bounds of the blocks of rows and of columns of C, as `Decomposition.make` takes them."""
+    grid.check_shares(row_shares, col_shares)
     bounds = []
-    for what, extent, blocks, shares in (
-        ("row", problem.m, grid.rows, row_shares),
-        ("col", problem.n, grid.cols, col_shares),
-    ):
-        if shares is not None and len(shares) != blocks:
-            said = {"row": "col", "col": "row"}[what] if grid.transposed else what
-            raise ParamError(
-                f"{len(shares)} {said}_shares were given, grid {grid} has {blocks} {said}s: name one for each"
-            )
+    for extent, blocks, shares in ((problem.m, grid.rows, row_shares), (problem.n, grid.cols, col_shares)):
         if shares is None:
             bounds.append(tuple(block_starts(extent, blocks)))
             continue

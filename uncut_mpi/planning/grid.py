@@ -82,6 +82,15 @@ class ProcessGrid:
         """Return the rank at (row, col)."""
         return col * self.rows + row if self.transposed else row * self.cols + col
 
+    def check_shares(self, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None) -> None:
+        """Raise `ParamError` if there are shares, but not one for each grid row, or each grid column."""
+        for what, blocks, shares in (("row", self.rows, row_shares), ("col", self.cols, col_shares)):
+            if shares is not None and len(shares) != blocks:
+                said = {"row": "col", "col": "row"}[what] if self.transposed else what
+                raise ParamError(
+                    f"{len(shares)} {said}_shares were given, grid {self} has {blocks} {said}s: name one for each"
+                )
+
     def __str__(self) -> str:
         """Return the caller's grid as ``RxC``."""
         return f"{self.cols}x{self.rows}" if self.transposed else f"{self.rows}x{self.cols}"

@@ -1,4 +1,4 @@
-"""What a search minimises: time, energy, or their product (PARALiA, section 3.3)."""
+"""What a search or PARALiA's choice of devices minimises: time, energy, or their product (PARALiA, section 3.3)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no
     from uncut_mpi.planning.simulate import Simulation
 
 
+class Cost(NamedTuple):
+    """What a call takes: its time (s), the energy of all devices, and that of those that take part (J)."""
+
+    seconds: float
+    energy_j: float
+    working_energy_j: float
+
+
 class Metric(NamedTuple):
     """
     Something to minimise.
@@ -24,8 +32,8 @@ class Metric(NamedTuple):
     ----------
     about : str
         What it is, in the words of the help.
-    value : callable
-        From a simulated run to a number; less is better.
+    of : callable
+        From a `Cost` to a number; less is better.
     unit : str
         Of that number.
     needs_watts : bool
@@ -33,9 +41,13 @@ class Metric(NamedTuple):
     """
 
     about: str
-    value: Callable[[Simulation], float]
+    of: Callable[[Cost], float]
     unit: str
     needs_watts: bool = True
+
+    def value(self, run: Simulation) -> float:
+        """Return the number of a simulated run."""
+        return self.of(Cost(run.seconds, energy_j(run), working_energy_j(run)))
 
 
 def working_ranks(schedule: Schedule) -> np.ndarray:
@@ -83,10 +95,10 @@ def working_energy_j(simulation: Simulation) -> float:
 
 
 METRICS: Final[Mapping[str, Metric]] = {
-    "time": Metric("the time of a call", lambda run: run.seconds, "s", needs_watts=False),
-    "pdp": Metric("the energy of all devices meanwhile, idle ones too", energy_j, "J"),
-    "edp": Metric("that energy times the time", lambda run: energy_j(run) * run.seconds, "J s"),
-    "pdp-working": Metric("the energy of the devices that take part alone", working_energy_j, "J"),
+    "time": Metric("the time of a call", lambda cost: cost.seconds, "s", needs_watts=False),
+    "pdp": Metric("the energy of all devices meanwhile, idle ones too", lambda cost: cost.energy_j, "J"),
+    "edp": Metric("that energy times the time", lambda cost: cost.energy_j * cost.seconds, "J s"),
+    "pdp-working": Metric("the energy of the devices that take part alone", lambda cost: cost.working_energy_j, "J"),
 }
 """By name: PERF, PDP (power-delay product, the energy) and EDP (energy-delay product), and one of ours."""
 

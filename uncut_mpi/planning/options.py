@@ -249,7 +249,7 @@ _TAKES: Final = {
         "order",
     },
     "kblocks": {*_BLOCKS, "k_shares", "areas", *(f"blocking.{name}" for name in _BLOCKING)},
-    "cyclic": {"grid", "devices", "tile", "max_hops", "compute_lanes", "distribution"},
+    "cyclic": {*_BLOCKS, "tile", "max_hops", "compute_lanes", "distribution"},
     "bands": {"devices", "tile"},
 }
 """The options that each scheduler takes."""
@@ -328,15 +328,16 @@ class ScheduleOptions:
         plan (four each), after which it keeps the fastest. At most `MOST_TRIED`; 0 and 1 take the search's choice.
         Sums of k are then added in another order from call to call until the choice is made.
     metric : str
-        With ``"auto"``: what the search minimises, one of `uncut_mpi.planning.metrics.METRICS`. ``"time"``;
-        ``"pdp"``, the energy of the devices of all ranks; ``"edp"``, that times the time; ``"pdp-working"``, the
-        energy of the devices that take part. All but the first need a machine whose watts are known.
+        What the search of ``"auto"`` minimises, or the choice of ranks and shares of ``"cyclic"``; one of
+        `uncut_mpi.planning.metrics.METRICS`. ``"time"``; ``"pdp"``, the energy of the devices of all ranks; ``"edp"``,
+        that times the time; ``"pdp-working"``, the energy of the devices that take part. All but the first need a
+        machine whose watts are known.
 
     Notes
     -----
     `uncut` takes all but `areas`, `distribution`, `blocking`, `tune` and `metric`; `kblocks` `grid`, `devices`, shares,
-    `areas` and `blocking`; `cyclic` `grid`, `devices`, `tile`, `max_hops`, `compute_lanes` and `distribution`; `bands`
-    `devices` and `tile`.
+    `areas` and `blocking`; `cyclic` `grid`, `devices`, `row_shares`, `col_shares`, `tile`, `max_hops`, `compute_lanes`,
+    `distribution` and `metric`; `bands` `devices` and `tile`.
 
     Rows and columns are those of the caller's C, in whatever order it is stored. `areas`, `distribution` and most
     orders of blocks cut C into strips, which follow its storage: whole columns of an F-order C, whole rows of a C-order
@@ -401,6 +402,11 @@ class ScheduleOptions:
                 f"but {there_are(num_ranks, 'rank')} (0 to {num_ranks - 1}): start more ranks or leave it out"
             )
         return self.devices
+
+    @property
+    def chooses_devices(self) -> bool:
+        """Whether nothing is said of who computes and of shares."""
+        return all(getattr(self, name) is None for name in _BLOCKS)
 
     @property
     def most_chunks(self) -> int:
@@ -479,10 +485,16 @@ class ScheduleOptions:
                 "scheduler='auto', or leave tune out"
             )
         check_metric(self.metric)
-        if self.metric != "time" and self.scheduler != "auto":
+        if self.metric != "time" and self.scheduler not in ("auto", "cyclic"):
             raise ParamError(
-                f"metric = {self.metric!r} with scheduler {self.scheduler!r}: a search minimises it, so take "
-                "scheduler='auto', or leave metric out"
+                f"metric = {self.metric!r} with scheduler {self.scheduler!r}: a search minimises it, or cyclic's "
+                "choice of ranks, so take scheduler='auto' or 'cyclic', or leave metric out"
+            )
+        if self.metric != "time" and self.scheduler == "cyclic" and not self.chooses_devices:
+            fixed = ", ".join(name for name in _BLOCKS if name in self.given)
+            raise ParamError(
+                f"metric = {self.metric!r} with {fixed}: by it cyclic chooses who computes and how much, so leave one "
+                "of the two out"
             )
         if self.metric != "time" and self.tune > 1:
             raise ParamError(

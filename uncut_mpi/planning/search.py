@@ -196,7 +196,9 @@ def search(
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     asked = options or ScheduleOptions()
     metric_of(asked.metric, machine)  # before any work
-    made_with = dataclasses.replace(asked, tune=0, metric="time").oriented(problem)
+    # By its metric `cyclic` chooses its ranks, which is a rule of its own; all else is chosen by simulation.
+    rule = asked.metric if asked.scheduler == "cyclic" else "time"
+    made_with = dataclasses.replace(asked, tune=0, metric=rule).oriented(problem)
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
     first_part = budget if asked.metric == "time" else math.ceil(_TIME_PART * budget)
     with Evaluation(
@@ -255,6 +257,7 @@ class _Explorer:
         self._tries_rules = tries_rules
         self._budget = evaluation.limit
         self._little = _LITTLE * min(budget, default_budget(num_ranks))
+        self._several = False  # whether schedulers are compared
         self._improved: set[tuple[Candidate, str]] = set()
         self._refused: UncutError | None = None
 
@@ -267,11 +270,12 @@ class _Explorer:
         alone = len(asked.devices or range(self._num_ranks)) == 1
         if len(schedulers) > 1 and (alone or not self._dimensions.on_devices):
             schedulers = tuple(one for one in schedulers if one != "bands")  # which sends between devices
+        self._several = len(schedulers) > 1
         self._explore_some([dataclasses.replace(asked, scheduler=one) for one in schedulers])
         if self._tries_rules and self._evaluation.tried:
             for one in schedulers:  # most have been among what was tried
                 rules = dataclasses.replace(asked, scheduler=one)
-                if one in ("cyclic", "bands") and asked.devices is None and asked.grid is None:
+                if one in ("cyclic", "bands") and self._several and asked.chooses_devices:
                     # PARALiA's choice of devices compares all sets of them: seconds on 8 ranks that differ. Bands of
                     # all ranks have been among what was tried.
                     rules = dataclasses.replace(rules, devices=tuple(range(self._num_ranks)))
@@ -339,7 +343,11 @@ class _Explorer:
 
     def _sketch(self, asked: ScheduleOptions) -> Candidate | None:
         """Return the best of a scheduler's first few candidates."""
-        first = self._first_dealt(asked) if asked.scheduler in ("cyclic", "bands") else self._first(asked)
+        first = asked
+        if asked.scheduler not in ("cyclic", "bands"):
+            first = self._first(asked)
+        elif self._several:
+            first = self._first_dealt(asked)
         self._evaluation.begin(first, must=not self._evaluation.tried, always=self._tries_rules)
         best = min(self._evaluation.settle(), key=lambda one: one.value, default=None)
         if best is None or not self._problem.has_product:
@@ -451,7 +459,7 @@ class _Explorer:
         return dataclasses.replace(asked, **self._dimensions.placed(tuple(range(self._num_ranks)), asked.grid))
 
     def _first_dealt(self, asked: ScheduleOptions) -> ScheduleOptions:
-        """Return what `cyclic` and `bands` begin with: all ranks, since PARALiA's model takes long to compare sets."""
+        """Return what `cyclic` and `bands` begin with among others: all ranks, as PARALiA's model compares slowly."""
         devices = asked.devices or tuple(range(self._num_ranks))
         of_uncut = [one for one in self._evaluation.tried if one.options.scheduler == "uncut"]
         tile = asked.tile
