@@ -131,6 +131,7 @@ class KBlocking:
         halvings: int,
         whole: bool,
         lookahead: int,
+        from_held: bool,
     ) -> None: ...
     def count_k_blocks(self, extent: int, /) -> int:
         """Return how many k-blocks there are of so many elements of k, give or take one, without making them."""

@@ -27,6 +27,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import (
+    BEGINS,
     BLOCK_ORDERS,
     COMBINES,
     DELIVERIES,
@@ -321,6 +322,7 @@ def blockings(draw: Draw, splits: int) -> Blocking:
         order=order,
         lanes=one_of(0, 1, 2),
         delivery=one_of("", *DELIVERIES),
+        begin=one_of("", *BEGINS),
         combine=combine,
         away=0 if combine == "worker" else draw(st.integers(0, 7)),
         multiple=one_of(0, 1, 2, 8, 16),

@@ -15,7 +15,8 @@ from tests.helpers.faults import FAULTS, Fault, spoiled
 from tests.helpers.random_kblocks import random_schedule, slow_where_misaligned
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import ANY_DEVICE, host_index
+from uncut_mpi.model.layout import Layout, LocalArray
+from uncut_mpi.model.locations import ANY_DEVICE, Location, host_index
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
@@ -40,6 +41,7 @@ CHANGES = {
     "order": "columns",
     "lanes": 1,
     "delivery": "earliest",
+    "begin": "first",
     "combine": "worker",
     "away": 2,
     "multiple": 64,
@@ -217,17 +219,21 @@ def test_its_schedules_compute_the_product() -> None:
 
 
 def cube(n: int, place: str, ranks: int = 4, **options: object) -> Schedule:
+    """Return the schedule of a cube; in the place "rows" each rank has as many rows of A, B and C."""
     blocking = Blocking(**{"first": 256, "block": 2048, "columns": 4, "order": "k", "combine": "owner", **options})
     asked = ScheduleOptions(scheduler="kblocks", blocking=blocking)
     problem = GemmProblem(n, n, n, DType.f64)
-    return plan(problem, Placement.parse(place), ranks, Machine.uniform(ranks), asked).schedule
+    rows = Layout.rows().bind((n, n), [LocalArray(Location.device(rank)) for rank in range(ranks)])
+    placement = Placement(rows, rows, rows) if place == "rows" else Placement.parse(place)
+    return plan(problem, placement, ranks, Machine.uniform(ranks), asked).schedule
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_option_changes_the_schedule(name: str) -> None:
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Blocking)}
     others = {"rows": {"order": "corner"}, "multiple": {"columns": 3}}.get(name, {})
-    assert cube(8192, "0,0,0", **others, **{name: CHANGES[name]}).digest() != cube(8192, "0,0,0", **others).digest()
+    place = "rows" if name == "begin" else "0,0,0"
+    assert cube(8192, place, **others, **{name: CHANGES[name]}).digest() != cube(8192, place, **others).digest()
 
 
 def test_row_blocks_of_another_order_are_refused() -> None:

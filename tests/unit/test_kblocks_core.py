@@ -34,7 +34,7 @@ from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.ways import Ways
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_kblocks_digests.json"
-COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "owner", 0, 1)
+COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "first", "owner", 0, 1)
 
 
 def golden_cases() -> Iterator[tuple[str, Schedule]]:
@@ -102,7 +102,15 @@ def ways_with(one: tuple[float, int, int], pairs: int = 4) -> Ways:
 
 
 HOW = {"first": 128, "block": 256, "growth": 2, "columns": 2, "rows": 1, "multiple": 1, "lanes": 2}
-ORDER = {"order": 0, "earliest": False, "tail_parts": 4, "halvings": 2, "whole": False, "lookahead": 2}
+ORDER = {
+    "order": 0,
+    "earliest": False,
+    "tail_parts": 4,
+    "halvings": 2,
+    "whole": False,
+    "lookahead": 2,
+    "from_held": False,
+}
 CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
 """Where bands of rows start, the places in them, and the blocks of places: C for one rank."""
 REST = {
@@ -293,7 +301,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
 
 @pytest.mark.parametrize("field", [one.name for one in dataclasses.fields(Blocking)])
 def test_options_are_changed_as_replace_changes_them(field: str) -> None:
-    other = Blocking(2, 64, 512, 3, 4, 1, "columns", 1, "earliest", "owner", 1)
+    other = Blocking(2, 64, 512, 3, 4, 1, "columns", 1, "earliest", "held", "owner", 1)
     value = getattr(other, field)
     wanted = dataclasses.replace(COMPLETE, **{field: value})
     assert changed(COMPLETE, **{field: value}) == wanted

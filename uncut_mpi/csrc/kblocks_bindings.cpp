@@ -84,7 +84,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, int halvings, bool whole,
-               int lookahead) {
+               int lookahead, bool from_held) {
                 KBlocking made;
                 take(how, "first", made.first);
                 take(how, "block", made.block);
@@ -94,10 +94,11 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 take(how, "multiple", made.multiple);
                 take(how, "lanes", made.lanes);
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
-                made.halvings = halvings, made.whole = whole, made.lookahead = lookahead;
+                made.halvings = halvings, made.whole = whole, made.lookahead = lookahead, made.from_held = from_held;
                 new (self) KBlocking(made);
             },
-            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "whole"_a, "lookahead"_a)
+            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "whole"_a, "lookahead"_a,
+            "from_held"_a)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;

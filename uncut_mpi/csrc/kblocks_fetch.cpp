@@ -97,6 +97,37 @@ std::int64_t Scheduler::first_taker(const KOrigin &origin, int split) const {
 
 void Scheduler::fetch(int matrix, Extent band, const Blocks &blocks, const KMove &move) {
     if (blocks.empty()) return;
+    if (how_.from_held) {
+        // Those that begin at one place have the same k at one time.
+        std::vector<std::int64_t> begins;
+        for (const std::size_t block : blocks)
+            begins.push_back(member(block, move.split).begins);
+        std::sort(begins.begin(), begins.end());
+        begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+        for (const std::int64_t from : begins) {
+            Blocks alike;
+            for (const std::size_t block : blocks)
+                if (member(block, move.split).begins == from) alike.push_back(block);
+            for (const Extent k : extents_of(member(alike.front(), move.split), move)) {
+                KMove natural = move;
+                natural.first_k = k.first, natural.last_k = k.last;
+                fetch_alike(matrix, band, alike, natural);
+            }
+        }
+        return;
+    }
+    fetch_alike(matrix, band, blocks, move);
+}
+
+std::vector<Extent> Scheduler::extents_of(const KPart &part, const KMove &move) {
+    const std::int64_t all = part.k.size();
+    Extent one = Extent{move.first_k, move.last_k}.shifted(part.begins);
+    if (one.first >= all) return {one.shifted(-all)};
+    if (one.last <= all) return {one};
+    return {{one.first, all}, {0, one.last - all}};
+}
+
+void Scheduler::fetch_alike(int matrix, Extent band, const Blocks &blocks, const KMove &move) {
     if (matrix == matrix_b) {
         fetch_rows(matrix, blocks, move, {});
         return;
@@ -159,7 +190,7 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
             std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
         if (own == holders.end()) {
             takers_.push_back(block);
-        } else {
+        } else if (!part.held[matrix].contains(what.k) || part.held[matrix].size() == 0) {
             const Region held = store_.users(matrix, *own, rows_of(what), cols_of(what));
             arrives(block, move, what, push(part.rank, part.rank, here(block, move, what), held, -1));
         }

@@ -54,7 +54,8 @@ Direct mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
 
 class Maker {
   public:
-    Maker(const KRequest &asked, KLayout &made) : asked_(asked), problem_(asked.problem), made_(made) {}
+    Maker(const KRequest &asked, KLayout &made)
+        : asked_(asked), how_(asked.how), problem_(asked.problem), made_(made) {}
 
     void run() {
         set_moves();
@@ -171,9 +172,11 @@ class Maker {
         made.home = {problem_.home(matrix_a, made.rank, block.rows, made.k),
                      problem_.home(matrix_b, made.rank, made.k, block.cols),
                      problem_.home(matrix_c, made.rank, block.rows, block.cols)};
+        if (how_.from_held) hold(made, block, alignment);
         const bool copies = alignment.copies[matrix_a] || alignment.copies[matrix_b];
         const bool resident = made.home[matrix_a] && made.home[matrix_b] && !copies;
-        const bool once = inner % made.k_step == 0, c_is_here = made.home[matrix_c] != nullptr;
+        const bool cut = made.holds[matrix_a] || made.holds[matrix_b];
+        const bool once = inner % made.k_step == 0 && !cut, c_is_here = made.home[matrix_c] != nullptr;
         const bool in_place = c_is_here && whole() && !alignment.apart && (!problem_.half() || (resident && once));
         const Direct &direct = direct_[c_is_here];
         made.is_direct = direct.any && !alignment.apart && (once || !problem_.half());
@@ -192,6 +195,23 @@ class Maker {
         if (down > 0 && along > 0) made.panel[matrix_c] = panel(made.rank, down, along, matrix_c, true, panel_role);
         if (!problem_.half()) made.panel[panel_direct] = made.panel[matrix_c];
         return made;
+    }
+
+    // What a rank reads in place of what it holds in part, and where it begins: with what saves most.
+    void hold(KPart &part, const KBlock &block, const KAlignment &alignment) {
+        std::int64_t most = 0;
+        for (const int matrix : {matrix_a, matrix_b}) {
+            const Extent across = matrix == matrix_a ? block.rows : block.cols;
+            if (part.home[matrix] || alignment.copies[matrix]) continue;
+            const KPiece *piece = problem_.held(matrix, part.rank, across, part.k);
+            if (!piece) continue;
+            const Extent k = KProblem::k_of(matrix, *piece).common(part.k);
+            part.holds[matrix] = piece, part.held[matrix] = k;
+            if (k.size() * across.size() > most) {
+                most = k.size() * across.size();
+                part.begins = k.first - part.k.first;
+            }
+        }
     }
 
     // The owners of C, or, also where a part of it is in host memory, each of its ranks a slice of every column block;
@@ -296,6 +316,7 @@ class Maker {
     }
 
     const KRequest &asked_;
+    const KBlocking &how_;
     const KProblem &problem_;
     KLayout &made_;
     std::array<Direct, 2> direct_;  // of a rank where C is not, and where it is

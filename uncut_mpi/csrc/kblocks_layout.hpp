@@ -23,6 +23,9 @@ struct KPart {
     std::array<const KPiece *, 3> home{};      // what of A, B and C is all there where the rank is, else null
     std::int64_t direct_left = 0;              // the first column of the last one, from the block's first column
     bool is_direct = false;                    // whether it forms directly what can be
+    std::array<Extent, 2> held{};              // what of k it reads of A and B where the caller has them, in
+    std::array<const KPiece *, 2> holds{};     // these pieces
+    std::int64_t begins = 0;                   // where it begins, from the first of k; it ends before that
     std::int64_t k_step = 1;                   // its products have multiples of it along k, but for one with the rest
 };
 

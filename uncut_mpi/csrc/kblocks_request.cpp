@@ -95,6 +95,26 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
     request.rounds.push_back(std::move(made));
 }
 
+// Of k that ranks begin with because they hold it, the least; 0 if nobody holds any.
+std::int64_t least_held(const KRequest &request) {
+    std::int64_t least = 0;
+    for (const KRequest::Block &block : request.blocks)
+        for (std::size_t split = 0; split < request.splits(); ++split) {
+            const Extent k{request.k_starts[split], request.k_starts[split + 1]};
+            std::int64_t most = 0, its = 0;
+            for (const int matrix : {matrix_a, matrix_b}) {
+                const Extent across = matrix == matrix_a ? block.rows : block.cols;
+                const KPiece *piece = request.problem.held(matrix, request.places[block.place][split], across, k);
+                if (!piece) continue;
+                const std::int64_t held = KProblem::k_of(matrix, *piece).common(k).size();
+                if (held == k.size() || held * across.size() <= most) continue;
+                most = held * across.size(), its = held;
+            }
+            if (its > 0) least = least > 0 ? std::min(least, its) : its;
+        }
+    return least;
+}
+
 }  // namespace
 
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
@@ -109,18 +129,19 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
             "there is no such rank");
     KRequest request{problem, how, asked.combines, asked.at_owner, asked.first_away, std::move(asked.k_starts), {}, {},
                      {},      {}};
-    request.steps.reserve(request.splits());
-    for (std::size_t part = 0; part < request.splits(); ++part) {
-        request.steps.push_back(make_steps(how, request.k_starts[part + 1] - request.k_starts[part]));
-        for (KMove &move : request.steps.back())
-            move.split = static_cast<int>(part);
-    }
     const std::size_t count = asked.rounds.front()->blocks.size();
     request.places.reserve(count);
     request.blocks.reserve(count * asked.rounds.size());
     for (const KPlaces *places : asked.rounds) {
         require(places->blocks.size() == count, "every round has the same places");
         add_round(request, *places, asked);
+    }
+    if (how.from_held) request.how.held = least_held(request);
+    request.steps.reserve(request.splits());
+    for (std::size_t part = 0; part < request.splits(); ++part) {
+        request.steps.push_back(make_steps(request.how, request.k_starts[part + 1] - request.k_starts[part]));
+        for (KMove &move : request.steps.back())
+            move.split = static_cast<int>(part);
     }
     return request;
 }

@@ -59,6 +59,18 @@ struct KProblem {
             if (one.origin.on_device_of(rank) && one.rows.contains(rows) && one.cols.contains(cols)) return &one;
         return nullptr;
     }
+    // What of k a rank's device has in one piece, for all of some rows of A or columns of B: the piece with most of it.
+    const KPiece *held(int matrix, int rank, Extent across, Extent k) const {
+        const KPiece *best = nullptr;
+        for (const KPiece &one : pieces[matrix]) {
+            const Extent &its = matrix == matrix_a ? one.rows : one.cols;
+            if (!one.origin.on_device_of(rank) || !its.contains(across) || k_of(matrix, one).common(k).size() <= 0)
+                continue;
+            if (!best || k_of(matrix, one).common(k).size() > k_of(matrix, *best).common(k).size()) best = &one;
+        }
+        return best;
+    }
+    static const Extent &k_of(int matrix, const KPiece &one) { return matrix == matrix_a ? one.cols : one.rows; }
     // Calls for the pieces that together have a rectangle, of those that several have for the first, and for what of
     // the rectangle each has.
     template <typename What>
@@ -87,6 +99,10 @@ struct KBlocking {
     // goes by column blocks has all of k.
     bool whole = false;
     int lookahead = 0;  // products for which fetches are issued before a product is
+    // Whether each rank begins with the k that it holds of A or B, and reads that in place; and how much that is at
+    // least, of those that hold any.
+    bool from_held = false;
+    std::int64_t held = 0;
 };
 
 enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };

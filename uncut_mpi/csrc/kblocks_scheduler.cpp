@@ -170,17 +170,19 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
     std::vector<Cell> &cells = blocks_[number].cells[static_cast<std::size_t>(move.split)];
     WorkerState &worker = workers_[part.worker];
     const Extent rows = block.rows_of(move), cols = block.cols_of(move);
-    const Extent all = Extent{move.first_k, move.last_k}.shifted(part.k.first);
-    const std::int64_t left = all.size() > part.k_step ? all.size() % part.k_step : 0;
-    const Extent inner{all.first, all.last - left};
     const Region target = store_.at(block, part, panel_of_c(part, move), rows, cols);
     std::array<Operand, 3> reads;
     std::size_t num_reads = 2;
-    const auto factors = [&](Extent of) {
-        reads[0] = {store_.at(block, part, matrix_a, rows, of), alpha, problem_.trans_a};
-        reads[1] = {store_.at(block, part, matrix_b, of, cols), one, problem_.trans_b};
+    const auto held = [&](int matrix, Extent of) {
+        return part.holds[matrix] && part.held[matrix].contains(of) ? part.holds[matrix] : nullptr;
     };
-    factors(inner);
+    const auto factors = [&](Extent of) {
+        const KPiece *a = held(matrix_a, of), *b = held(matrix_b, of);
+        reads[0] = {a ? store_.users(matrix_a, *a, rows, of) : store_.at(block, part, matrix_a, rows, of), alpha,
+                    problem_.trans_a};
+        reads[1] = {b ? store_.users(matrix_b, *b, of, cols) : store_.at(block, part, matrix_b, of, cols), one,
+                    problem_.trans_b};
+    };
     awaits_.clear();
     const Cell &corner = cells[block.cell(move.top, move.first)];
     if (corner.begun) {
@@ -201,18 +203,46 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
         worker.lane = (worker.lane + 1) % static_cast<std::size_t>(how_.lanes);
     worker.last = move;
     awaits_.insert(awaits_.end(), before.begin(), before.end());
-    store_.await(part.worker, {matrix_a, rows, all}, {matrix_b, cols, all}, worker.lane, before, out_.count(), awaits_);
     const std::int32_t on = compute(part.rank, product_lanes[worker.lane]);
-    std::int32_t made = task(gemm_task, on, target, {reads.data(), num_reads}, awaits_);
-    if (left > 0) {
-        factors({inner.last, all.last});
-        reads[2] = {target, one};
-        made = task(gemm_task, on, target, reads, {});
+    std::int32_t made = -1;
+    for (const Extent all : products_of(part, move)) {
+        const std::int64_t left = all.size() > part.k_step ? all.size() % part.k_step : 0;
+        const Extent inner{all.first, all.last - left};
+        if (made >= 0) {
+            before[worker.lane] = made;
+            awaits_.clear();
+            reads[2] = {target, one}, num_reads = 3;
+        }
+        factors(inner);
+        store_.await(part.worker, {matrix_a, rows, all}, {matrix_b, cols, all}, worker.lane, before, out_.count(),
+                     awaits_);
+        made = task(gemm_task, on, target, {reads.data(), num_reads}, awaits_);
+        if (left > 0) {
+            factors({inner.last, all.last});
+            reads[2] = {target, one};
+            made = task(gemm_task, on, target, reads, {});
+        }
     }
     each_cell(block, move, [&](std::size_t at) {
         cells[at].products = on_no_lane;
         cells[at].products[worker.lane] = made;
     });
+}
+
+std::vector<Extent> Scheduler::products_of(const KPart &part, const KMove &move) {
+    std::vector<Extent> found;
+    for (Extent one : extents_of(part, move)) {
+        one = one.shifted(part.k.first);
+        std::vector<std::int64_t> cuts{one.first, one.last};
+        for (const Extent &held : part.held)
+            for (const std::int64_t end : {held.first, held.last})
+                if (held.size() > 0 && one.first < end && end < one.last) cuts.push_back(end);
+        std::sort(cuts.begin(), cuts.end());
+        cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+        for (std::size_t at = 0; at + 1 < cuts.size(); ++at)
+            found.push_back({cuts[at], cuts[at + 1]});
+    }
+    return found;
 }
 
 void Scheduler::finish_part(std::size_t number, const KMove &move) {

@@ -220,6 +220,12 @@ class Scheduler {
     // between all their cuts go when the first of them needs them.
     void fetch(int matrix, Extent band, const Blocks &blocks, const KMove &move);
 
+    void fetch_alike(int matrix, Extent band, const Blocks &blocks, const KMove &move);
+    // The k of a step, from the first of a part's, which need not begin there.
+    static std::vector<Extent> extents_of(const KPart &part, const KMove &move);
+    // The same for products, which read what is held in place: cut where that begins and ends.
+    static std::vector<Extent> products_of(const KPart &part, const KMove &move);
+
     // Whether the first row block with a row, of those that its ranks have it in, is among those of a fetch.
     bool is_needed(const Blocks &blocks, const KMove &move, std::int64_t row) const;
 

@@ -12,14 +12,15 @@ namespace {
 // less often, for which a product has to take longer than the next block takes to arrive. A last block shorter than
 // half of the one before it is joined to that. With `at_multiples` the largest ones end at multiples of their length.
 std::vector<Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth,
-                             bool at_multiples) {
+                             bool at_multiples, std::int64_t held) {
     if (extent < 0 || first < 1 || most < 1 || growth < 2)
         throw std::invalid_argument("blocks have at least one element, and grow");
     most = std::max<std::int64_t>(1, std::min(most, extent));
     growth = std::min(growth, extent + 2);  // beyond, the next block has all that is left
     std::vector<std::int64_t> stops{0};
-    for (std::int64_t size = std::min(first, most); stops.back() < extent;
-         size = std::min(most, (growth - 1) * stops.back())) {
+    if (held > 0) stops.push_back(std::min(held, extent));
+    for (std::int64_t size = held > 0 ? std::min(most, (growth - 1) * stops.back()) : std::min(first, most);
+         stops.back() < extent; size = std::min(most, (growth - 1) * stops.back())) {
         std::int64_t stop = stops.back() + size;
         if (at_multiples && size == most) {
             stop = stop / most * most;
@@ -46,7 +47,7 @@ class Maker {
           extent_(extent),
           columns_(count_blocks(how.columns, how.halvings)),
           rows_(count_blocks(how.rows, how.halvings)),
-          ramp_(k_blocks(extent, how.first, how.block, how.growth, how.whole)) {}
+          ramp_(k_blocks(extent, how.first, how.block, how.growth, how.whole, how.held)) {}
 
     std::vector<KMove> run() {
         if (how_.order == by_k || how_.order == by_k_and_columns)
@@ -122,7 +123,7 @@ class Maker {
             fetches_.push_back(of_block(fetch_c, at, true));
             const bool at_once = how_.whole || at < how_.columns;
             for (const Extent &k :
-                 at_once ? std::vector<Extent>{{0, extent_}} : k_blocks(extent_, how_.block, how_.block, 2, false)) {
+                 at_once ? std::vector<Extent>{{0, extent_}} : k_blocks(extent_, how_.block, how_.block, 2, false, 0)) {
                 fetches_.push_back(fetch_b_of(k.first, k.last, at));
                 KMove product = of_block(multiply, at, true);
                 product.first_k = k.first, product.last_k = k.last;

@@ -177,6 +177,7 @@ def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
         halvings=HALVINGS,
         whole=whole,
         lookahead=LOOKAHEAD,
+        from_held=how.begin == "held",
     )
 
 

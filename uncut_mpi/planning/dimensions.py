@@ -24,6 +24,7 @@ from uncut_mpi.planning.candidates import Candidate, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import (
+    BEGINS,
     BLOCK_ORDERS,
     COMBINES,
     DELIVERIES,
@@ -83,6 +84,7 @@ _SPLIT_BEHIND: Final = 1.5
 DIMENSIONS: Final = {
     "uncut": ("when_c", "orders", "process_grids", "tiles", "shares", "ranks", "rough", "shares"),
     "kblocks": (
+        "begins",
         "places_of_sums",
         "block_orders",
         "column_blocks",
@@ -107,6 +109,7 @@ DIMENSIONS: Final = {
 """What is varied, in this order: first what costs few tasks for what it brings."""
 
 REFINEMENTS: Final = (
+    "begins",
     "arrangements",
     "shares",
     "block_orders",
@@ -246,6 +249,11 @@ class Dimensions:
         for one in stationary_grids(self._problem, self._placement):
             if asked.blocking.splits in (0, one.splits):
                 yield {**one.changes(), **_blocked(best, splits=one.splits)}
+
+    def begins(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """Where ranks begin along k, if a device holds a part of A or B and not all of it."""
+        if not asked.blocking.begin and len(self._placement.devices(Matrix.A, Matrix.B)) > 1 and self.in_parts:
+            yield from (_blocked(best, begin=begin) for begin in BEGINS)
 
     def corners(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """One row of ranks, one column of them, and all ranks sharing k."""

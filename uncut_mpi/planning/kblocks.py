@@ -10,6 +10,8 @@ process grid rows × cols × splits share k too (2.5D and 3D algorithms), and th
   whole piece (`delivery`; where devices serve their copies one after another always). A rank that holds the matrix
   itself reads it in place, unless it copies it so that its products are aligned (`uncut_mpi.planning.alignment`;
   then a k that is no multiple of 16 bytes has a product for the rest, too).
+  What it holds in part it copies beside the rest, or (`begin` = ``"held"``) reads in place: then it begins there, with
+  products that await nothing, and takes the rest of k as it goes round, from one holder after the other.
 * **C** is handed on per block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the
   products travel and C does not; combined *where it is computed* (``"worker"``) C is fetched, into the products'
   place before the first of them where the order has it there in time, else beside them. Or the last few column blocks
@@ -225,7 +227,7 @@ class Prepared:
         options, how = self.options, self.options.blocking
         cut = options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas
         blocks = how.splits, how.first, how.columns, how.rows, how.multiple
-        return *cut, *blocks, how.lanes, how.delivery, how.combine, how.away, self._request.steps_digest
+        return *cut, *blocks, how.lanes, how.delivery, how.begin, how.combine, how.away, self._request.steps_digest
 
     def schedule(self, most_tasks: int = MAX_TASKS) -> Schedule:
         """

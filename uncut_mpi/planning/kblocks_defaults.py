@@ -27,7 +27,8 @@ def choose(
     float32, to 8192, or to longer ones of which there are `MOST_K_BLOCKS`. A C in host memory is handed on in the order
     ``"columns"``, any other, or where `Blocking.tail` is given, in the order ``"k"``. In the order ``"corner"`` there
     are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two products may have begun. Pieces
-    go by list scheduling unless links between devices are `even`.
+    go by list scheduling unless links between devices are `even`. Ranks begin with what they hold of matrices in parts
+    whose parts are all on devices.
     """
     asked = options.blocking
     if asked.is_complete:
@@ -42,6 +43,7 @@ def choose(
     block = asked.block or max(asked.first, largest, -(-problem.k // (splits * MOST_K_BLOCKS)))
     order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host and not asked.tail else "k")
     columns = asked.columns or 4
+    held = placement.in_parts and not placement.in_host(Matrix.A, Matrix.B)
     return changed(
         asked,
         splits=splits,
@@ -54,6 +56,7 @@ def choose(
         order=order,
         lanes=asked.lanes or 2,
         delivery=asked.delivery or ("balanced" if even else "earliest"),
+        begin=asked.begin or ("held" if held else "first"),
         combine=asked.combine or "owner",
     )
 

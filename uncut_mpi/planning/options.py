@@ -21,6 +21,7 @@ DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
 BLOCK_ORDERS = ("k", "columns", "corner", "k-columns")
 ORDERS_BY_K = ("k", "k-columns")
 DELIVERIES = ("balanced", "earliest")
+BEGINS = ("first", "held")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
 _SHARES = ("row_shares", "col_shares", "k_shares")
@@ -118,6 +119,10 @@ class Blocking:
         whole piece, and what is handed on goes before what one rank needs. ``"earliest"``: whole pieces by list
         scheduling: the copy that can begin first, as its sender and its receiver have no other, is next, and whoever
         has a piece may hand it on.
+    begin : str
+        Where ranks begin along k. ``"first"``: all with its first elements, and what a rank holds of A or B in part it
+        copies beside the rest. ``"held"``: each with what its device holds of A or B in part, which it reads in place;
+        then it goes on from there, past the end of k to its start, so that each holder serves one rank at a time.
     combine : str
         Where a C on a device meets the products: ``"owner"`` or ``"worker"``. In host memory always the latter.
     away : int
@@ -168,6 +173,12 @@ class Blocking:
         DELIVERIES,
         "how pieces of A and B on devices are handed around: everybody sends as much, or whole pieces, each copy "
         "as soon as its sender and its receiver are free; default balanced",
+    )
+    begin: str = choice(
+        "--k-begin",
+        BEGINS,
+        "where ranks begin along k: all with the first elements, or each with what it holds of a matrix in parts; "
+        "default first, a search tries both",
     )
     combine: str = choice("--combine", COMBINES, "where a C on a device meets the products; default owner")
     away: int = number(
@@ -226,7 +237,8 @@ class Blocking:
     def is_complete(self) -> bool:
         """Whether nothing is left open but what follows from the rest."""
         numbers = self.splits and self.first and self.block and self.growth and self.columns and self.rows
-        return bool(numbers and self.multiple and self.lanes and self.order and self.delivery and self.combine)
+        words = self.order and self.delivery and self.begin and self.combine
+        return bool(numbers and self.multiple and self.lanes and words)
 
 
 _BLOCKING: Final[Mapping[str, Callable[[str, object], Any]]] = {

@@ -181,6 +181,8 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     lanes = ", one product lane" if blocking.lanes == 1 else ""
     if blocking.delivery == "earliest" and schedule.placement.on_device(Matrix.A, Matrix.B):
         lanes += ", earliest delivery"
+    if blocking.begin == "held":
+        lanes += ", k from what is held"
     depth = -(-schedule.problem.k // schedule.splits)
     first, block = min(blocking.first, depth), min(blocking.block, depth)
     blocks = f"k-blocks of {first} to {block}{growth}" if first < block else f"k-blocks of {first}"

@@ -354,8 +354,8 @@ class _Explorer:
             return best
         if asked.scheduler == "kblocks":
             varied = self._dimensions
-            ways = varied.stationary, varied.places_of_sums, varied.corners, varied.block_orders, varied.long_blocks
-            for dimension in ways:
+            ways = varied.places_of_sums, varied.corners, varied.block_orders, varied.long_blocks
+            for dimension in (varied.stationary, varied.begins, *ways):
                 best = self._improve(best, asked, dimension)
             # A descent that began with a rank alone would not find what many ranks do well.
             self._improve(best, asked, varied.alone)

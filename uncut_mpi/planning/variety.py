@@ -56,7 +56,7 @@ def _kind(candidate: Candidate, num_ranks: int) -> Hashable:
     own: Hashable = candidate.tile
     if options.scheduler == "kblocks":
         own = blocking.columns, blocking.rows, blocking.order, blocking.lanes, blocking.delivery, blocking.combine
-        own = (*own, blocking.away > 0)
+        own = (*own, blocking.away > 0, blocking.begin)
     whole = math.fsum(area for column in options.areas or () for area in column)
     areas = tuple(tuple(round(area / whole, 1) for area in column) for column in options.areas or ())
     return options.scheduler, candidate.grid, candidate.splits, ranks, shares, areas, own
