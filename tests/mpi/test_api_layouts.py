@@ -252,23 +252,6 @@ def test_no_memory_as_large_as_a_part_is_taken(comm, session):
     session.release(matrix)
 
 
-def test_a_matrix_that_lies_in_one_array_multiplies_whatever_its_layout(comm, session):
-    a_MK, b_KN = random_matrix(9, 5, DType.f64, (11,)), random_matrix(5, 7, DType.f64, (12,))
-    last = comm.size - 1
-    a = session.distribute(a_MK if session.rank == last else None, Layout.rows(ranks=[last]), shape=(9, 5))
-    b = session.empty((5, 7), "f64", Layout.cols(), memory="shared")
-    fill(b.local, b_KN[np.ix_(*b.local_indices)])
-    c = session.empty((9, 7), "f64", Layout.whole(last))
-    if session.rank == last:
-        c.local[...] = np.nan
-    session.barrier()
-    session.gemm(a, b, c)
-    error = np.abs(c.local - a_MK @ b_KN).max() if session.rank == last else 0.0
-    collective_assert(comm, error < 1e-13, f"error {error}")
-    for matrix in (a, b, c):
-        session.release(matrix)
-
-
 # -- what is refused -----------------------------------------------------------------------------
 
 

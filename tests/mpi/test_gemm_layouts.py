@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 
 import numpy as np
 import pytest
 
 import uncut_mpi as um
+from tests.helpers import interpret
 from tests.helpers.collective import collective_assert, expect, outcome
 from tests.helpers.distributed import distributed, fill, on_host, random_layout
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
-from uncut_mpi import Layout
+from uncut_mpi import Layout, ScheduleOptions
 from uncut_mpi.api import plan_maker
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.planner import plan_several
 from uncut_mpi.planning.staging import used_by_others
 
 pytestmark = pytest.mark.mpi
+
+PLAIN = ScheduleOptions(scheduler="kblocks", blocking=um.Blocking(columns=1, lanes=1))
+"""Without a search, which takes most of a small product's time."""
 
 ROWS = """\
 import numpy as np, uncut_mpi as um             # mpiexec -n 4 python rows.py
@@ -44,7 +50,65 @@ class Hostile:
         raise RuntimeError(name)
 
 
-@pytest.mark.parametrize("seed", range(24))
+def dealt(kind, shape, size):
+    """Return a layout of a kind, cut unevenly, that differs from the others also on two ranks."""
+    backwards = range(size - 1, -1, -1)
+
+    def cut(extent, parts):
+        edges = [0, *(min(extent, part * (part + 1) // 2) for part in range(1, parts)), extent]
+        return [stop - start for start, stop in itertools.pairwise(edges)]
+
+    height = 2 if size > 1 else 1
+    ranks = [*backwards][: height * (size // height)]
+    return {
+        "whole": Layout.whole(size // 2),
+        "rows": Layout.rows(cut(shape[0], size)),
+        "cols": Layout.cols(cut(shape[1], size), ranks=backwards),
+        "blocks": Layout.blocks(cut(shape[0], height), cut(shape[1], size // height), ranks=ranks),
+        "replicated": Layout.replicated(),
+    }[kind]
+
+
+def test_every_layout_of_a_times_every_one_of_b_gives_every_one_of_c(comm, session):
+    m, n, k, alpha, beta = 6, 5, 4, 1.25, 0.75
+    other = (DType.f32, DType.bf16, DType.f16)[comm.size % 3]
+    problems = {dtype: GemmProblem(m, n, k, dtype) for dtype in (DType.f64, other)}
+    values = {dtype: interpret.random_data(problem, 7, alpha=alpha, beta=beta) for dtype, problem in problems.items()}
+    made, wrong = {}, []
+
+    def matrix(name, kind, dtype, order):
+        key, data = (name, kind, dtype, order), getattr(values[dtype], name)
+        if key not in made:
+            memory, layout = ("device", "host", "shared")[len(made) % 3], dealt(kind, data.shape, comm.size)
+            made[key] = session.empty(data.shape, dtype, layout, order=order, memory=memory)
+        elif name != "c":
+            return made[key]
+        fill(made[key].local, data[np.ix_(*made[key].local_indices)])
+        return made[key]
+
+    def operand(name, kind, dtype, order, trans):
+        if trans == "N":
+            return matrix(name, kind, dtype, order)
+        return matrix(name, {"rows": "cols", "cols": "rows"}.get(kind, kind), dtype, "CF"[order == "C"]).T
+
+    hows = [*itertools.product("NT", "NT", "CF", "CF", "CF")]
+    for at, kinds in enumerate(itertools.product(("whole", "rows", "cols", "blocks", "replicated"), repeat=3)):
+        if at % 3 and comm.size < 4:
+            continue  # all of them on four ranks
+        dtype = other if at % 4 == 3 else DType.f64
+        # 11 is prime to their number: all come up on any number of ranks, with other layouts on each.
+        trans_a, trans_b, *orders = hows[(11 * at + 5 * comm.size) % len(hows)]
+        a = operand("a", kinds[0], dtype, orders[0], trans_a)
+        b = operand("b", kinds[1], dtype, orders[1], trans_b)
+        c = matrix("c", kinds[2], dtype, orders[2])
+        session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, options=PLAIN)
+        result, bound = (x[np.ix_(*c.local_indices)] for x in interpret.reference(problems[dtype], values[dtype]))
+        if not (np.abs(on_host(c.local).astype(np.float64) - result) <= bound).all():
+            wrong.append(f"{a!r} {trans_a} x {b!r} {trans_b} = {c!r}")
+    collective_assert(comm, not wrong, f"{len(wrong)} products are wrong: {wrong[:5]}")
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_any_layouts_multiply_where_they_are(comm, session, seed):
     rng = random.Random(seed)
     dtype = rng.choice((DType.f64, DType.f64, DType.f32))
