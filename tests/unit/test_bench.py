@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
 from uncut_mpi.command.bench_measure import Work, combined
 from uncut_mpi.command.bench_summary import (
     BEST,
+    Totals,
     best_of,
     case_of,
-    flops_per_joule,
     largest_small,
     speedup,
     summary_text,
-    total_rate,
+    totals,
 )
 from uncut_mpi.command.flags import HelpRequested
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import Case, paralia, uncut_irregular
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options
+from uncut_mpi.planning.planner import ablation_options, plan
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.view.rates import draw_rates
 
 
@@ -58,6 +64,7 @@ def test_every_flag_reaches_its_field() -> None:
         ("--methods auto,auto", "names something twice"),
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),
         ("--methods kblocks:64", "'kblocks:64' does not exist"),
+        ("--methods cyclic:fast", "'fast' does not exist: use one of comm-opt, time, pdp, edp"),
         ("--compute 1,0", "'0' is not a whole number of at least 1"),
         ("--dtypes f64,f8", "'f8' does not exist"),
         ("--scale 0", "is not above 0"),
@@ -82,15 +89,30 @@ def test_help_names_every_method() -> None:
 
 
 def test_methods_are_schedules() -> None:
-    assert options_of("auto", None) == ScheduleOptions()
-    assert options_of("one", (2,)) == ScheduleOptions(devices=(2,))
-    assert options_of("uncut:640", None) == ScheduleOptions(scheduler="uncut", tile=640)
-    assert options_of("cyclic:64", None) == ScheduleOptions(scheduler="cyclic", tile=64)
-    assert options_of("cyclic:1d-cyclic", None) == ScheduleOptions(scheduler="cyclic", distribution="1d-cyclic")
-    assert options_of("bands:640", (1, 0)) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
-    assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
+    assert options_of("auto", None, 4) == ScheduleOptions()
+    assert options_of("one", (2,), 4) == ScheduleOptions(devices=(2,))
+    assert options_of("uncut:640", None, 4) == ScheduleOptions(scheduler="uncut", tile=640)
+    assert options_of("cyclic:64", None, 4) == ScheduleOptions(scheduler="cyclic", tile=64)
+    assert options_of("cyclic:1d-cyclic", None, 4) == ScheduleOptions(scheduler="cyclic", distribution="1d-cyclic")
+    assert options_of("bands:640", (1, 0), 4) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
+    assert options_of("kblocks", (0, 1), 4) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
-    assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == steps
+    assert [*(options_of(step, None, 4) for step in STEPS), options_of("uncut", None, 4)] == steps
+
+
+def test_paralias_four_variants_are_methods() -> None:
+    given = parse_bench(["--methods", "cyclic:comm-opt,cyclic,cyclic:edp,cyclic:pdp"])
+    options = [options_of(method, None, 6) for method in given.methods]
+    assert [(one.scheduler, one.metric) for one in options[1:]] == [("cyclic", name) for name in ("time", "edp", "pdp")]
+    # Without choice: an uneven machine's slow devices get as much as the others.
+    machine = load_machine("vulcan-8xv100-uneven").subset(range(6))
+    problem = GemmProblem(4096, 6144, 512, DType.f64)
+    made = plan(problem, Placement.parse("0,0,0"), 6, machine, dataclasses.replace(options[0], tile=1024)).schedule
+    products = made.tasks[made.tasks["kind"] == Kind.GEMM]
+    assert np.bincount(products["rank"]).tolist() == [4] * 6
+    assert options_of("cyclic:comm-opt", (1, 3), 6).devices == (1, 3)
+    with pytest.raises(ParamError, match="with devices: by it cyclic chooses who computes"):
+        options_of("cyclic:edp", (1, 3), 6)
 
 
 def test_bands_get_an_a_that_is_stored_transposed() -> None:
@@ -188,7 +210,25 @@ def test_speedups_are_those_of_problems_that_both_have_done() -> None:
     found = speedup(ROWS, "auto", "uncut", 4)
     assert found is not None
     assert (found.problems, found.slower) == (2, 1)
-    assert (found.mean, found.least, found.most) == pytest.approx((1.4, 0.8, 2.0))
+    assert (found.mean, found.least, found.most) == pytest.approx((math.sqrt(1.6), 0.8, 2.0))
+    assert (found.energy, found.edp) == (None, None)
+
+
+def test_energies_are_compared_where_both_are_known() -> None:
+    rows = [
+        *(row(1000, k, "h,h,h", "auto", 1.0, joules=100.0) for k in (100, 1000, 9000)),
+        *(row(1000, k, "h,h,h", "one", s, compute=1, joules=j) for k, s, j in ((100, 2.0, 50.0), (1000, 8.0, 400.0))),
+        row(1000, 9000, "h,h,h", "one", 3.0, compute=1),
+    ]
+    found = speedup(rows, "auto", "one", 4)
+    assert found is not None
+    assert found.mean == pytest.approx(48 ** (1 / 3))
+    assert found.energy == pytest.approx(math.sqrt(0.5 * 4))
+    assert found.edp == pytest.approx(math.sqrt(1.0 * 32))
+    lines = summary_text(rows, ["auto", "one"]).splitlines()
+    at = lines.index("auto against one, on 4 ranks: time, energy, EDP of one / of auto")
+    assert lines[at + 1].split() == ["problems", "mean", "least", "most", "slower", "energy", "EDP"]
+    assert lines[at + 2].split() == ["all", "3", "3.634", "2.000", "8.000", "0", "1.414", "5.657"]
     one = speedup(ROWS, "auto", "one", 4)  # on one rank, whatever computes otherwise
     assert one is not None
     assert (one.problems, one.mean) == (1, 4.0)
@@ -209,7 +249,7 @@ def test_numbers_of_ranks_are_not_compared_with_each_other() -> None:
     assert found is not None
     assert (found.problems, found.mean) == (1, 9 / 8)
     text = summary_text(rows, ["auto", "uncut"])
-    assert "auto against uncut, on 1 ranks" in text
+    assert "auto against uncut, on 1 rank:" in text
     assert "on 4 ranks: time of" not in text
 
 
@@ -227,7 +267,7 @@ def test_other_libraries_are_compared_with_together_too() -> None:
     ]
     text = summary_text(rows, ["auto", "jax", "cublas", "torch"])
     head = text.index("auto against the best other library, on 4 ranks")
-    assert text[head:].splitlines()[2].split() == ["all", "2", "1.500", "0.500", "2.500", "1"]
+    assert text[head:].splitlines()[2].split() == ["all", "2", "1.118", "0.500", "2.500", "1"]
     assert "the best other library" not in summary_text(rows, ["auto", "jax", "uncut"])
     assert "the best other library" not in summary_text(rows, ["jax", "torch"])
 
@@ -243,9 +283,13 @@ def test_groups_are_those_of_problems_that_both_have_done() -> None:
 
 
 def test_rates_are_sums_over_sums() -> None:
-    assert total_rate(ROWS, "uncut", 4) == (2, pytest.approx(2e-12 * (1000**3 + 1000**2 * 100) / 2.4))
-    assert total_rate(ROWS, "kblocks", 4) == (0, 0.0)
-    assert flops_per_joule(ROWS, "auto", 4) == pytest.approx(2e-9 * (1000**3 + 1000**2 * 100) / 110)
+    both = 2e-12 * (1000**3 + 1000**2 * 100)
+    assert totals(ROWS, "uncut", 4) == Totals(2, pytest.approx(both / 2.4), 0.0, 0.0)
+    assert totals(ROWS, "kblocks", 4) == Totals(0, 0.0, 0.0, 0.0)
+    # Energies are known of two problems of three.
+    found = totals(ROWS, "auto", 4)
+    assert (found.problems, found.gflop_per_j) == (3, pytest.approx(1e3 * both / 110))
+    assert found.edp_i == pytest.approx(both / 110 * both / 1.5)  # (TFLOP/s)² / W
 
 
 def test_half_of_the_problems_are_small() -> None:
@@ -268,8 +312,17 @@ def test_rates_stand_for_both_halves() -> None:
     ]
     lines = summary_text(rows, ["auto", "one"]).splitlines()
     assert "small: problems of up to 2 GFLOP" in lines[0]
-    assert lines[3].split() == ["auto", "4", "1", "1", "2", "0.002", "0.004", "0.003333", "0.02", "0.04", "0.03333"]
-    assert lines[4].split() == ["one", "1", "1", "-", "1", "0.0005", "-", "0.0005", "-", "-", "-"]
+    assert lines[1].split() == ["problems", "GFLOP/s", "GFLOP/s", "per", "W", "EDP_i,", "(GFLOP/s)²/W"]
+    rates = ["2", "4", "3.333", "0.02", "0.04", "0.03333"]
+    assert lines[3].split() == ["auto", "4", "1", "1", "2", *rates, "0.04", "0.16", "0.1111"]
+    assert lines[4].split() == ["one", "1", "1", "-", "1", "0.5", "-", "0.5", *6 * ["-"]]
+    # Headings stand over their columns.
+    assert lines[1].index("GFLOP/s per W") - lines[1].index("GFLOP/s ") == 27
+    assert len(lines[2]) == len(lines[3])
+    fast = [{**one, "median_s": one["median_s"] / 1e6, "joules": None} for one in rows]
+    lines = summary_text(fast, ["auto", "one"]).splitlines()
+    assert lines[1].split() == ["problems", "TFLOP/s"]
+    assert lines[3].split() == ["auto", "4", "1", "1", "2", "2000", "4000", "3333"]
     alike = summary_text([row(10, 10, "h,h,h", "auto", 1.0)], ["auto"]).splitlines()
     assert alike[0] == "All operations over all times and joules."
 
@@ -277,8 +330,8 @@ def test_rates_stand_for_both_halves() -> None:
 def test_the_summary_says_everything_once() -> None:
     text = summary_text(ROWS, ["auto", "uncut", "one"])
     lines = text.splitlines()
-    assert "auto against uncut, on 4 ranks: time of uncut / time of auto" in lines
-    assert any(line.split() == ["all", "2", "1.400", "0.800", "2.000", "1"] for line in lines)
+    assert "auto against uncut, on 4 ranks: time of uncut / of auto" in lines
+    assert any(line.split() == ["all", "2", "1.265", "0.800", "2.000", "1"] for line in lines)
     assert any(line.startswith("data: one-device") and "0.800" in line for line in lines)
     assert any(line.startswith("place: 0,0,0") and "0.800" in line for line in lines)
     assert any(line.startswith("place: h,h,h") and "2.000" in line for line in lines)
@@ -288,6 +341,22 @@ def test_the_summary_says_everything_once() -> None:
     assert "8 results, 1 of them wrong, 0 not verified, 1 left out" in lines
     assert "  wrong: f64 1000×1000×1000 at 0,h,2, auto on 2 ranks, error 1e-16 above 1e-13" in lines
     assert "  left out: f64 1000×1000×9000 at 0,1,2, uncut on 4 ranks: rank 0 needs more" in lines
+
+
+def test_a_library_that_is_missing_has_one_line() -> None:
+    missing = [row(1000, k, "h,h,h", "jax", None, reason="JAX is not installed") for k in (10, 20, 30)]
+    other = row(1000, 40, "h,h,h", "jax", None, reason="no memory")
+    lines = summary_text([*ROWS, *missing, other], ["auto", "jax"]).splitlines()
+    told = [line for line in lines if "jax" in line and "left out" in line]
+    assert told == [
+        "  left out: jax, 3 problems: JAX is not installed",
+        "  left out: f64 1000×1000×40 at h,h,h, jax on 4 ranks: no memory",
+    ]
+
+
+def test_large_numbers_have_large_units() -> None:
+    rows = [row(40000, k, "h,h,h", "auto", 1.0) for k in (40000, 60000)]
+    assert "small: problems of up to 128 TFLOP, half of them" in summary_text(rows, ["auto"])
 
 
 def test_the_picture_is_a_png() -> None:

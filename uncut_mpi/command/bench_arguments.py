@@ -15,12 +15,20 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
 
 DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irregular, "paralia": paralia}
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
+
+COMM_OPT: Final = "comm-opt"
+"""PARALiA without its choice: all devices, in equal shares."""
+
+CYCLIC: Final = (COMM_OPT, *METRICS, *DISTRIBUTIONS)
+"""What ``"cyclic:"`` may be followed by, beside a tile."""
 
 METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS, *BASELINES)
 TILED: Final = ("uncut", "cyclic", "bands")
@@ -47,7 +55,9 @@ methods:
   tuned     the fastest of the {TRIED} schedules that it expects most of, tried beforehand
   uncut     the scheduler of the Uncut-GEMMs paper with its heuristics
   kblocks   few large products per rank, without a search
-  cyclic    PARALiA's scheduler: tiles dealt out to the devices that its model chooses
+  cyclic    PARALiA's scheduler: tiles dealt out to the devices that its model chooses for the least time, its
+            select(PERF); cyclic:edp and cyclic:pdp are its select(EDP) and select(PDP), where watts are known
+  cyclic:comm-opt   the same without that choice: all devices, in equal shares
   bands     Choi's scheduler, between devices only, with A stored transposed as its authors keep it
   uncut:T, cyclic:T, bands:T   the same with tiles of T, for a sweep of tiles
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
@@ -92,8 +102,8 @@ class BenchArguments:
     dtypes : tuple of DType
         Types, each with all problems.
     methods : tuple of str
-        Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of `DISTRIBUTIONS`, in the order of
-        measurement; speedups are those of the first.
+        Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of `CYCLIC`, in the order of measurement;
+        speedups are those of the first.
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
@@ -291,13 +301,27 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     return list(dict.fromkeys(found))
 
 
-def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
-    """Return the options of a method's schedules on some ranks."""
+def options_of(method: str, devices: tuple[int, ...] | None, num_ranks: int) -> ScheduleOptions:
+    """
+    Return the options of a method's schedules on some ranks, None: all of so many.
+
+    Raises
+    ------
+    ParamError
+        If they exclude each other: some ranks, and PARALiA's choice of ranks by a metric.
+    """
     if method in STEPS:
         return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
     name, _, how = method.partition(":")
     scheduler = "auto" if name in ("one", "tuned") else name
     options = ScheduleOptions(scheduler=scheduler, devices=devices, tune=TRIED if name == "tuned" else 0)
+    if how == COMM_OPT:
+        ranks = options.computing_ranks(num_ranks)
+        grid = ProcessGrid.most_square(len(ranks))
+        shares = (1.0,) * grid.rows
+        return dataclasses.replace(options, devices=ranks, grid=(grid.rows, grid.cols), row_shares=shares)
+    if how in METRICS:
+        return dataclasses.replace(options, metric=how)
     if how in DISTRIBUTIONS:
         return dataclasses.replace(options, distribution=how)
     return dataclasses.replace(options, tile=int(how or 0))
@@ -324,7 +348,7 @@ def _methods(text: str) -> tuple[str, ...]:
     for word in _words(text):
         name, colon, how = word.partition(":")
         if colon and name == "cyclic" and not how.isdigit():
-            one_of(*DISTRIBUTIONS)(how)
+            one_of(*CYCLIC)(how)
         elif colon and name in TILED:
             whole(1, MOST_EXTENT)(how)
         else:

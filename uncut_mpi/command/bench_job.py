@@ -13,7 +13,6 @@ import uncut_mpi
 from uncut_mpi.api.session import Session
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.bench_arguments import BenchArguments, cases_of
-from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.bench_measure import Facts, Measurer, Work, combined
 from uncut_mpi.command.bench_summary import SINGLE, SUMMED, Row, summary_text
 from uncut_mpi.command.entry import Say
@@ -54,13 +53,6 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
         tune_products=arguments.tune_products,
     ) as session:
         session.agree(list(words), "command line")
-        backend = session.backend_name
-        foreign = [method for method in arguments.methods if backend not in BASELINES.get(method, (backend,))]
-        if foreign:
-            wanted = " or ".join(BASELINES[foreign[0]])
-            raise agreed(
-                ParamError(f"--methods {foreign[0]} is for the {wanted} backend, this is {backend}: leave it out")
-            )
         with session.together("checking the output"):
             if session.rank == 0:
                 check_paths({"--output": arguments.output, "--plot": arguments.plot})

@@ -23,6 +23,7 @@ from uncut_mpi.command.product import (
     timed_call,
     verify_product,
 )
+from uncut_mpi.errors import ParamError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
@@ -107,19 +108,22 @@ class Measurer:
 
     def measure(self, one: Work, product: Product) -> Facts:
         """
-        Return what a method takes, by the calls of one round; why not under ``"reason"``, if a library cannot do it.
+        Return what a method takes, by the calls of one round; why not under ``"reason"``, if it cannot be had here.
 
         Raises
         ------
         CapacityError, PlanError
             The same on every rank, if it cannot be done here.
         """
-        if one.method in BASELINES:
-            try:
-                return self._baseline(one, product)
-            except BaselineError as error:
-                return {"reason": str(error)}
-        return self._own(one, product)
+        backend = self._session.backend_name
+        try:
+            if one.method not in BASELINES:
+                return self._own(one, product)
+            if backend not in BASELINES[one.method]:
+                raise BaselineError(f"it is for the {' or '.join(BASELINES[one.method])} backend, this is {backend}")
+            return self._baseline(one, product)
+        except (BaselineError, ParamError) as error:  # the latter of a method that needs watts, or all ranks
+            return {"reason": str(error)}
 
     def forget(self) -> None:
         """Give back what was made for the product measured last."""
@@ -146,7 +150,7 @@ class Measurer:
         session, asked = self._session, self._asked
         arguments = one.gemm_arguments(asked.seed)
         fewer = one.method == "one" or one.compute < session.size
-        options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None)
+        options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None, session.size)
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from uncut_mpi.command.bench_baselines import BASELINES
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.datasets import Case
 
 Row = Mapping[str, Any]
@@ -27,6 +28,8 @@ SUMMED: Final = (
 )
 """What a summary and a picture read of a row."""
 
+_FLOPS: Final = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+
 _Problem = tuple[Any, ...]
 
 
@@ -40,9 +43,12 @@ class Speedup:
     problems : int
         How many.
     mean, least, most : float
-        Of time of the other over time of the method.
+        Of time of the other over time of the method; the mean is geometric, as all means of ratios.
     slower : int
         Problems in which the method took longer.
+    energy, edp : float or None
+        The mean of the energy of the other over that of the method, and of their energies times their times; of the
+        problems of which both are known.
     """
 
     problems: int
@@ -50,6 +56,8 @@ class Speedup:
     least: float
     most: float
     slower: int
+    energy: float | None = None
+    edp: float | None = None
 
 
 def case_of(row: Row) -> Case:
@@ -89,15 +97,28 @@ def speedup(rows: Iterable[Row], method: str, other: str, compute: int) -> Speed
 
     Methods of `SINGLE` have one device, whatever the others have.
     """
-    times: dict[str, dict[_Problem, float]] = {method: {}, other: {}}
+    found: dict[str, dict[_Problem, Row]] = {method: {}, other: {}}
     for row in rows:
-        ranks = _ranks(row["method"], compute)
-        if row["method"] in times and row["compute"] == ranks and row["median_s"] is not None:
-            times[row["method"]][_problem(row)] = row["median_s"]
-    ratios = [times[other][problem] / seconds for problem, seconds in times[method].items() if problem in times[other]]
-    if not ratios:
+        if row["method"] in found and _counts(row, row["method"], _ranks(row["method"], compute)):
+            found[row["method"]][_problem(row)] = row
+    pairs = [(found[other][problem], row) for problem, row in found[method].items() if problem in found[other]]
+    if not pairs:
         return None
-    return Speedup(len(ratios), statistics.fmean(ratios), min(ratios), max(ratios), sum(ratio < 1 for ratio in ratios))
+    ratios = [theirs["median_s"] / ours["median_s"] for theirs, ours in pairs]
+    energies = [
+        (theirs["joules"] / ours["joules"], ratio)
+        for (theirs, ours), ratio in zip(pairs, ratios, strict=True)
+        if theirs["joules"] and ours["joules"]
+    ]
+    return Speedup(
+        len(ratios),
+        statistics.geometric_mean(ratios),
+        min(ratios),
+        max(ratios),
+        sum(ratio < 1 for ratio in ratios),
+        statistics.geometric_mean(energy for energy, _ in energies) if energies else None,
+        statistics.geometric_mean(energy * ratio for energy, ratio in energies) if energies else None,
+    )
 
 
 def best_of(rows: Iterable[Row], methods: Sequence[str], compute: int) -> list[Row]:
@@ -121,19 +142,45 @@ def _half(row: Row, most: float) -> str:
     return "small" if _flops(_problem(row)) <= most else "large"
 
 
-def total_rate(rows: Iterable[Row], method: str, compute: int) -> tuple[int, float]:
-    """Return how many problems a method has done with so many ranks, and all operations over all times (TFLOP/s)."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+    """
+    What a method has done on so many ranks, all problems together, with the paper's metrics (more is better).
+
+    Attributes
+    ----------
+    problems : int
+        How many.
+    tflop_per_s : float
+        All operations over all times.
+    gflop_per_j : float
+        PDP_i, GFLOP/s per W: all operations over all energies, of the problems of which these are known.
+    edp_i : float
+        EDP_i, the same times their rate: (TFLOP/s)² per W.
+    """
+
+    problems: int
+    tflop_per_s: float
+    gflop_per_j: float
+    edp_i: float
+
+
+def totals(rows: Iterable[Row], method: str, compute: int) -> Totals:
+    """Return what a method has done on so many ranks; what is not known of any problem is 0."""
     done = [row for row in rows if _counts(row, method, compute)]
-    seconds = sum(row["median_s"] for row in done)
-    flops = sum(_flops(_problem(row)) for row in done)
-    return len(done), flops / seconds / 1e12 if seconds else 0.0
+    metered = [row for row in done if row["joules"]]
+    joules = sum(row["joules"] for row in metered)
+    per_joule = _tflop(metered) / joules if joules else 0.0
+    return Totals(len(done), _rate(done), 1e3 * per_joule, per_joule * _rate(metered))
 
 
-def flops_per_joule(rows: Iterable[Row], method: str, compute: int) -> float:
-    """Return the operations per joule of all problems with known energy (GFLOP/s per watt); 0 if none is known."""
-    done = [row for row in rows if _counts(row, method, compute) and row["joules"]]
-    joules = sum(row["joules"] for row in done)
-    return sum(2e-9 * row["m"] * row["n"] * row["k"] for row in done) / joules if joules else 0.0
+def _tflop(rows: Iterable[Row]) -> float:
+    return sum(_flops(_problem(row)) for row in rows) / 1e12
+
+
+def _rate(rows: Sequence[Row]) -> float:
+    seconds = sum(row["median_s"] for row in rows)
+    return _tflop(rows) / seconds if seconds else 0.0
 
 
 def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
@@ -143,23 +190,8 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
         **{half: [row for row in rows if _half(row, most) == half] for half in ("small", "large")},
         "all": list(rows),
     }
-    halves = f"; small: problems of up to {most / 1e9:.4g} GFLOP, half of them" if parts["large"] else ""
-    width = max(10, *map(len, methods))
-    lines = [
-        f"All operations over all times and joules{halves}.",
-        f"{'':{width + 7}} problems{'':12} TFLOP/s{'':20} GFLOP/s per W",
-        f"{'method':{width}}  ranks" + 3 * "    small    large      all",
-    ]
-    counts = sorted({row["compute"] for row in rows})
-    for method in methods:
-        for count in counts:
-            rates = [total_rate(part, method, count) for part in parts.values()]
-            if rates[-1][0]:
-                energies = [flops_per_joule(part, method, count) for part in parts.values()]
-                numbers = [*(done for done, _ in rates), *(rate for _, rate in rates), *energies]
-                lines.append(
-                    f"{method:{width}} {count:6}" + "".join(f" {one:8.4g}" if one else f" {'-':>8}" for one in numbers)
-                )
+    halves = f"; small: problems of up to {_flops_text(most)}, half of them" if parts["large"] else ""
+    lines = [f"All operations over all times and joules{halves}.", *_totals_table(rows, methods, parts)]
     first, *others = methods
     for other in others:
         lines += _comparison(rows, first, other)
@@ -172,10 +204,55 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
     left_out = [row for row in rows if row["median_s"] is None]
     unchecked = [row for row in rows if row["passed"] is None and row["median_s"] is not None]
     counts_of = f"{len(failed)} of them wrong, {len(unchecked)} not verified, {len(left_out)} left out"
-    lines += ["", f"{len(rows)} results, {counts_of}"]
-    lines += [f"  wrong: {_name(row)}, error {row['error']} above {row['tolerance']}" for row in failed]
-    lines += [f"  left out: {_name(row)}: {row['reason']}" for row in left_out]
-    return "\n".join(lines) + "\n"
+    lines += ["", f"{counted(len(rows), 'result')}, {counts_of}"]
+    lines += [f"  wrong: {_name(row)}, error {row['error']:.3g} above {row['tolerance']:.3g}" for row in failed]
+    return "\n".join([*lines, *_left_out(left_out)]) + "\n"
+
+
+def _left_out(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each method and reason, however many problems: a library that is missing has one."""
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row["method"], row["reason"]), []).append(row)
+    return [
+        f"  left out: {_name(group[0]) if len(group) == 1 else f'{method}, {len(group)} problems'}: {reason}"
+        for (method, reason), group in alike.items()
+    ]
+
+
+def _flops_text(flops: float) -> str:
+    power, unit = next((one for one in _FLOPS if flops >= one[0]), _FLOPS[-1])
+    return f"{flops / power:.4g} {unit}"
+
+
+def _totals_table(rows: Sequence[Row], methods: Sequence[str], parts: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the table of all methods and numbers of ranks; energies have columns where any is known."""
+    found = {
+        (method, count): [totals(part, method, count) for part in parts.values()]
+        for method in methods
+        for count in sorted({row["compute"] for row in rows})
+    }
+    found = {key: of_parts for key, of_parts in found.items() if of_parts[-1].problems}
+    # What a host computes is some GFLOP/s.
+    slow = max((of_parts[-1].tflop_per_s for of_parts in found.values()), default=1.0) < 1
+    unit, factor = ("GFLOP/s", 1e3) if slow else ("TFLOP/s", 1.0)
+    columns: dict[str, Callable[[Totals], float]] = {
+        "problems": lambda one: one.problems,
+        unit: lambda one: factor * one.tflop_per_s,
+    }
+    if any(of_parts[-1].gflop_per_j for of_parts in found.values()):
+        columns["GFLOP/s per W"] = lambda one: one.gflop_per_j
+        columns[f"EDP_i, ({unit})²/W"] = lambda one: factor**2 * one.edp_i
+    width = max(10, *map(len, methods))
+    lines = [
+        f"{'':{width + 6}}" + "".join(f"  {name:<25}" for name in columns).rstrip(),
+        f"{'method':{width}}  ranks" + "".join(f" {name:>8}" for name in parts) * len(columns),
+    ]
+    for (method, count), of_parts in found.items():
+        numbers = [value(one) for value in columns.values() for one in of_parts]
+        cells = "".join(f" {number:8.4g}" if number else f" {'-':>8}" for number in numbers)
+        lines.append(f"{method:{width}} {count:6}{cells}")
+    return lines
 
 
 def _comparison(rows: Sequence[Row], first: str, other: str) -> list[str]:
@@ -185,24 +262,30 @@ def _comparison(rows: Sequence[Row], first: str, other: str) -> list[str]:
     for count in counts:
         done = [{_problem(row) for row in rows if _counts(row, name, _ranks(name, count))} for name in (first, other)]
         both = [row for row in rows if row["median_s"] is not None and _problem(row) in done[0] & done[1]]
-        table = _speedup_line("all", speedup(both, first, other, count))
+        of_all = speedup(both, first, other, count)
+        if of_all is None:
+            continue
+        table = [_speedup_line("all", of_all)]
         most = largest_small(both)
         groupings: dict[str, Callable[[Row], str]] = {**GROUPINGS, "size": functools.partial(_half, most=most)}
         for name, key in groupings.items():
             groups = sorted({key(row) for row in both})
             for group in groups if len(groups) > 1 else ():
-                chosen = [row for row in both if key(row) == group]
-                table += _speedup_line(f"{name}: {group}", speedup(chosen, first, other, count))
-        if table:
-            lines += ["", f"{first} against {other}, on {count} ranks: time of {other} / time of {first}"]
-            lines += [f"{'':24} problems    mean   least    most  slower", *table]
+                found = speedup([row for row in both if key(row) == group], first, other, count)
+                if found is not None:
+                    table.append(_speedup_line(f"{name}: {group}", found))
+        what, energies = "time", ""
+        if of_all.energy is not None:
+            what, energies = "time, energy, EDP", "  energy     EDP"
+        lines += ["", f"{first} against {other}, on {counted(count, 'rank')}: {what} of {other} / of {first}"]
+        lines += [f"{'':24} problems    mean   least    most  slower{energies}", *table]
     return lines
 
 
-def _speedup_line(name: str, found: Speedup | None) -> list[str]:
-    if found is None:
-        return []
-    return [f"{name:24} {found.problems:8} {found.mean:7.3f} {found.least:7.3f} {found.most:7.3f} {found.slower:7}"]
+def _speedup_line(name: str, found: Speedup) -> str:
+    energies = [] if found.energy is None or found.edp is None else [found.energy, found.edp]
+    times = f"{found.mean:7.3f} {found.least:7.3f} {found.most:7.3f} {found.slower:7}"
+    return f"{name:24} {found.problems:8} {times}" + "".join(f" {ratio:7.3f}" for ratio in energies)
 
 
 def _ranks(method: str, compute: int) -> int:
@@ -218,6 +301,5 @@ def _problem(row: Row) -> _Problem:
 
 
 def _name(row: Row) -> str:
-    return (
-        f"{row['dtype']} {row['m']}×{row['n']}×{row['k']} at {row['place']}, {row['method']} on {row['compute']} ranks"
-    )
+    problem = f"{row['dtype']} {row['m']}×{row['n']}×{row['k']} at {row['place']}"
+    return f"{problem}, {row['method']} on {counted(row['compute'], 'rank')}"
