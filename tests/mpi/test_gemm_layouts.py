@@ -93,8 +93,8 @@ def test_every_layout_of_a_times_every_one_of_b_gives_every_one_of_c(comm, sessi
 
     hows = [*itertools.product("NT", "NT", "CF", "CF", "CF")]
     for at, kinds in enumerate(itertools.product(("whole", "rows", "cols", "blocks", "replicated"), repeat=3)):
-        if at % 3 and comm.size < 4:
-            continue  # all of them on four ranks
+        if at % 3 and (comm.size < 4 or session.backend_name != "host"):
+            continue  # all of them on four ranks, where nothing is to be warmed up for them
         dtype = other if at % 4 == 3 else DType.f64
         # 11 is prime to their number: all come up on any number of ranks, with other layouts on each.
         trans_a, trans_b, *orders = hows[(11 * at + 5 * comm.size) % len(hows)]

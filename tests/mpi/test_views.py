@@ -11,7 +11,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import distributed
+from tests.helpers.distributed import address_of, distributed, fill, on_host
 from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -44,10 +44,10 @@ def test_views_are_multiplied_where_they_are_and_nothing_around_them_is_touched(
     (a, *_), (b, *_), (c, whole, place) = operands
     told = f"seed {seed}: {a!r} x {b!r} = {c!r}, beta {beta}"
     for one, data in ((a, a_MK), (b, b_KN), (c, c_MN)):
-        same = one.shape == data.shape and np.array_equal(one.local, data[np.ix_(*one.local_indices)])
-        kept = one.array is None or np.array_equal(one.array, data)
+        same = one.shape == data.shape and np.array_equal(on_host(one.local), data[np.ix_(*one.local_indices)])
+        kept = one.array is None or np.array_equal(on_host(one.array), data)
         alone = one.local.size and one.memory != "shared"
-        there = not alone or one.local.__array_interface__["data"][0] == one.address
+        there = not alone or address_of(one.local) == one.address
         collective_assert(comm, same and kept and there, f"{told}: {one!r} has {one.local}")
     session.gemm(a, b, c, alpha=1.25, beta=beta)
     wide = [x.astype(np.float64) for x in (a_MK, b_KN, c_MN)]
@@ -55,7 +55,7 @@ def test_views_are_multiplied_where_they_are_and_nothing_around_them_is_touched(
     wanted = np.full(whole.shape, np.nan)
     wanted[place] = product.T if c.info.view and c.info.view.turned else product
     limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
-    right = np.allclose(whole.local, wanted[np.ix_(*whole.local_indices)], 0.0, limit, equal_nan=True)
+    right = np.allclose(on_host(whole.local), wanted[np.ix_(*whole.local_indices)], 0.0, limit, equal_nan=True)
     collective_assert(comm, right, f"{told}: {whole.local}")
     session.barrier()
     for _, matrix, _ in operands:
@@ -125,14 +125,14 @@ def test_views_of_one_matrix_may_be_operands_of_one_product_unless_they_overlap(
     data = random_matrix(3 * n, n, DType.f64, (3,))
     for layout, memory in ((Layout.rows(), "host"), (Layout.cols(), "device"), (Layout.rows(), "shared")):
         matrix = session.empty(data.shape, "f64", layout, memory=memory)
-        matrix.local[...] = data[np.ix_(*matrix.local_indices)]
+        fill(matrix.local, data[np.ix_(*matrix.local_indices)])
         session.barrier()
         a, b, c = matrix[:n], matrix[n : 2 * n].T, matrix[2 * n :]
         calls = session.counters.planner_calls
         for _ in range(2):
             session.gemm(a, b, c)
         wanted = np.vstack((data[: 2 * n], data[:n] @ data[n : 2 * n].T))[np.ix_(*matrix.local_indices)]
-        collective_assert(comm, np.allclose(matrix.local, wanted, 1e-13, 1e-13), f"{matrix!r}: {matrix.local}")
+        collective_assert(comm, np.allclose(on_host(matrix.local), wanted, 1e-13, 1e-13), f"{matrix!r}: {matrix.local}")
         collective_assert(comm, session.counters.planner_calls == calls + 1, "planned again")
         for overlapped, product in (
             ("A", (a, b, a)),

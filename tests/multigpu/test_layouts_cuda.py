@@ -1,4 +1,4 @@
-"""The matrices in parts of tests/mpi through the cuda backend."""
+"""The matrices in parts of tests/mpi, and views of them, through the cuda backend."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ import pytest
 from tests.mpi.test_api_layouts import *  # noqa: F403
 from tests.mpi.test_gemm_layouts import *  # noqa: F403
 from tests.mpi.test_redistribute import *  # noqa: F403
+from tests.mpi.test_views import *  # noqa: F403
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
