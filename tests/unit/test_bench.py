@@ -381,10 +381,25 @@ def test_the_picture_joins_problems_of_one_shape_alone(monkeypatch: pytest.Monke
     (axis,) = drawn_rates(monkeypatch, rows, ["auto"]).axes
     joined = sorted(sorted(line.get_xdata().tolist()) for line in axis.get_lines())
     assert joined == sorted(
-        sorted(2e-9 * m * m * k for m, k in family) for family in (shapes[:3], shapes[3:5], shapes[5:])
+        sorted(2.0 * m * m * k for m, k in family) for family in (shapes[:3], shapes[3:5], shapes[5:])
     )
     # Nothing is cut off at the top.
-    assert axis.get_ylim()[1] > 1.02 * max(one["tflop_per_s"] for one in rows)
+    assert axis.get_ylim()[1] > 1.02 * 1e3 * max(one["tflop_per_s"] for one in rows)
+    assert axis.get_ylabel() == "rate, GFLOP/s"
+    assert axis.xaxis.get_major_formatter()(1e12) == "1 TFLOP"
+
+
+def test_the_legend_of_a_narrow_picture_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = ["cyclic:comm-opt", "cyclic:round-robin", "kblocks", "auto"]
+    rows = [row(4096, 4096, "h,h,h", method, 1e-3, count) for method in methods for count in (1, 2, 4, 8)]
+    figure = drawn_rates(monkeypatch, rows, methods)
+    figure.draw_without_rendering()
+    (legend,), (axis,) = figure.legends, figure.axes
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert 0 <= box.y0 < box.y1 <= axis.get_window_extent().y0
+    assert axis.get_window_extent().height > 200  # pixels: the legend takes nothing from it
+    assert axis.get_ylabel() == "rate, TFLOP/s"
 
 
 def test_the_picture_says_what_was_measured_where_and_when(monkeypatch: pytest.MonkeyPatch) -> None:

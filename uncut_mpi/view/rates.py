@@ -13,6 +13,8 @@ _LINES: Final = ("-", "--", "-.", ":")
 _FILLS: Final = ("full", "none", "left", "right")
 """Of lines and of their markers, by number of ranks; methods have colours."""
 
+_LEGEND_COLUMNS: Final = 4
+
 _MARKERS: Final = dict(zip(SHAPES, "os^", strict=True))
 _SHAPE_WORDS: Final = dict(
     zip(SHAPES, ("m = n = k", "k below the larger of m and n", "k at least the larger of m and n"), strict=True)
@@ -46,7 +48,9 @@ def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
     panels = list(dict.fromkeys((row["dtype"], row["place"]) for row in done)) or [("", "")]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure = import_figure()(figsize=(max(7.0, 4.6 * columns), 3.2 * lines + 1.4), dpi=120, layout="constrained")
+    figure = import_figure()(figsize=(max(7.0, 4.6 * columns), 3.2 * lines + 0.6), dpi=120, layout="constrained")
+    from matplotlib.ticker import EngFormatter
+
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     series = list(dict.fromkeys((row["method"], row["compute"]) for row in done))
     series.sort(key=lambda one: (list(methods).index(one[0]), one[1]))
@@ -61,6 +65,8 @@ def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
         }
         for method, compute in series
     }
+    most = max((row["tflop_per_s"] for row in done), default=1.0)
+    unit, factor = ("TFLOP/s", 1.0) if most >= 1 else ("GFLOP/s", 1e3)  # a host's are some of the latter
     for axis, (dtype, place) in zip(axes, panels, strict=False):
         for method, compute in series:
             of_method = [
@@ -69,16 +75,16 @@ def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
                 if (row["dtype"], row["place"], row["method"], row["compute"]) == (dtype, place, method, compute)
             ]
             for family in _families(of_method):
-                points = sorted((2e-9 * row["m"] * row["n"] * row["k"], row["tflop_per_s"]) for row in family)
+                points = sorted((2.0 * row["m"] * row["n"] * row["k"], factor * row["tflop_per_s"]) for row in family)
                 axis.plot(*zip(*points, strict=True), marker=_MARKERS[_shape(family[0])], **styles[method, compute])
         axis.set_xscale("log")
-        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_major_formatter(EngFormatter(unit="FLOP"))
         axis.xaxis.set_minor_formatter("")
-        rates = [row["tflop_per_s"] for row in done if (row["dtype"], row["place"]) == (dtype, place)]
+        rates = [factor * row["tflop_per_s"] for row in done if (row["dtype"], row["place"]) == (dtype, place)]
         axis.set_ylim(0, 1.08 * max(rates, default=0.0) or 1.0)
         axis.set_title(f"{dtype}, A, B, C at {place}", fontsize="medium")
-        axis.set_xlabel("operations 2mnk, 1e9")
-        axis.set_ylabel("TFLOP/s")
+        axis.set_xlabel("operations, 2mnk")
+        axis.set_ylabel(f"rate, {unit}")
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(_title(done), fontsize="large")
@@ -127,4 +133,11 @@ def _add_legend(figure: Any, styles: Mapping[tuple[str, int], Mapping[str, Any]]
         Line2D([], [], marker=_MARKERS[shape], color="grey", linestyle="", label=f"{shape}: {_SHAPE_WORDS[shape]}")
         for shape in shapes
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    # As many columns as the figure is wide for, below the panels, which keep their height.
+    for columns in range(_LEGEND_COLUMNS, 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+        box = legend.get_window_extent()
+        if box.width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
