@@ -234,7 +234,7 @@ def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, se
         for matrix, data in ((a, inputs[0]), (b, inputs[1])):
             fill(matrix.local, data[np.ix_(*matrix.local_indices)])
         session.barrier()
-        c = session.gemm(a, b, trans_a=trans[0], trans_b=trans[1])
+        c = session.gemm(a, b, trans_a=trans[0], trans_b=trans[1], options=PLAIN)
         told = f"{first}, {second}, {trans}: {c.layout} in {c.memory} memory, not {wanted} in {memory}"
         collective_assert(comm, (c.layout, c.memory, c.order) == (wanted, memory, "C"), told)
         right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
@@ -264,13 +264,13 @@ def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
         (Layout.whole(comm.size - 1), Layout.rows(), "shared"),
     ):
         (a, a_MK), (b, b_KN) = operands_of(session, ((9, 6), (6, 8)), (first, Layout.whole(0)), memory)
-        c = session.gemm(a, b, out_layout=asked)
+        c = session.gemm(a, b, out_layout=asked, options=PLAIN)
         told = f"{c!r} of {c.layout} in {c.memory} memory, not {asked} in {memory}"
         collective_assert(comm, c.layout == asked.filled((9, 8), comm.size) and c.memory == memory, told)
         right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
         collective_assert(comm, np.allclose(on_host(c.local), right, 1e-13, 1e-13), told)
         same = session.matmul(a, b)
-        collective_assert(comm, same.layout == session.gemm(a, b).layout, f"{same.layout}")
+        collective_assert(comm, same.layout == session.gemm(a, b, options=PLAIN).layout, f"{same.layout}")
         right = (a_MK @ b_KN)[np.ix_(*same.local_indices)]
         collective_assert(comm, np.allclose(on_host(same.local), right, 1e-13, 1e-13), f"{same!r}")
         session.barrier()
