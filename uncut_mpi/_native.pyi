@@ -343,6 +343,12 @@ class Follower:
         C_in is there at first, if it takes part. RuleBroken if some of it has been said before or is no part of C.
         """
 
+    def keep_held(self) -> None:
+        """Keep from now on what every operand holds, written ones after their tasks."""
+
+    def take_held(self) -> np.ndarray:
+        """Return what was kept since the last time, as the bytes of `planning.verify.HELD_DTYPE`."""
+
     def follow(
         self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, uses: np.ndarray
     ) -> None:

@@ -535,6 +535,19 @@ def test_labels_say_which_tiles_of_all_the_matrix_parts_are():
     assert {f"C({row},0) += A({row},{step}) B({step},0)" for row in range(4) for step in range(4)} <= products
 
 
+def test_of_tiles_that_are_dealt_out_each_rank_fetches_what_its_products_read():
+    problem, options = (
+        GemmProblem(2048, 2048, 2048, DType.f64, reads_c=False),
+        ScheduleOptions(scheduler="cyclic", tile=512),
+    )
+    schedule = plan(problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), options).schedule
+    # A rank computes 2×2 of the 4×4 tiles of C, which lie apart: it reads two rows of tiles of A, two columns of B.
+    assert {one.into_bytes for one in traffic(schedule).ports} == {(2 * 4 + 4 * 2) * 512 * 512 * 8}
+    assert all(one.into_bytes == one.least_into_bytes for one in traffic(schedule).ports)
+    products = {label for label in timeline(schedule).labels if "+=" in label}
+    assert products == {f"C({i},{j}) += A({i},{p}) B({p},{j})" for i in range(4) for j in range(4) for p in range(4)}
+
+
 def test_a_schedule_without_cache_moves_more_than_the_least():
     moved = {one.link: one for one in traffic(make(caching=False)).links}["host_to_device"]
     assert moved.nbytes > moved.least_bytes

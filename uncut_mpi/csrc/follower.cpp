@@ -250,6 +250,41 @@ Follower::Extents Follower::input(std::uint8_t matrix, const Operand &operand) {
     return op == not_transposed ? Extents{rows, cols} : Extents{cols, rows};
 }
 
+// What a content says of its place in a matrix; nothing where it says none, as zeros that are not the caller's C.
+const Content *Follower::placed(const Operand &operand, const Rect &rect, const Content &content) const {
+    if (content.kind == Content::Kind::nothing) return nullptr;
+    if (!content.is_zero()) return &content;
+    const auto here = std::ranges::find_if(expected_, [&](const Expected &expected) {
+        return expected.buffer == operand.buffer && contains(expected.rect, rect);
+    });
+    return here == expected_.end() ? nullptr : &here->content;
+}
+
+// Keeps what some rectangles hold that together are an operand: one where they lie in the matrix as they do here.
+template <typename Parts, typename ContentOf>
+void Follower::keep(const Operand &operand, const Parts &parts, ContentOf content_of) {
+    if (!keeps_held_) return;
+    const auto first = static_cast<std::ptrdiff_t>(held_.size());
+    const Content *before = nullptr;
+    bool alike = true;
+    const auto add = [&](const Rect &rect, const Content &at) {
+        const Rect of = (at.turned ? rect.transposed() : rect).moved(-at.row, -at.col);
+        const std::int64_t matrix = at.kind == Content::Kind::piece ? at.matrix : matrix_c;
+        held_.push_back({clocks_.now().task, static_cast<std::int32_t>(&operand - operands_.data()), matrix, of.top,
+                         of.left, of.rows(), of.cols()});
+    };
+    for (const auto &part : parts) {
+        const Content *at = part.rect.empty() ? nullptr : placed(operand, part.rect, content_of(part));
+        alike &= at && (!before || (at->kind == before->kind && at->matrix == before->matrix &&
+                                    at->turned == before->turned && at->row == before->row && at->col == before->col));
+        if (at) add(part.rect, *at), before = at;
+    }
+    if (alike && before && parts.size() > 1)
+        held_.erase(held_.begin() + first, held_.end()), add(operand.rect, *before);
+}
+
+constexpr auto content_of_tile = [](const Memory::Tile &tile) -> const Content & { return tile.fragment->content; };
+
 // Finds what a region holds, after checking that whatever wrote it is over.
 void Follower::read(const Operand &operand) {
     ++reads_;
@@ -263,6 +298,7 @@ void Follower::read(const Operand &operand) {
             elements += common.rows() * common.cols();
         }
         if (!operand.rect.empty() && elements != operand.rect.rows() * operand.rect.cols()) refuse_unwritten(operand);
+        keep(operand, tiles_, content_of_tile);
         return;
     }
     memories_[operand.buffer].find(operand.rect, tiles_);
@@ -279,6 +315,7 @@ void Follower::read(const Operand &operand) {
             readers.push_back(now);
         }
     }
+    keep(operand, tiles_, content_of_tile);
 }
 
 // Overwrites a region by `parts_`, after checking that every task that wrote or read it before is over.
@@ -301,6 +338,7 @@ void Follower::write(const Operand &operand) {
         parts_.resize(1);
         parts_[0].rect = operand.rect;
     }
+    keep(operand, parts_, [](const Part &part) -> const Content & { return part.content; });
     if (tiles_.size() == 1 && parts_.size() == 1) {
         Fragment &fragment = *tiles_[0].fragment;
         fragment.content = std::move(parts_[0].content);

@@ -39,6 +39,12 @@ struct FollowedTables {
     std::span<const std::int32_t> uses;    // for each of the tasks: how many awaits of later ones name it
 };
 
+// What an operand's region holds, or a part of it: a rectangle of a matrix, as that is stored.
+struct HeldRecord {
+    std::int32_t task = 0, operand = 0;  // the operand's number in its task; 0 is written
+    std::int64_t matrix = 0, row = 0, col = 0, rows = 0, cols = 0;
+};
+
 class Follower {
   public:
     Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers,
@@ -49,6 +55,10 @@ class Follower {
     // Says what a rectangle of the caller's C must hold at the end; it holds C_in of the same elements at first, if
     // that takes part.
     void expect(std::int32_t buffer, const Rect &rect, const Content &content);
+    // Keeps from now on what every operand holds, written ones after their tasks; zeros only where they are the
+    // caller's C.
+    void keep_held() { keeps_held_ = true; }
+    std::vector<HeldRecord> take_held() { return std::exchange(held_, {}); }
     void follow(const FollowedTables &tables);
     // Checks what was expected.
     void finish();
@@ -87,6 +97,9 @@ class Follower {
     Extents input(std::uint8_t matrix, const Operand &operand);
     void read(const Operand &operand);
     void write(const Operand &operand);
+    const Content *placed(const Operand &operand, const Rect &rect, const Content &content) const;
+    template <typename Parts, typename ContentOf>
+    void keep(const Operand &operand, const Parts &parts, ContentOf content_of);
     bool rounds(const Operand &operand) const;
     void require_apart(const Operand &source) const;
     std::string text_of_place(const Operand &operand) const;
@@ -105,6 +118,8 @@ class Follower {
     LaneClocks clocks_;
     std::vector<LaneRecord> lanes_;
     std::int64_t reads_ = 0, writes_ = 0;
+    bool keeps_held_ = false;
+    std::vector<HeldRecord> held_;
 
     // Of the present task.
     std::vector<Operand> operands_;

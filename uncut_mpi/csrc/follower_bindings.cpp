@@ -62,6 +62,8 @@ void bind_follower(nb::module_ &m) {
              })
         .def("give", &give)
         .def("expect", &expect)
+        .def("keep_held", &Follower::keep_held)
+        .def("take_held", [](Follower &self) { return as_bytes(self.take_held()); })
         .def("follow", &follow)
         .def("finish", &Follower::finish, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("reads", &Follower::reads)

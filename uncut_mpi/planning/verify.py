@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +27,19 @@ from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule, expand
 from uncut_mpi.planning.verify_lists import verify_lists
 from uncut_mpi.planning.verify_memory import verify_memory
 from uncut_mpi.planning.verify_room import verify_room
+
+HELD_DTYPE: Final = np.dtype(
+    [
+        ("task", "<i4"),
+        ("operand", "<i4"),  # its number in the task; 0 is written
+        ("matrix", "<i8"),
+        ("row", "<i8"),  # of the matrix as stored
+        ("col", "<i8"),
+        ("rows", "<i8"),
+        ("cols", "<i8"),
+    ]
+)
+"""A rectangle of A, B or C that an operand holds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,13 +99,13 @@ def verify(
     """
     schedule.check()
     verify_memory(schedule, capacity_bytes, user_ranges)
-    reads, writes = _follow(schedule)
+    follower = _followed(schedule)
     waits = 0
     if lowering is not None:
         lists = [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
         waits = verify_lists(schedule, lists)
         verify_room(lists)
-    return Proof(len(schedule.tasks), reads, writes, waits)
+    return Proof(len(schedule.tasks), follower.reads, follower.writes, waits)
 
 
 def follower_of(schedule: Schedule) -> _native.Follower:
@@ -125,20 +139,42 @@ def follower_of(schedule: Schedule) -> _native.Follower:
     return follower
 
 
-def _follow(schedule: Schedule) -> tuple[int, int]:
-    """Follow all tasks and return the operands that were read and written."""
+def held_by_operands(schedule: Schedule) -> np.ndarray:
+    """
+    Return which rectangles of A, B and C the operands of a schedule's tasks hold, as the proof derives them.
+
+    What a task writes is told as it is after the task. Memory that holds no elements of a matrix has no rectangle:
+    never written, or zeros anywhere but in the caller's C. A sum of products is of C, wherever it is.
+
+    Returns
+    -------
+    ndarray of HELD_DTYPE
+        By task; of the column-major problem's matrices, as they are stored.
+
+    Raises
+    ------
+    ScheduleError
+        If a task breaks a rule of `verify`.
+    """
+    return np.frombuffer(_followed(schedule, keeps_held=True).take_held(), HELD_DTYPE)
+
+
+def _followed(schedule: Schedule, *, keeps_held: bool = False) -> _native.Follower:
+    """Return a follower that has followed all tasks and checked the result."""
     tasks = schedule.tasks
     awaited = schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]
     uses = np.bincount(awaited, minlength=len(tasks)).astype(np.int32)
     try:
         follower = follower_of(schedule)
+        if keeps_held:
+            follower.keep_held()
         follower.follow(tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
         follower.finish()
     except _native.RuleBroken as error:
         describe = {"task": _describe_task, "buffer": describe_buffer}
         text = re.sub(r"<(task|buffer) (\d+)>", lambda found: describe[found[1]](schedule, int(found[2])), str(error))
         raise ScheduleError(text) from None
-    return follower.reads, follower.writes
+    return follower
 
 
 def _describe_task(schedule: Schedule, task: int) -> str:

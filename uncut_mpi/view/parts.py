@@ -1,183 +1,95 @@
-"""Which part of A, B or C each operand of a schedule is, followed through the copies; and its name."""
+"""Names of a schedule's tasks: which tiles of A, B and C they work on, as the proof derives it."""
 
 from __future__ import annotations
-
-import dataclasses
-from typing import Final
 
 import numpy as np
 
 from uncut_mpi.model.locations import end_name
-from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule, expand_ranges
+from uncut_mpi.model.placement import MATRICES
+from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
+from uncut_mpi.planning.verify import held_by_operands
 
-_NAMES: Final = {Matrix.A: "A", Matrix.B: "B", Matrix.C: "C", Matrix.NONE: "scratch"}
-_Place = tuple[int, int]
-_Part = tuple[int, int, int]  # matrix, row, col
-_Key = tuple[int, int, int]  # buffer, row, col
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """
-    The part of a matrix that each operand is.
-
-    Attributes
-    ----------
-    matrix : ndarray of uint8, shape (number of operands,)
-        `Matrix`, of the schedule's (column-major) problem.
-    row, col : ndarray of int64, shape (number of operands,)
-        First element, in the matrix as stored; −1 where it cannot be told.
-    """
-
-    matrix: np.ndarray
-    row: np.ndarray
-    col: np.ndarray
+_Operand = tuple[int, int]  # task, number of the operand in it
 
 
-def find_parts(schedule: Schedule) -> Parts:
-    """Return which part of a matrix each operand of a schedule is."""
-    regions, buffers = schedule.regions, schedule.buffers
-    region_of = schedule.operands["region"]
-    operand_region = regions[region_of]
-    operand_buffer = buffers[operand_region["buffer"]]
-    is_user = (operand_buffer["role"] == Role.USER).tolist()
-    # A panel is one stretch of a matrix from the first task to the last, read from wherever in it; so are most others.
-    is_panel = (operand_buffer["role"] == Role.PANEL).tolist()
-    stretches: dict[int, _Part | None] = {}
-    keys = list(
-        zip(
-            operand_region["buffer"].tolist(),
-            operand_region["row"].tolist(),
-            operand_region["col"].tolist(),
-            strict=True,
-        )
-    )
-    corners = _corners(schedule)
-    transposed = (schedule.operands["op"] == Op.T).tolist()
-    unknown = [(matrix, -1, -1) for matrix in operand_buffer["matrix"].tolist()]
-    parts = list(unknown)
-    held: dict[_Key, _Part] = {}
-    tasks = schedule.tasks
-    for kind, first, count in zip(
-        tasks["kind"].tolist(), tasks["first_operand"].tolist(), tasks["num_operands"].tolist(), strict=True
-    ):
-        if count == 0:
-            continue
-        for operand in range(first, first + count):
-            key = keys[operand]
-            if is_user[operand]:
-                turned, top, left = corners[key[0]]
-                down, along = (key[2], key[1]) if turned else key[1:]
-                parts[operand] = (unknown[operand][0], top + down, left + along)
-            elif operand > first and (is_panel[operand] or key not in held) and (known := stretches.get(key[0])):
-                matrix, row, col = known
-                parts[operand] = (matrix, row + key[1], col + key[2])
-            elif operand > first:
-                parts[operand] = held.get(key, unknown[operand])
-        if is_user[first]:
-            continue
-        if kind == Kind.GEMM:
-            a, b = parts[first + 1], parts[first + 2]
-            row, col = a[2 if transposed[first + 1] else 1], b[1 if transposed[first + 2] else 2]
-            parts[first] = (int(Matrix.C), row, col) if min(row, col) >= 0 else unknown[first]
-        else:
-            parts[first] = next((part for part in parts[first + 1 : first + count] if part[1] >= 0), unknown[first])
-        held[keys[first]] = parts[first]
-        if parts[first][1] >= 0:
-            (matrix, row, col), (buffer, buffer_row, buffer_col) = parts[first], keys[first]
-            found = (matrix, row - buffer_row, col - buffer_col)
-            stretches[buffer] = found if is_panel[first] or stretches.get(buffer, found) == found else None
-    table = np.array(parts, np.int64).reshape(len(parts), 3)
-    return Parts(table[:, 0].astype(np.uint8), table[:, 1].copy(), table[:, 2].copy())
+def letters_of(schedule: Schedule) -> dict[Matrix, str]:
+    """Return what the caller calls each matrix: of a product that is computed transposed, A and B change places."""
+    names = {Matrix.A: "A", Matrix.B: "B", Matrix.C: "C", Matrix.NONE: "scratch"}
+    if schedule.problem.swapped:
+        names[Matrix.A], names[Matrix.B] = names[Matrix.B], names[Matrix.A]
+    return names
 
 
-def _corners(schedule: Schedule) -> dict[int, tuple[int, int, int]]:
-    """Return of each of the caller's buffers whether it is stored transposed, and where in its matrix it begins."""
-    return {
-        buffer: (turned, top - (col if turned else row), left - (row if turned else col))
-        for buffer, turned, row, col, _, _, top, left in schedule.pieces.tolist()
-    }
-
-
-def make_labels(schedule: Schedule, parts: Parts) -> list[str]:
+def make_labels(schedule: Schedule) -> list[str]:
     """
     Return a short name of every task, as ``A(2,3) host->1`` or ``C(1,2) += A(1,0) B(0,2)``.
 
     Numbers in parentheses are tiles, from 0, of op(A), op(B) and C as the caller has them, first to last where there
-    are several, as ``C(1,0-4) += A(1,0-2) B(0-2,0-4)``; ``.n`` after them is the n-th part of a fetch that goes in
-    parts. A JOIN has an empty name.
+    are several, as ``C(1,0-4) += A(1,0-2) B(0-2,0-4)``. Rectangles that lie apart stand with a plus between them.
+    ``.n`` after a name is the n-th part of a fetch that goes in parts. A JOIN has an empty name.
     """
     tasks = schedule.tasks
-    names = _part_names(schedule, parts)
+    held = held_by_operands(schedule)
+    found = _names(schedule, held)
+    letters = letters_of(schedule)
+
+    def name(task: int, operand: int) -> str:
+        if (task, operand) in found:
+            return found[task, operand]
+        region = schedule.regions[schedule.operands_of(task)[operand]["region"]]  # of zeros, which are of no place
+        return letters[Matrix(schedule.buffers["matrix"][region["buffer"]])]
+
     labels = [""] * len(tasks)
-    first = tasks["first_operand"].tolist()
+    factors = (2, 1) if schedule.problem.swapped else (1, 2)
     for task in np.flatnonzero(tasks["kind"] == Kind.GEMM).tolist():
-        at = first[task]
-        factors = (at + 2, at + 1) if schedule.problem.swapped else (at + 1, at + 2)
-        labels[task] = f"{names[at]} += {names[factors[0]]} {names[factors[1]]}"
+        labels[task] = f"{name(task, 0)} += {name(task, factors[0])} {name(task, factors[1])}"
     for task in np.flatnonzero(tasks["kind"] == Kind.COMBINE).tolist():
-        labels[task] = f"{names[first[task]]} combined"
-    chunks = _chunks(schedule, parts)
+        labels[task] = f"{name(task, 0)} combined"
+    chunks = _chunks(schedule, held)
     for task, source, destination, _ in schedule.copies().tolist():
         ends = "->".join(end_name(schedule.locations, end) for end in (source, destination))
-        labels[task] = f"{names[first[task] + 1]}{chunks.get(task, '')} {ends}"
+        labels[task] = f"{name(task, 1)}{chunks.get(task, '')} {ends}"
     return labels
 
 
-def _part_names(schedule: Schedule, parts: Parts) -> list[str]:
-    """Return matrix and tiles of every operand."""
-    letters = dict(_NAMES)
-    if schedule.problem.swapped:
-        letters[Matrix.A], letters[Matrix.B] = letters[Matrix.B], letters[Matrix.A]
-    multiplied = np.repeat(schedule.tasks["kind"] == Kind.GEMM, schedule.tasks["num_operands"])
-    at = expand_ranges(schedule.tasks["first_operand"], schedule.tasks["num_operands"])
-    in_gemm = np.zeros(len(schedule.operands), bool)
-    in_gemm[at[multiplied]] = True
-    tiles = np.full((len(schedule.operands), 2), -1, np.int64)
-    lasts = tiles.copy()
-    regions = schedule.regions[schedule.operands["region"]]
-    for matrix in (Matrix.A, Matrix.B, Matrix.C):
-        of = (parts.matrix == matrix) & (parts.row >= 0)
+def _names(schedule: Schedule, held: np.ndarray) -> dict[_Operand, str]:
+    """Return matrix and tiles of every operand that holds elements of one."""
+    problem, letters = schedule.problem, letters_of(schedule)
+    in_gemm = schedule.tasks["kind"][held["task"]] == Kind.GEMM
+    found: dict[_Operand, str] = {}
+    for matrix in MATRICES:
+        of = held["matrix"] == matrix
         # Products work on whole tiles; copies may carry parts of them.
         whole = of & in_gemm if (of & in_gemm).any() else of
-        for axis, (offsets, extents) in enumerate(((parts.row, regions["rows"]), (parts.col, regions["cols"]))):
-            starts = np.unique(offsets[whole])
-            tiles[of, axis] = np.searchsorted(starts, offsets[of], side="right") - 1
-            lasts[of, axis] = np.searchsorted(starts, (offsets + np.maximum(extents, 1) - 1)[of], side="right") - 1
-    # From stored tiles to those of op(A) and op(B), and from the column-major problem to the caller's.
-    for matrix, trans in ((Matrix.A, schedule.problem.trans_a), (Matrix.B, schedule.problem.trans_b)):
-        if trans == "T":
-            for ends in (tiles, lasts):
-                ends[parts.matrix == matrix] = ends[parts.matrix == matrix, ::-1]
-    if schedule.problem.swapped:
-        tiles, lasts = tiles[:, ::-1], lasts[:, ::-1]
-    return [
-        letters[Matrix(matrix)]
-        + (f"({_span(first[0], last[0])},{_span(first[1], last[1])})" if min(first) >= 0 else "")
-        for matrix, first, last in zip(parts.matrix.tolist(), tiles.tolist(), lasts.tolist(), strict=True)
-    ]
+        spans = []
+        for start, extent in (("row", "rows"), ("col", "cols")):
+            begins = np.unique(held[start][whole])
+            ends = held[start][of] + held[extent][of] - 1
+            tiles = (np.searchsorted(begins, at, side="right") - 1 for at in (held[start][of], ends))
+            spans.append([_span(first, last) for first, last in zip(*(one.tolist() for one in tiles), strict=True)])
+        # From stored tiles to those of op(A) and op(B), and from the column-major problem to the caller's.
+        trans = {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix, "N")
+        if (trans == "T") != problem.swapped:
+            spans.reverse()
+        operands = zip(held["task"][of].tolist(), held["operand"][of].tolist(), strict=True)
+        for operand, row, col in zip(operands, *spans, strict=True):
+            before = f"{found[operand]}+" if operand in found else ""
+            found[operand] = f"{before}{letters[matrix]}({row},{col})"
+    return found
 
 
 def _span(first: int, last: int) -> str:
     return f"{first}-{last}" if last > first else str(first)
 
 
-def _chunks(schedule: Schedule, parts: Parts) -> dict[int, str]:
+def _chunks(schedule: Schedule, held: np.ndarray) -> dict[int, str]:
     """Return ``.n`` for every copy that carries the n-th of several parts of what its group fetches."""
-    tasks = schedule.tasks
-    copies = np.flatnonzero((tasks["kind"] == Kind.COPY) & (tasks["group"] >= 0))
-    source = tasks["first_operand"][copies] + 1
-    offsets: dict[int, set[_Place]] = {}
-    listed = list(
-        zip(
-            copies.tolist(),
-            tasks["group"][copies].tolist(),
-            parts.row[source].tolist(),
-            parts.col[source].tolist(),
-            strict=True,
-        )
-    )
-    for _, group, row, col in listed:
-        offsets.setdefault(group, set()).add((row, col))
-    order = {group: {place: n for n, place in enumerate(sorted(found))} for group, found in offsets.items()}
-    return {task: f".{order[group][row, col]}" for task, group, row, col in listed if len(order[group]) > 1}
+    group = schedule.tasks["group"][held["task"]]
+    read = (schedule.tasks["kind"][held["task"]] == Kind.COPY) & (group >= 0) & (held["operand"] == 1)
+    columns = (held["task"], group, held["row"], held["col"])
+    listed = list(zip(*(column[read].tolist() for column in columns), strict=True))
+    offsets: dict[int, set[tuple[int, int]]] = {}
+    for _, of, row, col in listed:
+        offsets.setdefault(of, set()).add((row, col))
+    order = {of: {place: n for n, place in enumerate(sorted(places))} for of, places in offsets.items()}
+    return {task: f".{order[of][row, col]}" for task, of, row, col in listed if len(order[of]) > 1}

@@ -13,7 +13,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import end_name, in_host
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule, rows_by_rank
-from uncut_mpi.view.parts import find_parts, make_labels
+from uncut_mpi.view.parts import make_labels
 
 
 class Activity(enum.IntEnum):
@@ -158,7 +158,7 @@ class Timeline:
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """Names of the tasks, as ``A(2,3) host->1``: tiles of the caller's op(A), op(B) and C, numbered from 0."""
-        labels = make_labels(self.schedule, find_parts(self.schedule))
+        labels = make_labels(self.schedule)
         return tuple(labels[task] for task in self.task.tolist())
 
     @functools.cached_property

@@ -9,8 +9,8 @@ import numpy as np
 from uncut_mpi.model.locations import Location, in_host
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES
-from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule, expand_ranges
-from uncut_mpi.view.parts import find_parts
+from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
+from uncut_mpi.planning.verify import held_by_operands
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,14 +214,10 @@ def _others(block: _Block, num_ranks: int) -> np.ndarray:
 
 def _used_rectangles(schedule: Schedule) -> np.ndarray:
     """Return the parts that products work on as rows of rank, matrix, row, col, rows, cols; none twice."""
-    parts = find_parts(schedule)
-    tasks = schedule.tasks
-    products = tasks[tasks["kind"] == Kind.GEMM]
+    held = held_by_operands(schedule)
     # C, A and B; the fourth operand, where there is one, is the first again.
-    operand = expand_ranges(products["first_operand"], np.full(len(products), 3))
-    rank = np.repeat(products["rank"], 3)
-    region = schedule.regions[schedule.operands["region"][operand]]
-    columns = (rank, parts.matrix[operand], parts.row[operand], parts.col[operand], region["rows"], region["cols"])
+    held = held[(schedule.tasks["kind"][held["task"]] == Kind.GEMM) & (held["operand"] < 3)]
+    columns = (schedule.tasks["rank"][held["task"]], *(held[name] for name in ("matrix", "row", "col", "rows", "cols")))
     different: np.ndarray = np.unique(np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0)
     return different
 
@@ -232,11 +228,18 @@ def _covered(rectangles: np.ndarray) -> int:
         return 0
     row, col, rows, cols = rectangles.T
     row_edges, col_edges = np.unique([row, row + rows]), np.unique([col, col + cols])
-    # How many rectangles lie over each cell of the grid of all edges, from their corners.
+    covered = cells_over(rectangles, row_edges, col_edges) > 0
+    return int(np.diff(row_edges) @ covered @ np.diff(col_edges))
+
+
+def cells_over(rectangles: np.ndarray, row_edges: np.ndarray, col_edges: np.ndarray) -> np.ndarray:
+    """Return how many rectangles (row, col, rows, cols) lie over each cell between some edges, theirs among them."""
+    row, col, rows, cols = rectangles.T
+    # From their corners.
     over = np.zeros((len(row_edges), len(col_edges)), np.int64)
     top, bottom = np.searchsorted(row_edges, row), np.searchsorted(row_edges, row + rows)
     left, right = np.searchsorted(col_edges, col), np.searchsorted(col_edges, col + cols)
     for at_row, at_col, sign in ((top, left, 1), (top, right, -1), (bottom, left, -1), (bottom, right, 1)):
         np.add.at(over, (at_row, at_col), sign)
-    covered = over.cumsum(axis=0).cumsum(axis=1) > 0
-    return int(np.diff(row_edges) @ covered[:-1, :-1] @ np.diff(col_edges))
+    counts: np.ndarray = over.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
+    return counts
