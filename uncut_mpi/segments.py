@@ -31,6 +31,7 @@ import numpy as np
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
 from uncut_mpi.mappings import object_name
 from uncut_mpi.numa import interleaved
+from uncut_mpi.units import bytes_text
 
 ALIGNMENT: Final = 2 << 20
 """
@@ -366,8 +367,8 @@ def _check_room(nbytes: int, purpose: str, kind: int) -> None:
     if nbytes > usable:
         more = "free some of it" if limit == _OF_NODE else "raise the limit (docker run --memory=SIZE)"
         raise CapacityError(
-            f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; {max(0, usable)} bytes "
-            f"({max(0, usable) / 2**30:.2f} GiB) are available ({limit}): use smaller matrices, or {more}"
+            f"{purpose} needs {bytes_text(nbytes)} of shared memory; {bytes_text(max(0, usable))} are available "
+            f"({limit}): use smaller matrices, or {more}"
         )
     if kind == _FILE:
         file_system = os.statvfs(_SHM)
@@ -378,7 +379,7 @@ def _check_room(nbytes: int, purpose: str, kind: int) -> None:
 
 def _shm_too_small(nbytes: int, purpose: str, room: int) -> CapacityError:
     return CapacityError(
-        f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; {_SHM} has {room} bytes left: "
+        f"{purpose} needs {bytes_text(nbytes)} of shared memory; {_SHM} has {bytes_text(room)} left: "
         "enlarge it (docker run --shm-size=SIZE or --ipc=host; mount -o remount,size=SIZE /dev/shm)"
     )
 
@@ -394,8 +395,8 @@ def _reserve(descriptor: int, nbytes: int, purpose: str, kind: int) -> None:
             raise _shm_too_small(nbytes, purpose, file_system.f_bavail * file_system.f_frsize) from error
         available, limit = available_bytes()
         raise CapacityError(
-            f"{purpose} needs {nbytes} bytes ({nbytes / 2**30:.2f} GiB) of shared memory; the system refused, with "
-            f"{available} bytes available ({limit}): use smaller matrices or fewer ranks"
+            f"{purpose} needs {bytes_text(nbytes)} of shared memory; the system refused, with "
+            f"{bytes_text(available)} available ({limit}): use smaller matrices or fewer ranks"
         ) from error
 
 
@@ -417,7 +418,8 @@ def _map(descriptor: int, nbytes: int, purpose: str) -> _Mapping:
         if error.errno != errno.ENOMEM:
             raise DeviceError(f"{purpose}: mapping {nbytes} bytes failed: {error.strerror}") from error
         raise CapacityError(
-            f"{purpose} needs {nbytes} bytes of address space, and the system refused: raise the limit (ulimit -v)"
+            f"{purpose} needs {bytes_text(nbytes)} of address space, and the system refused: "
+            "raise the limit (ulimit -v)"
         ) from error
 
 

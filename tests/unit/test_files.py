@@ -382,7 +382,7 @@ def test_a_full_disk_is_said_before_any_work_with_what_is_needed(tmp_path, monke
         raise OSError(errno.ENOSPC, "planted")
 
     monkeypatch.setattr(output_module.os, "posix_fallocate", full)
-    with pytest.raises(CapacityError, match=r"needs 8000128 bytes.* available"):
+    with pytest.raises(CapacityError, match=r"needs 8.000 MB.* available"):
         create(tmp_path / "out.npy", np.ones((1000, 1000)))
     assert os.listdir(tmp_path) == []
 

@@ -15,11 +15,10 @@ from uncut_mpi.command.report import (
     Facts,
     ablation_json,
     ablation_text,
-    bytes_text,
     text,
-    time_text,
     to_json,
 )
+from uncut_mpi.units import bytes_text, time_text
 
 ABOUT = About(
     version="1.2.3",
@@ -265,6 +264,7 @@ def test_one_failed_step_fails_the_ablation_and_says_where():
         (0.000999, "999.0 µs"),
         (0.001, "1.000 ms"),
         (0.25, "250.0 ms"),
+        (0.99996, "1.000 s"),
         (12.3456, "12.35 s"),
         (98765.0, "98765 s"),
     ],
@@ -275,7 +275,14 @@ def test_times_have_four_digits_and_a_unit(seconds, expected):
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.500 kB"), (2_147_483_648, "2.147 GB"), (3 * 10**12, "3.000 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1500, "1.500 kB"),
+        (999_960, "1.000 MB"),
+        (2_147_483_648, "2.147 GB"),
+        (3 * 10**12, "3.000 TB"),
+    ],
 )
 def test_bytes_are_given_in_powers_of_1000(size, expected):
     assert bytes_text(size) == expected

@@ -282,7 +282,7 @@ def test_a_host_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
         machine = dataclasses.replace(Machine.uniform(4), host_bytes=np.array([host_bytes]))
         assert plan_several(problem, place, 4, machine, options)[0].staged == ()
         if host_bytes == 3 * size - 1:
-            with pytest.raises(CapacityError, match=r"bytes of host memory .* 1 too few"):
+            with pytest.raises(CapacityError, match=r"1.573 MB of host memory .* 1 B too few"):
                 plan_several(problem, place, 4, machine, options, (Matrix.A,))
         else:
             (planned,) = plan_several(problem, place, 4, machine, options, (Matrix.A,))
@@ -407,7 +407,7 @@ def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
         if fits:
             plan_several(problem, place, 4, machine, options, (Matrix.C,))
         else:
-            with pytest.raises(CapacityError, match=r"rank 0 needs \d+ bytes .* 1 too few"):
+            with pytest.raises(CapacityError, match=r"rank 0 needs [\d.]+ MB .* 1 B too few"):
                 plan_several(problem, place, 4, machine, options, (Matrix.C,))
 
 

@@ -612,7 +612,7 @@ def test_panels_are_aligned_and_do_not_overlap() -> None:
 
 def test_too_little_memory_says_which_rank_needs_what_and_what_to_do() -> None:
     machine = dataclasses.replace(Machine.uniform(2), memory_bytes=np.array([10**9, 20_000]))
-    with pytest.raises(CapacityError, match=r"rank 1 needs \d+ bytes .*, and 20000 are available, .*use more ranks"):
+    with pytest.raises(CapacityError, match=r"rank 1 needs [\d.]+ kB .*, and 20.00 kB are available, .*use more ranks"):
         make(cube(64), "h,h,h", 2, machine)
     # What lives on the device counts as well.
     fits = dataclasses.replace(Machine.uniform(2), memory_bytes=np.array([10**9, 3 * 64 * 64 * 8]))

@@ -16,6 +16,7 @@ from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason, status_of
+from uncut_mpi.units import bytes_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -224,8 +225,8 @@ def _reserve(descriptor: int, path: str, size: int) -> None:
             raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
         room = os.fstatvfs(descriptor)
         raise CapacityError(
-            f"{path} needs {size} bytes, and its file system has {room.f_bavail * room.f_frsize} available "
-            f"({reason(error)}): free some or write elsewhere"
+            f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room.f_bavail * room.f_frsize)} "
+            f"available ({reason(error)}): free some or write elsewhere"
         ) from None
 
 

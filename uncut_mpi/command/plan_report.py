@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.command.report import bytes_text, time_text
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
@@ -22,6 +21,7 @@ from uncut_mpi.planning.planner import areas_text, describe
 from uncut_mpi.planning.schedule import Role, buffer_bytes
 from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
+from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from uncut_mpi.command.nonfinite import NonFinite
 from uncut_mpi.model.arguments import counted
+from uncut_mpi.units import bytes_text, time_text
 
 _LABEL_WIDTH: Final = 11
 
@@ -299,28 +300,6 @@ def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
         json.dumps({"steps": [{"name": name} | _json_value(facts) for name, facts in steps]}, indent=1, allow_nan=False)
         + "\n"
     )
-
-
-def time_text(seconds: float) -> str:
-    """Return a time with four significant digits in s, ms or µs."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1.0:
-            return f"{_digits(seconds * factor)} {unit}"
-    return f"{_digits(seconds * 1e6)} µs"
-
-
-def bytes_text(size: int) -> str:
-    """Return a number of bytes in B, kB, MB, GB or TB (powers of 1000)."""
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if size >= 1000**power:
-            return f"{_digits(size / 1000**power)} {unit}"
-    return f"{size} B"
-
-
-def _digits(value: float) -> str:
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
 
 
 def _line(label: str, content: str) -> str:

@@ -17,6 +17,7 @@ from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, PIECE_DTYPE, Matrix, Role, Schedule, buffer_bytes
+from uncut_mpi.units import bytes_text
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -73,9 +74,10 @@ class Buffers:
         there = _resident_bytes(*self._about)[self.num_ranks]
         if needed and needed + there > total > 0:
             raise CapacityError(
-                f"{there + needed} bytes of host memory are needed ({there} for the matrices there and {needed} for "
-                f"page-locked copies), and {total} are available, {there + needed - total} too few: make the matrices "
-                "with empty_host, which needs no copies, or place them on devices"
+                f"{bytes_text(there + needed)} of host memory are needed ({bytes_text(there)} for the matrices there "
+                f"and {bytes_text(needed)} for page-locked copies), and {bytes_text(total)} are available, "
+                f"{bytes_text(there + needed - total)} too few: make the matrices with empty_host, which needs no "
+                "copies, or place them on devices"
             )
 
     def free_bytes(self, machine: Machine) -> list[int]:
@@ -97,11 +99,12 @@ def check_capacity(
     ):
         if needed > total - there:
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
-            whose = " and ".join(f"{size} for {what}" for what, size in parts if size)
+            whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
+            elsewhere = "place the matrices on other devices or in host memory, " if there else ""
             raise CapacityError(
-                f"rank {rank} needs {there + needed} bytes of device memory ({whose}), and {total} are "
-                f"available, {there + needed - total} too few: use more ranks, place the matrices on other "
-                "devices or in host memory, or split the product (the tile size makes no difference)"
+                f"rank {rank} needs {bytes_text(there + needed)} of device memory ({whose}), and {bytes_text(total)} "
+                f"are available, {bytes_text(there + needed - total)} too few: use more ranks, {elsewhere}"
+                "or split the product (the tile size makes no difference)"
             )
 
 

@@ -12,6 +12,7 @@ from uncut_mpi.model.locations import NOBODY, location_index
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, buffer_bytes
+from uncut_mpi.units import bytes_text
 
 
 def verify_memory(
@@ -41,7 +42,9 @@ def verify_memory(
     if capacity_bytes is not None:
         for rank, (needed, available) in enumerate(zip(schedule.softbuf_bytes().tolist(), capacity_bytes, strict=True)):
             if needed > available:
-                raise ScheduleError(f"rank {rank} needs {needed} bytes of SoftBuf, {available} are available")
+                raise ScheduleError(
+                    f"rank {rank} needs {bytes_text(needed)} of SoftBuf, {bytes_text(available)} are available"
+                )
     if user_ranges is not None:
         _verify_user_ranges(user_ranges)
 

@@ -8,8 +8,9 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.units import bytes_text
 from uncut_mpi.view.figure import import_figure, to_png
-from uncut_mpi.view.words import bytes_text, title_of
+from uncut_mpi.view.words import title_of
 
 
 def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:

@@ -47,6 +47,7 @@ from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.segments import boot_id
+from uncut_mpi.units import bytes_text
 
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20
@@ -432,8 +433,8 @@ class CudaBackend(Backend):
         except CapacityError as error:
             free, total = self.memory()
             raise CapacityError(
-                f"{nbytes} bytes ({nbytes / 2**30:.2f} GiB) of device memory are needed on {self._description()}, "
-                f"{free} ({free / 2**30:.2f} GiB) of {total} are free: free memory there (cupy's pool keeps blocks: "
+                f"{bytes_text(nbytes)} of device memory are needed on {self._description()}, "
+                f"{bytes_text(free)} of {bytes_text(total)} are free: free memory there (cupy's pool keeps blocks: "
                 "cupy.get_default_memory_pool().free_all_blocks()), use more GPUs or a smaller problem"
             ) from error
 

@@ -1,0 +1,28 @@
+"""Bytes and times as text for people."""
+
+from __future__ import annotations
+
+import math
+
+
+def bytes_text(size: int) -> str:
+    """Return a number of bytes with four significant digits in B, kB, MB, GB or TB (powers of 1000)."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        # What would be rounded to 1000 of a unit is 1 of the next.
+        if size >= 0.99995 * 1000**power:
+            return f"{_digits(size / 1000**power)} {unit}"
+    return f"{size} B"
+
+
+def time_text(seconds: float) -> str:
+    """Return a time with four significant digits in s, ms or µs."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 0.99995:  # as above
+            return f"{_digits(seconds * factor)} {unit}"
+    return f"{_digits(seconds * 1e6)} µs"
+
+
+def _digits(value: float) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.0f}" if value >= 999.95 else f"{value:#.4g}"
