@@ -162,6 +162,11 @@ def test_help_is_handed_over_and_not_printed(flag, capsys):
             "with --scheduler uncut, which",
         ),
         ("--scheduler kblocks --order finish", "--order with", "with --scheduler kblocks, which does not take that"),
+        (
+            "--scheduler cyclic --metric edp --compute-ranks 0",
+            "metric = 'edp' with devices",
+            "leave one of the two out",
+        ),
         ("--scheduler cyclic --chunks 2", "--chunks with", "with --scheduler cyclic, which does not take that"),
         ("--scheduler bands --grid 1x2", "--grid with", "with --scheduler bands, which does not take that"),
         ("--distribution other", "'other'", "2d-cyclic, 1d-cyclic, round-robin, sequential"),
@@ -178,6 +183,10 @@ def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, 
     assert value in message
     assert advice in message
     assert capsys.readouterr() == ("", "")
+
+
+def test_cyclic_takes_a_metric():
+    assert parse(["--scheduler", "cyclic", "--metric", "edp"]).options.metric == "edp"
 
 
 @pytest.mark.parametrize("flag", [["--devices", "0,1"], ["--allow-shared-gpu"], ["--tune-products"]])

@@ -1,21 +1,16 @@
 """
 Choi's schedule: bands of A and B between devices, a tile of C from each pair of them.
 
-From Y. R. Choi, V. Nikolskiy and V. Stegailov, *Tuning of a matrix-matrix multiplication algorithm for several
-GPUs connected by fast communication links* (PCT 2022), section 4, and Y. R. Choi and V. Stegailov, *Multi-GPU GEMM
-algorithm performance analysis for Nvidia and AMD GPUs connected by NVLink and PCIe* (2022), section 6; here to be
-compared with in the same run, on the same executor.
+From Y. R. Choi, V. Nikolskiy and V. Stegailov, *Tuning of a matrix-matrix multiplication algorithm for several GPUs
+connected by fast communication links* (PCT 2022), section 4, and Y. R. Choi and V. Stegailov, *Multi-GPU GEMM algorithm
+performance analysis for Nvidia and AMD GPUs connected by NVLink and PCIe* (2022), section 6.
 
-* "The source data are located in GPUs, and transfers are sent only between GPUs." A band is T rows of op(A), or T
-  columns of op(B), over all of k; a tile of C is one product of two bands. T is the papers' threshold
-  (`uncut_mpi.model.choi`). Where A is stored transposed a band of it is "one long data line".
-* A device has room for two bands of A and two of B, so that one comes while the other is in use. Which bands it
-  is dealt is left open: here each device takes a run of the tiles, column by column of them up and down, so that it
-  keeps its band of B while those of A pass by, as equation 7 has it.
-* "We do not supply the original data of the matrix C, but we add βC due to the copy kernel of the results received":
-  results go to C's owner, which adds them.
-* What whole bands leave over, rows of A and columns of B, "the storing A and B devices exchange and compute": tiles
-  of the rows left over are B's owner's, those of the columns left over are A's owner's.
+* A band is T rows of op(A), or T columns of op(B), over all of k. T is the papers' threshold (`uncut_mpi.model.choi`).
+  Bands go between GPUs only. Where A is stored transposed, a band of it is "one long data line".
+* A device has room for two bands of A and two of B, so that one comes while the other is in use. The papers leave open
+  which ones: here a device keeps its band of B while bands of A pass by, as equation 7 has it.
+* Results go to C's owner, which adds them to βC.
+* What whole bands leave over, A's and B's owners compute: rows of A that of B, columns of B that of A.
 """
 
 from __future__ import annotations

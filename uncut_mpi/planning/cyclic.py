@@ -1,22 +1,16 @@
 """
-PARALiA's schedule: tiles of C dealt out to devices, fetched from the nearest copy, on devices that its model chooses.
+PARALiA's schedule: tiles of C dealt out to devices that its model chooses, each tile fetched from the nearest copy.
 
-From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a
-performance aware runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023); here to be
-compared with in the same run, on the same executor.
+From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a performance aware
+runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023).
 
-* Devices and their shares are those of the least predicted `metric` (sections 3.1 and 3.3): time is the paper's PERF,
-  beside its EDP and PDP. Of up to 8 ranks every set is looked at, of more a bounded number of them
-  (`uncut_mpi.model.paralia.select`). T is the edge of least predicted time (`tile_edge`). Shares that are given, equal
-  ones on all ranks for instance, are kept: the paper's ``comm_opt``.
-* Tiles of C are dealt out in the order of columns (of rows where C is stored by rows), each device no more than its
-  share (section 3.6): ``"2d-cyclic"`` (BLAS 3's own), ``"1d-cyclic"`` by tile rows, ``"round-robin"`` one after
-  the other, ``"sequential"`` in runs.
-* A tile of A or B is fetched when a device first needs it, from the location with the fastest link that has or is
-  getting it, over another device where that is faster (section 3.2), and is kept. With a matrix in host memory no
-  transfer takes another way unless `max_hops` is given: which one is faster is judged of links at rest, so that all
-  would meet at the one device that shares its host link with nobody (the authors name congestion as future work).
-  k is innermost: the order of sub-kernels is left open (section 3.6).
+* Devices and shares have the least predicted `metric` (sections 3.1 and 3.3, `uncut_mpi.model.paralia.select`). Shares
+  that are given are kept: equal ones of all ranks are the paper's ``comm_opt``. T has the least predicted time.
+* Tiles of C are dealt out in the order in which C is stored, to each device no more than its share (section 3.6).
+* A tile of A or B is fetched when a device first needs it, and kept. It comes over the fastest link from where it is or
+  will be, or over another device where that is faster (section 3.2).
+* With a matrix in host memory, ways over other devices are taken only if `max_hops` is given. The model judges links at
+  rest, so all transfers would meet at one device. The authors name congestion as future work.
 """
 
 from __future__ import annotations
