@@ -108,3 +108,25 @@ def test_what_cannot_be_copied_is_one_error_on_all_ranks(comm, session):
         expect(comm, um.ParamError, words, call)
     for matrix in (a, other):
         session.release(matrix)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_ask_for_different_copies_get_one_error(comm, session):
+    odd = comm.rank == 1
+    a, b = (session.empty((6, 6), "f64", layout, memory="host") for layout in (Layout.rows(), Layout.cols()))
+    for matrix in (a, b):
+        matrix.local[...] = 1.0
+    same, x, y = Layout.rows(), a.info, b.info
+    for words, call in (
+        ([f"{x}, rows, out=None", "cols"], lambda: session.redistribute(a, [same, Layout.cols()][odd])),
+        ([f"out={y}", "out=None"], lambda: session.redistribute(a, Layout.cols(), out=[b, None][odd])),
+        (["memory='host'", "'device'"], lambda: session.redistribute(a, same, memory=["host", "device"][odd])),
+        (["layout=rows, root=0", "root=1"], lambda: session.scatter(np.ones((6, 6)), same, root=int(odd))),
+        ([f"gather({x}, root=0)", f"gather({y}"], lambda: session.gather([a, b][odd])),
+        ([f"c={y}", "out_layout=None"], lambda: session.gemm(a, a, [b, None][odd])),
+        (["out_layout=rows", "out_layout=cols"], lambda: session.gemm(a, a, out_layout=[same, Layout.cols()][odd])),
+    ):
+        expect(comm, um.RankMismatchError, [*words, "rank 1: "], call)
+    collective_assert(comm, (b.local == 1.0).all(), f"copied all the same: {b.local}")
+    for matrix in (a, b):
+        session.release(matrix)

@@ -20,9 +20,9 @@ def product_text(
     return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}, {trans_a=}, {trans_b=}, options={fixed}"
 
 
-def matrix_text(matrix: object) -> str:
-    """Return which of the session's matrices it is; of anything else its type."""
-    return str(matrix.info) if isinstance(matrix, Matrix) else type(matrix).__name__
+def matrix_text(matrix: Matrix | None) -> str:
+    """Return which of the session's matrices it is."""
+    return "None" if matrix is None else str(matrix.info)
 
 
 def value_text(what: object, value: object) -> str:
