@@ -8,7 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from uncut_mpi.api.matrix import HeldPart, MatrixInfo, extent_bytes, host_view, layout_of, overlapping
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo
+from uncut_mpi.api.overlaps import overlapping
+from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
@@ -20,7 +22,7 @@ DTYPES = list(DType)
 
 
 def layout(array: np.ndarray) -> StoredMatrix:
-    return layout_of(array.shape, array.strides, array.itemsize)
+    return stored_of(array.shape, array.strides, array.itemsize)
 
 
 # -- layouts -------------------------------------------------------------------------------------
@@ -59,9 +61,9 @@ def test_extents_of_one_are_read_as_stored_whatever_their_unused_stride(shape, o
 
 
 def test_unused_strides_of_any_value_are_allowed():
-    assert layout_of((1, 1), (-7, 3), 8) == StoredMatrix(1, 1, "F", 1)
-    assert layout_of((4, 1), (8, -3), 8) == StoredMatrix(4, 1, "F", 4)
-    assert layout_of((1, 4), (-3, 8), 8) == StoredMatrix(1, 4, "F", 1)
+    assert stored_of((1, 1), (-7, 3), 8) == StoredMatrix(1, 1, "F", 1)
+    assert stored_of((4, 1), (8, -3), 8) == StoredMatrix(4, 1, "F", 4)
+    assert stored_of((1, 4), (-3, 8), 8) == StoredMatrix(1, 4, "F", 1)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
@@ -100,7 +102,7 @@ def test_an_array_that_no_leading_dimension_describes_is_refused_with_its_stride
 @pytest.mark.parametrize("strides", [(8, 20), (20, 8)])
 def test_lines_that_do_not_start_on_whole_elements_are_refused(strides):
     with pytest.raises(ParamError, match=r"20.*contiguous along neither"):
-        layout_of((2, 2), strides, 8)
+        stored_of((2, 2), strides, 8)
 
 
 def test_overlapping_windows_are_refused():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from uncut_mpi.api.dealing import GivenArray, by_corners, by_layout
-from uncut_mpi.api.matrix import HeldPart, layout_of
+from uncut_mpi.api.matrix import HeldPart
+from uncut_mpi.api.stored import stored_of
 from uncut_mpi.api.wanted import new_result
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
@@ -20,7 +21,7 @@ F64 = DType.f64
 
 
 def given(array, rank, row=0, col=0):
-    stored = layout_of(array.shape, array.strides, array.itemsize)
+    stored = stored_of(array.shape, array.strides, array.itemsize)
     part = Part((row, row + stored.rows), (col, col + stored.cols), Location.host(rank), stored.order, stored.ld)
     return GivenArray(HeldPart(part, rank, ()), DType.parse(array.dtype), array.flags.writeable)
 

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from uncut_mpi.api.matrix import HeldPart, MatrixInfo, turned
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo
+from uncut_mpi.api.stored import turned
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType

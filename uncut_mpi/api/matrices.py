@@ -24,12 +24,10 @@ from uncut_mpi.api.matrix import (
     LocalParts,
     Matrix,
     MatrixInfo,
-    extent_bytes,
-    host_view,
-    layout_of,
 )
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
+from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.device.interface import Backend, Pin
 from uncut_mpi.errors import CapacityError, ParamError, PinError, RankMismatchError, UncutError, agreed, is_agreed
@@ -346,7 +344,7 @@ class MatrixStore:
         """Return a caller's array with what ranks are told of it and what is held of it. Local."""
         taken = take(given, self._backend)
         array = taken.array
-        stored = layout_of(array.shape, array.strides, array.dtype.itemsize)
+        stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
         dtype = element_type(array, kind if array.size else None)
         nbytes = extent_bytes(stored, dtype)
         rank = self._group.rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from uncut_mpi.api.stored import turned
 from uncut_mpi.api.views import View, info_of, slices_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
@@ -390,110 +390,3 @@ for _name, _symbol in (
 def number_in(name: Name) -> int:
     """Return the number of the matrix that a name is of, or of a view of it."""
     return name if isinstance(name, int) else name[0]
-
-
-def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:
-    """
-    Return how an array with these strides (bytes) is stored.
-
-    Raises
-    ------
-    ParamError
-        If it is not two-dimensional, or neither its rows nor its columns are contiguous.
-    """
-    if len(shape) != 2:
-        raise ParamError(f"an array of {len(shape)} dimensions was given; a matrix has two (reshape it first)")
-    rows, cols = shape
-    row_stride, col_stride = strides
-    if rows == 0 or cols == 0:
-        return StoredMatrix(rows, cols, "F")
-    # A stride along an extent of 1 is never used, so it says nothing about the order.
-    if (rows == 1 or row_stride == itemsize) and (
-        cols == 1 or (col_stride % itemsize == 0 and col_stride >= rows * itemsize)
-    ):
-        return StoredMatrix(rows, cols, "F", col_stride // itemsize if cols > 1 else rows)
-    if (cols == 1 or col_stride == itemsize) and (
-        rows == 1 or (row_stride % itemsize == 0 and row_stride >= cols * itemsize)
-    ):
-        return StoredMatrix(rows, cols, "C", row_stride // itemsize if rows > 1 else cols)
-    raise ParamError(
-        f"a {rows}×{cols} array with strides {row_stride} and {col_stride} bytes is contiguous along neither "
-        "rows nor columns: pass a copy (numpy.ascontiguousarray)"
-    )
-
-
-def turned(part: Part) -> Part | None:
-    """Return the same memory read in the other order, if its elements are one row or column without gaps."""
-    rows, cols = part.stored_shape
-    if cols > 1 and (rows > 1 or part.ld > 1):
-        return None
-    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
-
-
-def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
-    """
-    Return the ranks of whose parts writing changes an element of another matrix.
-
-    Exact for parts of one leading dimension and type; otherwise true whenever they share a byte between their first
-    and last ones.
-    """
-    changed: dict[str, list[tuple[HeldPart, Piece]]] = collections.defaultdict(list)
-    for held in written.parts:
-        for piece in held.pieces:
-            if piece.written:
-                changed[piece.memory].append((held, piece))
-    found = {
-        other.holder
-        for held in x.parts
-        for piece in held.pieces
-        for other, changing in changed.get(piece.memory, ())
-        if _meet((held.part, piece, x.dtype), (other.part, changing, written.dtype))
-    }
-    return tuple(sorted(found))
-
-
-def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
-    """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
-    there: dict[str, list[tuple[HeldPart, Piece]]] = collections.defaultdict(list)
-    for held in written.parts:
-        for piece in held.pieces:
-            for other, known in there[piece.memory]:
-                meet = (piece.written or known.written) and other is not held
-                if meet and _meet((held.part, piece, written.dtype), (other.part, known, written.dtype)):
-                    return tuple(sorted({held.holder, other.holder}))
-            there[piece.memory].append((held, piece))
-    return ()
-
-
-def _meet(x: tuple[Part, Piece, DType], y: tuple[Part, Piece, DType]) -> bool:
-    """Return whether two parts share an element's bytes, each as it lies around a piece of it in one memory."""
-    (x_part, piece, x_type), (y_part, other, y_type) = x, y
-    (x_rows, x_cols), (y_rows, y_cols) = x_part.stored_shape, y_part.stored_shape
-    if not (x_rows and x_cols and y_rows and y_cols):
-        return False
-    if piece.start + piece.nbytes <= other.start or other.start + other.nbytes <= piece.start:
-        return False
-    item = x_type.itemsize
-    same = x_part.ld == y_part.ld and x_type is y_type
-    distance = (other.start - other.offset) - (piece.start - piece.offset)
-    if not same or distance % item:
-        return True
-    # Rectangles of one array of leading dimension ld, both read column-major. y starts `col` columns
-    # and `row` rows after x; a negative row offset appears as ld − |row| in the column before.
-    ld = x_part.ld
-    col, row = divmod(distance // item, ld)
-    candidates = ((col, row), (col + 1, row - ld))
-    return any(-y_rows < r < x_rows and -y_cols < c < x_cols for c, r in candidates)
-
-
-def extent_bytes(stored: StoredMatrix, dtype: DType) -> int:
-    """Return the bytes from a matrix's first element to its last; 0 if it has none."""
-    rows, cols = stored.column_major_shape
-    return ((cols - 1) * stored.ld + rows) * dtype.itemsize if rows and cols else 0
-
-
-def host_view(flat: np.ndarray, stored: StoredMatrix) -> np.ndarray:
-    """Return the strided matrix over a flat array that starts at its element (0, 0)."""
-    item = flat.itemsize
-    strides = (item, stored.ld * item) if stored.order == "F" else (stored.ld * item, item)
-    return np.lib.stride_tricks.as_strided(flat, (stored.rows, stored.cols), strides)

@@ -6,7 +6,8 @@ import math
 import struct
 from typing import NamedTuple
 
-from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo, overlapping, overlapping_itself
+from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo
+from uncut_mpi.api.overlaps import overlapping, overlapping_itself
 from uncut_mpi.api.wording import product_text
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import real_number, shown, type_text

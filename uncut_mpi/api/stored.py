@@ -1,0 +1,63 @@
+"""How arrays are stored: order and leading dimension by their strides, extents in bytes, views of memory. Local."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.parts import Part
+from uncut_mpi.model.problem import StoredMatrix
+
+
+def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:
+    """
+    Return how an array with these strides (bytes) is stored.
+
+    Raises
+    ------
+    ParamError
+        If it is not two-dimensional, or neither its rows nor its columns are contiguous.
+    """
+    if len(shape) != 2:
+        raise ParamError(f"an array of {len(shape)} dimensions was given; a matrix has two (reshape it first)")
+    rows, cols = shape
+    row_stride, col_stride = strides
+    if rows == 0 or cols == 0:
+        return StoredMatrix(rows, cols, "F")
+    # A stride along an extent of 1 is never used, so it says nothing about the order.
+    if (rows == 1 or row_stride == itemsize) and (
+        cols == 1 or (col_stride % itemsize == 0 and col_stride >= rows * itemsize)
+    ):
+        return StoredMatrix(rows, cols, "F", col_stride // itemsize if cols > 1 else rows)
+    if (cols == 1 or col_stride == itemsize) and (
+        rows == 1 or (row_stride % itemsize == 0 and row_stride >= cols * itemsize)
+    ):
+        return StoredMatrix(rows, cols, "C", row_stride // itemsize if rows > 1 else cols)
+    raise ParamError(
+        f"a {rows}×{cols} array with strides {row_stride} and {col_stride} bytes is contiguous along neither "
+        "rows nor columns: pass a copy (numpy.ascontiguousarray)"
+    )
+
+
+def turned(part: Part) -> Part | None:
+    """Return the same memory read in the other order, if its elements are one row or column without gaps."""
+    rows, cols = part.stored_shape
+    if cols > 1 and (rows > 1 or part.ld > 1):
+        return None
+    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
+
+
+def extent_bytes(stored: StoredMatrix, dtype: DType) -> int:
+    """Return the bytes from a matrix's first element to its last; 0 if it has none."""
+    rows, cols = stored.column_major_shape
+    return ((cols - 1) * stored.ld + rows) * dtype.itemsize if rows and cols else 0
+
+
+def host_view(flat: np.ndarray, stored: StoredMatrix) -> np.ndarray:
+    """Return the strided matrix over a flat array that starts at its element (0, 0)."""
+    item = flat.itemsize
+    strides = (item, stored.ld * item) if stored.order == "F" else (stored.ld * item, item)
+    return np.lib.stride_tricks.as_strided(flat, (stored.rows, stored.cols), strides)
