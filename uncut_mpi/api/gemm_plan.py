@@ -227,7 +227,8 @@ class GemmPlan:
                 if planned.layout is None or not is_array(one):
                     store.check(name, one)
 
-        self._calls.gate.begin(call, f"{call} with arrays for {', '.join(arrays)}", check)
+        text = f"{call} with arrays for {', '.join(arrays)}, each rank one, without elements where it has no part"
+        self._calls.gate.begin(call, text, check)
         for name, (planned, one) in arrays.items():
             self._arrays[name] = store.like(planned, one, self._arrays.get(name))
         a, b, c = (self._arrays[name] if name in arrays else one for name, one in zip("ABC", given, strict=True))
