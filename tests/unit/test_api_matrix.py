@@ -10,12 +10,15 @@ import pytest
 
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
 from uncut_mpi.api.overlaps import overlapping
+from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.request import Choices
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.problem import StoredMatrix
 
 DTYPES = list(DType)
@@ -327,3 +330,35 @@ def test_bytes_that_writing_does_not_change_are_read_all_the_same():
 
 def test_elements_that_straddle_each_other_overlap():
     assert overlap(info(4, 2), info(4, 2, at=4))
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+def by_rows(orders: str, memory: str) -> MatrixInfo:
+    """A matrix of four rows, some for each part; each part in its order."""
+    edges = range(0, 5, 4 // len(orders))
+    parts = [
+        Part((top, top + edges.step), (0, 3), Location.host(rank), order)
+        for rank, (top, order) in enumerate(zip(edges, orders, strict=False))
+    ]
+    helds = tuple(HeldPart(part, rank, (Piece(memory, 100 * rank, 96),)) for rank, part in enumerate(parts))
+    return MatrixInfo(1, BoundLayout((4, 3), tuple(parts)), DType.f64, helds)
+
+
+@pytest.mark.parametrize("source", ["F", "C", "FF", "CC", "FC", "CCFF", "FFFC", "CCCC"])  # single rows are of any order
+@pytest.mark.parametrize("target", ["F", "C", "FF", "CC", "CF"])
+def test_a_copy_transposes_as_few_elements_as_can_be(source, target):
+    a, c = by_rows(source, "one"), by_rows(target, "other")
+    key = PlanKey.of_copy((a, a, c), Choices.of("N", "N", None))
+    turned = {"F": 0, "C": 0}
+    for orders in (source, target):
+        for order in orders if len(orders) < 4 else "":
+            turned[order] += 4 // len(orders)
+    parts = [
+        part
+        for matrix in (Matrix.A, Matrix.C)
+        for part in key.placement.parts(matrix, key.problem.shape_of(matrix), key.problem.ld_of(matrix))
+    ]
+    assert sum(part.shape[0] * part.shape[1] for part in parts if part.order == "C") == 3 * min(turned.values())
+    assert key.problem.shape_of(Matrix.C) in ((4, 3), (3, 4))
