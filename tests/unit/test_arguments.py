@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
-from uncut_mpi.command.arguments import HelpRequested, parse
+from uncut_mpi.command.arguments import parse
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.command.places import Dealt, Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
@@ -17,11 +19,13 @@ from uncut_mpi.planning.options import ScheduleOptions
 
 EVERY_FLAG = (
     "-m 1000 -n 777 -k 1301 --dtype bf16 --trans-a T --trans-b T --alpha 2 --beta 0.5 --place 3,h,5 --backend "
-    "cuda --devices 3,1 --allow-shared-gpu --scheduler uncut --tile 128 --tile-min 64 --grid 2x1 --compute-ranks "
-    "5,0 --max-hops 2 --chunks 3 --compute-lanes 2 --no-caching --no-overlap --routing bw --no-batch "
-    "--no-wr-lazy --order fixed --warmup 0 --repeat 7 --timeout 2.5 --tune-products --no-check "
-    "--json facts.json --seed 9"
+    "cuda --devices 3,1 --allow-shared-gpu --machine uniform --scheduler uncut --grid 2x1 --compute-ranks 5,0 "
+    "--warmup 0 --repeat 7 --timeout 2.5 --tune-products --no-check --json facts.json --seed 9 --options"
 )
+OPTIONS = {
+    "tile": 128, "tile_min": 64, "max_hops": 2, "chunks": 3, "compute_lanes": 2, "caching": False, "overlap": False,
+    "routing": "bw", "batch": False, "wr_lazy": False, "order": "fixed", "row_shares": [1, 2.5],
+}  # fmt: skip
 
 
 def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
@@ -35,14 +39,14 @@ def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
 
 
 def test_every_flag_reaches_its_field():
-    args = parse(EVERY_FLAG.split())
+    args = parse([*EVERY_FLAG.split(), json.dumps(OPTIONS)])
     assert (args.m, args.n, args.k, args.dtype, args.trans_a, args.trans_b) == (1000, 777, 1301, DType.bf16, "T", "T")
     assert (args.alpha, args.beta, str(args.place), args.backend) == (2.0, 0.5, "3,h,5", "cuda")
     assert (args.devices, args.allow_shared_gpu) == ((3, 1), True)
     assert args.options == ScheduleOptions(
         scheduler="uncut",
         tile=128, tile_min=64, grid=(2, 1), devices=(5, 0), max_hops=2, chunks=3, compute_lanes=2, caching=False,
-        overlap=False, routing="bw", batch=False, wr_lazy=False, order="fixed",
+        overlap=False, routing="bw", batch=False, wr_lazy=False, order="fixed", row_shares=(1.0, 2.5),
     )  # fmt: skip
     assert args.tune_products
     assert (args.warmup, args.repeat, args.timeout_s, args.check, args.json_path, args.seed) == (
@@ -111,7 +115,7 @@ def test_negative_scalars_need_no_equals_sign(text):
 def test_help_is_handed_over_and_not_printed(flag, capsys):
     with pytest.raises(HelpRequested) as caught:
         parse(["-m", "3", flag])
-    for name in ["--place", "--no-wr-lazy", "--compute-lanes", "--allow-shared-gpu", "-o", "OUT.npy"]:
+    for name in ["--place", "--options", "--help-schedulers", "--allow-shared-gpu", "-o", "OUT.npy"]:
         assert name in caught.value.text
     assert capsys.readouterr() == ("", "")
 
@@ -122,22 +126,32 @@ def test_help_is_handed_over_and_not_printed(flag, capsys):
         ("--dtype f8", "f8", "f64, f32, f16, bf16"),
         ("--trans-a t", "'t'", "N, T"),
         ("--backend gpu", "gpu", "auto, cuda, host"),
-        ("--routing fast", "fast", "origin, bw, eta"),
-        ("--order random", "random", "fixed, eta"),
+        ('--options {"routing":"fast"}', "fast", "origin, bw, eta"),
+        ('--options {"order":"random"}', "random", "fixed, eta"),
+        ('--options {"chunk":2}', "no 'chunk'", "did you mean chunks"),
+        ('--options {"blocking":{"row":2}}', "--options.blocking has no 'row'", "rows"),
+        ('--options {"tile":1,"tile":2}', "'tile'", "say it once"),
+        ('--options {"blocking":{"growth":1}}', "blocking.growth = 1", "below 2"),
+        ('--options {"blocking":3}', "--options.blocking = 3 is an int", "names and values"),
+        ('--options {"tile":', "is no JSON", "Expecting value"),
+        ("--options [1]", "'[1]'", "neither a JSON object"),
+        ("--options nowhere.json", "'nowhere.json'", "nor a file"),
+        ('--grid 1x2 --options {"grid":[1,2]}', "--grid and grid", "leave one of them out"),
         ("--scheduler best", "best", "uncut"),
         ("--place h,h", "'h,h'", "three"),
         ("--place h,x,0", "'x'", "rank number"),
         ("--grid 8", "'8'", "2x4"),
         ("--grid 0x4", "'0'", "at least 1"),
-        ("--tile 0", "'0'", "at least 1"),
-        ("--chunks 1.5", "1.5", "whole number"),
+        ('--options {"tile":-1}', "tile = -1", "below 0"),
+        ('--options {"chunks":0}', "chunks = 0", "below 1"),
+        ('--options {"chunks":1.5}', "1.5", "whole number"),
         ("-m -3", "-3", "at least 0"),
         ("--alpha nan", "nan", "finite"),
         ("--beta inf", "inf", "finite"),
         ("--timeout 0", "'0'", "above 0"),
         ("--repeat 0", "'0'", "at least 1"),
         ("--devices 0,a", "'a'", "whole number"),
-        ("--compute-lanes 65", "65", "64"),
+        ('--options {"compute_lanes":65}', "65", "64"),
         ("-n 5", "-n 5", "-m"),
         ("A.npy", "A.npy", "B.npy"),
         ("A.npy B.npy", "A.npy", "-o"),
@@ -148,32 +162,45 @@ def test_help_is_handed_over_and_not_printed(flag, capsys):
         ("-o OUT.npy", "OUT.npy", "A.npy"),
         ("-c C.npy", "C.npy", "A.npy"),
         ("--overwrite", "--overwrite", "-o"),
-        ("--ablation --no-caching", "--no-caching", "--ablation"),
-        ("--ablation --routing eta", "--routing", "--ablation"),
+        ('--ablation --options {"caching":false}', "caching", "--ablation"),
+        ('--ablation --options {"routing":"eta"}', "routing", "--ablation"),
+        ("--ablation --tune 2", "--tune with", "--ablation"),
         ("A.npy B.npy -o OUT.npy --ablation", "--ablation", "files"),
         (
-            "--tile 512 --no-batch --k-block 512",
-            "no scheduler takes all of --tile, --no-batch, --k-block",
+            '--grid 1x2 --options {"tile":512,"batch":false,"blocking":{"block":512}}',
+            "no scheduler takes all of tile, --grid, batch, blocking.block",
             "leave some",
         ),
         (
-            "--scheduler uncut --splits 2 --block-order k",
-            "--splits --block-order with",
+            '--scheduler uncut --options {"blocking":{"splits":2,"order":"k"}}',
+            "blocking.splits, blocking.order with",
             "with --scheduler uncut, which",
         ),
-        ("--scheduler kblocks --order finish", "--order with", "with --scheduler kblocks, which does not take that"),
         (
             "--scheduler cyclic --metric edp --compute-ranks 0",
             "metric = 'edp' with devices",
             "leave one of the two out",
         ),
-        ("--scheduler cyclic --chunks 2", "--chunks with", "with --scheduler cyclic, which does not take that"),
+        (
+            '--scheduler kblocks --options {"order":"finish"}',
+            "order with",
+            "kblocks, which does not take that",
+        ),
+        (
+            '--scheduler cyclic --options {"chunks":2}',
+            "chunks with",
+            "cyclic, which does not take that",
+        ),
         ("--scheduler bands --grid 1x2", "--grid with", "with --scheduler bands, which does not take that"),
-        ("--distribution other", "'other'", "2d-cyclic, 1d-cyclic, round-robin, sequential"),
-        ("--ablation --column-blocks 2", "--column-blocks with", "with --ablation, which does not take that"),
-        ("--k-first 512 --k-block 256", "512", "--k-first"),
+        ('--options {"distribution":"other"}', "'other'", "2d-cyclic, 1d-cyclic, round-robin, sequential"),
+        (
+            '--ablation --options {"blocking":{"columns":2}}',
+            "blocking.columns with",
+            "--ablation, which does not take",
+        ),
+        ('--options {"blocking":{"first":512,"block":256}}', "512", "let the first be no longer"),
         ("--no-cach", "--no-cach", "--help"),
-        ("--tile", "--tile", "--help"),
+        ("--options", "--options", "--help"),
     ],
 )
 def test_bad_input_is_one_error_that_names_the_value_and_the_mend(words, value, advice, capsys):

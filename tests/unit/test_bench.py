@@ -21,7 +21,7 @@ from uncut_mpi.command.bench_summary import (
     summary_text,
     totals,
 )
-from uncut_mpi.command.flags import HelpRequested
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import Case, paralia, uncut_irregular
 from uncut_mpi.model.dtypes import DType

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import pathlib
 
 import numpy as np
 import pytest
 
 from tests.helpers.blocking import cut_by, k_blocks
 from uncut_mpi.command.arguments import parse
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
@@ -17,7 +20,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
 from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.option_fields import About, declared
-from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, SCHEDULERS, Blocking, ScheduleOptions
 
 HOST_PROBLEM = GemmProblem(512, 512, 4096, DType.f64)
 
@@ -72,19 +75,38 @@ def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
 
 
 @pytest.mark.parametrize(("name", "about"), [*declared(Blocking)])
-def test_what_is_declared_of_an_option_is_checked_and_has_a_flag(name: str, about: About) -> None:
+def test_what_is_declared_of_an_option_is_checked_and_can_be_said(name: str, about: About) -> None:
     good, wrong = (about.words[-1], "other") if about.words else (max(2, about.least), about.most + 1)
-    blocking = parse(["--scheduler", "kblocks", about.flag, str(good)]).options.blocking
+    blocking = parse(["--options", json.dumps({"blocking": {name: good}})]).options.blocking
     assert blocking == Blocking(**{name: good}) != Blocking()
-    with pytest.raises(ParamError, match=f"{name} ('other' of|= {wrong} .{about.flag}.)"):
-        Blocking(**{name: wrong})
-    with pytest.raises(ParamError, match=f"argument {about.flag}: '{wrong}'"):
-        parse(["--scheduler", "kblocks", about.flag, str(wrong)])
+    for make in (lambda: Blocking(**{name: wrong}), lambda: ScheduleOptions.decoded({"blocking": {name: wrong}})):
+        with pytest.raises(ParamError, match=f"{name} ('other' of|= {wrong}( is above|: use a power))"):
+            make()
+
+
+def test_every_option_is_explained_once_for_the_class_and_the_command_line() -> None:
+    with pytest.raises(HelpRequested) as asked:
+        parse(["--help-schedulers"])
+    for prefix, kind in (("", ScheduleOptions), ("blocking.", Blocking)):
+        names = {field.name for field in dataclasses.fields(kind)}
+        assert {name for name, _ in declared(kind)} == names - {"blocking"}
+        for name, about in declared(kind):
+            assert f"\n{prefix}{name}: {about.what}" in asked.value.text
+            assert f"\n{name} : {about.what}\n" in kind.__doc__
+            assert not set(about.takers) - set(SCHEDULERS)
+            for text in (asked.value.text, kind.__doc__):
+                assert about.text in " ".join(text.split())
+
+
+def test_options_come_from_a_file_too(tmp_path: pathlib.Path) -> None:
+    said = {"grid": [1, 2], "areas": None, "blocking": {"columns": 3}}
+    (tmp_path / "options.json").write_text(json.dumps(said))
+    assert parse(["--options", str(tmp_path / "options.json")]).options == ScheduleOptions.decoded(said)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 96, 8192])
 def test_a_multiple_is_a_power_of_two(wrong: int) -> None:
-    with pytest.raises(ParamError, match=f"multiple = {wrong} .--block-multiple.: use a power of two from 1 to 4096"):
+    with pytest.raises(ParamError, match=f"multiple = {wrong}: use a power of two from 1 to 4096"):
         Blocking(multiple=wrong)
 
 
@@ -164,7 +186,7 @@ def test_an_end_of_k_by_column_blocks_is_for_the_orders_by_k() -> None:
             Blocking(tail=8, order=order)
     with pytest.raises(ParamError, match=r"last 1/8 of k .* not for 3 row blocks"):
         Blocking(tail=8, rows=3)
-    with pytest.raises(ParamError, match=r"tail = 5000 .--k-tail. is above 4096"):
+    with pytest.raises(ParamError, match="tail = 5000 is above 4096"):
         Blocking(tail=5000)
     with pytest.raises(ParamError, match="tail = -1 is below 0"):
         Blocking(tail=-1)

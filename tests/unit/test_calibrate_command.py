@@ -9,7 +9,7 @@ import types
 import pytest
 
 from uncut_mpi.command.calibrate_arguments import DEFAULT_TIME_LIMIT_S, parse_calibrate
-from uncut_mpi.command.flags import HelpRequested
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.errors import ParamError

@@ -13,7 +13,8 @@ import pytest
 import uncut_mpi
 from uncut_mpi.__main__ import COMMANDS, main
 from uncut_mpi.command.arguments import parse
-from uncut_mpi.command.flags import HelpRequested, make_parser, make_plan_parser
+from uncut_mpi.command.flags import make_parser, make_plan_parser
+from uncut_mpi.command.help import HelpRequested
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -237,7 +237,7 @@ def test_every_option_changes_the_schedule(name: str) -> None:
 
 
 def test_row_blocks_of_another_order_are_refused() -> None:
-    with pytest.raises(ParamError, match=r"3 row blocks .* are for the order 'corner' \(--block-order\), not for 'k'"):
+    with pytest.raises(ParamError, match=r"3 row blocks .* are for the order 'corner', not for 'k'"):
         Blocking(rows=3, order="k")
 
 

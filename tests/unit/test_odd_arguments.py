@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from uncut_mpi import plan
 from uncut_mpi.command import arguments, bench_arguments, calibrate_arguments, planning
-from uncut_mpi.command.flags import HelpRequested, make_parser, make_plan_parser
+from uncut_mpi.command.flags import make_parser, make_plan_parser
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
+from uncut_mpi.planning.option_fields import NUMBER, declared
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 ODD_NUMBERS = (
     *("0", "1", "2", "7", "-0", "+3", "-1", "1e3", "1.5", "１２", "٣", "²", " 5", "5 ", "0x10", "1_000", "_1", "1__0"),
@@ -196,7 +199,7 @@ def test_numbers_of_lists_are_bounded_too():
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("flag", ["--json", "--tile", "--place", "--alpha", "--devices"])
+@pytest.mark.parametrize("flag", ["--json", "--options", "--place", "--alpha", "--devices"])
 def test_two_dashes_are_no_value(flag):
     with pytest.raises(ParamError, match=flag):
         arguments.parse([f"{flag}=--"])
@@ -224,6 +227,16 @@ SIZES = (
     str(2**63),
     "9" * 30,
 )
+
+
+def _texts(kind, frame):
+    """Return JSON that says one option, of every option and every value of its kind."""
+    for name, about in declared(kind):
+        for value in about.words or (SIZES if about.kind is NUMBER else ("true", "1", "[1, 2]", "[[1], [2, 1]]")):
+            plain = value.isascii() and not about.words
+            yield frame % (f'"{name}": {value}' if plain else f'"{name}": "{value}"')
+
+
 VALUES = {
     **dict.fromkeys(("-m", "-n", "-k"), ("0", "1", "2", "65", "300", "１２", "1_0")),
     "--ranks": ("1", "2", "3", "4", "0", str(2**31), "9" * 30),
@@ -235,12 +248,15 @@ VALUES = {
     "--scheduler": ("uncut", "kblocks", "cyclic", "bands", "auto"),
     "--grid": ("1x1", "1x2", "2x1", "2x2", "9x9", f"{2**62}x1"),
     "--compute-ranks": ("0", "1,0", "0,1,2,3", "9", "0,0"),
-    **dict.fromkeys(("--tile", "--tile-min", "--chunks", "--min-chunk", "--compute-lanes", "--splits"), SIZES),
-    **dict.fromkeys(("--k-first", "--k-block", "--k-growth", "--k-tail", "--column-blocks", "--row-blocks"), SIZES),
-    **dict.fromkeys(
-        ("--block-multiple", "--product-lanes", "--combine-away", "--issuing-threads", "--max-hops"), SIZES
+    "--issuing-threads": SIZES,
+    "--options": (
+        *_texts(ScheduleOptions, "{%s}"),
+        *_texts(Blocking, '{"blocking": {%s}}'),
+        "{}",
+        "[]",
+        "{",
+        "nowhere",
     ),
-    "--block-order": ("k", "columns", "corner", "k-columns"),
     "--metric": ("time", "pdp"),
 }
 

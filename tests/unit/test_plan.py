@@ -67,13 +67,18 @@ def asked(monkeypatch):
 
 
 def test_the_gemm_commands_flags_mean_the_same():
-    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --tile 64 --grid 2x1 --compute-ranks 2,0"
-    given = parse(words.split())
+    words = "-m 100 -k 7 --dtype f32 --trans-a T --beta 0 --place 3,h,5 --grid 2x1 --compute-ranks 2,0"
+    given = parse([*words.split(), "--options", '{"tile": 64}'])
     problem = given.problem
     assert (problem.m, problem.n, problem.k, problem.dtype.name) == (100, 100, 7, "f32")
     assert (problem.trans_a, problem.trans_b, problem.reads_c, problem.scales_only) == ("T", "N", False, False)
     assert str(given.place) == "3,h,5"
     assert given.options == ScheduleOptions(scheduler="auto", tile=64, grid=(2, 1), devices=(2, 0))
+
+
+def test_a_plan_tries_nothing():
+    with pytest.raises(ParamError, match="tune in --options"):
+        parse(["--options", '{"tune": 3}'])
 
 
 def test_nothing_given_plans_something_sensible():
@@ -247,7 +252,7 @@ def test_help_runs_as_a_module_without_mpi():
         "--metric",
         "--budget-tasks",
         "--timeline",
-        "--tile",
+        "--options",
         "--place",
     ):
         assert flag in done.stdout
@@ -258,8 +263,8 @@ def test_the_papers_steps_and_paralias_prediction_stand_beside_the_plan(capsys, 
     words = [
         "-m",
         "16384",
-        "--tile",
-        "2048",
+        "--options",
+        '{"tile": 2048}',
         "--machine",
         "karolina-8xa100",
         "--budget-tasks",
@@ -384,7 +389,7 @@ def test_runners_up_are_other_schedules_in_the_order_of_what_was_minimised(capsy
 
 def test_areas_and_all_devices_are_said_in_few_words(capsys, tmp_path):
     words = ["-m", "3072", "--place", "0,0,0", "--machine", "h200-4x", "--json", str(tmp_path / "plan.json")]
-    assert main([*words, "--combine", "owner"]) == 0
+    assert main([*words, "--options", '{"blocking": {"combine": "owner"}}']) == 0
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("plan"))
     assert re.search(r"columns of ranks 0\.\d{3} \| 0\.\d{3}:", line), line
@@ -401,7 +406,7 @@ def test_what_is_minimised_has_its_unit(capsys):
 
 
 def test_an_ablation_beside_k_blocks_is_of_the_papers_scheduler(capsys):
-    assert main(["-m", "3000", "--k-block", "1024", "--ablation"]) == 0
+    assert main(["-m", "3000", "--options", '{"blocking": {"block": 1024}}', "--ablation"]) == 0
     out = capsys.readouterr().out
     assert re.search("^plan +kblocks", out, re.MULTILINE)
     assert all(f"{name:<28}" in out for name, _ in ablation_options())

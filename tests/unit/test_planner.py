@@ -121,7 +121,7 @@ def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
         ({"chunks": 0}, "chunks = 0 is below 1"),
         ({"compute_lanes": 65}, "above 64"),
         ({"grid": (0, 2)}, "grid 0x2"),
-        ({"max_hops": 3}, "max_hops = 3 is not 0 to 2"),
+        ({"max_hops": 3}, "max_hops = 3 is above 2"),
         ({"devices": ()}, "devices names no rank"),
         ({"devices": (1, -1)}, "rank -1 cannot compute"),
         ({"devices": (1, 2, 1)}, "rank 1 is named twice among those that compute"),

@@ -8,43 +8,21 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
-from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, HelpRequested, join_negative_values, make_parser
+from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, join_negative_values, make_parser
 from uncut_mpi.command.places import Places
+from uncut_mpi.command.schedule_flags import FLAGS
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import Trans
-from uncut_mpi.planning.option_fields import declared
-from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
-
-__all__ = ["GemmArguments", "HelpRequested", "parse"]
+from uncut_mpi.planning.options import MOST_TRIED, ScheduleOptions
 
 # Scalars that no shortcut of a library or of ours can skip; generated problems use them by default.
 GENERATED_ALPHA: Final = 1.2345
 GENERATED_BETA: Final = 1.1154
 
-# What --ablation switches by itself, with the flag that would do it by hand.
-_ABLATION_FLAGS: Final = {
-    "caching": "--no-caching",
-    "overlap": "--no-overlap",
-    "routing": "--routing",
-    "batch": "--no-batch",
-    "wr_lazy": "--no-wr-lazy",
-    "order": "--order",
-}
-_FLAGS: Final = _ABLATION_FLAGS | {
-    "tile": "--tile",
-    "tile_min": "--tile-min",
-    "grid": "--grid",
-    "devices": "--compute-ranks",
-    "chunks": "--chunks",
-    "min_chunk_bytes": "--min-chunk",
-    "compute_lanes": "--compute-lanes",
-    "max_hops": "--max-hops",
-    "distribution": "--distribution",
-    **{f"blocking.{name}": about.flag for name, about in declared(Blocking)},
-}
-"""Flags of the schedule's options."""
+_ABLATED: Final = ("caching", "overlap", "routing", "batch", "wr_lazy", "order")
+"""What --ablation switches by itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +115,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     """
     Return what the command line asks for.
 
-    Looks at no file and at no environment, so every rank gets the same value or the same error.
+    Looks at no environment, and at no file but that of ``--options``: every rank gets the same, or all are told.
 
     Parameters
     ----------
@@ -159,7 +137,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     alpha, beta = scalars_of(given)
     options = options_of(given)
     # Files are there to be multiplied, generated matrices to be measured.
-    measured = given.a is None or given.tune > 1 or given.warmup is not None or given.repeat is not None
+    measured = given.a is None or options.tune > 1 or given.warmup is not None or given.repeat is not None
     usual = (USUAL_WARMUP, USUAL_REPEAT) if measured else (0, 0)
     return GemmArguments(
         m=m,
@@ -262,69 +240,63 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
     """Return what is fixed about the schedule."""
     if given.ablation:
         _check_ablation(given)
-    _check_searched(given)
-    blocking = {name: getattr(given, f"blocking.{name}") for name, _ in declared(Blocking)}
-    chosen: dict[str, Any] = {
-        "scheduler": given.scheduler or ("uncut" if given.ablation else "auto"),
-        "tile": given.tile,
-        "tile_min": given.tile_min,
-        "grid": given.grid,
-        "devices": given.compute_ranks,
-        "max_hops": given.max_hops,
-        "chunks": given.chunks,
-        "min_chunk_bytes": given.min_chunk,
-        "compute_lanes": given.compute_lanes,
-        "caching": given.caching,
-        "overlap": given.overlap,
-        "routing": given.routing or "eta",
-        "batch": given.batch,
-        "wr_lazy": given.wr_lazy,
-        "order": given.order or "eta",
-        "distribution": given.distribution or "2d-cyclic",
-        "tune": given.tune,
-        "metric": given.metric,
-        "blocking": Blocking(**{name: value for name, value in blocking.items() if value is not None}),
-    }
-    options = ScheduleOptions(**chosen)
+    chosen: dict[str, Any] = dict(given.options or {})
+    flags = {name: getattr(given, flag.strip("-").replace("-", "_")) for name, flag in FLAGS.items()}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if name in chosen:
+            raise ParamError(f"{FLAGS[name]} and {name} in --options say the same: leave one of them out")
+        chosen[name] = value
+    chosen.setdefault("scheduler", "uncut" if given.ablation else "auto")
+    _check_searched(given, chosen["scheduler"])
+    options = ScheduleOptions.decoded(chosen, "--options")
     _check_taken(options, ablation=given.ablation)
     return options
 
 
 def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
-    """Refuse flags that the scheduler, or every scheduler, does not take."""
+    """Refuse what the scheduler, or every scheduler, does not take."""
     if options.scheduler == "auto":
         try:
             options.check()
         except ParamError:
-            flags = ", ".join(_FLAGS[name] for name in options.given)
-            raise ParamError(f"no scheduler takes all of {flags}: leave some of them out") from None
+            names = ", ".join(FLAGS.get(name, name) for name in options.given)
+            raise ParamError(f"no scheduler takes all of {names}: leave some of them out") from None
     elif foreign := options.foreign(options.scheduler):
-        flags = " ".join(_FLAGS[name] for name in foreign)
+        names = ", ".join(FLAGS.get(name, name) for name in foreign)
         other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
-        raise ParamError(f"{flags} with {other}, which does not take that: leave out one or the other")
+        raise ParamError(f"{names} with {other}, which does not take that: leave out one or the other")
 
 
-def _check_searched(given: argparse.Namespace) -> None:
-    if given.tune > MOST_TRIED:
-        raise ParamError(f"--tune {given.tune}: at most {MOST_TRIED} schedules are tried")
-    searches = not given.ablation and given.scheduler in (None, "auto")
-    other = "--ablation" if given.ablation else f"--scheduler {given.scheduler}"
-    if given.tune > 1 and not searches:
+def _check_searched(given: argparse.Namespace, scheduler: object) -> None:
+    tune, metric = given.tune or 0, given.metric or "time"
+    if tune > MOST_TRIED:
+        raise ParamError(f"--tune {tune}: at most {MOST_TRIED} schedules are tried")
+    other = f"--scheduler {scheduler}"
+    if tune > 1 and scheduler != "auto":
         raise ParamError(f"--tune with {other}: it tries schedules that a search finds; leave out one or the other")
-    if given.metric != "time" and not searches and given.scheduler != "cyclic":
+    if metric != "time" and scheduler not in ("auto", "cyclic"):
         raise ParamError(f"--metric with {other}: a search, or cyclic, minimises it; leave out one or the other")
-    if given.metric != "time" and given.tune > 1:
+    if metric != "time" and tune > 1:
         raise ParamError("--metric with --tune, which keeps the fastest of what it tries: leave one of them out")
 
 
 def _check_ablation(given: argparse.Namespace) -> None:
-    by_hand = [flag for name, flag in _ABLATION_FLAGS.items() if getattr(given, name) not in (True, None)]
+    said = given.options or {}
+    by_hand = [name for name in _ABLATED if name in said]
     if by_hand:
-        raise ParamError(f"{' '.join(by_hand)} with --ablation, which sets that itself: leave out one or the other")
-    if given.scheduler not in (None, "uncut"):
         raise ParamError(
-            f"--scheduler {given.scheduler} was given with --ablation, which takes the paper's: leave one of them out"
+            f"{', '.join(by_hand)} in --options with --ablation, which sets that itself: leave out one or the other"
         )
+    scheduler = given.scheduler or said.get("scheduler", "uncut")
+    if scheduler != "uncut":
+        raise ParamError(
+            f"--scheduler {scheduler} was given with --ablation, which takes the paper's: leave one of them out"
+        )
+    for flag, asked in (("--tune", given.tune or said.get("tune")), ("--metric", given.metric or said.get("metric"))):
+        if asked:
+            raise ParamError(f"{flag} with --ablation, which searches nothing: leave out one or the other")
     if given.trace is not None:
         raise ParamError("--trace was given with --ablation, which runs several plans: leave one of them out")
     if given.a is not None:

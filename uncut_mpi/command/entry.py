@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from uncut_mpi.command import streams
 from uncut_mpi.command.artifacts import stream_number
-from uncut_mpi.command.flags import HelpRequested
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, CapacityError, DataFileError, UncutError
 
 Arguments = TypeVar("Arguments")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from uncut_mpi.command.places import Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.regular import read_regular, reason
 from uncut_mpi.view.render import check_suffix
 
 MOST_COUNT: Final = 2**31 - 1
@@ -22,6 +24,7 @@ MOST_RANKS: Final = 4096
 """Most ranks of a machine that is planned for, and threads that issue for them."""
 
 _LONGEST_NAME: Final = 4095  # Linux's limit
+_MOST_OPTIONS: Final = 1 << 20
 _SHOWN: Final = 60
 
 
@@ -124,6 +127,32 @@ def picture(text: str) -> str:
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers, 0 or more each, that a flag's value lists between commas."""
     return tuple(whole(0)(part) for part in text.split(","))
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    names = [name for name, _ in pairs]
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise argparse.ArgumentTypeError(f"{shown(twice)} stands there twice: say it once")
+    return dict(pairs)
+
+
+def options_of(text: str) -> dict[str, object]:
+    """Return the names and values of a JSON object, which a flag's value is, or the file that it names."""
+    where, source = "it", text
+    try:
+        if not text.lstrip().startswith("{"):
+            where, source = shown(path(text)), read_regular(text, _MOST_OPTIONS).decode()
+        found = json.loads(source, object_pairs_hook=_once)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is neither a JSON object, as '{{\"tile\": 2048}}', nor a file: {reason(error)}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{where} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{where} holds no JSON object: write names and values in braces")
+    return found
 
 
 def grid_of(text: str) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from uncut_mpi.command.flag_values import (
     whole,
     written,
 )
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.command.places import Places
 from uncut_mpi.command.schedule_flags import add_schedule
 from uncut_mpi.errors import ParamError
@@ -51,26 +52,20 @@ examples:
 """
 
 
+_MOST_USED: Final = (
+    "a", "b", "c", "o", "m", "n", "k", "dtype", "alpha", "beta", "place", "scheduler", "grid", "compute_ranks",
+    "options", "repeat", "overwrite", "json",
+)  # fmt: skip
+_MOST_USED_OF_PLAN: Final = (
+    "m", "n", "k", "dtype", "place", "machine", "ranks", "scheduler", "options", "timeline", "transfers", "json",
+)  # fmt: skip
+
+
 _PLAN_EPILOG: Final = """\
 examples:
   python -m uncut_mpi.plan -m 16384 --ranks 4
   python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png
 """
-
-
-class HelpRequested(Exception):
-    """
-    The command line asked for help or the version; carries the text, for one rank to print.
-
-    Attributes
-    ----------
-    text : str
-        The answer, ending in a newline.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,7 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
         "python -m uncut_mpi.gemm",
         "C := alpha op(A) op(B) + beta C on every rank's device, verified, and measured unless it is of files.",
         _EPILOG,
-        most_used=("a", "b", "c", "o", "m", "n", "k", "dtype", "alpha", "beta", "place", "repeat", "overwrite", "json"),
+        most_used=_MOST_USED,
     )
     problem = parser.add_argument_group("problem")
     _add_files(problem)
@@ -146,7 +141,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="machine to plan for, of as many ranks: one that ships with the package, a file, or uniform (equal links "
         "and devices); default: what is there, as it was measured",
     )
-    _add_compute_ranks(machine)
     add_schedule(parser)
     _add_run(parser.add_argument_group("run and report"))
     return parser
@@ -158,10 +152,10 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "python -m uncut_mpi.plan",
         "Chooses a schedule for C := alpha op(A) op(B) + beta C and says what it expects of it; no MPI, no GPU.",
         _PLAN_EPILOG,
-        most_used=("m", "n", "k", "dtype", "place", "machine", "ranks", "timeline", "transfers", "json"),
+        most_used=_MOST_USED_OF_PLAN,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=0)
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=None)
     _add_problem(parser.add_argument_group("problem"), "default 8192", files=False)
     group = parser.add_argument_group("machine")
     group.add_argument(
@@ -181,7 +175,6 @@ def make_plan_parser() -> argparse.ArgumentParser:
         metavar="D0,D1,…",
         help="device of the machine that each rank has, others take no part; default: rank i has device i",
     )
-    _add_compute_ranks(group)
     add_schedule(parser)
     group = parser.add_argument_group("search and report")
     group.add_argument(
@@ -247,7 +240,7 @@ def base_parser(
         allow_abbrev=False,
         add_help=False,
     )
-    parser.most_used = (*most_used, "help", "help_all") if most_used else ()
+    parser.most_used = (*most_used, "help", "help_all", "help_schedulers") if most_used else ()
     if most_used:
         parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="explain what most users need and end")
         parser.add_argument("--help-all", action=_Help, nargs=0, help="explain every option and end")
@@ -323,22 +316,11 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
-def _add_compute_ranks(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--compute-ranks",
-        type=numbers,
-        metavar="R0,R1,…",
-        help="ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
-        "what --place puts there, and forward. Default: the search decides, with --scheduler all",
-    )
-
-
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ablation", action="store_true", help="measure the steps of the paper's Fig. 8")
     group.add_argument(
         "--tune",
         type=whole(0),
-        default=0,
         metavar="N",
         help=f"try the N schedules predicted best, at most {MOST_TRIED}, in the first calls and keep the fastest; "
         "default: the one predicted best",

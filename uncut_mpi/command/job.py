@@ -278,7 +278,7 @@ def _ablation_tile(session: Session, arguments: GemmArguments, product: Product)
     tile = max(1, shortest // 4)
     if 2 * chosen <= shortest or tile >= chosen:
         return base, ""
-    note = f"{tile}, for several tiles per rank; without --ablation it would be {chosen} (--tile says otherwise)"
+    note = f"{tile}, for several tiles per rank; without --ablation it would be {chosen} (--options may name another)"
     return dataclasses.replace(base, tile=tile), note
 
 

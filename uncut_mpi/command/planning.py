@@ -103,6 +103,9 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     _check_written(given)
     m, n, k = (_EDGE if extent is None else extent for extent in extents_of(given))
     alpha, beta = scalars_of(given)
+    options = options_of(given)
+    if options.tune:
+        raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
     return PlanArguments(
         problem=GemmProblem(
             m,
@@ -120,7 +123,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         machine=given.machine,
         ranks=given.ranks,
         devices=given.devices,
-        options=options_of(given),
+        options=options,
         budget_tasks=given.budget_tasks,
         issuing_threads=given.issuing_threads,
         ablation=given.steps,

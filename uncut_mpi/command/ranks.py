@@ -11,7 +11,7 @@ from typing import Any
 
 from uncut_mpi.command import streams
 from uncut_mpi.command.entry import FAILED, Arguments, Say, conclude, takes_output, tell
-from uncut_mpi.command.flags import HelpRequested
+from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, StallError, UncutError
 from uncut_mpi.spmd import launcher
 
@@ -52,6 +52,22 @@ class RankCommand:
         module, _, function = self.work.partition(":")
         work: Callable[[Any, Any, Sequence[str], Say], bool] = getattr(importlib.import_module(module), function)
         return work
+
+
+def _agreed(comm: Any, arguments: Arguments | UncutError) -> Arguments:
+    """Return the arguments, or raise the error of any rank: a file that they name need not be on all. Collective."""
+    from uncut_mpi.spmd import agreement
+    from uncut_mpi.spmd.group import Group
+
+    group = Group(comm)
+    try:
+        with agreement.collective(group, "reading the command line"):
+            if isinstance(arguments, UncutError):
+                raise arguments
+    finally:
+        group.free()
+    assert not isinstance(arguments, UncutError)
+    return arguments
 
 
 def run_on_ranks(
@@ -117,9 +133,7 @@ def run_on_ranks(
     status = FAILED
     try:
         runtime.check_launcher()
-        if isinstance(arguments, UncutError):
-            raise arguments
-        status = 0 if run(comm, arguments, words, said.append) else 1
+        status = 0 if run(comm, _agreed(comm, arguments), words, said.append) else 1
     except StallError as error:
         # A rank is missing: nothing that all ranks do together can end any more, so the job is ended.
         tell(said, aside=aside)

@@ -20,7 +20,7 @@ def check_steps(dealt: Dealt, how: Blocking) -> None:
             f"kblocks with {k_blocks} k-blocks and {blocks} blocks of C on each rank",
             f"{k_blocks * blocks} pairs of them",
             MAX_STEPS,
-            "ask for longer k-blocks (block, --k-block), or for fewer blocks (--column-blocks, --row-blocks)",
+            "ask for longer k-blocks (blocking.block), or for fewer blocks (blocking.columns, blocking.rows)",
         )
 
 
@@ -42,7 +42,7 @@ def too_many_tasks(dealt: Dealt, most_tasks: int) -> PlanError:
         f"kblocks on {grid} ranks, k split {dealt.splits} times,",
         f"more than {most_tasks} tasks",
         most_tasks,
-        "ask for larger k-blocks (block, --k-block), another grid or fewer ranks",
+        "ask for larger k-blocks (blocking.block), another grid or fewer ranks",
     )
 
 

@@ -1,52 +1,103 @@
-"""Options that are declared once, as the fields of a dataclass: converting, checks and flags follow from that."""
+"""
+Options that are described once, as fields of a dataclass.
+
+Converting, checks, who takes an option, command lines, help and the class's own documentation follow from that: a new
+option is its description and what uses it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import difflib
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import count, flag, items, real_number, shown, type_text, word
 
 _MOST: Final = 1 << 62
 _ABOUT: Final = "about"
+_SMALL: Final = 1 << 62
+
+
+def _counts(name: str, value: object) -> tuple[int, ...]:
+    return tuple(count(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
+
+
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    return tuple(real_number(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
+
+
+def _columns(name: str, value: object) -> tuple[tuple[float, ...], ...]:
+    return tuple(_numbers(f"{name}[{at}]", one) for at, one in enumerate(items(name, value)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    What an option is.
+
+    Attributes
+    ----------
+    text : str
+        In words, for help.
+    convert : callable
+        Makes Python's own value of a caller's; `ParamError` for anything else.
+    """
+
+    text: str
+    convert: Callable[[str, object], Any]
+
+
+NUMBER: Final = Kind("int", count)
+SWITCH: Final = Kind("bool", flag)
+WORD: Final = Kind("str", word)
+COUNTS: Final = Kind("tuple of int", _counts)
+NUMBERS: Final = Kind("tuple of float", _numbers)
+COLUMNS: Final = Kind("tuple of tuple of float", _columns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """
-    What there is to know about an option besides its name.
+    What there is to know about an option besides its name and its default.
 
     Attributes
     ----------
-    flag : str
-        Its name on the command line.
-    help, metavar : str
-        What ``--help-all`` says.
+    text : str
+        What it chooses, for help and documentation.
+    kind : Kind
+        What it is.
+    takers : tuple of str
+        Schedulers that take it; empty: it says nothing of a schedule.
     least, most : int
-        Of a number; 0, which leaves the choice open, is allowed besides.
+        Of a number. Where the default leaves the choice open, that is allowed besides.
     words : tuple of str
-        What it may be, besides "", which leaves the choice open; empty for a number.
+        What a word may be, besides a default that leaves the choice open.
+    default : object
+        None, "" or, of a number whose least is above it, 0 leaves the choice open.
     """
 
-    flag: str
-    help: str
-    metavar: str
+    text: str
+    kind: Kind
+    takers: tuple[str, ...] = ()
     least: int = 0
     most: int = _MOST
     words: tuple[str, ...] = ()
+    default: Any = None
+
+    @property
+    def what(self) -> str:
+        """Its kind and default in words."""
+        kind = " or ".join(f'"{one}"' for one in self.words) if self.words else self.kind.text
+        return kind if self.default in (None, "", 0) else f"{kind}, default {self.default}"
 
 
-def number(flag: str, metavar: str, text: str, *, least: int = 1, most: int = _MOST) -> Any:
-    """Return the field of an option that is a number."""
-    about = About(flag=flag, help=text, metavar=metavar, least=least, most=most)
-    return dataclasses.field(default=0, metadata={_ABOUT: about})
-
-
-def choice(flag: str, words: tuple[str, ...], text: str) -> Any:
-    """Return the field of an option that is one of some words."""
-    about = About(flag=flag, help=text, metavar="|".join(words), words=words)
-    return dataclasses.field(default="", metadata={_ABOUT: about})
+def option(kind: Kind, text: str, *takers: str, default: Any = None, **bounds: Any) -> Any:
+    """Return the field of an option."""
+    about = About(text=" ".join(text.split()), kind=kind, takers=takers, default=default, **bounds)
+    return dataclasses.field(default=default, metadata={_ABOUT: about})
 
 
 def declared(options: Any) -> Iterator[tuple[str, About]]:
@@ -56,17 +107,85 @@ def declared(options: Any) -> Iterator[tuple[str, About]]:
             yield field.name, field.metadata[_ABOUT]
 
 
-def check(options: Any, whose: str) -> None:
-    """Raise `ParamError` for the first option that is out of its bounds or none of its words."""
-    for name, about in declared(options):
-        value = getattr(options, name)
-        if not value:
+def documented(kind: Any) -> Any:
+    """Add the attributes of a dataclass of options to its documentation, before what follows there."""
+    attributes = ["Attributes", "----------"]
+    for name, about in declared(kind):
+        attributes += [
+            f"{name} : {about.what}",
+            *textwrap.wrap(about.text, 110, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False),
+        ]
+    head, rule, notes = textwrap.dedent(kind.__doc__).partition("\nNotes\n")
+    kind.__doc__ = f"{head.rstrip()}\n\n" + "\n".join(attributes) + "\n" + (rule + notes if rule else "")
+    return kind
+
+
+def convert(options: Any) -> None:
+    """Turn what was given into Python's own values once, so that equal options compare, hash and print equally."""
+    for name, about in _all_of(type(options)):
+        value, kind = getattr(options, name), about.kind
+        made = type(value)
+        if (made is bool and kind is SWITCH) or (made is str and kind is WORD):
+            continue  # as it mostly is: a search makes hundreds of options
+        if made is int and kind is NUMBER and -_SMALL < value < _SMALL:
             continue
-        if about.words:
-            if value not in about.words:
-                raise ParamError(f"{name} {value!r} of {whose} does not exist: use one of {', '.join(about.words)}")
-        elif value < 0:
-            raise ParamError(f"{name} = {value} is below 0")
-        elif not about.least <= value <= about.most:
+        if value is not None or about.default is not None:
+            object.__setattr__(options, name, kind.convert(name, value))
+
+
+def check(options: Any, prefix: str = "", whose: str = "") -> None:
+    """Raise `ParamError` for the first option that is out of its bounds or none of its words."""
+    for name, about in _all_of(type(options)):
+        value = getattr(options, name)
+        if value is None or value == about.default:
+            continue
+        if about.words and value not in about.words:
+            raise ParamError(f"{prefix}{name} {value!r}{whose} does not exist: use one of {', '.join(about.words)}")
+        if about.kind is NUMBER and not about.least <= value <= about.most:
             bound = f"below {about.least}" if value < about.least else f"above {about.most}"
-            raise ParamError(f"{name} = {value} ({about.flag}) is {bound}")
+            raise ParamError(f"{prefix}{name} = {value} is {bound}")
+
+
+def decoded(kind: Any, values: object, nested: Mapping[str, Any] | None = None, whose: str = "options") -> Any:
+    """
+    Return a dataclass of options from plain values by name, as JSON has them.
+
+    Parameters
+    ----------
+    kind : type
+        The dataclass.
+    values : object
+        A mapping from names to values; those left out keep their defaults.
+    nested : mapping, optional
+        Dataclasses of options that are fields of this one, by name.
+    whose : str, optional
+        What they are called in errors.
+
+    Raises
+    ------
+    ParamError
+        If these are no names and values, a name is unknown, or a value is none that the option may have.
+    """
+    if not isinstance(values, Mapping):
+        raise ParamError(
+            f'{whose} = {shown(values)} is {type_text(values)}: write names and values, as {{"tile": 2048}}'
+        )
+    nested = nested or {}
+    known = [name for name, _ in declared(kind)] + [*nested]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 3)
+            mend = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
+            raise ParamError(f"{whose} has no {shown(name)}: {mend}")
+    made = {name: decoded(one, values[name], whose=f"{whose}.{name}") for name, one in nested.items() if name in values}
+    return kind(**{**values, **made})
+
+
+def _all_of(kind: type) -> list[tuple[str, About]]:
+    found = _ALL.get(kind)
+    if found is None:
+        found = _ALL[kind] = [*declared(kind)]
+    return found
+
+
+_ALL: Final[dict[type, list[tuple[str, About]]]] = {}
