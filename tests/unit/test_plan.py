@@ -60,6 +60,7 @@ def asked(monkeypatch):
         return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, metric=metric)
 
     monkeypatch.setattr(planning, "search", search)
+    monkeypatch.setattr(planning, "costly_place", lambda *_: "")
     return calls
 
 

@@ -19,6 +19,7 @@ from uncut_mpi.command.report import (
     to_json,
 )
 from uncut_mpi.units import bytes_text, time_text
+from uncut_mpi.view.explain import Explanation
 
 ABOUT = About(
     version="1.2.3",
@@ -81,7 +82,8 @@ KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
     "rms_error relative samples_s digest splits how tried metric machine trace bound_formula command_line date "
-    "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged nonfinite_inputs check_detail"
+    "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged explanation warning nonfinite_inputs "
+    "check_detail"
 )
 
 
@@ -292,3 +294,24 @@ def test_a_trace_has_its_line_and_none_has_none():
     traced = text(dataclasses.replace(FACTS, trace="t.json: predicted 1 ms"))
     assert re.search(r"^trace +t\.json: predicted 1 ms$", traced, re.MULTILINE)
     assert "trace" not in text(FACTS)
+
+
+def test_what_a_plan_does_is_said_before_what_it_took_with_a_warning_of_a_place():
+    moved = {"A": {}, "B": {"host_to_device": 2 * 10**9, "device_to_device": 10**6}, "C": {}}
+    explanation = Explanation(moved=moved, reduced_over=2, busiest="link host->1", busy_share=0.93, seconds=1e-3)
+    facts = dataclasses.replace(FACTS, explanation=explanation, warning="B at h costs 60 % of the time")
+    lines = text(facts).splitlines()
+    at = lines.index(
+        "in short    A and C stay in place; B moves 2.000 GB from the host and 1.000 MB between devices; "
+        "k is reduced over 2 ranks"
+    )
+    assert lines[at + 1] == "            limited by link host->1, busy for 93 % of the time"
+    assert lines[at + 2] == "warning     B at h costs 60 % of the time"
+    assert lines[at + 3].startswith("first call")
+    value = json.loads(to_json(facts))
+    assert value["explanation"]["moved"] == moved
+    assert value["warning"] == "B at h costs 60 % of the time"
+    waiting = dataclasses.replace(explanation, busy_share=0.4)
+    assert waiting.lines[1] == (
+        "limited by the order of the work: nothing is busy longer than link host->1, for 40 % of the time"
+    )

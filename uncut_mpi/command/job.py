@@ -25,7 +25,7 @@ from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.files import MatrixFile, open_operands, output_order
 from uncut_mpi.command.output import check_output
-from uncut_mpi.command.planning import UNIFORM, find_machine
+from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
     Source,
@@ -44,11 +44,14 @@ from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import Bound, bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
+from uncut_mpi.view.explain import Explanation, explain
 from uncut_mpi.view.render import check_drawable
 
 # A problem that shows something within seconds where nothing was asked for.
@@ -66,6 +69,8 @@ class _Measured:
     picture: bytes = b""
     trace: str = ""
     staged: Sequence[str] = ()
+    explanation: Explanation | None = None
+    warning: str = ""
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> bool:
@@ -220,7 +225,28 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
                 verdict = verify_product(session, product, arguments)
             picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
         bound, staged = _bound(session, plan), _staged(product, plan.summary)
-        return _Measured(plan.summary, timing, bound, verdict, picture, shown, staged)
+        explanation, warning = _explained(session, arguments, product, plan)
+        return _Measured(plan.summary, timing, bound, verdict, picture, shown, staged, explanation, warning)
+
+
+def _explained(
+    session: Session, arguments: GemmArguments, product: Product, plan: GemmPlan
+) -> tuple[Explanation | None, str]:
+    """Return what the plan does, and the warning of a place that costs most of its time; on rank 0."""
+    if session.rank != 0:
+        return None, ""
+    explanation = explain(simulate(plan.schedule, session.machine))
+    written = GemmProblem(
+        product.m,
+        product.n,
+        product.k,
+        product.dtype,
+        arguments.trans_a,
+        arguments.trans_b,
+        reads_c=arguments.beta != 0,
+        scales_only=arguments.alpha == 0,
+    )
+    return explanation, costly_place(written, arguments.place, explanation.seconds, session.machine)
 
 
 def _staged(product: Product, summary: PlanSummary) -> list[str]:
@@ -354,6 +380,8 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         check_detail=verdict.detail if verdict else _unchecked(about),
         trace=measured.trace,
         staged=measured.staged,
+        explanation=measured.explanation,
+        warning=measured.warning,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.command.report import explained
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
@@ -22,6 +23,7 @@ from uncut_mpi.planning.schedule import Role, buffer_bytes
 from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.units import bytes_text, time_text
+from uncut_mpi.view.explain import Explanation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
@@ -61,6 +63,10 @@ class PlanFacts:
         What the best schedule moves per kind of link, and into and out of every rank's device.
     timeline : Timeline
         Of the simulation.
+    explanation : Explanation
+        What stays, what moves, and what limits the time.
+    warning : str
+        Of a place that costs more than half of the time; empty if none does.
     paralia_s : float
         What PARALiA's closed-form predictor says of the same ranks; 0 where there is no product.
     ablation : sequence of (str, Simulation)
@@ -78,6 +84,8 @@ class PlanFacts:
     bound: Bound
     traffic: Movement
     timeline: Timeline
+    explanation: Explanation
+    warning: str = ""
     paralia_s: float = 0.0
     ablation: Sequence[tuple[str, Simulation]] = ()
 
@@ -103,6 +111,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
         _line("plan", _plan(best)),
         _line("predicted", _predicted(facts)),
+        *explained(facts.explanation, facts.warning),
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
         _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
         *_labelled("others", _others(facts)),
@@ -148,6 +157,8 @@ def to_json(facts: PlanFacts) -> str:
         "bytes": {one.link: one.nbytes for one in facts.traffic.links},
         "least_bytes": {one.link: one.least_bytes for one in facts.traffic.links},
         "ports": [dataclasses.asdict(one) for one in facts.traffic.ports],
+        "explanation": dataclasses.asdict(facts.explanation),
+        "warning": facts.warning or None,
         "transfers": facts.simulation.transfers().tolist(),
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),

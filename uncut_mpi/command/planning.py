@@ -13,11 +13,12 @@ from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
-from uncut_mpi.command.places import Places
+from uncut_mpi.command.places import Dealt, Places
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.paralia import predict
@@ -27,6 +28,8 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import Simulation, simulate
+from uncut_mpi.units import time_text
+from uncut_mpi.view.explain import explain, listed
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.heatmap import draw_transfers
 from uncut_mpi.view.render import check_drawable, render
@@ -174,6 +177,8 @@ def run(arguments: PlanArguments, say: Say) -> None:
         bound=bound(arguments.problem, placement, machine),
         traffic=traffic(schedule),
         timeline=timeline,
+        explanation=explain(simulation),
+        warning=costly_place(arguments.problem, arguments.place, simulation.seconds, machine),
         paralia_s=_paralia_s(arguments.problem, placement, machine, result.best.options),
         ablation=_ablation(arguments, placement, machine) if arguments.ablation else (),
     )
@@ -184,6 +189,46 @@ def run(arguments: PlanArguments, say: Say) -> None:
         write_file("--transfers", arguments.transfers_path, draw_transfers(schedule, machine))
     if arguments.json_path is not None:
         write_file("--json", arguments.json_path, to_json(facts).encode())
+
+
+def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: Machine) -> str:
+    """
+    Return a warning of a place that costs more than half of the time, with one that does not; empty if none does.
+
+    Matrices that are whole in one memory are dealt to all ranks instead, by rows or by columns, and multiplied on a
+    grid of one column or one row, as `kblocks` does it by its own rules. So a better place may be missed.
+
+    Parameters
+    ----------
+    problem : GemmProblem
+        As the caller wrote it.
+    places : Places
+        Of its matrices.
+    seconds : float
+        What a schedule for them is expected to take.
+    machine : Machine
+        What it is planned for.
+    """
+    least, warning = 0.5 * seconds, ""
+    where = {name: getattr(places, name) for name in "abc"}
+    for place in dict.fromkeys(one for one in where.values() if isinstance(one, Location)):
+        names = [name for name, one in where.items() if one == place]
+        for way, grid in (("rows", (machine.num_ranks, 1)), ("cols", (1, machine.num_ranks))):
+            tried = dataclasses.replace(places, **dict.fromkeys(names, Dealt.parse(way)))
+            try:
+                placement = tried.bound(problem, machine.num_ranks)
+                if bound(problem, placement, machine).seconds >= least:
+                    continue
+                options = ScheduleOptions(scheduler="kblocks", grid=grid)
+                schedule = plan(problem, placement, machine.num_ranks, machine, options).schedule
+                found = simulate(schedule, machine).seconds
+            except UncutError:
+                continue  # a place that is not to be had
+            if found < least:
+                least, share = found, f"{1 - found / seconds:.0%}".replace("%", " %")
+                there = f"{listed([name.upper() for name in names])} at {place} {'cost' if names[1:] else 'costs'}"
+                warning = f"{there} {share} of the time; --place {tried} would take {time_text(found)}"
+    return warning
 
 
 def _paralia_s(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:

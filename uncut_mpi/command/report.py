@@ -13,6 +13,7 @@ from typing import Any, Final
 from uncut_mpi.command.nonfinite import NonFinite
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.units import bytes_text, time_text
+from uncut_mpi.view.explain import Explanation
 
 _LABEL_WIDTH: Final = 11
 
@@ -163,6 +164,10 @@ class Facts:
         Where the timeline of one more call is, and what it shows; empty without one.
     staged : sequence of str
         Which matrices go through memory of ours, and why.
+    explanation : Explanation or None
+        What stays, what moves, and what limits the time; on rank 0.
+    warning : str
+        Of a place that costs more than half of the time; empty if none does.
     """
 
     about: About
@@ -191,6 +196,8 @@ class Facts:
     check_detail: str = ""
     trace: str = ""
     staged: Sequence[str] = ()
+    explanation: Explanation | None = None
+    warning: str = ""
 
     @property
     def median_s(self) -> float:
@@ -231,6 +238,7 @@ def text(facts: Facts) -> str:
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
         *(_line("staged", one) for one in facts.staged),
+        *(explained(facts.explanation, facts.warning) if facts.explanation else []),
         *_times(facts),
         *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
@@ -300,6 +308,12 @@ def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
         json.dumps({"steps": [{"name": name} | _json_value(facts) for name, facts in steps]}, indent=1, allow_nan=False)
         + "\n"
     )
+
+
+def explained(explanation: Explanation, warning: str) -> list[str]:
+    """Return the lines that say what a plan does, what limits it and, if a place costs most of its time, which."""
+    lines = [_line("" if number else "in short", line) for number, line in enumerate(explanation.lines)]
+    return [*lines, _line("warning", warning)] if warning else lines
 
 
 def _line(label: str, content: str) -> str:
@@ -440,6 +454,8 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     for name in ("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver"):
         value[name] = about.versions.get(name)
     value["staged"] = list(facts.staged)
+    value["explanation"] = dataclasses.asdict(facts.explanation) if facts.explanation else None
+    value["warning"] = facts.warning or None
     value["nonfinite_inputs"] = [dataclasses.asdict(one) for one in about.nonfinite]
     value["check_detail"] = facts.check_detail
     return value

@@ -1,0 +1,157 @@
+"""What a person asks of a plan: what stays, what moves, over how many ranks k is reduced, and what limits the time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi.model.locations import in_host
+from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Schedule, rows_by_rank
+from uncut_mpi.planning.simulate import Simulation, union_seconds
+from uncut_mpi.planning.verify import held_by_operands
+from uncut_mpi.units import bytes_text
+from uncut_mpi.view.parts import letters_of
+from uncut_mpi.view.traffic import cells_over
+
+_LIMITING: Final = 0.7
+"""What is busy for this part of the time limits it; where nothing is, the order of the work does."""
+
+_LINKS: Final = {
+    "host_to_device": "from the host",
+    "device_to_host": "to the host",
+    "device_to_device": "between devices",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """
+    What a schedule does and what its simulation shows.
+
+    Attributes
+    ----------
+    moved : mapping of str to mapping of str to int
+        Of each matrix that takes part, as the caller calls it, the bytes over each kind of link; empty if it stays.
+    reduced_over : int
+        How many ranks at most make products that are added to one element of C.
+    busiest : str
+        Which devices, link or port are busy longest.
+    busy_share : float
+        For which part of the time.
+    seconds : float
+        The time that was simulated.
+    """
+
+    moved: Mapping[str, Mapping[str, int]]
+    reduced_over: int
+    busiest: str
+    busy_share: float
+    seconds: float
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What moves, and what limits the time, in a line each."""
+        if self.seconds <= 0:
+            return ()
+        busy = f"{self.busy_share:.0%}".replace("%", " %")
+        if self.busy_share >= _LIMITING:
+            limit = f"limited by {self.busiest}, busy for {busy} of the time"
+        else:
+            limit = (
+                f"limited by the order of the work: nothing is busy longer than {self.busiest}, for {busy} of the time"
+            )
+        return self._movement(), limit
+
+    def _movement(self) -> str:
+        stay = [name for name, of in self.moved.items() if not of]
+        parts = [f"{listed(stay)} {'stay' if len(stay) > 1 else 'stays'} in place"] if stay else []
+        for name, of in self.moved.items():
+            if of:
+                parts.append(f"{name} moves " + " and ".join(f"{bytes_text(of[link])} {_LINKS[link]}" for link in of))
+        if self.reduced_over:
+            split = f"reduced over {self.reduced_over} ranks" if self.reduced_over > 1 else "not split"
+            parts.append(f"k is {split}")
+        return "; ".join(parts)
+
+
+def explain(simulation: Simulation) -> Explanation:
+    """Return what the schedule of a simulation does, from its proof, and what limits it, from the simulation."""
+    schedule = simulation.schedule
+    held = held_by_operands(schedule)
+    matrix_of = np.full(len(schedule.tasks), Matrix.C)  # zeros, which have no place, are sums
+    read = held["operand"] == 1
+    matrix_of[held["task"][read]] = held["matrix"][read]
+    copies = schedule.copies()
+    copies = copies[copies[:, 1] != copies[:, 2]]
+    busiest, share = max(_busy(simulation), key=lambda one: one[1], default=("", 0.0))
+    letters = letters_of(schedule)
+    moved = {
+        letters[matrix]: _moved(schedule, copies[matrix_of[copies[:, 0]] == matrix]) for matrix in _taking(schedule)
+    }
+    return Explanation(
+        moved={name: moved[name] for name in sorted(moved)},
+        reduced_over=_reduced_over(schedule, held),
+        busiest=busiest,
+        busy_share=share,
+        seconds=simulation.seconds,
+    )
+
+
+def _taking(schedule: Schedule) -> list[Matrix]:
+    """Return the matrices that take part."""
+    problem = schedule.problem
+    return [Matrix.A] * (problem.has_product or problem.copies) + [Matrix.B] * problem.has_product + [Matrix.C]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as ``A``, ``A and C`` or ``A, B and C``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _moved(schedule: Schedule, copies: np.ndarray) -> dict[str, int]:
+    """Return the bytes of some copies between memories by kind of link."""
+    source, destination = (in_host(schedule.locations, copies[:, column]) for column in (1, 2))
+    ways = {"host_to_device": source, "device_to_host": destination, "device_to_device": ~source & ~destination}
+    found = {link: int(copies[way, 3].sum()) for link, way in ways.items()}
+    return {link: size for link, size in found.items() if size}
+
+
+def _reduced_over(schedule: Schedule, held: np.ndarray) -> int:
+    of = held[(schedule.tasks["kind"][held["task"]] == Kind.GEMM) & (held["operand"] == 0)]
+    if not len(of):
+        return 0
+    row, col, rows, cols = (of[name] for name in ("row", "col", "rows", "cols"))
+    edges = np.unique([row, row + rows]), np.unique([col, col + cols])
+    rectangles = np.stack([row, col, rows, cols], axis=1)
+    ranks = rows_by_rank(schedule.tasks["rank"][of["task"]], schedule.num_ranks)
+    return int(np.sum([cells_over(rectangles[own], *edges) > 0 for own in ranks], axis=0).max())
+
+
+def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
+    """Yield devices, ports, links and workers of the host with the part of the time that each is busy."""
+    schedule, machine, seconds = simulation.schedule, simulation.machine, simulation.seconds
+    if seconds <= 0:
+        return
+    computing = simulation.compute_busy_s / seconds
+    busy = computing[computing > 0]
+    device = int(np.argmax(computing))
+    if len(busy):
+        yield "computing" if busy.min() > 0.9 * busy.max() else f"computing on device {device}", float(busy.max())
+    moved = simulation.transferred_bytes() * 1e-9
+    for port in machine.ports:
+        weighted = sum(weight * moved[link] for link, weight in zip(port.links, port.weights, strict=True))
+        yield f"port {port.name}", float(weighted / port.expected_gb_per_s / seconds)
+    ends = [*map(str, range(machine.num_ranks)), "host"]
+    for source, destination in np.argwhere(moved > 0).tolist():
+        if source != destination:
+            takes = moved[source, destination] / max(machine.bandwidth_gb_per_s[source, destination], 1e-6)
+            yield f"link {ends[source]}->{ends[destination]}", float(takes / seconds)
+    tasks = schedule.tasks
+    by_host = (schedule.lanes["kind"][tasks["lane"]] == LaneKind.HOST) & (tasks["kind"] == Kind.COPY)
+    for rank in np.unique(tasks["rank"][by_host]).tolist():
+        own = by_host & (tasks["rank"] == rank)
+        takes = union_seconds(simulation.start_s[own], simulation.end_s[own])
+        yield f"copies within host memory by rank {rank}", takes / seconds
