@@ -16,7 +16,6 @@ import pytest
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from tests.helpers.timelines import check_trace, invented_times
-from tests.unit import test_layouts_planned
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray
@@ -519,14 +518,6 @@ def test_the_least_bytes_of_matrices_in_parts_are_what_ranks_do_not_have(places,
     for one in found.ports:
         assert one.into_bytes >= one.least_into_bytes
         assert one.out_of_bytes >= one.least_out_of_bytes
-
-
-def test_bytes_of_random_layouts_are_never_below_the_least():
-    for seed in range(60):
-        found = traffic(test_layouts_planned.random_case(seed))
-        for one in found.ports:
-            assert one.into_bytes >= one.least_into_bytes >= 0, seed
-            assert one.out_of_bytes >= one.least_out_of_bytes >= 0, seed
 
 
 def test_labels_say_which_tiles_of_all_the_matrix_parts_are():

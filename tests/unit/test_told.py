@@ -1,0 +1,316 @@
+"""What labels, transfers and explanations say of a schedule is what its tasks do, followed element by element."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import random
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import fuzz
+from tests.helpers.layouts import user_parts
+from tests.unit.test_layouts_planned import random_case, random_tiles
+from uncut_mpi.command import planning
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import location_at
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
+from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.verify import held_by_operands
+from uncut_mpi.view.explain import explain
+from uncut_mpi.view.parts import make_labels
+from uncut_mpi.view.traffic import traffic
+
+MOST_TASKS = 200
+SCHEDULERS = ("kblocks", "uncut", "cyclic", "bands")
+WIDE = 1 << 20  # more than any extent
+SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
+LINKS = ("host_to_device", "device_to_host", "device_to_device")
+
+Elements = frozenset[int]
+
+
+def elements(view: np.ndarray) -> Elements:
+    return frozenset(view[view >= 0].tolist())
+
+
+def numbers(matrix: Matrix, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """Return a number for each element of some rows and columns of a matrix; no two elements have the same."""
+    return (int(matrix) * WIDE + rows[:, None]) * WIDE + cols[None, :]
+
+
+class Followed:
+    """
+    A schedule followed by numbers of elements: -1 is an element of nothing.
+
+    `held` are the elements of each operand of each task, the written one's after it; `copied` the copies with both ends
+    and bytes; `used` is what each rank's products read and write, `makers` the ranks by that.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.memory = [np.full((row["rows"], row["cols"]), -1) for row in schedule.buffers]
+        self.own: dict[int, np.ndarray] = {}  # of the caller's C
+        for matrix in MATRICES:
+            for at, part, (rows, cols) in user_parts(schedule, matrix, self.memory):
+                part[...] = numbers(matrix, np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop))
+                if matrix is Matrix.C:
+                    self.own[at] = self.memory[at].copy()
+        self.at_first = [memory.copy() for memory in self.memory]
+        self.held: dict[tuple[int, int], Elements] = {}
+        self.used: dict[int, set[int]] = collections.defaultdict(set)
+        self.copied: list[tuple[int, int, int, int]] = []
+        for task, record in enumerate(schedule.tasks):
+            if record["kind"] != Kind.JOIN:
+                self.run(task, Kind(record["kind"]), int(record["rank"]))
+        self.makers: dict[int, set[int]] = collections.defaultdict(set)
+        for rank, used in self.used.items():
+            for one in used:
+                self.makers[one].add(rank)
+
+    def run(self, task: int, kind: Kind, rank: int) -> None:
+        operands = self.schedule.operands_of(task)
+        regions = self.schedule.regions[operands["region"]]
+        views = [
+            self.memory[of["buffer"]][of["row"] : of["row"] + of["rows"], of["col"] : of["col"] + of["cols"]]
+            for of in regions
+        ]
+        for number, view in enumerate(views[1:], 1):
+            self.held[task, number] = elements(view)
+        turned = [view.T if operand["op"] == Op.T else view for view, operand in zip(views, operands, strict=True)]
+        if kind == Kind.COPY:
+            views[0][...] = turned[1].copy()
+        elif kind == Kind.GEMM:
+            # Of op(A) the first column says which rows of C are written, of op(B) the first row which columns.
+            problem, a, b = self.schedule.problem, turned[1][:, 0], turned[2][0]
+            rows = a % WIDE if problem.trans_a == "T" else a // WIDE % WIDE
+            cols = b // WIDE % WIDE if problem.trans_b == "T" else b % WIDE
+            views[0][...] = numbers(Matrix.C, rows, cols)
+            self.used[rank] |= self.held[task, 1] | self.held[task, 2] | elements(views[0])
+        else:
+            used = operands["factor"][1:] != Factor.ZERO
+            terms = [one for one, needed in zip(turned[1:], used, strict=True) if needed]
+            views[0][...] = np.max([np.full(views[0].shape, -1), *terms], axis=0)
+        at = int(regions["buffer"][0])
+        if at in self.own:  # zeros there are of C
+            self.memory[at][...] = np.where(self.memory[at] < 0, self.own[at], self.memory[at])
+        self.held[task, 0] = elements(views[0])
+        if kind == Kind.COPY:
+            size = views[0].size * DType(int(self.schedule.buffers["dtype"][at])).itemsize
+            self.copied.append((task, self.end(regions["buffer"][1]), self.end(at), size))
+
+    def end(self, buffer: int) -> int:
+        """Return the rank whose device a buffer is in; of host memory the number of ranks."""
+        where = location_at(self.schedule.locations, int(self.schedule.buffers["location"][buffer]))
+        return self.schedule.num_ranks if where.space == "host" or where.rank is None else where.rank
+
+    def holders(self, matrix: Matrix) -> dict[int, list[int]]:
+        """Return where each element of a matrix is at first, as of `end`."""
+        found: dict[int, list[int]] = {}
+        for at, _, _ in user_parts(self.schedule, matrix, self.memory):
+            for one in elements(self.at_first[at]):
+                found.setdefault(one, []).append(self.end(at))
+        return found
+
+
+def check_held(schedule: Schedule, followed: Followed) -> None:
+    found: dict[tuple[int, int], list[np.ndarray]] = collections.defaultdict(list)
+    for task, operand, matrix, row, col, rows, cols in held_by_operands(schedule).tolist():
+        found[task, operand].append(numbers(Matrix(matrix), np.arange(row, row + rows), np.arange(col, col + cols)))
+    for (task, operand), expected in followed.held.items():
+        if operand == 0 or schedule.operands_of(task)[operand]["factor"] != Factor.ZERO:
+            assert frozenset(np.concatenate([one.ravel() for one in found[task, operand]] or [[]])) == expected, task
+
+
+def check_labels(schedule: Schedule, followed: Followed) -> None:
+    """A label has the tiles that its operands' elements are in, as the caller counts them; copies have their ends."""
+    problem = schedule.problem
+    letters = dict(zip(MATRICES, "BAC" if problem.swapped else "ABC", strict=True))
+    turned = {letters[Matrix.A]: problem.trans_a == "T", letters[Matrix.B]: problem.trans_b == "T", "C": False}
+
+    def spans(task: int, operand: int) -> tuple[str, list[tuple[int, int]]]:
+        ids = np.array(sorted(followed.held[task, operand]))
+        letter = letters[Matrix(int(ids[0]) // WIDE**2)]
+        axes = [(int(axis.min()), int(axis.max())) for axis in (ids // WIDE % WIDE, ids % WIDE)]
+        return letter, axes[::-1] if turned[letter] != problem.swapped else axes
+
+    kinds = schedule.tasks["kind"]
+    begins: dict[tuple[str, int], set[int]] = collections.defaultdict(set)
+    for task in np.flatnonzero(kinds == Kind.GEMM).tolist():
+        for letter, axes in (spans(task, operand) for operand in range(3)):
+            for axis, (first, _) in enumerate(axes):
+                begins[letter, axis].add(first)
+
+    def name(task: int, operand: int) -> str:
+        if not followed.held[task, operand]:
+            return "C"
+        letter, axes = spans(task, operand)
+        tiles = [[bisect.bisect_right(sorted(begins[letter, n]), at) - 1 for at in axes[n]] for n in (0, 1)]
+        return letter + "({},{})".format(*(f"{one}-{last}" if last > one else str(one) for one, last in tiles))
+
+    labels = make_labels(schedule)
+    ends = [*map(str, range(schedule.num_ranks)), "host"]
+    for task, source, destination, _ in followed.copied:
+        what, between = labels[task].split(" ")
+        assert between == f"{ends[source]}->{ends[destination]}"
+        assert "+" in what or re.sub(r"\.\d+$", "", what) == name(task, 1)
+    for task in np.flatnonzero(kinds == Kind.GEMM).tolist():
+        factors = (2, 1) if problem.swapped else (1, 2)
+        assert labels[task] == f"{name(task, 0)} += {name(task, factors[0])} {name(task, factors[1])}"
+
+
+def check_bytes(schedule: Schedule, followed: Followed) -> None:
+    """Bytes of links and ports are those of the copies, and the least what no copies can do without."""
+    problem, ranks, host = schedule.problem, range(schedule.num_ranks), schedule.num_ranks
+    moved = np.zeros((host + 1, host + 1), np.int64)
+    for _, source, destination, size in followed.copied:
+        moved[source, destination] += size
+    np.fill_diagonal(moved, 0)
+    least = dict.fromkeys(LINKS, 0)
+    into, out_of = np.zeros(host, np.int64), np.zeros(host, np.int64)
+    for matrix in (Matrix.A, Matrix.B) if problem.has_product else ():
+        for element, where in followed.holders(matrix).items():
+            foreign = followed.makers[element] - {*where}
+            least["device_to_device"] += len(foreign)
+            if {*where} == {host}:
+                least["host_to_device"] += 1
+                least["device_to_device"] -= 1
+            into[[*foreign]] += 1
+            if len(where) == 1 and where[0] != host:
+                out_of[where[0]] += bool(foreign)
+    for element, where in followed.holders(Matrix.C).items():
+        makers, devices = followed.makers[element], {*where} - {host}
+        if host in where:
+            least["device_to_host"] += 1
+            least["host_to_device"] += problem.reads_c and not devices
+        elif not problem.has_product:
+            least["device_to_device"] += len(devices) - 1
+        elif len(devices) == 1:
+            least["device_to_device"] += len(makers - devices)
+        else:
+            least["device_to_device"] += sum(bool(makers - {one}) for one in devices)
+        for one in devices:
+            into[one] += bool(makers - {one})
+        for one in makers:
+            out_of[one] += bool({*where} - {one})
+    told, item = traffic(schedule), problem.dtype.itemsize
+    by_link = dict(zip(LINKS, (moved[host].sum(), moved[:, host].sum(), moved[:host, :host].sum()), strict=True))
+    assert {one.link: one.nbytes for one in told.links} == by_link
+    assert {one.link: one.least_bytes for one in told.links} == {link: size * item for link, size in least.items()}
+    for rank, port in zip(ranks, told.ports, strict=True):
+        assert (port.into_bytes, port.out_of_bytes) == (moved[:, rank].sum(), moved[rank].sum())
+        if problem.has_product and not any(host in where for where in followed.holders(Matrix.C).values()):
+            assert (port.least_into_bytes, port.least_out_of_bytes) == (into[rank] * item, out_of[rank] * item)
+
+
+def check_explanation(schedule: Schedule, machine: Machine, followed: Followed) -> None:
+    found = explain(simulate(schedule, machine))
+    names = "BAC" if schedule.problem.swapped else "ABC"
+    host, moved = schedule.num_ranks, {name: collections.Counter() for name in found.moved}
+    for task, source, destination, size in followed.copied:
+        if source != destination:
+            of = next((one // WIDE**2 for one in followed.held[task, 1]), Matrix.C)
+            link = LINKS[0] if source == host else LINKS[1] if destination == host else LINKS[2]
+            moved[names[of]][link] += size
+    assert found.moved == {name: {link: size for link, size in of.items() if size} for name, of in moved.items()}
+    made = [len(followed.makers[element]) for element in followed.holders(Matrix.C)]
+    assert found.reduced_over == max(made, default=0)
+
+
+def check(schedule: Schedule, machine: Machine) -> None:
+    followed = Followed(schedule)
+    check_held(schedule, followed)
+    if schedule.problem.has_product:
+        check_labels(schedule, followed)
+    check_bytes(schedule, followed)
+    check_explanation(schedule, machine, followed)
+
+
+def whole(seed: int) -> Schedule:
+    """Return a schedule of whole matrices by any scheduler."""
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 8)
+    m, n, k = (rng.randint(1, 40) for _ in range(3))
+    transposed = rng.choice("NT"), rng.choice("NT")
+    problem = GemmProblem(m, n, k, DType.f64, *transposed, reads_c=rng.random() < 0.6, swapped=rng.random() < 0.5)
+    scheduler = SCHEDULERS[seed % len(SCHEDULERS)]
+    host = [] if scheduler == "bands" else ["h"]
+    places = [rng.choice([*host, str(rng.randrange(ranks))]) for _ in MATRICES]
+    how = Blocking(first=8, block=16, columns=rng.randint(1, 3), order=rng.choice(BLOCK_ORDERS))
+    options = ScheduleOptions(scheduler=scheduler, blocking=how if scheduler == "kblocks" else Blocking())
+    if scheduler != "kblocks":
+        options = dataclasses.replace(options, tile=rng.randint(5, 20))
+    return plan(problem, Placement.parse(",".join(places)), ranks, Machine.uniform(ranks), options).schedule
+
+
+@pytest.mark.parametrize("make", [whole, random_case, random_tiles])
+def test_what_is_told_of_a_schedule_is_what_its_tasks_do(make: Callable[[int], Schedule]) -> None:
+    for seed in range(20):
+        schedule = make(seed)
+        if len(schedule.tasks) <= MOST_TASKS:
+            check(schedule, Machine.uniform(schedule.num_ranks))
+
+
+@settings(SETTINGS, max_examples=20)
+@given(st.one_of(fuzz.cases("scales", 8, 16), fuzz.cases("copies", 8, 16)))
+def test_what_is_told_where_nothing_is_multiplied_is_so_too(case: fuzz.Case) -> None:
+    check(case.schedule(), case.machine)
+
+
+# -- explanations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "movement", "limit", "warning"),
+    [
+        (
+            "-m 4096 --place rows,rows,rows",
+            "A and C stay in place; B moves [^;]* between devices; k is not",
+            "computing",
+            "",
+        ),
+        (
+            "-m 4096 --place cols,cols,cols",
+            "B and C stay in place; A moves [^;]* between devices; k is not",
+            "computing",
+            "",
+        ),
+        ("-m 4096 --place rows,replicated,rows", "A, B and C stay in place; k is not split", "computing", ""),
+        ("-m 512 -n 512 -k 99999 --place 0,0,0", ".*; k is reduced over 4 ranks", "link 0->1", ""),
+        (
+            "-m 2048 --beta 0",
+            "A moves 33.55 MB from the host.*; C moves 33.55 MB to the host; k is not split",
+            "link host->0",
+            r"A, B and C at h cost \d\d % of the time; --place rows,rows,rows would take [\d.]+ µs",
+        ),
+        (
+            "-m 16384 -n 256 -k 256 --place 0,0,0",
+            "A moves [^;]* between devices; B moves",
+            "computing on device 0",
+            r"A, B and C at 0 cost [56]\d % of the time; --place rows,rows,rows would take",
+        ),
+    ],
+)
+def test_a_plan_says_what_stays_what_moves_what_limits_it_and_what_its_place_costs(
+    words: str, movement: str, limit: str, warning: str
+) -> None:
+    said: list[str] = []
+    planning.run(planning.parse(f"{words} --budget-tasks 3000".split()), said.append)
+    lines = "".join(said).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("in short"))
+    assert re.match(rf"in short    {movement}", lines[first])
+    assert re.match(rf" {{12}}limited by {limit}, busy for ", lines[first + 1])
+    found = [line.removeprefix("warning     ") for line in lines if line.startswith("warning")]
+    assert len(found) == bool(warning)
+    assert re.match(warning, "".join(found))
