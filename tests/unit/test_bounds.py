@@ -60,8 +60,8 @@ def test_what_lies_on_the_host_enters_over_all_host_links_together(reads_c, mega
     assert found.terms["host to devices"] == pytest.approx(megabytes * 1e6 / 2e9)
     assert found.terms["devices to host"] == pytest.approx(8e6 / 2e9)
     assert (found.limited_by, found.seconds) == ("host to devices", found.terms["host to devices"])
-    assert "A 0.008 GB" in found.formula
-    assert ("C 0.008 GB" in found.formula) == reads_c
+    assert "A 8.000 MB" in found.formula
+    assert ("C 8.000 MB" in found.formula) == reads_c
 
 
 def test_a_result_on_the_host_leaves_over_all_host_links_together():
@@ -117,7 +117,7 @@ def test_the_host_gives_no_more_than_its_totals_either_way_and_both_ways():
     both = max(24 / 184 + 8 * (1 - 96 / 184) / 92, 8 / 148 + 24 * (1 - 92 / 148) / 96)
     assert found.terms["host both ways"] == pytest.approx(both * 1e6 / 1e9)
     assert (found.limited_by, found.seconds) == ("host both ways", found.terms["host both ways"])
-    assert found.formula.startswith("(A 0.008 GB + B 0.008 GB + C 0.008 GB) host to devices and (C 0.008 GB)")
+    assert found.formula.startswith("(A 8.000 MB + B 8.000 MB + C 8.000 MB) host to devices and (C 8.000 MB)")
 
 
 def test_ways_of_the_host_that_share_nothing_have_no_term_together():

@@ -43,6 +43,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.ports import Port, least_time
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.units import bytes_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,4 +236,4 @@ def _size_of(pieces: list[_Piece]) -> float:
 
 
 def _bytes_of(pieces: list[_Piece]) -> str:
-    return "(" + " + ".join(f"{piece.name} {piece.size / 1e9:.4g} GB" for piece in pieces) + ")"
+    return "(" + " + ".join(f"{piece.name} {bytes_text(piece.size)}" for piece in pieces) + ")"
