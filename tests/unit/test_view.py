@@ -27,7 +27,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
-from uncut_mpi.view import Activity, Timeline, draw_transfers, render, to_perfetto, to_text, traffic
+from uncut_mpi.view import Activity, Timeline, check_drawable, draw_transfers, render, to_perfetto, to_text, traffic
 
 
 def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="NN", **options):
@@ -365,8 +365,10 @@ def test_without_matplotlib_a_png_is_an_error_that_says_what_to_install_and_the_
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     shown = timeline(make())
-    with pytest.raises(ParamError, match=r"needs matplotlib.*pip install matplotlib"):
-        render("x.png", [shown])
+    with pytest.raises(ParamError, match=r"needs matplotlib.*pip install matplotlib, or write text \(\.txt\)"):
+        check_drawable("x.png")
+    with pytest.raises(ParamError, match=r"needs matplotlib.*pip install matplotlib$"):  # of transfers there is no text
+        draw_transfers(make(), Machine.uniform(4))
     assert render("x.txt", [shown])
     assert render("x.json", [shown])
 

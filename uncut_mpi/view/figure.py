@@ -27,9 +27,9 @@ _POINTS: Final = 8.0  # of the smallest letters
 _MOST_INCHES: Final = 200.0  # of height; beyond it a canvas would not be drawn
 
 
-def import_figure() -> Any:
+def import_figure(otherwise: str = "") -> Any:
     """
-    Return matplotlib's class of figures.
+    Return matplotlib's class of figures; an error advises what else to do, besides to install it.
 
     Raises
     ------
@@ -40,8 +40,7 @@ def import_figure() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ParamError(
-            f"a PNG needs matplotlib, which cannot be imported ({error}): pip install matplotlib, "
-            "or write text (.txt) or a trace (.json)"
+            f"a PNG needs matplotlib, which cannot be imported ({error}): pip install matplotlib{otherwise}"
         ) from None
     return Figure
 

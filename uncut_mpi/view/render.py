@@ -44,7 +44,7 @@ def check_drawable(path: str) -> None:
     """
     check_suffix(path)
     if pathlib.PurePath(path).suffix == ".png":
-        import_figure()
+        import_figure(", or write text (.txt) or a trace (.json)")
 
 
 def render(path: str, timelines: Sequence[Timeline]) -> bytes:
