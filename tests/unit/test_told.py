@@ -287,6 +287,8 @@ def test_what_is_told_where_nothing_is_multiplied_is_so_too(case: fuzz.Case) -> 
             "",
         ),
         ("-m 4096 --place rows,replicated,rows", "A, B and C stay in place; k is not split", "computing", ""),
+        ("-m 512 --alpha 0 --place rows,rows,cols", "C stays in place", "computing", ""),
+        ("-m 4096 --alpha 0", "C moves [^;]* from the host and [^;]* to the host", "link 0->host", "C at h costs"),
         ("-m 512 -n 512 -k 99999 --place 0,0,0", ".*; k is reduced over 4 ranks", "link 0->1", ""),
         (
             "-m 2048 --beta 0",

@@ -210,7 +210,7 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
         What it is planned for.
     """
     least, warning = 0.5 * seconds, ""
-    where = {name: getattr(places, name) for name in "abc"}
+    where = {name: getattr(places, name) for name in ("abc" if problem.has_product else "c")}
     for place in dict.fromkeys(one for one in where.values() if isinstance(one, Location)):
         names = [name for name, one in where.items() if one == place]
         for way, grid in (("rows", (machine.num_ranks, 1)), ("cols", (1, machine.num_ranks))):

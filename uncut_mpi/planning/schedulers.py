@@ -8,7 +8,7 @@ from collections.abc import Callable
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import bands, cyclic, kblocks, uncut
+from uncut_mpi.planning import bands, cyclic, kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule, TileTables
@@ -51,6 +51,8 @@ def prepare_tiles(
 ) -> PreparedTiles | None:
     """Return what `make_schedule` makes a schedule of tiles of, with its errors; None where it makes another one."""
     about = (problem, placement, num_ranks, machine)
+    if not problem.has_product and placement.in_parts:
+        return None
     if options.scheduler == "uncut" or not problem.has_product:
         return uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
     if options.scheduler == "cyclic":
@@ -74,8 +76,9 @@ def make_schedule(
     most_tasks: int = MAX_TASKS,
 ) -> Made:
     """
-    Return what the scheduler named by `options` makes of a problem; without a product `uncut`, whichever it names.
+    Return what the scheduler named by `options` makes of a problem.
 
+    Without a product it is `uncut`, whichever is named, and of matrices in parts `without_product`.
     Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; all but
     `bands`, which makes few tasks, give up (PlanError) what has more than `most_tasks`.
     """
@@ -83,6 +86,8 @@ def make_schedule(
     prepared = prepare_tiles(*about, options, most_tasks=most_tasks)
     if prepared is not None:
         return make_tiles(prepared)
+    if not problem.has_product:
+        return Made(without_product.schedule(problem, placement, machine, options), options)
     if options.scheduler == "kblocks":
         return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
     return Made(*bands.schedule(*about, options))

@@ -264,7 +264,7 @@ class _Explorer:
     def explore(self, asked: ScheduleOptions) -> None:
         """Try the heuristics' choices of each scheduler, then improve the best of each dimension by dimension."""
         schedulers = asked.schedulers if self._problem.has_product else ("uncut",)
-        if self._dimensions.in_parts and asked.scheduler == "auto":
+        if self._dimensions.in_parts and asked.scheduler == "auto" and self._problem.has_product:
             # `uncut` takes matrices in parts too, but looking for its best grids and tiles makes a plan take too long.
             schedulers = tuple(one for one in schedulers if one == "kblocks")
         alone = len(asked.devices or range(self._num_ranks)) == 1
