@@ -108,23 +108,15 @@ void Scheduler::fetch(int matrix, Extent band, const Blocks &blocks, const KMove
             Blocks alike;
             for (const std::size_t block : blocks)
                 if (member(block, move.split).begins == from) alike.push_back(block);
-            for (const Extent k : extents_of(member(alike.front(), move.split), move)) {
+            each_extent(member(alike.front(), move.split), move, [&](Extent k) {
                 KMove natural = move;
                 natural.first_k = k.first, natural.last_k = k.last;
                 fetch_alike(matrix, band, alike, natural);
-            }
+            });
         }
         return;
     }
     fetch_alike(matrix, band, blocks, move);
-}
-
-std::vector<Extent> Scheduler::extents_of(const KPart &part, const KMove &move) {
-    const std::int64_t all = part.k.size();
-    Extent one = Extent{move.first_k, move.last_k}.shifted(part.begins);
-    if (one.first >= all) return {one.shifted(-all)};
-    if (one.last <= all) return {one};
-    return {{one.first, all}, {0, one.last - all}};
 }
 
 void Scheduler::fetch_alike(int matrix, Extent band, const Blocks &blocks, const KMove &move) {

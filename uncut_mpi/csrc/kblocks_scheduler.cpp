@@ -205,7 +205,7 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
     awaits_.insert(awaits_.end(), before.begin(), before.end());
     const std::int32_t on = compute(part.rank, product_lanes[worker.lane]);
     std::int32_t made = -1;
-    for (const Extent all : products_of(part, move)) {
+    each_product(part, move, [&](Extent all) {
         const std::int64_t left = all.size() > part.k_step ? all.size() % part.k_step : 0;
         const Extent inner{all.first, all.last - left};
         if (made >= 0) {
@@ -222,27 +222,11 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
             reads[2] = {target, one};
             made = task(gemm_task, on, target, reads, {});
         }
-    }
+    });
     each_cell(block, move, [&](std::size_t at) {
         cells[at].products = on_no_lane;
         cells[at].products[worker.lane] = made;
     });
-}
-
-std::vector<Extent> Scheduler::products_of(const KPart &part, const KMove &move) {
-    std::vector<Extent> found;
-    for (Extent one : extents_of(part, move)) {
-        one = one.shifted(part.k.first);
-        std::vector<std::int64_t> cuts{one.first, one.last};
-        for (const Extent &held : part.held)
-            for (const std::int64_t end : {held.first, held.last})
-                if (held.size() > 0 && one.first < end && end < one.last) cuts.push_back(end);
-        std::sort(cuts.begin(), cuts.end());
-        cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-        for (std::size_t at = 0; at + 1 < cuts.size(); ++at)
-            found.push_back({cuts[at], cuts[at + 1]});
-    }
-    return found;
 }
 
 void Scheduler::finish_part(std::size_t number, const KMove &move) {

@@ -221,10 +221,36 @@ class Scheduler {
     void fetch(int matrix, Extent band, const Blocks &blocks, const KMove &move);
 
     void fetch_alike(int matrix, Extent band, const Blocks &blocks, const KMove &move);
-    // The k of a step, from the first of a part's, which need not begin there.
-    static std::vector<Extent> extents_of(const KPart &part, const KMove &move);
-    // The same for products, which read what is held in place: cut where that begins and ends.
-    static std::vector<Extent> products_of(const KPart &part, const KMove &move);
+    // Calls for the k of a step, from the first of a part's, which need not begin there.
+    template <typename What>
+    static void each_extent(const KPart &part, const KMove &move, const What &what) {
+        const std::int64_t all = part.k.size();
+        const Extent one = Extent{move.first_k, move.last_k}.shifted(part.begins);
+        if (one.first >= all) {
+            what(one.shifted(-all));
+        } else if (one.last <= all) {
+            what(one);
+        } else {
+            what({one.first, all});
+            what({0, one.last - all});
+        }
+    }
+    // The same for products, which read what is held in place: cut where that begins and ends, and from the first of
+    // all k.
+    template <typename What>
+    static void each_product(const KPart &part, const KMove &move, const What &what) {
+        each_extent(part, move, [&](Extent one) {
+            one = one.shifted(part.k.first);
+            while (one.size() > 0) {
+                std::int64_t end = one.last;
+                for (const Extent &held : part.held)
+                    for (const std::int64_t edge : {held.first, held.last})
+                        if (held.size() > 0 && one.first < edge && edge < end) end = edge;
+                what({one.first, end});
+                one.first = end;
+            }
+        });
+    }
 
     // Whether the first row block with a row, of those that its ranks have it in, is among those of a fetch.
     bool is_needed(const Blocks &blocks, const KMove &move, std::int64_t row) const;
