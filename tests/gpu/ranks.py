@@ -123,7 +123,7 @@ class ThreadedRanks:
     All ranks as threads of this process, each with a backend of its own on device 0.
 
     Not for several ranks with half types: beside other processes on the GPU one run of some hundred stalls, why is not
-    known (docs/performance.md, 2026-11-22, 23 h). No job has several ranks in one process.
+    known (docs/performance.md, 2026-11-22). No job has several ranks in one process.
     """
 
     def __init__(self, schedule: Schedule, epoch: int = 1) -> None:
