@@ -1,9 +1,9 @@
 """
 Multi-GPU matrix multiplication for Python programs that run under MPI.
 
-``C := alpha op(A) op(B) + beta C`` with one process per GPU: rank 0 computes a static schedule and
-broadcasts it; every rank fires its part as direct copies into its peers' memory, cuBLAS calls and
-flags. Importing this package loads neither MPI nor CUDA; the first `Session` does.
+``C := alpha op(A) op(B) + beta C`` with one process per GPU. Rank 0 computes a static schedule and broadcasts it. Every
+rank fires its part: direct copies into its peers' memory, cuBLAS calls and flags. Importing this package loads neither
+MPI nor CUDA; the first `Session` does.
 """
 
 from __future__ import annotations

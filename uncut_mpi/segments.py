@@ -1,11 +1,10 @@
 """
 Memory that several processes of one node share.
 
-A segment is anonymous where it can be (``memfd_create``, which a small ``/dev/shm`` does not limit
-and which cannot outlive its processes); peers open it through ``/proc/<pid>/fd``. Where that is
-refused it is an exclusive file in ``/dev/shm``, mode 0600, whose name goes as soon as every peer
-has opened it. Either way all of its pages are reserved before it is used, so that too little memory
-is a `CapacityError` and never a bus error in the middle of a product.
+A segment is anonymous where it can be (``memfd_create``, which a small ``/dev/shm`` does not limit and which cannot
+outlive its processes); peers open it through ``/proc/<pid>/fd``. Where that is refused it is an exclusive file in
+``/dev/shm``, mode 0600, whose name goes as soon as every peer has opened it. Either way all of its pages are reserved
+before it is used. So too little memory is a `CapacityError`, and never a bus error in the middle of a product.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
 The gate that every collective call of a session passes, and the closing barrier of a product.
 
-A call opens with one small allgather of a record per rank: which call it is, a digest of its arguments,
-whether the rank is ready and whether it has an error. It is the first thing that every call does with
-other ranks, so whatever two of them call, they meet here and see it; and agreement on the arguments costs
-no message of its own. What follows inside a call is in lockstep.
+A call opens with one small allgather of a record per rank. It says which call it is, whether the rank is ready and
+whether it has an error, and has a digest of the arguments. No call does anything with other ranks before. So whatever
+two ranks call, they meet here and see it. Agreement on the arguments costs no message of its own. What follows inside a
+call is in lockstep.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Sessions that nobody closed: what they hold is kept until all their ranks can give it back together.
 
 Giving back is collective, and the garbage collector of one rank knows nothing of the others. So a session that is
-dropped, or left by an error, is only marked on that rank; the next session that opens on communicators of all its
-ranks finds it marked on all of them, and there they give it back, several in one order.
+dropped, or left by an error, is only marked on that rank. The next session that opens on communicators of all its ranks
+finds it marked on all of them. There they give it back, several in one order.
 """
 
 from __future__ import annotations

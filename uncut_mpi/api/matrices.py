@@ -1,9 +1,8 @@
 """
 The matrices of a session: made, registered, shared with peers, released.
 
-Memory that peers may have mapped is never freed by the garbage collector: a dropped `Matrix` is
-only marked, and the next collective call that makes or releases a matrix frees those which every
-rank has dropped.
+Memory that peers may have mapped is never freed by the garbage collector. A dropped `Matrix` is only marked. The next
+collective call that makes or releases a matrix frees those which every rank has dropped.
 """
 
 from __future__ import annotations

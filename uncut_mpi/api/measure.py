@@ -5,9 +5,9 @@ Every (source, destination) pair alone, then one GEMM per type and the host link
 3 s. The result is a `Machine`, kept as JSON in the user's cache directory under a key of the hardware, so that other
 hardware never uses it.
 
-What all ranks do at once is sampled several times, the kinds of work in turn, so that a busy moment
-spoils a sample of each and not all of one. The median is what to expect, the best what a bound may
-assume. A measurement whose median lies far below its best is marked, and the next session replaces it.
+What all ranks do at once is sampled several times, the kinds of work in turn. So a busy moment spoils a sample of each
+kind, and not all of one. The median is what to expect, the best what a bound may assume. A measurement whose median
+lies far below its best is marked, and the next session replaces it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Arenas: memory of our own on every rank's device, exported once, mapped by every peer; or on its host, for itself.
 
-Protocol of a growth, on all ranks together: importers close, barrier, the exporter frees and
-allocates, the result is agreed (a failure restores the old size everywhere and is raised
-everywhere), handles are exchanged, peers are opened, the result is agreed again.
+Protocol of a growth, on all ranks together: importers close, barrier, the exporter frees and allocates, the result is
+agreed. A failure restores the old size everywhere and is raised everywhere. Then handles are exchanged, peers are
+opened, and the result is agreed again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Whether ranks reach each other's device memory.
 
-There are machines on which CUDA says that devices reach each other, maps their memory and reports no error, while
-copies are lost or go to memory that nobody reads (an IOMMU, PCIe ACS, virtual machines). Products would be wrong there,
-or wait for a flag for ever.
+There are machines on which CUDA says that devices reach each other, maps their memory and reports no error. But copies
+are lost, or go to memory that nobody reads (an IOMMU, PCIe ACS, virtual machines). Products would be wrong there, or
+wait for a flag for ever.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Sessions: a communicator with its devices, buffers and bounded plan cache.
 
-Every method marked collective must be called by all ranks of the session, in the same order and
-with the same arguments; where ranks differ in either, all of them raise the same error. Those that make
-matrices, copy them and multiply are in `session_matrices`, `session_moves` and `session_products`.
+Every method marked collective must be called by all ranks of the session, in the same order and with the same
+arguments. Where ranks differ in either, all of them raise the same error. Those that make matrices, copy them and
+multiply are in `session_matrices`, `session_moves` and `session_products`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 From times of transfers at once to the ports they share. Pure.
 
-Ports are added from the few transfers to the many, and only where what was measured is below what the
-ports found so far allow: a limit of two GPUs is not repeated as one of four.
+Ports are added from the few transfers to the many. One is added only where what was measured is below what the ports
+found so far allow. So a limit of two GPUs is not repeated as one of four.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """
 The last step of a calibration: what whole products say about sums of what was measured alone. Pure.
 
-Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small
-costs that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products are those that
-traced calls show; the others are moved by coordinate descent, until the simulated times of measured products fit best.
-(What a short product takes longer in a traced call is no measure of what it costs besides: where it waits for copies
-its operands are in no cache, and the copies are the limit; ``docs/performance.md``, 2026-11-23.)
+Probes measure one thing at a time. In a product copies, flags and kernels meet, clocks sink under load, and small costs
+that no probe sees add up. A few numbers of the machine are therefore moved. The rates of products are those that traced
+calls show; the others are moved by coordinate descent, until the simulated times of measured products fit best. What a
+short product takes longer in a traced call is no measure of its cost. Where it waits for copies its operands are in no
+cache, and the copies are the limit (``docs/performance.md``, 2026-11-23).
 
 What moves is what to expect (rates, `Port.typical_gb_per_s`, latencies). What is possible (best rates, capacities,
 bandwidths) stays, or grows where products show more (`uncut_mpi.calibration.peaks`).

@@ -4,11 +4,11 @@ The check of a result: every element of small products; of large ones a sample, 
 All matrices are in host memory that the ranks read; every rank checks its share, and all ranks come
 to the same verdict. Bounds are those of `uncut_mpi.command.tolerance`.
 
-NaN and infinity pass where the true value is beyond the type, where sums on the way to it may be, and where the
-inputs put them, as `uncut_mpi.command.check_elements` says; they must be there in the first and the last case. Sums
-over rows cannot tell that. Of a large product, rows that hold infinities, or the largest number of the type, are
-compared element by element as far as `ROWS_LIMIT` goes, evenly spread if they are more, and the verdict says how many
-were. Inputs that hold NaN or infinity pass only where every element is compared.
+NaN and infinity pass where the true value is beyond the type, where sums on the way to it may be, and where the inputs
+put them. They must be there in the first and the last case (`uncut_mpi.command.check_elements`). Sums over rows cannot
+tell that. Of a large product, rows that hold infinities, or the largest number of the type, are compared element by
+element. At most `ROWS_LIMIT` are, evenly spread, and the verdict says how many were. Inputs that hold NaN or infinity
+pass only where every element is compared.
 """
 
 from __future__ import annotations

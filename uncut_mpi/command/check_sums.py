@@ -1,9 +1,9 @@
 """
 The check of rows by signed sums, for products too large for a check of every element.
 
-Sums of a row that holds an infinity tell nothing, and those of a row with numbers near the limit of its type
-little: a value just beyond the type that was made the largest number instead of infinity is less than what
-rounding may change of the other elements together. Such rows are named, for a check of their elements.
+Sums of a row that holds an infinity tell nothing. Those of a row with numbers near the limit of its type tell little. A
+value just beyond the type may have been made the largest number, not infinity. That changes less than rounding may
+change of the other elements together. Such rows are named, for a check of their elements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 How a matrix file is divided between ranks.
 
-A matrix is divided into *lines*: its columns where the file is in Fortran order, its rows in C
-order, so that a range of lines is one run of bytes. Ranks read or write a range of lines each.
+A matrix is divided into *lines*: its columns where the file is in Fortran order, its rows in C order. So a range of
+lines is one run of bytes. Ranks read or write a range of lines each.
 """
 
 from __future__ import annotations

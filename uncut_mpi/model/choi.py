@@ -6,10 +6,9 @@ several GPUs connected by fast communication links* (PCT 2022), sections 5 and 6
 used in Y. R. Choi and V. Stegailov, *Multi-GPU GEMM algorithm performance analysis for Nvidia and AMD
 GPUs connected by NVLink and PCIe* (2022), section 3. Equation numbers are those of the first.
 
-Square matrices of order N lie in device memory. G devices compute; each product makes a tile of C of
-edge N_i from a band N_i×N of A and one of B, and the device that holds a matrix sends each of the G − 1
-others a band meanwhile. The paper writes single precision; here e is the bytes of an element, and e = 4
-gives its formulas.
+Square matrices of order N lie in device memory. G devices compute. Each product makes a tile of C of edge N_i from a
+band N_i×N of A and one of B. Meanwhile the device that holds a matrix sends each of the G − 1 others a band. The paper
+writes single precision; here e is the bytes of an element, and e = 4 gives its formulas.
 """
 
 from __future__ import annotations

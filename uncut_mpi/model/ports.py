@@ -1,12 +1,11 @@
 """
 Ports: what transfers share.
 
-A link has a bandwidth of its own, which one transfer gets. Transfers on several links at once may
-share something narrower: the one port of a GPU, a PCIe switch, the host's memory. A `Port` is a
-linear limit on the rates of such links, and concurrent transfers get the max-min fair rates under
-all limits: all rates grow together until a link or a port is full, those that use it stay, the
-others grow on (progressive filling; Bertsekas and Gallager, Data Networks, section 6.5.2). What the
-limits allow at all, with the best rates instead of the fair ones, is `least_time`.
+A link has a bandwidth of its own, which one transfer gets. Transfers on several links at once may share something
+narrower: the one port of a GPU, a PCIe switch, the host's memory. A `Port` is a linear limit on the rates of such
+links. Concurrent transfers get the max-min fair rates under all limits. All rates grow together until a link or a port
+is full; those that use it stay, and the others grow on. That is progressive filling (Bertsekas and Gallager, Data
+Networks, section 6.5.2). What the limits allow at all, with the best rates instead of the fair ones, is `least_time`.
 """
 
 from __future__ import annotations

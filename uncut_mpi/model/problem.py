@@ -1,10 +1,10 @@
 """
 The problem of one call, in column-major form.
 
-C := alpha op(A) op(B) + beta C, op(A) m×k, op(B) k×n, C m×n, every matrix stored column-major.
-A C-order (row-major) array is its own transpose stored column-major, so an input of either order
-becomes a column-major matrix with its transposition flipped; a C-order result is computed as
-Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places (`GemmProblem.swapped`).
+C := alpha op(A) op(B) + beta C, op(A) m×k, op(B) k×n, C m×n, every matrix stored column-major. A C-order (row-major)
+array is its own transpose stored column-major. So an input of that order becomes a column-major matrix with its
+transposition flipped. A C-order result is computed as Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places
+(`GemmProblem.swapped`).
 """
 
 from __future__ import annotations

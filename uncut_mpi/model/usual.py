@@ -1,9 +1,9 @@
 """
 Usual figures of a backend, where a first measurement is too short to find them.
 
-A session's first measurement takes links and rates. What else planning needs (what it costs to issue, how the rate
-of a product depends on its shape, what narrow rows and devices share) stands here as measured once by
-``python -m uncut_mpi.calibrate``: for ``cuda`` on nodes with 1, 2 and 4 H200 (CUDA 13, driver 580), for ``host`` on a
+A session's first measurement takes links and rates. What else planning needs stands here: what it costs to issue, how
+the rate of a product depends on its shape, what narrow rows and devices share. It was measured once by ``python -m
+uncut_mpi.calibrate``. For ``cuda`` that was on nodes with 1, 2 and 4 H200 (CUDA 13, driver 580), for ``host`` on a
 machine with 2 cores. A calibration replaces all of it.
 """
 

@@ -1,9 +1,9 @@
 """
 The two-level decomposition of section III-A: blocks of C per rank, and tiles within them.
 
-A grid row's rows of C form one contiguous block, tiled from its own start, so that the tiles of A
-are the same for all its ranks and short tiles stand at the ends of blocks only; likewise columns.
-All ranks share the tiles of k. Edges keep their true size: nothing is padded.
+A grid row's rows of C form one contiguous block, tiled from its own start. So the tiles of A are the same for all its
+ranks, and short tiles stand at the ends of blocks only. Columns are likewise. All ranks share the tiles of k. Edges
+keep their true size: nothing is padded.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """
 Lowering: one rank's part of a schedule becomes a list of operations for an executor.
 
-Synchronisation follows mechanically from the awaits: same lane, nothing; a lane of the host at
-either end, a flag in host memory; else same rank, an event; other rank, a flag in the *waiter's*
-memory. A flag is one 32-bit word per (producer lane, waiting rank), in host memory one per producer
-lane, which the whole node reads. The lane writes into it how far it has come, in sequence numbers,
-which count the tasks of a lane from 1 in the global order. A wait that an earlier wait of the same
-lane on the same producer lane already implies is left out, and so is a signal that nobody waits for
-(lanes and flag writes keep their order). A task's waits, body and signals are emitted together, at
-its place in the global order (premise P3).
+Synchronisation follows mechanically from the awaits. On the same lane it is nothing. With a lane of the host at either
+end it is a flag in host memory. Else it is an event on the same rank, and from another rank a flag in the *waiter's*
+memory. A flag is one 32-bit word per (producer lane, waiting rank), in host memory one per producer lane. The lane
+writes into it how far it has come, as the number of its tasks in the global order. Lanes and flag writes keep their
+order. So a wait that an earlier one of the same two lanes implies is left out, and so is a signal that nobody awaits. A
+task's waits, body and signals are emitted together, at its place in the global order (premise P3).
 
-Events are few and used again: one is recorded again once every wait for its last record stands
-earlier in the list, since a device's wait is for what has been recorded when the wait is issued.
+Events are used again once every wait for the last record stands earlier in the list. A device's wait is for what has
+been recorded when the wait is issued.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@ r"""
 How C is cut among ranks: a process grid, or columns of ranks each of which is cut into rows of its own.
 
 On a process grid a rank's block is (share of its row) × (share of its column), so ranks of any speeds cannot all finish
-together on it. In a column-based partition each column of ranks has its own rows: column j is as wide as the areas of
-its ranks together, rank i of it as high as its part of them, and every rank gets exactly the area that it is due
-(Beaumont, Boudet, Rastello and Robert, Matrix multiplication on heterogeneous platforms, IEEE TPDS 12, 2001). With all
-matrices on one device that device's own column needs nothing from elsewhere, and the others need nothing of A twice.
+together on it. In a column-based partition each column of ranks has its own rows. Column j is as wide as the areas of
+its ranks together, and rank i of it as high as its part of them. Every rank gets exactly the area that it is due
+(Beaumont, Boudet, Rastello and Robert, IEEE TPDS 12, 2001). With all matrices on one device that device's own column
+needs nothing from elsewhere, and the others need nothing of A twice.
 
 Rows of A are then shared by ranks whose rows overlap: the *bands* between all the cuts of all columns.
 """

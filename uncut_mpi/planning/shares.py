@@ -1,10 +1,10 @@
 """
 Unequal shares: which part of C each rank of a process grid computes when ranks differ in speed.
 
-On a grid a rank's block is (share of its row) × (share of its column), so only speeds of rank 1, s_ij = r_i c_j,
-let all ranks finish together. Others lose what the best such fit below them loses: on a 2x2 grid with speeds
-1, 1, 1 and 1/2, shares (2/3, 1/3) × (1/2, 1/2) do 3 of 3.5 and no shares do more. A 1×G grid fits any speeds,
-but its ranks need all of op(A); whether that pays is for a search to find out.
+On a grid a rank's block is (share of its row) × (share of its column), so only speeds of rank 1, s_ij = r_i c_j, let
+all ranks finish together. Others lose what the best such fit below them loses. On a 2x2 grid with speeds 1, 1, 1 and
+1/2, shares (2/3, 1/3) × (1/2, 1/2) do 3 of 3.5, and no shares do more. A 1×G grid fits any speeds, but its ranks need
+all of op(A); whether that pays is for a search to find out.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 Matrices that cannot be used where they are: a copy of them is, in memory of ours beside them.
 
 CUDA IPC exports no stream-ordered pool and no managed memory, so that peers cannot open them. Host memory that CUDA
-cannot page-lock is for lanes of the host alone, and for no device. Where a schedule lets others read or write such a
-matrix, this pass puts a buffer of ours in its place, in the owner's SoftBuf in the same kind of memory. The owner
-copies what they read into it, and what they wrote of C out of it, by tasks like any others: what these await is
-proved, and they run beside the rest. Copies within host memory are on a lane of the host.
+cannot page-lock is for lanes of the host alone, and for no device. Where a schedule lets others use such a matrix, this
+pass puts a buffer of ours in its place, in the owner's SoftBuf in the same kind of memory. The owner copies what they
+read into it, and what they wrote of C out of it. It does so by tasks like any others: what these await is proved, and
+they run beside the rest. Copies within host memory are on a lane of the host.
 
 There is a copy for each region that others use. So a task that reads awaits its own region only, and what was written
 goes on to its place at once. The owner's device uses what lies there as before.

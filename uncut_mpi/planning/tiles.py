@@ -2,7 +2,7 @@
 What schedulers of tiles have in common: the panels of the ranks that compute, and the call that makes the tasks.
 
 A scheduler of tiles says who computes which tiles of C (`TileWorkers`) and with which of the engine's means
-(`ScheduleOptions` as `uncut` has them); `uncut_mpi.planning.uncut` says what the engine does with them.
+(`ScheduleOptions` as `uncut` has them). `uncut_mpi.planning.uncut` says what the engine does with them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """
 The static proof of a schedule and of its lowered lists.
 
-`verify` starts from the caller's A, B and C and derives what every rectangle of memory holds only
-by following tasks. It proves that every read is of what it should be, that no write races a read or
-a write (happens-before is lane order plus awaits, never the global order), that each element of C
-ends with what the problem says (`GemmProblem.result`), with each k, alpha and beta exactly once, that
-buffers fit their memory without overlapping, that every task can be issued where it is, and that the
-lowered lists imply every await. It sees no pointers, fences or transposes as executed: tests with
-real executors cover those.
+`verify` starts from the caller's A, B and C and derives what every rectangle of memory holds only by following tasks.
+It proves that every read is of what it should be. No write races a read or a write, where happens-before is lane order
+plus awaits, never the global order. Each element of C ends with what the problem says (`GemmProblem.result`), with each
+k, alpha and beta exactly once. Buffers fit their memory without overlapping, and every task can be issued where it is.
+The lowered lists imply every await. It sees no pointers, fences or transposes as executed: tests with real executors
+cover those.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """
 The proof of lowered lists: that they imply every await of their schedule, and hold its tasks.
 
-Happens-before is rebuilt from the lists alone: lanes are first in, first out; a wait for an event is
-over after whatever stood on the recording lane before the record; a wait for a value of a flag after the
-tasks of the signalling lane up to that sequence, for a signal writes the sequence of its task (and
-waits for no more than has been signalled earlier in the global order). Each flag is written by one
-lane, and by none beyond the span. An event holds the record that is awaited where the wait is issued.
+Happens-before is rebuilt from the lists alone. Lanes are first in, first out. A wait for an event is over after
+whatever stood on the recording lane before the record. A wait for a value of a flag is over after the tasks of the
+signalling lane up to that sequence. For a signal writes the sequence of its task. No wait is for more than has been
+signalled earlier in the global order. Each flag is written by one lane, and by none beyond the span. An event holds the
+record that is awaited where the wait is issued.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Ways between devices whose links differ: what a byte takes, and over whom it goes where a link is slow.
 
 On some nodes a few devices are joined by NVLink and the rest by PCIe. There a copy goes over one or two other ranks, in
-chunks that follow each other, and a piece that several ranks need passes from one to the next over fast links.
+chunks that follow each other. A piece that several ranks need passes from one to the next over fast links.
 """
 
 from __future__ import annotations

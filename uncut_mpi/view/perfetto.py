@@ -1,8 +1,8 @@
 """
 A timeline as a trace file for https://ui.perfetto.dev (and chrome://tracing): the Trace Event Format, JSON.
 
-Processes are ranks, threads are lanes, tasks are complete events ("X") in microseconds, and an arrow
-(a pair of flow events, "s" and "f") leads from a task to one on another lane that awaits it.
+Processes are ranks, threads are lanes, and tasks are complete events ("X") in microseconds. An arrow (a pair of flow
+events, "s" and "f") leads from a task to one on another lane that awaits it.
 """
 
 from __future__ import annotations

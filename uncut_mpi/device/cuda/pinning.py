@@ -1,9 +1,9 @@
 """
 Host memory that this process has page-locked: each range once, for all matrices and sessions that lie in it.
 
-Copies of memory that is not page-locked, or in part only, keep the host thread that issues them until they are done
-(measured on an H100: 0.2 s behind a kernel of 0.2 s), and it must never wait for the device. So memory that cannot be
-page-locked as a whole is not used by any device, and what other matrices still use stays page-locked.
+Copies of memory that is not page-locked, or in part only, keep the host thread that issues them until they are done. On
+an H100 that took 0.2 s behind a kernel of 0.2 s. But the thread must never wait for the device. So memory that cannot
+be page-locked as a whole is not used by any device, and what other matrices still use stays page-locked.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """
 Runs an operation list with numpy, in one thread.
 
-Every lane is a queue. A wait whose flag or event has come, and a body at the head of its lane, are
-ready; whatever is ready may run. Since every awaited task stands earlier in the global order and a
-lane keeps that order, the first unfinished task of all ranks is always ready on its rank: no
-interleaving deadlocks.
+Every lane is a queue. A wait whose flag or event has come, and a body at the head of its lane, are ready; whatever is
+ready may run. Every awaited task stands earlier in the global order, and a lane keeps that order. So the first
+unfinished task of all ranks is always ready on its rank, and no interleaving deadlocks.
 
-Memory order: numpy's copies and BLAS's stores are done, in program order, when the call returns
-(x86-64 keeps the order of stores, and what bypasses caches is fenced inside the copy), so the flag
-written after them is seen after them.
+Memory order: numpy's copies and BLAS's stores are done, in program order, when the call returns. For x86-64 keeps the
+order of stores, and what bypasses caches is fenced inside the copy. So the flag written after them is seen after them.
 """
 
 from __future__ import annotations
