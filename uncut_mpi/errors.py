@@ -1,24 +1,19 @@
 """
-The exception tree of uncut_mpi; every room may import it and it imports nothing of ours.
+The exception tree of uncut_mpi, below `UncutError`. It imports nothing of ours.
 
 ::
 
-    UncutError
-      ParamError(ValueError)            the caller's arguments; raised before any device work
-        RankMismatchError               ranks passed different values; lists rank: value
-        DataFileError                   a matrix file is missing, truncated, of another dtype, ...
-      TopologyError(RuntimeError)       no peer access, two ranks on one GPU, machine file for other hardware
-      PlanError(RuntimeError)           no feasible schedule; says the limit and by how much it is missed
-        ScheduleError                   a schedule that breaks the rules of its own representation or its proof
-      CapacityError(MemoryError)        device or shared memory: needed, available, what to change
-      DeviceError(RuntimeError)         a CUDA or cuBLAS call failed: call, code name, device, task
-        PinError                        host memory that cannot be page-locked as a whole
-      PeerFailedError(RuntimeError)     this rank is healthy; names the rank that was not
-      StallError(TimeoutError)          no task finished anywhere for the time allowed; says who awaits whom
-
-A message says what was asked, what was found and what to do, value first, advice last. Every class
-takes one message, so that an error caught on one rank can be carried to the others as text and
-raised there as the same type.
+    ParamError(ValueError)            the caller's arguments; raised before any device work
+      RankMismatchError               ranks passed different values; lists rank: value
+      DataFileError                   a matrix file is missing, truncated, of another dtype, ...
+    TopologyError(RuntimeError)       no peer access, two ranks on one GPU, machine file for other hardware
+    PlanError(RuntimeError)           no feasible schedule; says the limit and by how much it is missed
+      ScheduleError                   a schedule that breaks the rules of its own representation or its proof
+    CapacityError(MemoryError)        device or shared memory: needed, available, what to change
+    DeviceError(RuntimeError)         a CUDA or cuBLAS call failed: call, code name, device, task
+      PinError                        host memory that cannot be page-locked as a whole
+    PeerFailedError(RuntimeError)     this rank is healthy; names the rank that was not
+    StallError(TimeoutError)          no task finished anywhere for the time allowed; says who awaits whom
 """
 
 from __future__ import annotations
@@ -38,6 +33,8 @@ class UncutError(Exception):
     """
     Base of every error that uncut_mpi raises on purpose.
 
+    A message says what was asked, what was found and what to do: value first, advice last. Every class takes one
+    message, so that an error caught on one rank can be carried to the others as text and raised there as the same type.
     See `is_agreed` for whether the other ranks of a collective call have raised as well.
     """
 

@@ -1,27 +1,8 @@
-r"""
+"""
 The check of elements, one by one, against a product in float64, or in long double where float64 overflows.
 
-What an element may be follows from its true value v, known up to a bound b, from the largest number of the
-type and from L, half a unit in its last place above it, where rounding goes to infinity:
-
-* :math:`|v| - b \ge L`: the infinity of v's sign. A finite number, however large, is wrong.
-* :math:`|v| + b < L`: a finite number within the bound. An infinity and NaN are wrong.
-* between: either.
-
-**Sums on the way.** An order of summation that is as right as any other may pass through larger numbers than
-v: of the terms 3e38, 3e38, -3e38 float32 holds the sum, and not that of the first two. What can be met is
-what *some* order meets: the sum of all positive terms, and that of all negative ones, or S of
-`uncut_mpi.command.tolerance` where that is less; these before or after alpha (1e-30 times 1e25 · 1e25 may
-overflow before alpha makes it 1e20), beta C alone, and either with the other. If the largest of these is
-beyond the type that sums (float32 for half types), the element may also be plus infinity; if the least is,
-minus infinity; if both are, NaN, which inf - inf makes. So a sum whose terms all have one sign, or whose
-terms together stay below the limit, may be none of these: it must be what v is.
-
-**Inputs.** An element whose row of op(A), column of op(B) or element of C_in holds NaN or infinity must be
-NaN (any NaN), or the infinity, that the float64 product gives.
-
-**Small numbers.** Subnormal results are held to the same bounds, which allow for one rounding to the grid of
-subnormal numbers per operation. Flushing them to zero is an error: numpy, cuBLAS and tensor cores do not.
+Each element has a true value, known up to a bound. The element is right if it is within the bound, and it may be
+infinite or NaN only where the type cannot hold what it must. `check_elements` has the rules.
 """
 
 from __future__ import annotations
@@ -76,7 +57,33 @@ class _Expected:
 def check_elements(
     operands: Operands, rows: np.ndarray, cols: np.ndarray, share: tuple[int, int], gather: Gather
 ) -> Finding:
-    """Compare the elements of these rows and columns. Collective."""
+    r"""
+    Compare the elements of these rows and columns. Collective.
+
+    Notes
+    -----
+    What an element may be follows from its true value v, known up to a bound b, from the largest number of the
+    type and from L, half a unit in its last place above it, where rounding goes to infinity:
+
+    * :math:`|v| - b \ge L`: the infinity of v's sign. A finite number, however large, is wrong.
+    * :math:`|v| + b < L`: a finite number within the bound. An infinity and NaN are wrong.
+    * between: either.
+
+    **Sums on the way.** An order of summation that is as right as any other may pass through larger numbers than
+    v: of the terms 3e38, 3e38, -3e38 float32 holds the sum, and not that of the first two. What can be met is
+    what *some* order meets: the sum of all positive terms, and that of all negative ones, or S of
+    `uncut_mpi.command.tolerance` where that is less; these before or after alpha (1e-30 times 1e25 · 1e25 may
+    overflow before alpha makes it 1e20), beta C alone, and either with the other. If the largest of these is
+    beyond the type that sums (float32 for half types), the element may also be plus infinity; if the least is,
+    minus infinity; if both are, NaN, which inf - inf makes. So a sum whose terms all have one sign, or whose
+    terms together stay below the limit, may be none of these: it must be what v is.
+
+    **Inputs.** An element whose row of op(A), column of op(B) or element of C_in holds NaN or infinity must be
+    NaN (any NaN), or the infinity, that the float64 product gives.
+
+    **Small numbers.** Subnormal results are held to the same bounds, which allow for one rounding to the grid of
+    subnormal numbers per operation. Flushing them to zero is an error: numpy, cuBLAS and tensor cores do not.
+    """
     tolerance = Tolerance.for_elements(operands.dtype, operands.k, max(1, rows.size * cols.size), operands.alpha)
     # Smaller blocks where there are few, so that every rank has some.
     edge = max(1, min(BLOCK, -(-cols.size // share[1])))

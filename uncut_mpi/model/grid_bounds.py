@@ -1,27 +1,9 @@
-r"""
+"""
 What no schedule of one process grid can beat.
 
-The ranks of a set D compute, as a grid of r × c blocks of C with k split in s parts (r·c·s = G ranks,
-equal shares). A is m×k, B k×n, C m×n; their bytes are called A, B, C too. Every matrix starts (and C
-ends) in one place, each byte of the host crosses its links once, and what several ranks need passes
-from device to device. The terms, all in seconds:
-
-compute
-    2mnk / (G · rate of the slowest rank of D).
-host
-    What lies in host memory enters, and C there leaves, over the host links of D, both ways at once
-    under their ports. C enters only if it is read.
-egress
-    What has to leave the device that owns matrices, over its links to D: of A everything but the own
-    block A/(rs), which stays where no other column needs it (c = 1); of B likewise with B/(cs), r = 1.
-    C is read as (1 − 1/(rc))·C, unless it is combined at its owner.
-ingress
-    What has to enter the device that owns C, from D: all results but its own block C/(rc), which only a
-    split of k (s > 1) makes incomplete.
-replication
-    What has to enter the ranks of D from other devices, over the sum of their ingress: A in c copies and
-    B in r, less the owner's own block, or one copy less of each that comes from the host (the first
-    enters over a host link); (s − 1)·C partial results; C's results and, if it moves, C itself.
+The ranks of a set D compute, as a grid of r × c blocks of C with k split in s parts. There are r·c·s = G ranks, with
+equal shares. A is m×k, B k×n, C m×n; their bytes are called A, B, C too. Every matrix starts in one place, and C ends
+in one. Each byte of the host crosses its links once. What several ranks need passes from device to device.
 
 The private host memory of a rank is behind that rank's link and device, so it counts as host and as
 owned by the device. Waiting, latency and the filling of pipelines are left out.
@@ -111,6 +93,25 @@ def grid_bound(
     Notes
     -----
     The module's text derives each term.
+
+    Notes
+    -----
+    compute
+        2mnk / (G · rate of the slowest rank of D).
+    host
+        What lies in host memory enters, and C there leaves, over the host links of D, both ways at once
+        under their ports. C enters only if it is read.
+    egress
+        What has to leave the device that owns matrices, over its links to D: of A everything but the own
+        block A/(rs), which stays where no other column needs it (c = 1); of B likewise with B/(cs), r = 1.
+        C is read as (1 − 1/(rc))·C, unless it is combined at its owner.
+    ingress
+        What has to enter the device that owns C, from D: all results but its own block C/(rc), which only a
+        split of k (s > 1) makes incomplete.
+    replication
+        What has to enter the ranks of D from other devices, over the sum of their ingress: A in c copies and
+        B in r, less the owner's own block, or one copy less of each that comes from the host (the first
+        enters over a host link); (s − 1)·C partial results; C's results and, if it moves, C itself.
     """
     return _Node(problem, placement, machine, devices, c_at_owner).bound(grid)
 

@@ -1,27 +1,10 @@
 """
 The order in which `kblocks` fetches and multiplies: k-blocks, blocks of C, and what waits for what.
 
-A rank's part of a product, C += op(A) op(B) with k elements to sum and a block of C, is cut
-into k-blocks that grow from a small first one (compute starts early, and runs at full rate later) and
-into column blocks (C leaves block by block). Four orders:
-
-``"k"``
-    Each k-block updates all columns. The k-blocks within the last quarter of k (`Blocking.tail`) are done column block
-    by column block, so that results leave while others are computed; the last of them is halved a few times, so that
-    little is left to send at the end, and the others are large, as products run best.
-``"k-columns"``
-    The same with the last half of k (a quarter where ranks share k; `Blocking.tail`), and B's part of that arrives
-    column block by column block too, so that products do not wait for all of it.
-``"columns"``
-    The first column block is done k-block by k-block, as A arrives; then each other block at once,
-    as its columns of B arrive; the last of them is halved a few times, so that little is left to do when the
-    last bytes are there. C enters and leaves throughout: for host memory, which is shared by both directions. Where
-    k-blocks of B are rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
-``"corner"``
-    There are row blocks too. The block in the first corner is done k-block by k-block; then, as each column block of B
-    or row block of A arrives, all that it makes with what is there of the other, at once. Work grows as the square of
-    what has arrived, and sums of parts of k are formed in the first block alone: reading and writing them makes a
-    product of a half type a fifth to three fifths longer (``docs/performance.md``, 2026-11-23).
+A rank's part of a product is C += op(A) op(B), with k elements to sum and a block of C. It is cut into k-blocks that
+grow from a small first one. So compute starts early, and runs at full rate later. It is cut into column blocks too, so
+that C leaves block by block. There are four orders: ``"k"``, ``"k-columns"``, ``"columns"`` and ``"corner"``. `moves`
+says what each does.
 
 The steps themselves are made in the core (``csrc/kblocks_steps.cpp``), once for every schedule that a search tries.
 """
@@ -198,6 +181,26 @@ def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
         Elements of k that the rank sums.
     how, whole
         As for `blocking_of`.
+
+    Notes
+    -----
+    ``"k"``
+        Each k-block updates all columns. The k-blocks within the last quarter of k (`Blocking.tail`) are done column
+        block by column block, so that results leave while others are computed; the last of them is halved a few times,
+        so that little is left to send at the end, and the others are large, as products run best.
+    ``"k-columns"``
+        The same with the last half of k (a quarter where ranks share k; `Blocking.tail`), and B's part of that arrives
+        column block by column block too, so that products do not wait for all of it.
+    ``"columns"``
+        The first column block is done k-block by k-block, as A arrives; then each other block at once, as its columns
+        of B arrive; the last of them is halved a few times, so that little is left to do when the last bytes are there.
+        C enters and leaves throughout: for host memory, which is shared by both directions. Where k-blocks of B are
+        rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
+    ``"corner"``
+        There are row blocks too. The block in the first corner is done k-block by k-block; then, as each column block
+        of B or row block of A arrives, all that it makes with what is there of the other, at once. Work grows as the
+        square of what has arrived, and sums of parts of k are formed in the first block alone: reading and writing them
+        makes a product of a half type a fifth to three fifths longer (``docs/performance.md``, 2026-11-23).
     """
     many = count_k_blocks(extent, how) > _MOST_KEPT
     return (_made.__wrapped__ if many else _made)(extent, how, whole=whole)

@@ -5,7 +5,7 @@ Schedules of `kblocks`, most of those that a search tries, are made and simulate
 sees their tables only where somebody asks for them. They are begun in batches, and a batch is judged by what was known
 before it, so that the pace of the simulations changes nothing. How many tasks one has is known when it is made: what
 there was no room for then is not taken, though it has been simulated perhaps. Schedules of tiles are made there too,
-all of a batch ahead; whether they are taken is decided one by one, as if each was made after the one before it.
+all of a batch ahead. Whether they are taken is decided one by one, as if each was made after the one before it.
 """
 
 from __future__ import annotations

@@ -1,22 +1,12 @@
 """
 The schedule: fixed-size task records in one global order, and the tables they point into.
 
-A schedule is the one contract between the rooms. Schedulers emit it, `verify` proves it, `lower`
-turns it into each rank's operation list, executors run that.
+A schedule is the one contract between the rooms. Schedulers emit it, `verify` proves it, `lower` turns it into each
+rank's operation list, executors run that.
 
-Rules (checked by `Schedule.check` and, for meaning, by `verify`):
-
-* Every awaited task stands earlier in the global order, and each rank issues its tasks in that
-  order. With the premises P1 to P5 of ``docs/architecture.md`` no executor can then deadlock.
-* Operand 0 of a task is the region it writes; the others are the regions it reads.
-* COPY reads one region of the same shape. With op T it reads one stored the other way round, within host memory or
-  within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the
-  region it writes: write := f_A op(A) op(B) + f_C C, where f_A is the factor of operand 1, operand 2
-  carries ONE and f_C is the factor of operand 3 (absent: the written region is not read).
-* COMBINE writes the sum of factor × region over its reads, converted to the written buffer's type
-  and rounded once; without reads it writes zeros. An operand whose factor is 0 at run time is not
-  read, so NaN stays out.
-* JOIN has no operands: it awaits many and is awaited by many.
+Every awaited task stands earlier in the global order, and each rank issues its tasks in that order. With the premises
+P1 to P5 of ``docs/architecture.md`` no executor can then deadlock. `Kind` says what each task does. `Schedule.check`
+checks the rules, and `verify` what they mean.
 """
 
 from __future__ import annotations
@@ -53,7 +43,21 @@ Schedules may have more, to be studied: one for 1,024 ranks may have a lane to e
 
 
 class Kind(enum.IntEnum):
-    """What a task does. SEND and RECV, the halves of a copy between nodes, are reserved: nothing makes them yet."""
+    """
+    What a task does. SEND and RECV, the halves of a copy between nodes, are reserved: nothing makes them yet.
+
+    Notes
+    -----
+    * Operand 0 of a task is the region it writes; the others are the regions it reads.
+    * COPY reads one region of the same shape. With op T it reads one stored the other way round, within host memory or
+      within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the
+      region it writes: write := f_A op(A) op(B) + f_C C, where f_A is the factor of operand 1, operand 2
+      carries ONE and f_C is the factor of operand 3 (absent: the written region is not read).
+    * COMBINE writes the sum of factor × region over its reads, converted to the written buffer's type
+      and rounded once; without reads it writes zeros. An operand whose factor is 0 at run time is not
+      read, so NaN stays out.
+    * JOIN has no operands: it awaits many and is awaited by many.
+    """
 
     COPY = 0
     GEMM = 1

@@ -2,15 +2,15 @@
 The chooser: tries schedules by simulation and keeps the best.
 
 What the caller fixed stays fixed; the rest (process grid, ranks that compute, tile, batching and chunks, unequal
-shares) is searched. Candidates come in a written order: first the heuristics' own choice of each scheduler, then one
-dimension after the other around the best so far (coordinate descent), in rounds, until a round brings nothing or the
-budget is spent; how finely copies are cut comes last. A scheduler far behind the best of the others is left at that.
-A search that ends early goes on from other places. The budget counts tasks of what is tried, never time, so that
-equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. Whatever is left of it, what
-each scheduler's own rules give (`cyclic` on all ranks) is simulated, so that no choice is worse, unless it alone has
-more tasks than that. A candidate whose bound is no better than the best of the batches before is not simulated, and
-one that surely has more tasks than are left is not made (`uncut_mpi.planning.evaluation`). Of all that are as fast, to
-half a per cent, the choice is one that copies and holds little (`TIE`).
+shares) is searched. Candidates come in a written order, first the heuristics' own choice of each scheduler. Then one
+dimension after the other is varied around the best so far, in rounds (coordinate descent). A round that brings nothing,
+or the budget, ends that. How finely copies are cut comes last. A scheduler far behind the best of the others is left at
+that. A search that ends early goes on from other places. The budget counts tasks of what is tried, never time, so that
+equal inputs give equal choices on any machine. It grows with the ranks, as schedules do. What each scheduler's own
+rules give (`cyclic` on all ranks) is simulated even when it is spent, unless that alone has more tasks. A candidate
+whose bound is no better than the best before is not simulated. One that surely has more tasks than are left is not made
+(`uncut_mpi.planning.evaluation`). Of all that are as fast, to half a per cent, the choice is one that copies and holds
+little (`TIE`).
 """
 
 from __future__ import annotations

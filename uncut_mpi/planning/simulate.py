@@ -1,29 +1,8 @@
 """
 Discrete-event simulation: when each task of a schedule starts and ends on a machine.
 
-What is modelled (the inner loop is native):
-
-* **Order.** Lanes are first in, first out; a task starts when the task before it on its lane and all it
-  awaits have ended and it has been issued. What a task awaits on another lane is seen `event_latency_s`
-  after its end (`engine_latency_s` between copies and kernels, `kernel_latency_s` between kernels), on another rank
-  `flag_latency_s` after; flags that are set already and those that are written take time of the lane itself
-  (`wait_lane_s`, `signal_lane_s`).
-* **Issuing.** `call_s` after the start of a call, each rank's operations are issued in the global order by one
-  thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
-  Nothing holds it up.
-* **Copies.** After the link's latency a copy moves at its max-min fair rate among all that run
-  (`Machine.ports`), at most the link's bandwidth, less for narrow rows (`Machine.row_rates`). Where a device serves
-  its copies one after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host,
-  to the host) in turn, latency included, and the end of a copy is known at the lane's next turn.
-  Copies within host memory, on lanes of the host, are made in turn by the rank's worker, at `HOST_COPY_GB_PER_S` and
-  within the host's own bandwidth, which all share. They cost nothing to issue, and are awaited and await by flags.
-  It transposes `HOST_TRANSPOSED_PER_S` elements.
-* **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first
-  served; a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
-  (`GemmShape.idle_use`).
-* **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
-  meanwhile. A COPY that transposes within a device is such a kernel, at `TRANSPOSING_SHARE` of the rate.
-* **JOIN** takes no time.
+The inner loop is native. Modelled are the order on lanes, issuing, copies under the ports that they share, products,
+and sums. `simulate` says how each of them is modelled.
 """
 
 from __future__ import annotations
@@ -124,6 +103,30 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
         If the machine has another number of ranks, or `issuing_threads` is negative.
     TopologyError
         If the machine has no GEMM rate for a type of the schedule.
+
+    Notes
+    -----
+    * **Order.** Lanes are first in, first out; a task starts when the task before it on its lane and all it awaits have
+      ended and it has been issued. What a task awaits on another lane is seen `event_latency_s` after its end
+      (`engine_latency_s` between copies and kernels, `kernel_latency_s` between kernels), on another rank
+      `flag_latency_s` after; flags that are set already and those that are written take time of the lane itself
+      (`wait_lane_s`, `signal_lane_s`).
+    * **Issuing.** `call_s` after the start of a call, each rank's operations are issued in the global order by one
+      thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
+      Nothing holds it up.
+    * **Copies.** After the link's latency a copy moves at its max-min fair rate among all that run (`Machine.ports`),
+      at most the link's bandwidth, less for narrow rows (`Machine.row_rates`). Where a device serves its copies one
+      after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host, to the
+      host) in turn, latency included, and the end of a copy is known at the lane's next turn. Copies within host
+      memory, on lanes of the host, are made in turn by the rank's worker, at `HOST_COPY_GB_PER_S` and within the host's
+      own bandwidth, which all share. They cost nothing to issue, and are awaited and await by flags. It transposes
+      `HOST_TRANSPOSED_PER_S` elements.
+    * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first served;
+      a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
+      (`GemmShape.idle_use`).
+    * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
+      meanwhile. A COPY that transposes within a device is such a kernel, at `TRANSPOSING_SHARE` of the rate.
+    * **JOIN** takes no time.
     """
     _check(schedule, machine)
     native = _native_machine(machine, issuing_threads)

@@ -1,44 +1,9 @@
 """
 The schedule of the Uncut-GEMMs paper (sections III-A to III-G): geometry and memory here, tasks natively.
 
-What happens to one sub-problem (i, j, p) of a rank, C_ij += op(A)_ip op(B)_pj:
-
-* Tiles of matrices in parts end where parts do, and begin anew there. So each lies in one part: it is read in place by
-  who holds it, others fetch it from there, and C tiles are written to all that hold them.
-* A and B tiles that the rank lacks are fetched into its panels. With batching one fetch serves all
-  ranks of the grid row (A) or column (B): the tile is cut into chunks along its stored columns,
-  which pass from rank to rank.
-* C is fetched with the first sub-problem of its tile, or with the last (WR-lazy); where C is at home the
-  product is formed in place. Half types sum in float32 and are rounded once, by a COMBINE at the end.
-* All sub-problems of a C tile are on one compute lane; the first one that is scheduled carries
-  beta. The last one is followed by COMBINE (WR-lazy, half types) and the write-back.
-
-* Where a link is much slower than a chain of links over one or two other ranks (`RELAY_GAIN`), a tile may go
-  over the chain, in chunks: with routing "bw" always, with "eta" if it then arrives earlier. C tiles likewise, both
-  ways. Ranks on the way keep the copies, in a cache, and are sources for later fetches; one that needs the
-  tile itself takes it into its panel. A rank without room for a copy passes nothing on.
-
-Who issues a copy: whoever's private host memory it touches; between shared host memory and a device,
-the device; between devices, the source (push). One lane per (issuing rank, source, destination), and between
-devices another for C tiles on their way back, which await their products; where a device serves its copies one
-after another (`Machine.serial_copies`), one of each kind for all other devices.
-Without overlap each rank has one lane and pulls what it needs.
-
-The order "eta" (III-G1) serves ranks in turn. A sub-problem's start is the later of its tiles' ETA (of the
-best routes, if some have yet to be fetched) and the end of what the rank computes already. Among
-sub-problems whose tiles have all arrived by then: the most advanced C tile, then the lowest (j, i), then the
-earliest ETA and the lowest p. If there is none, the smallest of
-
-1. start;
-2. the number of tiles to fetch for it;
-3. the number of sub-problems that its one missing tile would make ready, the larger the better;
-4. (j, i, p).
-
-Without batching, of the steps p of which a rank has no tile yet only the first 8 are looked at. After half a second or
-so of looking the rest is taken in the order of (j, i, p).
-
-The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are
-written back, one after the other.
+A rank's part of C is cut into tiles, and each tile of C takes one sub-problem for every tile of k. Tiles of A and B are
+fetched along chains of ranks, and C tiles are written back. `schedule` says what happens to one sub-problem, who issues
+a copy, and in which order sub-problems come.
 
 Times are the model's, as integers in picoseconds, so that equal inputs give equal bytes anywhere.
 Without caching no copy is ever nearer than another, so the order is the fixed one.
@@ -107,6 +72,46 @@ def schedule(
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
         If there would be more than `most_tasks` tasks.
+
+    Notes
+    -----
+    What happens to one sub-problem (i, j, p) of a rank, C_ij += op(A)_ip op(B)_pj:
+
+    * Tiles of matrices in parts end where parts do, and begin anew there. So each lies in one part: it is read in place
+      by who holds it, others fetch it from there, and C tiles are written to all that hold them.
+    * A and B tiles that the rank lacks are fetched into its panels. With batching one fetch serves all ranks of the
+      grid row (A) or column (B): the tile is cut into chunks along its stored columns, which pass from rank to rank.
+    * C is fetched with the first sub-problem of its tile, or with the last (WR-lazy); where C is at home the product is
+      formed in place. Half types sum in float32 and are rounded once, by a COMBINE at the end.
+    * All sub-problems of a C tile are on one compute lane; the first one that is scheduled carries beta. The last one
+      is followed by COMBINE (WR-lazy, half types) and the write-back.
+
+    * Where a link is much slower than a chain of links over one or two other ranks (`RELAY_GAIN`), a tile may go over
+      the chain, in chunks: with routing "bw" always, with "eta" if it then arrives earlier. C tiles likewise, both
+      ways. Ranks on the way keep the copies, in a cache, and are sources for later fetches; one that needs the tile
+      itself takes it into its panel. A rank without room for a copy passes nothing on.
+
+    Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the device;
+    between devices, the source (push). One lane per (issuing rank, source, destination), and between devices another
+    for C tiles on their way back, which await their products; where a device serves its copies one after another
+    (`Machine.serial_copies`), one of each kind for all other devices. Without overlap each rank has one lane and pulls
+    what it needs.
+
+    The order "eta" (III-G1) serves ranks in turn. A sub-problem's start is the later of its tiles' ETA (of the best
+    routes, if some have yet to be fetched) and the end of what the rank computes already. Among sub-problems whose
+    tiles have all arrived by then: the most advanced C tile, then the lowest (j, i), then the earliest ETA and the
+    lowest p. If there is none, the smallest of
+
+    1. start;
+    2. the number of tiles to fetch for it;
+    3. the number of sub-problems that its one missing tile would make ready, the larger the better;
+    4. (j, i, p).
+
+    Without batching, of the steps p of which a rank has no tile yet only the first 8 are looked at. After half a second
+    or so of looking the rest is taken in the order of (j, i, p).
+
+    The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are written
+    back, one after the other.
     """
     prepared, decomposition = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
     return UncutResult(*prepared.schedule(), decomposition)

@@ -1,27 +1,10 @@
 """
 One total order per device over all calls, plans and sessions of a process.
 
-Ranks of a call wait for each other's flags on the device, so two calls that two processes issue in
-different orders wait for each other for ever. A call therefore holds one lock in each of its ranks'
-processes, that of the device, from before its first operation until its last has finished. The locks
-are local to the processes; the ranks of a session tell each other how far they are through one word
-each of shared memory:
-
-1. *Arrive.* Every rank writes ARRIVED and waits until all have, which takes no time if they have met in
-   between. No lock is held so far, so a program may make the calls of two sessions one after the other in
-   one process, in two threads in another.
-2. *Try.* Every rank tries its lock without waiting, writes HELD or BLOCKED, and waits until all have.
-   All ranks are inside the call and trying never waits, so this ends. If all are HELD, the call has
-   what it needs: with one session, always. A word that was BLOCKED never reads HELD, and one that was
-   HELD changes only where a BLOCKED was seen; so all ranks decide alike.
-3. *Take turns.* Otherwise every rank gives its lock back, and they queue for their locks one after the
-   other in ascending (node, process) order, each writing LOCKED when it has it.
-
-Nothing waits in a circle. A call that waits for a lock is in step 3, so it holds only locks of lower
-processes than the one it waits for. Whoever holds a lock in step 2 gives it back or has all of its
-locks. So among the waiting calls, the one that waits for the highest process waits for a call that
-itself waits for no lock. Locks are granted in order of arrival and a try fails while anyone queues, so
-no session starves. How many sessions share a device is asked nowhere: one may come or go at any time.
+Ranks of a call wait for each other's flags on the device. So two calls that two processes issue in different orders
+would wait for each other for ever. A call therefore holds one lock in each of its ranks' processes, that of the device.
+It holds it from before its first operation until its last has finished. `DeviceOrder` says how the locks are taken, and
+why nothing waits in a circle.
 """
 
 from __future__ import annotations
@@ -55,6 +38,27 @@ class DeviceOrder:
         Identifies this rank's device within its process.
     words : ndarray of uint64, shape (size,)
         Zeros in memory that all ranks share; entry r is written by rank r only.
+
+    Notes
+    -----
+    The locks are local to the processes; the ranks of a session tell each other how far they are through one word
+    each of shared memory:
+
+    1. *Arrive.* Every rank writes ARRIVED and waits until all have, which takes no time if they have met in
+       between. No lock is held so far, so a program may make the calls of two sessions one after the other in
+       one process, in two threads in another.
+    2. *Try.* Every rank tries its lock without waiting, writes HELD or BLOCKED, and waits until all have.
+       All ranks are inside the call and trying never waits, so this ends. If all are HELD, the call has
+       what it needs: with one session, always. A word that was BLOCKED never reads HELD, and one that was
+       HELD changes only where a BLOCKED was seen; so all ranks decide alike.
+    3. *Take turns.* Otherwise every rank gives its lock back, and they queue for their locks one after the
+       other in ascending (node, process) order, each writing LOCKED when it has it.
+
+    Nothing waits in a circle. A call that waits for a lock is in step 3, so it holds only locks of lower
+    processes than the one it waits for. Whoever holds a lock in step 2 gives it back or has all of its
+    locks. So among the waiting calls, the one that waits for the highest process waits for a call that
+    itself waits for no lock. Locks are granted in order of arrival and a try fails while anyone queues, so
+    no session starves. How many sessions share a device is asked nowhere: one may come or go at any time.
     """
 
     def __init__(self, group: Group, device_key: str, words: np.ndarray[Any, Any]) -> None:
