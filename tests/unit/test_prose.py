@@ -1,0 +1,56 @@
+"""Prose that a reader can follow: sentences of README, docs and module docstrings are short, and so are docstrings."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MOST_WORDS = 30
+MOST_LINES = 15
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = sorted((ROOT / "uncut_mpi").rglob("*.py"))
+
+TREE = re.compile(r"^::\n\n(?:    .*\n?|\n)+", re.MULTILINE)  # a literal block of a docstring
+BLOCK = re.compile(r"^(`{3,})[^\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)  # code
+NO_SENTENCES = re.compile(r"^ *(\||#|!\[|---|\.\. |::|[-=~^]{3,}$).*$", re.MULTILINE)  # tables, headings, pictures
+LITERAL = re.compile(r"(`+).+?\1", re.DOTALL)
+LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+END = re.compile(r"[.!?]\)?[*\"]{0,2}(?=\s)|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
+WORD = re.compile(r"\w")
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of Markdown or of a docstring; a literal is one word."""
+    text = NO_SENTENCES.sub("\n\n", BLOCK.sub("\n\n", TREE.sub("\n\n", text)))
+    text = LINK.sub(r"\1", LITERAL.sub("literal", text))
+    return [" ".join(one.split()) for one in END.split(text + "\n")]
+
+
+def too_long(text: str) -> list[str]:
+    return [one for one in sentences(text) if sum(map(bool, map(WORD.search, one.split()))) > MOST_WORDS]
+
+
+def test_long_sentences_are_found() -> None:
+    words = " ".join(["word"] * MOST_WORDS)
+    assert too_long(
+        f"Short. {words}. {words} `a literal` end.\n\n```\n{words} {words}\n```\n| {words} {words} |\n"
+    ) == [f"{words} literal end"]
+    assert not too_long(f"- {words}\n- {words}\n\n{words}")
+
+
+def test_sentences_of_pages_are_short() -> None:
+    found = {path.name: too_long(path.read_text(encoding="utf-8")) for path in PAGES}
+    assert not {name: long for name, long in found.items() if long}
+
+
+def test_module_docstrings_are_short_and_so_are_their_sentences() -> None:
+    found = {}
+    for path in MODULES:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        name = str(path.relative_to(ROOT))
+        if len(text.splitlines()) > MOST_LINES:
+            found[name] = [f"{len(text.splitlines())} lines"]
+        elif too_long(text):
+            found[name] = too_long(text)
+    assert not found
