@@ -24,7 +24,7 @@ from uncut_mpi.planning.options import DISTRIBUTIONS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
 from uncut_mpi.planning.schedule import Kind, Matrix
 from uncut_mpi.planning.search import search
-from uncut_mpi.view.parts import find_parts
+from uncut_mpi.planning.verify import held_by_operands
 
 Rect = tuple[int, int, int, int]
 PLACES = ("h,h,h", "0,0,0", "1,0,h", "0,1,1", "h,h,0")
@@ -51,14 +51,12 @@ def planned(problem: GemmProblem, place: str, ranks: int, options: ScheduleOptio
 def computed(made: Planned) -> dict[int, set[Rect]]:
     """Return of each rank the blocks of the caller's C that its products form: (row, col, rows, cols)."""
     schedule = made.schedule
-    parts = find_parts(schedule)
+    held = held_by_operands(schedule)
+    is_written = (held["operand"] == 0) & (schedule.tasks["kind"][held["task"]] == Kind.GEMM)
     found: dict[int, set[Rect]] = {}
-    for task in schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]:
-        at = task["first_operand"]
-        region = schedule.regions[schedule.operands["region"][at]]
-        row, col, rows, cols = (int(one) for one in (parts.row[at], parts.col[at], region["rows"], region["cols"]))
-        assert min(row, col) >= 0
-        found.setdefault(int(task["rank"]), set()).add(
+    for task, _, matrix, row, col, rows, cols in held[is_written].tolist():
+        assert matrix == Matrix.C
+        found.setdefault(int(schedule.tasks["rank"][task]), set()).add(
             (col, row, cols, rows) if schedule.problem.swapped else (row, col, rows, cols)
         )
     return found
