@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.random_kblocks import slow_where_misaligned
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.datasets import uncut_irregular
 from uncut_mpi.model.dtypes import DType
@@ -100,7 +100,8 @@ def test_nothing_of_a_search_outlives_its_result() -> None:
         tight = dataclasses.replace(machine, memory_bytes=np.array([3 * extent, 0, 0, 0]) + round(1.2 * extent))
         for metric, on in (("time", machine), ("edp", machine), ("time", tight)):
             result = find(cube(2048), "0,0,0", on, options=ScheduleOptions(metric=metric))
-            assert (len(result.candidates) > 20) == (on is machine)
+            assert len(result.candidates) > 20
+            assert any(one.options.scheduler == "uncut" for one in result.candidates) == (on is machine)
             tried = [weakref.ref(one.simulation.schedule.tasks) for one in result.candidates[:20]]
             del result
             assert not any(one() is not None for one in tried)
@@ -645,3 +646,16 @@ def test_options_that_a_search_finds_are_good_ones(first: int, place: str) -> No
     for one in result.candidates:
         assert dataclasses.replace(one.options, blocking=dataclasses.replace(one.options.blocking)) == one.options
         assert one.options.scheduler != "kblocks" or one.options.blocking.first == first
+
+
+@pytest.mark.parametrize(("extent", "place"), [(65536, "0,1,2"), (57344, "0,1,h")])
+def test_what_fits_is_found(extent: int, place: str) -> None:
+    # All eight ranks, or the owners' devices alone, lack memory.
+    machine, problem = load_machine("karolina-8xa100"), cube(extent, reads_c=True)
+    with pytest.raises(CapacityError):
+        plan(problem, Placement.parse(place), 8, machine, ScheduleOptions(scheduler="kblocks"))
+    best = find(problem, place, machine, budget_tasks=2000).best
+    needed = best.schedule.softbuf_bytes() + [extent**2 * 8 * (str(rank) in place) for rank in range(8)]
+    assert max(needed) <= 40e9
+    with pytest.raises(CapacityError, match="rank 0 needs 1"):
+        find(cube(100000), place, machine)

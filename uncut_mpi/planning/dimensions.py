@@ -20,6 +20,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
+from uncut_mpi.planning.buffers import room_for_panels
 from uncut_mpi.planning.candidates import Candidate, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.grid import ProcessGrid
@@ -239,6 +240,34 @@ class Dimensions:
             if found is None:
                 return
             current = found
+
+    def with_room(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
+        """
+        Return ways to begin where memory is short: other ranks, those with most room first, grids and places of sums.
+
+        Columns of ranks come last: of a number of ranks that has few divisors they take less than any grid.
+        """
+        rooms = room_for_panels(self._num_ranks, self._problem, self._placement, self._machine)
+        order = sorted(range(self._num_ranks), key=lambda rank: (-rooms[rank], rank))
+        sets = [tuple(sorted(order[:count])) for count in self.counts] if asked.devices is None else [asked.devices]
+        given = asked.blocking
+        small: dict[str, Any] = {"columns": given.columns or 16}
+        if not given.order and given.rows <= 1 and not given.tail:
+            small["order"] = "columns"  # C enters a block at a time
+        free = not given.combine and not given.away
+        for ranks, combine in itertools.product(sets, COMBINES if free else (given.combine,)):
+            cuts: list[dict[str, Any]] = [{}]
+            if not _is_cut(asked):
+                sizes = (sizes_of_columns([1.0] * len(ranks), columns) for columns in range(2, len(ranks)))
+                cuts = [{"grid": grid[:2], "splits": grid[2]} for grid in grids(len(ranks))]
+                cuts += [{"areas": _in_columns(np.ones(len(ranks)), each), "splits": 1} for each in sizes]
+            for cut in cuts:
+                splits = cut.pop("splits", given.splits)
+                if given.splits in (0, splits):
+                    where = {"devices": ranks} if asked.devices is not None else self._in_places(ranks)
+                    yield changed(
+                        asked, **where, **cut, blocking=changed(given, splits=splits, combine=combine, **small)
+                    )
 
     # -- dimensions of kblocks -------------------------------------------------------------
 

@@ -158,6 +158,11 @@ class Evaluation:
         problem, placement, _, machine = self._about
         return bound(problem, placement, machine).seconds
 
+    def fits(self, options: ScheduleOptions) -> bool:
+        """Return whether all ranks have room for the panels of a schedule of `kblocks`; errors as of its planning."""
+        ways = (True, False) if self._of_kblocks.aligns else (True,)
+        return any(self._of_kblocks.prepare(options, aligns=aligns).fits for aligns in ways)
+
     def begin(self, options: ScheduleOptions, *, must: bool = False, always: bool = False) -> None:
         """
         Begin to simulate a schedule, if it may be better and the budget has room for it; `settle` has the results.

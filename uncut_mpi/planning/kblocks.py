@@ -11,6 +11,7 @@ is computed. `schedule` says how, who issues a copy, and which lanes there are.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -232,6 +233,11 @@ class Prepared:
         cut = options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas
         blocks = how.splits, how.first, how.columns, how.rows, how.multiple
         return *cut, *blocks, how.lanes, how.delivery, how.begin, how.combine, how.away, self._request.steps_digest
+
+    @property
+    def fits(self) -> bool:
+        """Whether each rank has room for its panels."""
+        return all(map(operator.le, _native.KBlocksLayout(self._request).rank_bytes, self._planner.room))
 
     def schedule(self, most_tasks: int = MAX_TASKS) -> Schedule:
         """

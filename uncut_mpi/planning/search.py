@@ -348,6 +348,8 @@ class _Explorer:
             first = self._first(asked)
         elif self._several:
             first = self._first_dealt(asked)
+        if asked.scheduler == "kblocks" and self._problem.has_product and not self._evaluation.fits(first):
+            first = next(filter(self._evaluation.fits, self._dimensions.with_room(asked)), first)
         self._evaluation.begin(first, must=not self._evaluation.tried, always=self._tries_rules)
         best = min(self._evaluation.settle(), key=lambda one: one.value, default=None)
         if best is None or not self._problem.has_product:
