@@ -600,7 +600,7 @@ def test_too_little_memory_is_refused_with_both_sizes() -> None:
     schedule = plain()
     needed = schedule.softbuf_bytes().tolist()
     assert needed[0] > 0
-    with pytest.raises(ScheduleError, match=f"rank 0 needs {needed[0]} bytes of SoftBuf, {needed[0] - 1} are"):
+    with pytest.raises(ScheduleError, match=f"rank 0 needs {needed[0]} B of SoftBuf, {needed[0] - 1} B are"):
         verify(schedule, capacity_bytes=[needed[0] - 1, needed[1]])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import shown, there_are, type_text
+from uncut_mpi.model.arguments import count, shown, there_are, type_text
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, check_metric
 from uncut_mpi.planning.option_fields import (
@@ -19,6 +19,7 @@ from uncut_mpi.planning.option_fields import (
     NUMBERS,
     SWITCH,
     WORD,
+    Kind,
     check,
     convert,
     declared,
@@ -204,6 +205,17 @@ class Blocking:
         return bool(numbers and self.multiple and self.lanes and words)
 
 
+def _tries(name: str, value: object) -> int:
+    try:
+        tries = count(name, value)
+    except ParamError:
+        tries = -1
+    if not 0 <= tries <= MOST_TRIED:
+        raise ParamError(f"{name} = {shown(value)} is not a whole number from 0 to {MOST_TRIED}")
+    return tries
+
+
+_TRIES: Final = Kind("int", _tries)
 _TILED = ("uncut", "cyclic", "bands")
 
 
@@ -355,12 +367,11 @@ class ScheduleOptions:
     )
     blocking: Blocking = Blocking()
     tune: int = option(
-        NUMBER,
+        _TRIES,
         """With "auto": how many of the schedules that the search found are tried, in turns, by the first calls of a
         plan (four each), after which it keeps the fastest; 0 and 1 take the search's choice. Sums of k are then
         added in another order from call to call until the choice is made.""",
         default=0,
-        most=MOST_TRIED,
     )
     metric: str = option(
         WORD,
