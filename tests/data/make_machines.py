@@ -309,22 +309,22 @@ def vulcan_uneven() -> Machine:
     )
 
 
-# Between devices a row above 8 KiB takes the time of one of 11 KiB, 33.6 ns (device_rows_2xh200_2026-11-22.txt in
-# docs/performance/results): bytes / 390 GB/s over that less 3.3 ns, the latency of a copy of 1024 rows.
+# Between devices a row above 8 KiB takes the time of one of 11 KiB, 33.6 ns, on 2 H200 (docs/performance.md,
+# 2026-11-22): bytes / 390 GB/s over that less 3.3 ns, the latency of a copy of 1024 rows.
 H200_DEVICE_ROWS = ((8704.0, 0.737), (10240.0, 0.869), (12288.0, 0.972))
 
-# Within a device, of calibration_2xh200_2026-11-23_10h.json there.
+# Within a device, of a calibration of 2 H200 on 2026-11-23.
 H200_LOCAL_ROWS = (
     *((512.0, 0.094), (1024.0, 0.232), (2048.0, 0.371), (4096.0, 0.526), (8192.0, 0.469), (12288.0, 0.439)),
     *((16384.0, 0.42), (32768.0, 0.4), (131072.0, 0.4)),
 )
 
-# Calibrations of one H200 whose shapes of products ship, in docs/performance/results. The earlier ones took for an
-# overhead of kernels what traced products that wait take longer; the later ones say how soon tasks begin after kernels.
-H200_SHAPES_BEFORE = ("calibration_1xh200_2026-11-23_19h_1.json", "calibration_1xh200_2026-11-23_19h_2.json")
-H200_SHAPES = ("calibration_1xh200_2026-11-23_22h_1.json", "calibration_1xh200_2026-11-23_22h_2.json")
-# Calibrations whose probes say how soon a task begins after one that it awaits: the first one after copies alone.
-H200_LATENCIES = ("calibration_4xh200_2026-11-22_11h.json", *H200_SHAPES)
+# Calibrations of one H200 whose shapes of products ship. The earlier ones took for an overhead of kernels what traced
+# products that wait take longer; the later ones say how soon tasks begin after kernels.
+H200_SHAPES_BEFORE = ("h200_shapes_2026-11-23_19h_1.json", "h200_shapes_2026-11-23_19h_2.json")
+H200_SHAPES = ("h200_shapes_2026-11-23_22h_1.json", "h200_shapes_2026-11-23_22h_2.json")
+# How soon a copy begins after one that it awaits: a calibration of 4 H200, 2026-11-22. The later ones say it too.
+H200_EVENT_LATENCY_S = 3.849199999139686e-07
 
 
 def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:
@@ -374,13 +374,14 @@ def without_traced_overhead(text: str) -> Machine:
 
 def h200() -> Machine:
     calibrated = Machine.from_json((DATA / "h200_calibration.json").read_text())
-    of_one = [without_traced_overhead((measured.RESULTS / name).read_text()) for name in H200_SHAPES_BEFORE]
-    of_one += [Machine.from_json((measured.RESULTS / name).read_text()) for name in H200_SHAPES]
+    of_one = [without_traced_overhead((DATA / name).read_text()) for name in H200_SHAPES_BEFORE]
+    of_one += [Machine.from_json((DATA / name).read_text()) for name in H200_SHAPES]
     calibrated = with_shapes(calibrated, of_one)
     # What probes found: the rehearsal moved one number for all, as there was no other.
-    sampled = {name: json.loads((measured.RESULTS / name).read_text())["samples"]["costs"] for name in H200_LATENCIES}
+    sampled = [json.loads((DATA / name).read_text())["samples"]["costs"] for name in H200_SHAPES]
+    sampled.append({"event_latency_s": H200_EVENT_LATENCY_S})
     latencies = {
-        name: statistics.fmean(costs[name] for costs in sampled.values() if name in costs)
+        name: statistics.fmean(costs[name] for costs in sampled if name in costs)
         for name in ("event_latency_s", "engine_latency_s", "kernel_latency_s")
     }
     transfers = [*measured.transfers(), *measured.earlier_transfers(calibrated.num_ranks)]
@@ -401,11 +402,11 @@ def h200() -> Machine:
         ),
     )
     return dataclasses.replace(
-        unbeaten(possible, itertools.chain.from_iterable(measured.products().values())),
+        unbeaten(possible, measured.products()),
         provenance="a node with 4 H200 (NVSwitch), one NUMA node, 2026-11-22: python -m uncut_mpi.calibrate, driver "
         "580.159.04, CUDA 13, Open MPI 4.1.6, 61 products rehearsed; host memory gave 165 GB/s in and 174 both ways"
         " then, elsewhere 150 to 204; what to expect is what that calibration found, capacities and best rates (for"
-        " bounds) are the best of all calibrations and products kept in docs/performance/results for such nodes, "
+        " bounds) are the best of all calibrations and products measured on such nodes by then, "
         "for products of the four calibrations below too, and of earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); "
         "rows of 8.5 to 12 KiB between devices are those of two H200, the same day, rows within a device of two and"
         " shapes of products of one (the mean of four calibrations, with the rates at which 8192×8192×8192 takes as "

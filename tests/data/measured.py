@@ -1,11 +1,9 @@
-"""What was measured on nodes with 4 H200 and is kept in ``docs/performance/results``: whole products, and transfers."""
+"""The best that was measured on nodes with 4 H200 until 2026-11-22 (``h200_best.json``): products, and transfers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from uncut_mpi.calibration.peaks import Done
 from uncut_mpi.calibration.samples import TransferSample
@@ -17,34 +15,23 @@ from uncut_mpi.model.problem import GemmProblem
 EARLIER_F64_TFLOP_PER_S = 64.7
 """Best of earlier probes on such a node, of which only the figures are kept; with `earlier_transfers`."""
 
-RESULTS = Path(__file__).parents[2] / "docs" / "performance" / "results"
+BEST = json.loads((Path(__file__).parent / "h200_best.json").read_text())
 
 
-def products() -> dict[str, list[Done]]:
-    """Return by the file's name the products whose calls were timed."""
-    found = {}
-    for path in sorted(RESULTS.glob("*4xh200*.json")):
-        done = [_done(row) for row in _rows(json.loads(path.read_text()), {})]
-        if done:
-            found[path.name] = done
-    return found
+def products() -> list[Done]:
+    """Return for each problem and placement the shortest of all calls."""
+    return [
+        Done(GemmProblem(m, n, k, DType[dtype], "N", "N"), Placement.parse(place), best_s)
+        for m, n, k, dtype, place, best_s in BEST["products"]
+    ]
 
 
 def transfers() -> list[TransferSample]:
-    """Return what the probes of calibrations found."""
+    """Return for each set of links, and of shares of the bytes on them, the fastest transfer that calibrations saw."""
     found = []
-    for path in sorted(RESULTS.glob("calibration_4xh200*.json")):
-        for one in json.loads(path.read_text()).get("samples", {}).get("transfers", ()):
-            found.append(
-                TransferSample(
-                    one["kind"],
-                    tuple((source, destination) for source, destination in one["links"]),
-                    tuple(one["counts"]),
-                    tuple(one["nbytes"]),
-                    one["width_bytes"],
-                    Summary(**{"half_width_s": float("inf"), **one["time"]}),
-                )
-            )
+    for links, nbytes, best_s in BEST["transfers"]:
+        pairs = tuple((source, destination) for source, destination in links)
+        found.append(TransferSample("pair", pairs, (1,) * len(pairs), tuple(nbytes), 0, Summary.of([best_s])))
     return found
 
 
@@ -63,21 +50,3 @@ def earlier_transfers(num_ranks: int) -> list[TransferSample]:
             every,
         ),
     ]
-
-
-def _rows(data: Any, around: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what has samples, with the problem that stands in it or around it."""
-    if isinstance(data, list):
-        for one in data:
-            yield from _rows(one, around)
-    elif isinstance(data, dict):
-        here = {**around, **{key: value for key, value in data.items() if not isinstance(value, dict | list)}}
-        if isinstance(data.get("samples_s"), list) and data["samples_s"] and {"m", "n", "k", "dtype"} <= here.keys():
-            yield {**here, "samples_s": data["samples_s"]}
-        for value in data.values():
-            yield from _rows(value, here)
-
-
-def _done(row: dict[str, Any]) -> Done:
-    problem = GemmProblem(row["m"], row["n"], row["k"], DType[row["dtype"]], "N", "N")
-    return Done(problem, Placement.parse(row.get("place") or row["placement"]), min(row["samples_s"]))

@@ -128,13 +128,11 @@ def test_a_product_slower_than_its_bound_changes_nothing() -> None:
 
 
 def test_no_product_measured_on_4_h200_beats_its_bound() -> None:
-    shipped, count = load_machine("h200-4x"), 0
-    for name, products in measured.products().items():
-        for problem, placement, best_s in products:
-            count += 1
-            limit = bound(problem, placement, shipped)
-            assert best_s >= limit.seconds, f"{name}: {problem} at {placement} took {best_s:.6g} s: {limit}"
-    assert count > 1000
+    shipped, products = load_machine("h200-4x"), measured.products()
+    for problem, placement, best_s in products:
+        limit = bound(problem, placement, shipped)
+        assert best_s >= limit.seconds, f"{problem} at {placement} took {best_s:.6g} s: {limit}"
+    assert len(products) > 70
 
 
 def test_no_transfer_measured_on_4_h200_beats_what_ports_allow() -> None:
