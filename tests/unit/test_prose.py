@@ -1,4 +1,4 @@
-"""Prose that a reader can follow: sentences of README, docs and module docstrings are short, and so are docstrings."""
+"""Prose that a reader can follow: short sentences and module docstrings, and what they refer to is there."""
 
 import ast
 import re
@@ -18,6 +18,8 @@ LITERAL = re.compile(r"(`+).+?\1", re.DOTALL)
 LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 END = re.compile(r"[.!?]\)?[*\"]{0,2}(?=\s)|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 WORD = re.compile(r"\w")
+CITED = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+RESULT = re.compile(r"`([\w*.-]+_[1-9]xh\d+_[\w*.-]+\.(?:jsonl?|txt))`")
 
 
 def sentences(text: str) -> list[str]:
@@ -54,3 +56,16 @@ def test_module_docstrings_are_short_and_so_are_their_sentences() -> None:
         elif too_long(text):
             found[name] = too_long(text)
     assert not found
+
+
+def test_decisions_and_files_that_are_referred_to_are_there() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    code = [path for path in (ROOT / "uncut_mpi").rglob("*") if path.suffix in (".py", ".cpp", ".hpp")]
+    cited = {(path.name, date) for path in code for date in CITED.findall(path.read_text(encoding="utf-8"))}
+    assert len(cited) > 10
+    assert not {(name, date) for name, date in cited if date not in page}
+    results = ROOT / "docs" / "performance" / "results"
+    named = set(RESULT.findall(page))
+    assert named
+    assert not [name for name in named if not list(results.glob(name))]
+    assert not [path.name for path in results.iterdir() if not any(map(path.match, named))]
