@@ -79,9 +79,8 @@ class Segment:
     """
     Memory shared by processes of one node; made by `create`, mapped by peers with `open`.
 
-    Not collective. Closing while arrays of it exist is safe: the handle and the name go at once,
-    while the pages stay mapped here until the last such array is dropped, because every array holds
-    the mapping.
+    Not collective. Closing while arrays of it exist is safe. The handle and the name go at once. The pages stay mapped
+    here until the last such array is dropped, because every array holds the mapping.
 
     Attributes
     ----------
@@ -168,8 +167,8 @@ class Segment:
         Raises
         ------
         TopologyError
-            If the creator is on another node or in another PID namespace, is gone, or has withdrawn
-            the segment, or if the system does not let this process look at it.
+            If the creator is on another node or in another PID namespace, is gone, or has withdrawn the segment. Also
+            if the system does not let this process look at it.
         CapacityError
             If the address space of this process is too small.
         """

@@ -180,7 +180,7 @@ class Matrix:
     ----------
     array : numpy.ndarray, cupy.ndarray or None
         All of the matrix as this rank sees it: the shared array for host matrices that all ranks read, the holder's
-        array for those of one rank and replicas; None where this rank does not see all of it.
+        array for those of one rank and replicas. None where this rank does not see all of it.
     """
 
     def __init__(

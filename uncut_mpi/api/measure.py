@@ -261,9 +261,9 @@ def alike(rates: np.ndarray, models: Sequence[str], common: Callable[[np.ndarray
     """
     Return rates in which devices of one model that hardly differ are the same.
 
-    A few milliseconds of products on a GPU whose clocks still move differ by 5 % and more from one device to the next;
-    blocks of unequal size made from that cost up to 10 % of a product's time. A device that something else slows
-    down differs by more than 15 %, and `calibrate` knows small differences too.
+    A few milliseconds of products on a GPU whose clocks still move differ by 5 % and more from one device to the next.
+    Blocks of unequal size made from that cost up to 10 % of a product's time. A device that something else slows down
+    differs by more than 15 %, and `calibrate` knows small differences too.
 
     Parameters
     ----------

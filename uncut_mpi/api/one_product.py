@@ -14,7 +14,7 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     """
     Return this rank's rows of A B, where each rank has some rows of A and of B. Collective.
 
-    It opens a session and closes it again, so nothing is left and nothing is kept: each call plans anew, about 0.1 s in
+    It opens a session and closes it again, so nothing is left and nothing is kept. Each call plans anew, about 0.1 s in
     all on two cores without a GPU. For more than one product open a `Session`, which is as short (`Session.matmul`).
 
     Parameters

@@ -56,8 +56,8 @@ class PlanSummary:
     softbuf_bytes : list of int
         SoftBuf each rank needs.
     staged : str
-        Which of the caller's A, B and C go through memory of ours, because others would have to use them and cannot:
-        they lie in device memory that peers cannot open, or in private host memory that cannot be page-locked. As
+        Which of the caller's A, B and C go through memory of ours, because others would have to use them and cannot.
+        These lie in device memory that peers cannot open, or in private host memory that cannot be page-locked. As
         ``"AC"``, mostly none.
     tried : int
         Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
@@ -88,7 +88,7 @@ class PlanKey:
     problem, placement, options
         What is computed, where, and what is fixed about how.
     private : tuple of int
-        Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use: they
+        Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
         lie in device memory that peers cannot open, or in private host memory that cannot be page-locked.
     """
 

@@ -50,36 +50,36 @@ class Session(MakesMatrices, MovesMatrices, Multiplies):
         The ranks that multiply together; duplicated, so that no message of the program is touched.
         All of them on one node.
     backend : str or callable, default "auto"
-        ``"cuda"`` (one GPU per rank; never falls back), ``"host"`` (numpy), or ``"auto"``: cuda if
-        every rank can have a GPU of its own or `devices` are named, else host; `backend_reason` says why. A callable
-        ``(local rank, ranks) -> Backend`` gives one of the caller's own.
+        ``"cuda"`` (one GPU per rank; never falls back), ``"host"`` (numpy), or ``"auto"``. That is cuda if every rank
+        can have a GPU of its own or `devices` are named, else host; `backend_reason` says why. A callable ``(local
+        rank, ranks) -> Backend`` gives one of the caller's own.
     devices : sequence of int, optional
-        Device ordinal of each rank of `comm`. By default a process takes the only GPU that it sees or, of
-        several, the i-th, if it is process i of the job on this node: the same GPU in every session,
-        whatever its rank in `comm`.
+        Device ordinal of each rank of `comm`. By default a process takes the only GPU that it sees or, of several, the
+        i-th, if it is process i of the job on this node. It is the same GPU in every session, whatever the process's
+        rank in `comm`.
     allow_shared_gpu : bool, default False
         Let several ranks use one GPU (slow; for tests).
     machine : Machine, optional
-        Measured links and rates to plan with; by default those kept for this hardware, measured in
-        under 3 s at the first session, and again as long as the machine was busy then.
+        Measured links and rates to plan with; by default those kept for this hardware. They are measured in under 3 s
+        at the first session, and again as long as the machine was busy then.
     timeout_s : float, default 60
         A call fails when no task, nor a part of a long one, finishes anywhere for so long.
     arrival_timeout_s : float, optional
-        A call, the opening of this session too, fails when a rank begins no call for so long after this one; by
-        default ranks wait for each other as in any MPI call. `gather_values` and `together` wait for what ranks do on
-        their own, and have no limit.
+        A call, the opening of this session too, fails when a rank begins no call for so long after this one. By default
+        ranks wait for each other as in any MPI call. `gather_values` and `together` wait for what ranks do on their
+        own, and have no limit.
     max_plans : int, default 32
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False
         Prove every schedule, and what was lowered from it, before its first use.
     tune_products : bool, default False
-        Choose the kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes for their shapes when a
-        plan is made, some ms for each, in f32 up to 0.2 s. Two processes may choose differently, and results then
-        differ in the last bits; without it cuBLAS chooses, by the shapes alone. Other types and the host backend have
-        nothing to tune.
+        Choose the kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes for their shapes. This
+        is done when a plan is made: some ms for each, in f32 up to 0.2 s. Two processes may choose differently, and
+        results then differ in the last bits; without it cuBLAS chooses, by the shapes alone. Other types and the host
+        backend have nothing to tune.
     check_peers : bool, default True
-        Let every rank write a pattern into each other's device memory, and that rank look whether it has come, before
-        anything else: some ms, once for these devices in these processes.
+        Before anything else, let every rank write a pattern into each other's device memory, and that rank look whether
+        it has come. It takes some ms, once for these devices in these processes.
 
     Attributes
     ----------

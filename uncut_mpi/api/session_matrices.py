@@ -102,7 +102,7 @@ class MakesMatrices(SessionBase):
             What each rank has; `Matrix.local` is that.
         memory : {"device", "host", "shared"}
             Where: in the memory of each rank's device, in host memory of each rank alone, or in one segment of host
-            memory that every rank of the node reads and writes, of which each `Matrix.local` is a view.
+            memory. Every rank of the node reads and writes that segment, and each `Matrix.local` is a view of it.
 
         Raises
         ------
@@ -218,9 +218,9 @@ class MakesMatrices(SessionBase):
         Parameters
         ----------
         array : array on rank `root`; ignored elsewhere (pass None)
-            Two-dimensional, rows or columns contiguous (any leading dimension): of numpy or cupy, or anything that
-            shows its memory by ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, as tensors of
-            torch and jax do. It lies in host memory or on the device of `root`. What its library has enqueued on its
+            Two-dimensional, rows or columns contiguous (any leading dimension). It is of numpy or cupy, or anything
+            that shows its memory by ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, as tensors
+            of torch and jax do. It lies in host memory or on the device of `root`. What its library has enqueued on its
             current stream so far is awaited.
         root : int
             The rank that has it; the same on all ranks.
@@ -248,8 +248,8 @@ class MakesMatrices(SessionBase):
         (`PlanSummary.staged`), which takes longer. Read-only arrays, and those of libraries whose arrays never change
         (jax), can be A or B, not C.
 
-        What is the same memory is judged by the memory, not by its address: two maps of one file, a window of MPI,
-        shared memory of other sessions and processes, managed memory seen from host and device are known. It cannot
+        What is the same memory is judged by the memory, not by its address. So two maps of one file, a window of MPI,
+        shared memory of other sessions and processes, and managed memory seen from host and device are known. It cannot
         be known of device memory that the program itself has mapped from another process (CUDA IPC, virtual memory
         management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either. It is
         looked up once: leave a registered mapping as it is, and a mapped file no shorter, until the release.

@@ -47,7 +47,7 @@ class Multiplies(SessionBase):
         out : Matrix, optional
             C, m×n, overwritten. By default a new one in C order. Of two whole matrices (`register`, `empty_host`,
             `empty_device`, ``Layout.whole()``) it is a host matrix of all ranks (`empty_host`). Else it is dealt as
-            op(A) if that leaves k whole, or as op(B) if that does, or by even rows; it lies in memory of the same kind
+            op(A) if that leaves k whole, or as op(B) if that does, or by even rows. It lies in memory of the same kind
             as the operand that it follows, or A.
         alpha, beta : float
             Scalars. With beta = 0 C is not read, with alpha = 0 A and B are not.
@@ -70,8 +70,8 @@ class Multiplies(SessionBase):
         Raises
         ------
         ParamError
-            If arguments do not fit or differ between ranks, C overlaps A or B in memory (as far as that can be
-            known, see `register`), or beta is not 0 and there is no C. Nothing was computed.
+            If arguments do not fit or differ between ranks, or beta is not 0 and there is no C. Also if C overlaps A or
+            B in memory, as far as that can be known (see `register`). Nothing was computed.
         CapacityError
             If a device has too little memory for the SoftBuf.
         UncutError

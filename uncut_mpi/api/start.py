@@ -79,9 +79,9 @@ def start_backend(
     RankMismatchError
         If ranks ask for different backends or devices.
     TopologyError
-        If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own,
-        if two ranks would share one without `allow_shared_gpu`, or if the ranks are on several nodes; with
-        `check_peers`, if what a rank writes into another one's device memory does not arrive.
+        If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own. If two ranks
+        would share one without `allow_shared_gpu`, or if the ranks are on several nodes. With `check_peers`, if what a
+        rank writes into another one's device memory does not arrive.
     """
     named: list[int] | None = None
     with agreement.collective(group, "choosing the backend"):
@@ -154,10 +154,10 @@ def _assign(seen: Sequence[Sight], devices: Sequence[int] | None, allow_shared: 
     """
     Return every rank's device ordinal, or why they cannot all have one.
 
-    One visible device per rank means that the launcher has masked the others: take it. Otherwise process i
-    of the node takes device i, never a wrapped-round one, unless sharing was asked for. So a process has one
-    GPU in all its sessions, and sessions on disjoint communicators have disjoint GPUs; with the rank in the
-    session in the place of i, the halves of a split communicator would all be on the first GPUs.
+    One visible device per rank means that the launcher has masked the others: take it. Otherwise process i of the node
+    takes device i, never a wrapped-round one, unless sharing was asked for. So a process has one GPU in all its
+    sessions, and sessions on disjoint communicators have disjoint GPUs. With the rank in the session in the place of i,
+    the halves of a split communicator would all be on the first GPUs.
     """
     ordinals = []
     for rank, sight in enumerate(seen):

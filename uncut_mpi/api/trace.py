@@ -18,7 +18,7 @@ class Trace:
     Attributes
     ----------
     start_s, end_s : ndarray of float64, shape (number of tasks,)
-        One per task of the plan's schedule, from the moment that the first task of any rank began; NaN for a JOIN,
+        One per task of the plan's schedule, from the moment that the first task of any rank began. NaN for a JOIN,
         which no device executes.
 
     Notes

@@ -71,7 +71,7 @@ def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout 
     Return the matrix for op(A) op(B) where the caller gives none, as this rank is to make it.
 
     Of two whole matrices it is a host matrix that all ranks see. Else its layout is that of op(A) if that leaves k
-    whole, or that of op(B) if that does, or even rows; its memory is that of the operand that it follows, or of A.
+    whole, or that of op(B) if that does, or even rows. Its memory is that of the operand that it follows, or of A.
 
     Parameters
     ----------

@@ -48,8 +48,8 @@ def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) ->
     """
     Answer one line after the other until there are no more.
 
-    ``begin`` takes a task on and finds its best setting, among ``settings`` if there are any, ``time`` times calls
-    with it, ``end`` computes once from the first C and stores the result. What the library cannot do is answered with
+    ``begin`` takes a task on and finds its best setting, among ``settings`` if there are any. ``time`` times calls with
+    it. ``end`` computes once from the first C and stores the result. What the library cannot do is answered with
     ``error`` and ends the task; any other failure ends the loop too (``ends``).
     """
     server: _Server | None = None

@@ -66,12 +66,12 @@ def fit_gemm_shape(
     """
     Fit the time of products by shape; errors count relative to the time.
 
-    For given blocks ``t = overhead + W·k·(1 + uneven·u)/rate + W·half_depth/rate + 2·tail·k/rate + c·extra`` with W
-    the operations per step of k, whole blocks counted, or whole waves of them, and u 1 where C is uneven
-    (`GemmShape`), else 0, is linear in (overhead, 1/rate, half_depth/rate, tail/rate, c, uneven/rate); the blocks are
-    those that fit best, in waves only if they fit far better. With these, the extra bytes are divided by
-    1 + k/c_half_depth for several depths, and that is taken which fits best if it fits better than none. Times that do
-    not grow with the operations (of tiny products on a busy machine) give the best rate seen, and no shape.
+    For given blocks ``t = overhead + W·k·(1 + uneven·u)/rate + W·half_depth/rate + 2·tail·k/rate + c·extra``. W is the
+    operations per step of k, whole blocks counted, or whole waves of them; u is 1 where C is uneven (`GemmShape`), else
+    0. So t is linear in (overhead, 1/rate, half_depth/rate, tail/rate, c, uneven/rate). The blocks are those that fit
+    best, in waves only if they fit far better. With these, the extra bytes are divided by 1 + k/c_half_depth for
+    several depths, and that is taken which fits best if it fits better than none. Times that do not grow with the
+    operations (of tiny products on a busy machine) give the best rate seen, and no shape.
 
     Parameters
     ----------

@@ -79,10 +79,10 @@ def unbeaten(machine: Machine, products: Iterable[Done]) -> Machine:
 
     Notes
     -----
-    The resource that limits a bound which was beaten (the rate of the type, the ports of the host's links, those of
-    links between devices; where no port limits them the links) gets what the product shows, step by step until the
-    bound holds, since another resource may limit it then. Where a matrix's owner would compute most of the operations
-    itself it is its rate. What to expect of the machine stays.
+    A bound that was beaten is limited by a resource: the rate of the type, or the ports of links. Where no port limits
+    the links between devices, it is these. This resource gets what the product shows, step by step until the bound
+    holds, since another resource may limit it then. Where a matrix's owner would compute most of the operations itself
+    it is its rate. What to expect of the machine stays.
     """
     for problem, placement, best_s in products:
         for _ in range(_MOST_STEPS):

@@ -32,8 +32,8 @@ class Areas:
     """
     How the memory that probes use is divided.
 
-    Each device has an area to send from and one to receive into for every location; the host has, for each
-    rank, two of either kind one after the other, so that transfers do not stay in a cache.
+    Each device has an area to send from and one to receive into for every location. The host has, for each rank, two of
+    either kind one after the other, so that transfers do not stay in a cache.
 
     Attributes
     ----------
@@ -295,8 +295,8 @@ def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
     Parameters
     ----------
     ranks : sequence of int
-        Hop i is issued by rank ``ranks[i % len(ranks)]`` and goes to the next one's device; with one rank the
-        hops change between two lanes of it, and stay on its device.
+        Hop i is issued by rank ``ranks[i % len(ranks)]`` and goes to the next one's device. With one rank the hops
+        change between two lanes of it, and stay on its device.
     count : int
         Hops.
     """

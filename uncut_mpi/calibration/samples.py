@@ -123,8 +123,8 @@ class Samples:
     costs : dict of str to float
         Fields of `IssueCosts`.
     beside : dict of str to float
-        Time (s) of large copies and of a small copy's ways there and back between the same devices: ``"large"`` and
-        ``"small"`` alone, ``"together"`` at once on lanes of their own; empty if not measured.
+        Time (s) of large copies and of a small copy's ways there and back between the same devices. ``"large"`` and
+        ``"small"`` are alone, ``"together"`` at once on lanes of their own. Empty if not measured.
     watts : dict of str to list of float
         ``"idle"``, ``"busy"`` and ``"active"`` (between products) of each device; 0 where unknown.
     litmus : dict of str to int

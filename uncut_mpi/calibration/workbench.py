@@ -207,8 +207,8 @@ class Workbench:
         Returns
         -------
         ndarray of float64, shape (num_ranks, 4)
-            Of each rank: start and end on the node's monotonic clock, time to issue, and time from the start of the
-            first of its timed tasks to the end of the last, 0 if it has none (seconds).
+            Of each rank, in seconds: start and end on the node's monotonic clock, time to issue, and time of its timed
+            tasks. The last is from the start of the first to the end of the last of them, 0 if there are none.
         """
         epoch, self._epoch = self._epoch, self._epoch + executable.span
         self.group.barrier(f"measuring {what}")

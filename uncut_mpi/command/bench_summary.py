@@ -47,8 +47,8 @@ class Speedup:
     slower : int
         Problems in which the method took longer.
     energy, edp : float or None
-        The mean of the energy of the other over that of the method, and of their energies times their times; of the
-        problems of which both are known.
+        The mean of the energy of the other over that of the method, and the same of energy times time. Only problems of
+        which both energies are known count.
     """
 
     problems: int

@@ -47,8 +47,8 @@ class CheckResult:
     error, tolerance : float
         Error and bound where their ratio is largest. Infinite or NaN where the result is.
     relative : bool
-        Whether both are relative to the largest expected value; else that is no larger than the tolerance, as where
-        all results are tiny or 0, and they are absolute.
+        Whether both are relative to the largest expected value. Else that is no larger than the tolerance, as where all
+        results are tiny or 0, and they are absolute.
     rms_error : float
         Root mean square of the errors relative to that of the expected values.
     detail : str

@@ -62,21 +62,21 @@ def check_elements(
 
     Notes
     -----
-    What an element may be follows from its true value v, known up to a bound b, from the largest number of the
-    type and from L, half a unit in its last place above it, where rounding goes to infinity:
+    What an element may be follows from its true value v, known up to a bound b, and from the type. L is half a unit in
+    the last place above the type's largest number: from there rounding goes to infinity.
 
     * :math:`|v| - b \ge L`: the infinity of v's sign. A finite number, however large, is wrong.
     * :math:`|v| + b < L`: a finite number within the bound. An infinity and NaN are wrong.
     * between: either.
 
-    **Sums on the way.** An order of summation that is as right as any other may pass through larger numbers than
-    v: of the terms 3e38, 3e38, -3e38 float32 holds the sum, and not that of the first two. What can be met is
-    what *some* order meets: the sum of all positive terms, and that of all negative ones, or S of
-    `uncut_mpi.command.tolerance` where that is less; these before or after alpha (1e-30 times 1e25 · 1e25 may
-    overflow before alpha makes it 1e20), beta C alone, and either with the other. If the largest of these is
-    beyond the type that sums (float32 for half types), the element may also be plus infinity; if the least is,
-    minus infinity; if both are, NaN, which inf - inf makes. So a sum whose terms all have one sign, or whose
-    terms together stay below the limit, may be none of these: it must be what v is.
+    **Sums on the way.** An order of summation that is as right as any other may pass through larger numbers than v. Of
+    the terms 3e38, 3e38, -3e38 float32 holds the sum, and not that of the first two. What can be met is what *some*
+    order meets. That is the sum of all positive terms, and that of all negative ones, or S of
+    `uncut_mpi.command.tolerance` where that is less. It counts before and after alpha: 1e-30 times 1e25 · 1e25 may
+    overflow before alpha makes it 1e20. Beta C is met alone, and either with the other. If the largest of these is
+    beyond the type that sums (float32 for half types), the element may also be plus infinity. If the least is, it may
+    be minus infinity; if both are, NaN, which inf - inf makes. So a sum whose terms all have one sign, or whose terms
+    together stay below the limit, may be none of these: it must be what v is.
 
     **Inputs.** An element whose row of op(A), column of op(B) or element of C_in holds NaN or infinity must be
     NaN (any NaN), or the infinity, that the float64 product gives.

@@ -38,9 +38,8 @@ def fill(view: np.ndarray, matrix: str, seed: int, *, rows: int, row0: int = 0, 
 
     Notes
     -----
-    Element (i, j) is made of the (j·rows + i)-th 64-bit word of a PCG64DXSM stream (float64: its
-    upper 54 bits, as a signed number) or of the half word of that number (float32 and half types:
-    its upper 25 bits).
+    Element (i, j) of float64 is made of the (j·rows + i)-th 64-bit word of a PCG64DXSM stream: its upper 54 bits, as a
+    signed number. For float32 and half types it is the half word of that number: its upper 25 bits.
     """
     part_rows, part_cols = view.shape
     if part_rows == 0 or part_cols == 0:

@@ -118,8 +118,8 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
     Raises
     ------
     DataFileError
-        If the file is missing, a directory, not .npy, truncated, not two-dimensional, of a type
-        that cannot be multiplied, of a foreign byte order or of another type than `dtype`.
+        If the file is missing, a directory, not .npy, truncated or not two-dimensional. Also if it is of a type that
+        cannot be multiplied, of a foreign byte order or of another type than `dtype`.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:

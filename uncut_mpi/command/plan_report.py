@@ -129,9 +129,9 @@ def to_json(facts: PlanFacts) -> str:
     """
     Return the facts as one JSON object, ending in a newline.
 
-    Times are in seconds, energies in joules; `transfers` and `transferred_bytes` are per [source, destination] with
-    the host last; `ports` are the bytes into and out of every rank's device; `candidates` are the schedules tried, the
-    best first.
+    Times are in seconds, energies in joules. `transfers` and `transferred_bytes` are per [source, destination] with the
+    host last. `ports` are the bytes into and out of every rank's device. `candidates` are the schedules tried, the best
+    first.
     """
     best, problem = facts.result.best, facts.problem
     value: dict[str, Any] = dict(zip("mnk", problem.callers_shape, strict=True))

@@ -195,8 +195,8 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
     """
     Return a warning of a place that costs more than half of the time, with one that does not; empty if none does.
 
-    Matrices that are whole in one memory are dealt to all ranks instead, by rows or by columns, and multiplied on a
-    grid of one column or one row, as `kblocks` does it by its own rules. So a better place may be missed.
+    Matrices that are whole in one memory are dealt to all ranks instead, by rows or by columns. They are multiplied on
+    a grid of one column or one row, as `kblocks` does it by its own rules. So a better place may be missed.
 
     Parameters
     ----------

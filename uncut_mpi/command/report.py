@@ -295,9 +295,9 @@ def to_json(facts: Facts) -> str:
     """
     Return the facts of one run as one JSON object, ending in a newline.
 
-    Times are in seconds; `bytes` has one entry per kind of link; `passed`, `error` and `tolerance`
-    are null without a check, and `error` and `tolerance` where they are not finite; `median_s`, `min_s`, `max_s` and
-    `tflop_per_s` are null where nothing was measured; `cupy`, `cuda` and `driver` are null with the host backend.
+    Times are in seconds; `bytes` has one entry per kind of link. `passed`, `error` and `tolerance` are null without a
+    check, and `error` and `tolerance` where they are not finite. `median_s`, `min_s`, `max_s` and `tflop_per_s` are
+    null where nothing was measured. `cupy`, `cuda` and `driver` are null with the host backend.
     """
     return json.dumps(_json_value(facts), indent=1, allow_nan=False) + "\n"
 

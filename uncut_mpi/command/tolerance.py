@@ -64,18 +64,19 @@ class Tolerance:
 
     Notes
     -----
-    With :math:`P = |\alpha||A||B| + |\beta||C|`, u the unit roundoff of the type that sums and k the shared extent, one
-    element of a product computed in any order of summation, in blocks updated one after another or split between ranks,
-    differs from the exact one by at most the smaller of
+    Let :math:`P = |\alpha||A||B| + |\beta||C|`, u the unit roundoff of the type that sums and k the shared extent. A
+    product may be computed in any order of summation, in blocks updated one after another or split between ranks. One
+    element of it differs from the exact one by at most the smaller of
 
     * :math:`\gamma_{k+3} P`, :math:`\gamma_n = nu/(1-nu)`: always (Higham 2002 [1]_, sections 3.1 and 3.5; three
       roundings for alpha, beta and their products; a block update costs no more additions than it saves);
     * :math:`\lambda\sqrt{2k+3}\,u\,S`: except with a probability of :math:`2e^{-\lambda^2/2}` per element, if rounding
-      errors are mean independent of zero mean (Higham & Mary 2019 [2]_; in this form, by the Azuma–Hoeffding
-      inequality, Connolly, Higham & Mary 2021 [3]_). S bounds the partial sums at which the errors arise.
+      errors are mean independent of zero mean (Higham & Mary 2019 [2]_). In this form it follows from the
+      Azuma–Hoeffding inequality (Connolly, Higham & Mary 2021 [3]_). S bounds the partial sums at which the errors
+      arise.
 
     S is taken as the smaller of P and *four times the largest partial sum seen at the bounds of blocks of k, plus the
-    largest* :math:`|A||B|` *of one block*; the factor allows for other orders of the blocks.
+    largest* :math:`|A||B|` *of one block*. The factor allows for other orders of the blocks.
 
     Half types add up in float32 on tensor cores, which truncate: u is doubled, and a bias of one truncation per 8
     products, k/8·2u·S, is added (Fasi et al. 2021 [4]_ found 4 products per truncation on V100 and 8 on A100). Their
@@ -83,21 +84,21 @@ class Tolerance:
     of float64.
 
     Underflow adds one smallest subnormal number per operation, times :math:`|\alpha|` for what is multiplied before
-    alpha is; operands and results that are subnormal keep their value on tensor cores too [4]_. Alpha and beta are
+    alpha is. Operands and results that are subnormal keep their value on tensor cores too [4]_. Alpha and beta are
     numbers of the type that sums: if one is subnormal there, half a smallest subnormal times what it multiplies is
     added.
 
-    ``tf32`` rounds or truncates the elements of A and B to 11 significant bits first, each by at most
-    :math:`u_o = 2^{-10}` of itself: at most :math:`2u_o(1+u_o)P` always. What is lost of an element depends on its last
-    bits; taken as random, these change a product by :math:`u_o|\alpha AB|` on average if they are truncated (half of
-    :math:`u_o` for each of two), and by no more than :math:`\lambda u_o Q` beside that except with the chance above,
-    where :math:`Q = |\alpha|\sqrt{(A\circ A)(B\circ B)}` (Hoeffding 1963 [5]_; a term varies by :math:`2u_o` of itself
-    at most). Subnormal elements count as the smallest normal number there, which loses as much, and their rows and
-    columns have the bound that always holds. For a sum with signs x, :math:`Q^2` is :math:`\alpha^2\sum_p
-    a_{rp}^2((Bx)_p^2 + \|b_p\|^2)`.
+    ``tf32`` rounds or truncates the elements of A and B to 11 significant bits first, each by at most :math:`u_o =
+    2^{-10}` of itself: at most :math:`2u_o(1+u_o)P` always. What is lost of an element depends on its last bits, which
+    are taken as random. If they are truncated, they change a product by :math:`u_o|\alpha AB|` on average (half of
+    :math:`u_o` for each of two). Beside that they change it by no more than :math:`\lambda u_o Q`, except with the
+    chance above, where :math:`Q = |\alpha|\sqrt{(A\circ A)(B\circ B)}` (Hoeffding 1963 [5]_). A term varies by
+    :math:`2u_o` of itself at most. Subnormal elements count as the smallest normal number there, which loses as much,
+    and their rows and columns have the bound that always holds. For a sum with signs x, :math:`Q^2` is
+    :math:`\alpha^2\sum_p a_{rp}^2((Bx)_p^2 + \|b_p\|^2)`.
 
     For a row r of C and a vector x of random signs, :math:`\sum_j x_j d_{rj}` of errors :math:`|d_{rj}| \le b_{rj}`
-    exceeds :math:`\lambda\|b_r\|_2` with a probability of at most :math:`2e^{-\lambda^2/2}` (Hoeffding 1963 [5]_); the
+    exceeds :math:`\lambda\|b_r\|_2` with a probability of at most :math:`2e^{-\lambda^2/2}` (Hoeffding 1963 [5]_). The
     sum of all rounding errors of a row is one Azuma–Hoeffding sum, so that λ appears once there too.
     :math:`\|(|A||B|)_r\|_2` is bounded by :math:`\sum_p |a_{rp}| \|b_p\|_2` with the 2-norms of the rows of B.
 

@@ -13,7 +13,7 @@ class UnfinishedFile:
     A file that is written before it has its name; held by one process.
 
     Until `commit` it has no name at all where the file system can do that (``O_TMPFILE``), so that even a process that
-    is killed leaves nothing; elsewhere it has a hidden name in the same directory, which `discard` removes. A context
+    is killed leaves nothing. Elsewhere it has a hidden name in the same directory, which `discard` removes. A context
     manager that discards what was not committed. Its methods raise OSError.
 
     Attributes

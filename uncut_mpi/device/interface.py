@@ -126,10 +126,10 @@ class ProgressBoard:
     Attributes
     ----------
     words : ndarray of uint32, shape `shape(num_ranks)`
-        Row r is written by rank r only (by its executor or its device's streams): word l counts the
-        operations that lane l has finished, and for `host` the parts of a long one; for `cuda` it is
-        the last wait reached (2·i+1 reached the wait that is operation i, 2·i+2 passed it), and of a lane of
-        the host the turns of its worker. The counts restart at 0 with every call. The last row is for all ranks.
+        Row r is written by rank r only, by its executor or its device's streams. For `host` word l counts the
+        operations that lane l has finished, and the parts of a long one. For `cuda` it is the last wait reached: 2·i+1
+        reached the wait that is operation i, 2·i+2 passed it. Of a lane of the host it is the turns of its worker. The
+        counts restart at 0 with every call. The last row is for all ranks.
     rank : int
         Whose row is ours.
     """
@@ -147,7 +147,7 @@ class ProgressBoard:
         """
         The abort word, shape (1,), uint64: one more than the epoch of the latest call that failed while tasks ran.
 
-        Its value tells calls apart, so nobody has to reset it between them, where a slow rank of one call and a fast
+        Its value tells calls apart, so nobody has to reset it between them. There a slow rank of one call and a fast
         one of the next would get in each other's way. Before epochs wrap round it is set to 0 with the flags. The
         highest bit says that the rank's context is lost, so that it writes no flags: nobody waits for them then.
         """
@@ -452,8 +452,8 @@ class Backend(abc.ABC):
         """
         Choose kernels of products by their time in executables made from now on, or leave it to the library.
 
-        Where it is done an executable takes tens of milliseconds longer to make, and what it computes may differ in
-        the last bits from what another process does with the same schedule. A backend begins without.
+        Where it is done an executable takes tens of milliseconds longer to make. What it computes may differ in the
+        last bits from what another process computes with the same schedule. A backend begins without.
         """
 
     def fill_random(self, address: int, nbytes: int, dtype: DType) -> None:

@@ -95,23 +95,21 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         The 2mnk operations at the sum of all ranks' rates.
 
     Host links
-        Products are made on devices, so every byte of A, B and C (if read) that lies in host memory
-        enters some device at least once, over all links from host to devices together;
-        C in host memory leaves a device at least once. Where the two ways share a port there is a term for
-        both at once; else they run at full speed together.
-        What lies in the private host memory of one rank passes that rank's link alone.
+        Products are made on devices. So every byte of A, B and C (if read) that lies in host memory enters some device
+        at least once, over all links from host to devices together. C in host memory leaves a device at least once.
+        Where the two ways share a port there is a term for both at once; else they run at full speed together. What
+        lies in the private host memory of one rank passes that rank's link alone.
 
     Out of and into a rank
-        Let rank o hold matrices in its device and do the share x of the operations itself, in
-        :math:`xF/r_o` with F = 2mnk and :math:`r_o` its rate. An element of A (m×k) that never leaves o
-        has all its 2n operations done there, so at most the share x of A's elements stays, and at least
-        :math:`(1-x)` of its bytes leave o; the same holds for B. An element of C with an operation done
-        elsewhere needs a partial result from there, of at least one element, so at least
-        :math:`(1-x)` of C's bytes enter o. (C is combined at its owner at best, so reading it costs
-        nothing here.) With q the time for all those bytes over all of o's links together, the
-        time is at least :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`.
-        Where o holds parts, whose bytes take q and those of the whole matrices Q, at most the share x of all elements
-        stays, so :math:`q - xQ` has to move, and Q stands for q in the denominator.
+        Let rank o hold matrices in its device and do the share x of the operations itself. That takes :math:`xF/r_o`,
+        with F = 2mnk and :math:`r_o` its rate. An element of A (m×k) that never leaves o has all its 2n operations done
+        there. So at most the share x of A's elements stays, and at least :math:`(1-x)` of its bytes leave o. The same
+        holds for B. An element of C with an operation done elsewhere needs a partial result from there, of at least one
+        element, so at least :math:`(1-x)` of C's bytes enter o. (C is combined at its owner at best, so reading it
+        costs nothing here.) With q the time for all those bytes over all of o's links together, the time is at least
+        :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`. Where o holds parts, let their bytes take q and
+        those of the whole matrices Q. At most the share x of all elements stays, so :math:`q - xQ` has to move, and Q
+        stands for q in the denominator.
     """
     placement.check_ranks(machine.num_ranks)
     reads, writes = _pieces(problem, placement)

@@ -94,8 +94,8 @@ class BandModel:
         """
         Return the tile edge that the model chooses: the next power of two that keeps its conditions.
 
-        T_task grows with the edge (equations 14 and 15), so it is the least that is above equations 4 and 12;
-        where no edge is limited by arithmetic, above equation 13.
+        T_task grows with the edge (equations 14 and 15), so it is the least that is above equations 4 and 12. Where no
+        edge is limited by arithmetic, it is the least above equation 13.
         """
         intensity = self.intensity_threshold()
         if math.isinf(intensity):

@@ -56,25 +56,25 @@ class GemmShape(_NonNegative):
     """
     How the rate of a product depends on its shape.
 
-    A product of m×n×k runs as blocks of `block_rows` × `block_cols`, as many at once as the device has
-    multiprocessors, so that its time grows in waves; each block needs `half_depth` more steps of k than
-    the arithmetic says to fill and drain its pipeline, and `overhead_s` passes before the first. The last blocks
-    leave multiprocessors idle, for as long as `tail_elements` of C take; and C is moved:
+    A product of m×n×k runs as blocks of `block_rows` × `block_cols`, as many at once as the device has multiprocessors,
+    so that its time grows in waves. Each block needs `half_depth` more steps of k than the arithmetic says, to fill and
+    drain its pipeline. Before the first `overhead_s` passes. The last blocks leave multiprocessors idle, for as long as
+    `tail_elements` of C take; and C is moved:
 
         t = overhead_s + 2 · (W · (k + half_depth) + tail_elements · k) / rate + c_s_per_byte · extra bytes of C / h
 
     with W = waves · multiprocessors · block_rows · block_cols and waves = ⌈⌈m/block_rows⌉ · ⌈n/block_cols⌉ /
     multiprocessors⌉. The rate is the one of a large product, `Machine.gemm_tflop_per_s`. Without `waves` blocks are
-    whole, but as many as there are: W = ⌈m/block_rows⌉ · ⌈n/block_cols⌉ · block_rows · block_cols; libraries that have
-    kernels of several block sizes, and share k among multiprocessors, hide the last wave. Blocks of 1×1 mean
-    W = m·n. To write C once in the accumulator's type is part of `half_depth`; what is moved beyond it (C
-    is read where the product is added to it) are the extra bytes. Of that a long product hides a part behind its
-    arithmetic: h = 1 + k / c_half_depth; 1 if c_half_depth is 0. Where C is uneven (rows or columns above 256 and
-    no multiple of it) W · k counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where
-    columns of A, B or C begin or end at no multiple of 16 bytes it counts 1 + `misaligned` times: tensor cores are
-    fed by loads that need them there. Another product beside it can use `idle_use` of what it leaves idle. The tail,
-    the extra bytes, what hides them, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured
-    products asked for (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
+    whole, but as many as there are: W = ⌈m/block_rows⌉ · ⌈n/block_cols⌉ · block_rows · block_cols. Libraries that have
+    kernels of several block sizes, and share k among multiprocessors, hide the last wave. Blocks of 1×1 mean W = m·n.
+    To write C once in the accumulator's type is part of `half_depth`. What is moved beyond it (C is read where the
+    product is added to it) are the extra bytes. Of that a long product hides a part behind its arithmetic: h = 1 + k /
+    c_half_depth; 1 if c_half_depth is 0. Where C is uneven (rows or columns above 256 and no multiple of it) W · k
+    counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where columns of A, B or C begin
+    or end at no multiple of 16 bytes it counts 1 + `misaligned` times. Tensor cores are fed by loads that need them
+    there. Another product beside it can use `idle_use` of what it leaves idle. The tail, the extra bytes, what hides
+    them, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured products asked for
+    (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
 
     Attributes
     ----------
@@ -198,19 +198,19 @@ class RowRates:
     """
     What two-dimensional copies get of a link's bandwidth, by the width of their contiguous rows, which lie far apart.
 
-    Between the widths of a table the share is linear in the logarithm of the width; below the first one it falls
-    with the width, as rows per second stay the same; beyond the last one it stays. An empty table means that
-    rows cost nothing. In host memory far apart is 64 KiB: rows below 32 KiB that lie twice their width apart cost
-    nothing, and between the two what is lost grows with the distance. A device learns the pages of 64 KiB of host
-    memory at once, so that a row that lies in two such lines costs as much as the two rows that it is cut into; the
-    tables are of rows that do not. Memory of all ranks begins at a line, a caller's own anywhere; a matrix within it is
-    taken to begin where the memory does (``docs/performance.md``, 2026-11-21, 22 and 25).
+    Between the widths of a table the share is linear in the logarithm of the width. Below the first one it falls with
+    the width, as rows per second stay the same. Beyond the last one it stays. An empty table means that rows cost
+    nothing. In host memory far apart is 64 KiB. Rows below 32 KiB that lie twice their width apart cost nothing, and
+    between the two what is lost grows with the distance. A device learns the pages of 64 KiB of host memory at once. So
+    a row that lies in two such lines costs as much as the two rows that it is cut into. The tables are of rows that do
+    not. Memory of all ranks begins at a line, a caller's own anywhere; a matrix within it is taken to begin where the
+    memory does (``docs/performance.md``, 2026-11-21, 22 and 25).
 
     Attributes
     ----------
     device, host_in, host_out, local : tuple of (float, float)
-        (width in bytes, share in (0, 1]) by rising width: between devices, from host memory, to host memory, within
-        a device; if the last one is empty, as between devices.
+        (width in bytes, share in (0, 1]) by rising width: between devices, from host memory, to host memory, within a
+        device. If the last one is empty, it is as between devices.
     """
 
     device: RowTable = ()

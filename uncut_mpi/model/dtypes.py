@@ -16,9 +16,9 @@ class DType(enum.IntEnum):
     """
     An element type; the integer is its code in encoded schedules.
 
-    ``f32`` is strict: no TF32 or other reduced-precision mode is used for it. ``tf32`` is float32 in memory;
-    its products round the elements of A and B to 11 significant bits first, which tensor cores multiply several
-    times as fast, and add up in float32.
+    ``f32`` is strict: no TF32 or other reduced-precision mode is used for it. ``tf32`` is float32 in memory. Its
+    products first round the elements of A and B to 11 significant bits, which tensor cores multiply several times as
+    fast, and add up in float32.
     """
 
     f64 = 0

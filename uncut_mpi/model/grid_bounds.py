@@ -102,16 +102,16 @@ def grid_bound(
         What lies in host memory enters, and C there leaves, over the host links of D, both ways at once
         under their ports. C enters only if it is read.
     egress
-        What has to leave the device that owns matrices, over its links to D: of A everything but the own
-        block A/(rs), which stays where no other column needs it (c = 1); of B likewise with B/(cs), r = 1.
-        C is read as (1 − 1/(rc))·C, unless it is combined at its owner.
+        What has to leave the device that owns matrices, over its links to D. Of A that is everything, but the own block
+        A/(rs) stays where no other column needs it (c = 1). Of B likewise with B/(cs), r = 1. C is read as (1 −
+        1/(rc))·C, unless it is combined at its owner.
     ingress
         What has to enter the device that owns C, from D: all results but its own block C/(rc), which only a
         split of k (s > 1) makes incomplete.
     replication
-        What has to enter the ranks of D from other devices, over the sum of their ingress: A in c copies and
-        B in r, less the owner's own block, or one copy less of each that comes from the host (the first
-        enters over a host link); (s − 1)·C partial results; C's results and, if it moves, C itself.
+        What has to enter the ranks of D from other devices, over the sum of their ingress. A enters in c copies and B
+        in r, less the owner's own block. Of what comes from the host it is one copy less, as the first enters over a
+        host link. Besides there are (s − 1)·C partial results, C's results and, if it moves, C itself.
     """
     return _Node(problem, placement, machine, devices, c_at_owner).bound(grid)
 

@@ -116,10 +116,10 @@ class LinkMap(Remade):
 
         Notes
         -----
-        The paper prints the shared bandwidth as the bandwidth times a double sum of slowdowns, which would
-        grow with every link in use. Its text asks for the contrary, and for a factor of 2 at most "to avoid
-        empirical errors spilling into the models": here the bandwidth is divided by the largest slowdown that
-        any of the links in use causes.
+        The paper prints the shared bandwidth as the bandwidth times a double sum of slowdowns, which would grow with
+        every link in use. Its text asks for the contrary, and for a factor of 2 at most "to avoid empirical errors
+        spilling into the models". Here the bandwidth is divided by the largest slowdown that any of the links in use
+        causes.
         """
         caused = _caused_by(self)
         worst: dict[Link, float] = {}
@@ -135,9 +135,9 @@ class LinkMap(Remade):
         """
         Return the map with transfers led around slow links (section 3.2).
 
-        A transfer goes through up to `max_hops` of the devices where the narrowest link on that way sustains
-        more than the direct one; of equal ways the shortest, then the one through the lowest devices. The
-        bandwidth is then that of the narrowest link, since chunks follow each other, and latencies add up.
+        A transfer goes through up to `max_hops` of the devices where the narrowest link on that way sustains more than
+        the direct one. Of equal ways it takes the shortest, then the one through the lowest devices. The bandwidth is
+        then that of the narrowest link, since chunks follow each other, and latencies add up.
 
         Parameters
         ----------

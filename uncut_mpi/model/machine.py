@@ -86,8 +86,8 @@ class Machine(Remade):
         Power of each device between the products of a call, its clocks up; 0 where unknown.
     serial_copies : bool
         A device serves the copies that it issues one way (to other devices, from the host, to the host) one after
-        another, each with its latency; else those on different links run together. Measured between devices; each
-        way with the host has one lane per rank.
+        another, each with its latency. Else those on different links run together. Measured between devices; each way
+        with the host has one lane per rank.
     provenance : str
         Who measured it, how and when.
     steady : bool

@@ -162,9 +162,9 @@ def predict(
 
     Notes
     -----
-    The grid is the most square one. In equation 4 each device receives its share of the extra bytes, at the
-    mean of what its links from the other devices sustain ("we assume these bytes are equally distributed
-    between devices").
+    The grid is the most square one. In equation 4 each device receives its share of the extra bytes, at the mean of
+    what its links from the other devices sustain. The paper says: "we assume these bytes are equally distributed
+    between devices".
     """
     return _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops).workload(devices, ratios)
 
@@ -233,9 +233,9 @@ def tile_edge(
     """
     Return the tile edge T (elements) of least predicted time.
 
-    Equations 1 to 5 in tiles: a device's products are as many as its share of ⌈m/T⌉·⌈n/T⌉, rounded up, times ⌈k/T⌉,
-    each of the time looked up for T×T×T ("Kernel lookup", section 3.4); each tile that it receives or sends has the
-    link's latency. The equations know of no start or end without overlap, so that of edges within
+    Equations 1 to 5 in tiles. A device's products are as many as its share of ⌈m/T⌉·⌈n/T⌉, rounded up, times ⌈k/T⌉.
+    Each has the time looked up for T×T×T ("Kernel lookup", section 3.4). Each tile that the device receives or sends
+    has the link's latency. The equations know of no start or end without overlap, so that of edges within
     `TILE_TOLERANCE` the smallest is taken.
 
     Parameters

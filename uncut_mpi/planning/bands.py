@@ -95,7 +95,7 @@ def choose_tile(problem: GemmProblem, placement: Placement, machine: Machine, de
     """
     Return the edge that the papers' conditions ask for (`BandModel.tile_edge`), at least `MIN_TILE`.
 
-    N of the square matrices is k, the length of a band; the rates are the slowest of the devices and of their links
+    N of the square matrices is k, the length of a band. The rates are the slowest of the devices and of their links
     from the owners of A and B. No edge leaves a device without a tile: the largest is max(m, n) over the devices.
     """
     links = [

@@ -149,8 +149,8 @@ def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
     how : Blocking
         With everything set.
     whole : bool
-        Whether k-blocks of B are rows far apart in host memory: the largest k-blocks end at multiples of their length,
-        and the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
+        Whether k-blocks of B are rows far apart in host memory. The largest k-blocks then end at multiples of their
+        length, and the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
     """
     return _native.KBlocking(
         how,
@@ -186,21 +186,21 @@ def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
     -----
     ``"k"``
         Each k-block updates all columns. The k-blocks within the last quarter of k (`Blocking.tail`) are done column
-        block by column block, so that results leave while others are computed; the last of them is halved a few times,
-        so that little is left to send at the end, and the others are large, as products run best.
+        block by column block, so that results leave while others are computed. The last column block is halved a few
+        times, so that little is left to send at the end. The others are large, as products run best.
     ``"k-columns"``
-        The same with the last half of k (a quarter where ranks share k; `Blocking.tail`), and B's part of that arrives
+        The same with the last half of k (a quarter where ranks share k; `Blocking.tail`). B's part of that arrives
         column block by column block too, so that products do not wait for all of it.
     ``"columns"``
-        The first column block is done k-block by k-block, as A arrives; then each other block at once, as its columns
-        of B arrive; the last of them is halved a few times, so that little is left to do when the last bytes are there.
-        C enters and leaves throughout: for host memory, which is shared by both directions. Where k-blocks of B are
-        rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
+        The first column block is done k-block by k-block, as A arrives. Then each other block is done at once, as its
+        columns of B arrive. The last of them is halved a few times, so that little is left to do when the last bytes
+        are there. C enters and leaves throughout: for host memory, which is shared by both directions. Where k-blocks
+        of B are rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
     ``"corner"``
-        There are row blocks too. The block in the first corner is done k-block by k-block; then, as each column block
-        of B or row block of A arrives, all that it makes with what is there of the other, at once. Work grows as the
-        square of what has arrived, and sums of parts of k are formed in the first block alone: reading and writing them
-        makes a product of a half type a fifth to three fifths longer (``docs/performance.md``, 2026-11-23).
+        There are row blocks too. The first block of both is done k-block by k-block. Then, as each column block of B or
+        row block of A arrives, all that it makes with what is there of the other is done at once. Work grows as the
+        square of what has arrived. Sums of parts of k are formed in the first block alone. To read and write them makes
+        a product of a half type a fifth to three fifths longer (``docs/performance.md``, 2026-11-23).
     """
     many = count_k_blocks(extent, how) > _MOST_KEPT
     return (_made.__wrapped__ if many else _made)(extent, how, whole=whole)

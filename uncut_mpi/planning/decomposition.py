@@ -195,9 +195,9 @@ def tile_cost(tiles: np.ndarray, problem: GemmProblem, num_workers: int, tile_mi
     """
     Return the composite cost C_padding + C_overlap + C_latency of section III-A for each tile edge.
 
-    C_padding is the sum of 1/⌊D/T⌋ over those extents D of m, n, k that T does not divide (an extent
-    below T is one short tile and adds nothing); C_overlap is the number of workers over (m/T)(n/T)(k/T), the
-    part of the work that nothing overlaps; C_latency is 0.2 T_min/T.
+    C_padding is the sum of 1/⌊D/T⌋ over those extents D of m, n, k that T does not divide. An extent below T is one
+    short tile and adds nothing. C_overlap is the number of workers over (m/T)(n/T)(k/T), the part of the work that
+    nothing overlaps. C_latency is 0.2 T_min/T.
 
     Parameters
     ----------
@@ -230,11 +230,10 @@ def choose_tile(
     """
     Return the tile edge of least cost (see `tile_cost`), the larger of equal ones.
 
-    Candidates are T from 128 to min(m_r, n_c, k) for which tiles start on 16-byte boundaries, as cuBLAS
-    needs for its fast kernels, and that minimum itself; the minimum alone where it is below 128.
-    Tiles for which a rank would spend more than half of `bound_s` on issuing calls are discarded. If
-    that leaves none, T may exceed the smaller extents (tiles end where the matrix ends); if even then
-    none is left, T is the largest extent of a block.
+    Candidates are T from 128 to min(m_r, n_c, k) for which tiles start on 16-byte boundaries, as cuBLAS needs for its
+    fast kernels. That minimum itself is one too, and the only one where it is below 128. Tiles for which a rank would
+    spend more than half of `bound_s` on issuing calls are discarded. If that leaves none, T may exceed the smaller
+    extents (tiles end where the matrix ends); if even then none is left, T is the largest extent of a block.
 
     Parameters
     ----------
@@ -265,11 +264,11 @@ def candidate_tiles(
     """
     Return tile edges worth trying, at most `count`: the heuristic's own first, the others by rising cost.
 
-    The others are the edges of least cost (see `tile_cost`) near the powers of two and near what cuts m_r, n_c or k
-    into 1, 2, 3, 4, 6 or 8 equal parts; they too start tiles on 16-byte boundaries, large ones are multiples of 64
-    or divide an extent and leave no short tile at the end of the largest blocks or of k, and they may exceed the
-    smaller extents. Of edges that differ by less than a twentieth only the best is kept, of equal costs the larger
-    edge comes first. A tile that `options` fixes is the only one.
+    The others are the edges of least cost (see `tile_cost`) near the powers of two and near what cuts an extent
+    equally. The extents are m_r, n_c and k, cut into 1, 2, 3, 4, 6 or 8 parts. They too start tiles on 16-byte
+    boundaries, and may exceed the smaller extents. Large ones are multiples of 64, or divide an extent and leave no
+    short tile at the end of the largest blocks or of k. Of edges that differ by less than a twentieth only the best is
+    kept, of equal costs the larger edge comes first. A tile that `options` fixes is the only one.
 
     Parameters
     ----------

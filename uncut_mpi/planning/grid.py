@@ -16,8 +16,8 @@ class ProcessGrid:
     """
     A grid of ranks, numbered row by row: the r-th of those that compute stands at (r // cols, r % cols).
 
-    The grid of a problem whose C is the transpose of the caller's (`GemmProblem.swapped`) is the transpose of the
-    caller's grid, and numbered column by column, so that ranks fill the caller's row by row.
+    Where a problem's C is the transpose of the caller's (`GemmProblem.swapped`), its grid is the transpose of the
+    caller's grid. It is numbered column by column, so that ranks fill the caller's row by row.
 
     Grid row I holds a contiguous block of the rows of C, grid column J a contiguous block of its
     columns. Ranks of a grid row need the same rows of op(A), ranks of a grid column the same columns
@@ -117,10 +117,10 @@ def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
     """
     Return where contiguous blocks proportional to `shares` start, and `extent` at the end.
 
-    Every block gets its due, extent × share / sum of shares, rounded down to whole steps; the steps
-    that are left go one each to the blocks that then exceed their due by the least part of it, so that the
-    last to finish is not far behind, the first of equal ones; and the last block ends with the matrix.
-    Where a block is due less than one step, blocks end at any element.
+    Every block gets its due, extent × share / sum of shares, rounded down to whole steps. The steps that are left go
+    one each to the blocks that then exceed their due by the least part of it, the first of equal ones. So the last to
+    finish is not far behind. The last block ends with the matrix. Where a block is due less than one step, blocks end
+    at any element.
 
     Parameters
     ----------

@@ -67,36 +67,38 @@ def schedule(
 
     Notes
     -----
-    * **A and B.** What several ranks need leaves its origin once: each takes a slice (whole stored columns) and hands
-      it to the others, so that ports and host links carry every byte once; or, between devices, one takes the whole
-      piece (`delivery`; where devices serve their copies one after another always). A rank that holds the matrix itself
-      reads it in place, unless it copies it so that its products are aligned (`uncut_mpi.planning.alignment`; then a k
-      that is no multiple of 16 bytes has a product for the rest, too). What it holds in part it copies beside the rest,
-      or (`begin` = ``"held"``) reads in place: then it begins there, with products that await nothing, and takes the
-      rest of k as it goes round, from one holder after the other.
+    * **A and B.** What several ranks need leaves its origin once, so ports and host links carry every byte once. Each
+      rank takes a slice (whole stored columns) and hands it to the others. Or, between devices, one rank takes the
+      whole piece (`delivery`); it always does where devices serve their copies one after another. A rank that holds the
+      matrix itself reads it in place, unless it copies it so that its products are aligned
+      (`uncut_mpi.planning.alignment`). Then a k that is no multiple of 16 bytes has a product for the rest, too. What a
+      rank holds in part it copies beside the rest, or reads in place (`begin` = ``"held"``). Then it begins there, with
+      products that await nothing. It takes the rest of k as it goes round, from one holder after the other.
     * **C** is handed on per block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the products
-      travel and C does not; combined *where it is computed* (``"worker"``) C is fetched, into the products' place
-      before the first of them where the order has it there in time, else beside them. Or the last few column blocks
-      (`away`) are combined where they are computed and the others at the owner, whose device would be the last to end
-      with all of its own products and everybody's sums. Partial sums of a k split are added by the owner, or each
-      worker adds up a slice of the columns. Half types sum in float32 and are rounded once. *Directly*, without a sum
-      apart, a block is formed whose C is at home or there before its products; with half types also all of its k has to
-      be in one product, which sums in float32 and rounds once.
+      travel and C does not. Combined *where it is computed* (``"worker"``) C is fetched. It goes into the products'
+      place if the order has it there before the first of them, else beside them. Or the last few column blocks (`away`)
+      are combined where they are computed, and the others at the owner. Otherwise the owner's device, with its own
+      products and everybody's sums, would be the last to end. Partial sums of a k split are added by the owner, or each
+      worker adds up a slice of the columns. Half types sum in float32 and are rounded once. A block is formed
+      *directly*, without a sum apart, if its C is at home or there before its products. With half types all of its k
+      also has to be in one product, which sums in float32 and rounds once.
     * **A rank that has A and B**, and uses both as they lie, multiplies all of k at once, whatever blocks the others
-      take, and begins when the first fetch, for which all others wait, is issued: one product where C is at home too
-      (in place), else one per column block; but where its blocks are formed directly it takes them as the others do.
+      take. It begins when the first fetch, for which all others wait, is issued. It makes one product where C is at
+      home too (in place), else one per column block. Where its blocks are formed directly it takes them as the others
+      do.
 
     Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the device;
-    between devices, the source (push). One lane per (issuing rank, source, destination), between devices another for
-    results, which await products; products are on compute lanes 0 and 3 in turn, where two may have begun (`lanes`),
-    and COMBINE on lanes 1 and 2. Where a device serves its copies one after another (`Machine.serial_copies`) it has
-    one lane for fetches and one for results to all other devices; a piece that several ranks need goes from its device
-    to one of them whole, before those that one rank needs, and to one that has most of these, so that what is handed on
-    meets none of them at a port; of equals to the one that has least to send in all. By list scheduling (`delivery` =
-    ``"earliest"``) that decides only between copies that could begin at one time.
+    between devices, the source (push). There is one lane per (issuing rank, source, destination), and between devices
+    another for results, which await products. Products are on compute lanes 0 and 3 in turn, where two may have begun
+    (`lanes`), and COMBINE on lanes 1 and 2. Where a device serves its copies one after another
+    (`Machine.serial_copies`) it has one lane for fetches and one for results to all other devices. There a piece that
+    several ranks need goes from its device to one of them whole, before the pieces that one rank needs. It goes to a
+    rank that gets most of the latter, so that what it hands on meets none of them at a port. Of equal ranks the one
+    that has least to send in all gets it. By list scheduling (`delivery` = ``"earliest"``) that decides only between
+    copies that could begin at one time.
 
     Where links between devices differ (`uncut_mpi.planning.ways`), nothing goes over a slow link that other ranks can
-    lead it round: these keep it in a few slots of a buffer, which are used again and again. List scheduling then knows
+    lead it round. These keep it in a few slots of a buffer, which are used again and again. List scheduling then knows
     what a byte takes on each link, and is what a schedule has if nobody asks for another delivery.
     """
     planner = Planner(problem, placement, num_ranks, machine)

@@ -69,9 +69,9 @@ def choose_grid(
 
     With one grid row every copy from and to the host is of whole columns, which move faster than rows far apart. But
     the ranks of a row hand slices of A to each other, copies by the square of their number, and all of A has to enter
-    every rank: of more than `MOST_IN_A_ROW` ranks there are as few rows as leave no more in a row, if that is possible
-    with no more rows than columns.
-    Where shares are given without a grid it is the most square one, which they have to fit.
+    every rank. So more than `MOST_IN_A_ROW` ranks have as few rows as leave no more than that in a row, if that is
+    possible with no more rows than columns. Where shares are given without a grid it is the most square one, which they
+    have to fit.
     """
     on_host = not placement.on_device()
     if options.grid is None and options.row_shares is None and options.col_shares is None and on_host:

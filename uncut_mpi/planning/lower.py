@@ -157,8 +157,8 @@ class Lowerer:
     """
     Lowers the tasks of a schedule part by part.
 
-    What it holds from one part to the next is bounded: how far lanes have waited for each other, which events are in
-    use, the lengths of lanes, and the tasks that later parts may await. How a schedule is cut changes nothing.
+    What it holds from one part to the next is bounded. That is how far lanes have waited for each other, which events
+    are in use, the lengths of lanes, and the tasks that later parts may await. How a schedule is cut changes nothing.
 
     Parameters
     ----------

@@ -62,9 +62,9 @@ def device_energy_j(simulation: Simulation) -> np.ndarray:
     """
     Return what each rank's device draws while a call lasts, in joules, shape (num_ranks,).
 
-    Its power at work (``busy_watts``, PARALiA's W_exec) for the time with a product or a COMBINE to run; for the
-    rest of the call that of a device between products (``active_watts``; at rest where that is unknown) if it takes
-    part, and its power at rest (``idle_watts``) if it does not.
+    For the time with a product or a COMBINE to run it is the power at work (``busy_watts``, PARALiA's W_exec). For the
+    rest of the call it is that between products (``active_watts``; at rest where that is unknown) if the device takes
+    part. If it does not, it is the power at rest (``idle_watts``).
     """
     machine, computing_s = simulation.machine, simulation.compute_busy_s
     waiting = machine.idle_watts.copy()
@@ -79,7 +79,7 @@ def energy_j(simulation: Simulation) -> float:
     """
     Return the energy of a call in joules: that of the devices of all ranks of the session, idle ones too.
 
-    PARALiA's metrics build on "the total power consumption of all GPUs in the multi-GPU setup" (section 3.3): a GPU
+    PARALiA's metrics build on "the total power consumption of all GPUs in the multi-GPU setup" (section 3.3). A GPU
     that is left out draws its power at rest for as long as the call lasts.
     """
     return float(device_energy_j(simulation).sum())

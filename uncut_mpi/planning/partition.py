@@ -122,9 +122,9 @@ def columns_of_ranks(areas: Sequence[float], columns: int) -> list[int]:
     Return how many ranks each column has in the column-based partition with the shortest edges.
 
     Edges say what ranks need of A and B: a block of height h and width w needs h k + w k elements. Of all ways to deal
-    ranks, in the order given, to so many columns the one is chosen whose blocks have the least sum of half perimeters:
-    with c_j ranks and the width w_j of column j it is 1 · columns + Σ c_j w_j, by dynamic programming (Beaumont et al.,
-    2001, who show that dealing them sorted by area loses nothing).
+    ranks, in the order given, to so many columns the one is chosen whose blocks have the least sum of half perimeters.
+    With c_j ranks and the width w_j of column j that sum is 1 · columns + Σ c_j w_j. Dynamic programming finds it
+    (Beaumont et al., 2001, who show that dealing ranks sorted by area loses nothing).
 
     Parameters
     ----------

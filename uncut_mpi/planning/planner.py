@@ -38,8 +38,8 @@ class Planned:
     options : ScheduleOptions
         Options it was made with, those of a search's choice included; of the caller's C, as those asked for.
     staged : tuple of Matrix
-        Which matrices go through memory of ours, or parts of them, since their own is their owner's alone or is stored
-        the other way round; of the column-major problem.
+        Which matrices of the column-major problem go through memory of ours, or parts of them. Their own is their
+        owner's alone or is stored the other way round.
     """
 
     schedule: Schedule
@@ -101,8 +101,8 @@ def plan_several(
     Parameters
     ----------
     private : collection of int
-        Which user buffers, the parts of A, B and C one after another, their owner alone can use: in device memory that
-        peers cannot open, or in private host memory that is not page-locked.
+        Which user buffers, the parts of A, B and C one after another, their owner alone can use. These are in device
+        memory that peers cannot open, or in private host memory that is not page-locked.
     """
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.

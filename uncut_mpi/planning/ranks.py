@@ -24,9 +24,9 @@ def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -
     """
     Return all ranks in the order in which it pays to compute with them.
 
-    One after the other, the one that lowers most what the product and each matrix's way to and from the ranks
-    so far would take, one after the other at the rates that those ranks get at once; the lowest of equals. Of ranks
-    that are alike, given those so far, one is looked at.
+    They are taken one by one. Next is the rank that lowers most the time of the product and of each matrix's way to and
+    from the ranks so far, each of these after the other. Rates are those that these ranks get at once; of equals it is
+    the lowest. Of ranks that are alike, given those so far, one is looked at.
     """
     rest = _Rest(problem, placement, machine)
     chosen: list[int] = []
@@ -44,7 +44,8 @@ class _Rest:
     The ranks that are left, those together that are alike.
 
     Ranks are alike if they and their links to the matrices have equal rates, and each port that their host links cross
-    is crossed with equal weight and is either the same or one of equal capacity that no rank chosen so far crosses.
+    is crossed with equal weight. The port is either the same, or one of equal capacity that no rank chosen so far
+    crosses.
     """
 
     def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine) -> None:

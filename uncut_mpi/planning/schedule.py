@@ -50,9 +50,9 @@ class Kind(enum.IntEnum):
     -----
     * Operand 0 of a task is the region it writes; the others are the regions it reads.
     * COPY reads one region of the same shape. With op T it reads one stored the other way round, within host memory or
-      within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the
-      region it writes: write := f_A op(A) op(B) + f_C C, where f_A is the factor of operand 1, operand 2
-      carries ONE and f_C is the factor of operand 3 (absent: the written region is not read).
+      within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the region it writes: write :=
+      f_A op(A) op(B) + f_C C. There f_A is the factor of operand 1, operand 2 carries ONE and f_C is the factor of
+      operand 3 (absent: the written region is not read).
     * COMBINE writes the sum of factor × region over its reads, converted to the written buffer's type
       and rounded once; without reads it writes zeros. An operand whose factor is 0 at run time is not
       read, so NaN stays out.

@@ -108,16 +108,16 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     -----
     * **Order.** Lanes are first in, first out; a task starts when the task before it on its lane and all it awaits have
       ended and it has been issued. What a task awaits on another lane is seen `event_latency_s` after its end
-      (`engine_latency_s` between copies and kernels, `kernel_latency_s` between kernels), on another rank
-      `flag_latency_s` after; flags that are set already and those that are written take time of the lane itself
+      (`engine_latency_s` between copies and kernels, `kernel_latency_s` between kernels). On another rank it is seen
+      `flag_latency_s` after. Flags that are set already and those that are written take time of the lane itself
       (`wait_lane_s`, `signal_lane_s`).
-    * **Issuing.** `call_s` after the start of a call, each rank's operations are issued in the global order by one
-      thread at `Machine.costs` (or by `issuing_threads` threads for all ranks, as in libraries with one process).
+    * **Issuing.** From `call_s` after the start of a call on, each rank's operations are issued in the global order by
+      one thread at `Machine.costs`. Or `issuing_threads` threads issue for all ranks, as in libraries with one process.
       Nothing holds it up.
     * **Copies.** After the link's latency a copy moves at its max-min fair rate among all that run (`Machine.ports`),
       at most the link's bandwidth, less for narrow rows (`Machine.row_rates`). Where a device serves its copies one
-      after another (`Machine.serial_copies`), it takes the lanes of a way (to other devices, from the host, to the
-      host) in turn, latency included, and the end of a copy is known at the lane's next turn. Copies within host
+      after another (`Machine.serial_copies`), it takes the lanes of a way in turn, latency included. (Ways are to other
+      devices, from the host and to the host.) The end of a copy is known at the lane's next turn. Copies within host
       memory, on lanes of the host, are made in turn by the rank's worker, at `HOST_COPY_GB_PER_S` and within the host's
       own bandwidth, which all share. They cost nothing to issue, and are awaited and await by flags. It transposes
       `HOST_TRANSPOSED_PER_S` elements.

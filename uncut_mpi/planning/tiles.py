@@ -85,8 +85,8 @@ class TileWorkers:
     tile : int
         Tile edge (elements); each block is tiled from its own start.
     owned : list of list of int
-        Of each rank the tiles of C that are dealt out to it, in the order of its work, numbered down
-        the columns; empty: every rank computes its block.
+        Of each rank the tiles of C that are dealt out to it, in the order of its work, numbered down the columns.
+        Empty: every rank computes its block.
     """
 
     grid: ProcessGrid

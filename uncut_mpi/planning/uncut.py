@@ -66,8 +66,8 @@ def schedule(
     Raises
     ------
     ParamError
-        If the placement, the grid or the devices name ranks that do not exist, the machine has fewer
-        ranks, or there is not one share for each grid row and column.
+        If the placement, the grid or the devices name ranks that do not exist, or the machine has fewer ranks. Also if
+        there is not one share for each grid row and column.
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
@@ -80,22 +80,22 @@ def schedule(
     * Tiles of matrices in parts end where parts do, and begin anew there. So each lies in one part: it is read in place
       by who holds it, others fetch it from there, and C tiles are written to all that hold them.
     * A and B tiles that the rank lacks are fetched into its panels. With batching one fetch serves all ranks of the
-      grid row (A) or column (B): the tile is cut into chunks along its stored columns, which pass from rank to rank.
+      grid row (A) or column (B). The tile is cut into chunks along its stored columns, which pass from rank to rank.
     * C is fetched with the first sub-problem of its tile, or with the last (WR-lazy); where C is at home the product is
       formed in place. Half types sum in float32 and are rounded once, by a COMBINE at the end.
     * All sub-problems of a C tile are on one compute lane; the first one that is scheduled carries beta. The last one
       is followed by COMBINE (WR-lazy, half types) and the write-back.
 
     * Where a link is much slower than a chain of links over one or two other ranks (`RELAY_GAIN`), a tile may go over
-      the chain, in chunks: with routing "bw" always, with "eta" if it then arrives earlier. C tiles likewise, both
-      ways. Ranks on the way keep the copies, in a cache, and are sources for later fetches; one that needs the tile
-      itself takes it into its panel. A rank without room for a copy passes nothing on.
+      the chain, in chunks. With routing "bw" it always does, with "eta" if it then arrives earlier. C tiles likewise,
+      both ways. Ranks on the way keep the copies, in a cache, and are sources for later fetches; one that needs the
+      tile itself takes it into its panel. A rank without room for a copy passes nothing on.
 
     Who issues a copy: whoever's private host memory it touches; between shared host memory and a device, the device;
-    between devices, the source (push). One lane per (issuing rank, source, destination), and between devices another
-    for C tiles on their way back, which await their products; where a device serves its copies one after another
-    (`Machine.serial_copies`), one of each kind for all other devices. Without overlap each rank has one lane and pulls
-    what it needs.
+    between devices, the source (push). There is one lane per (issuing rank, source, destination), and between devices
+    another for C tiles on their way back, which await their products. Where a device serves its copies one after
+    another (`Machine.serial_copies`), it has one of each kind for all other devices. Without overlap each rank has one
+    lane and pulls what it needs.
 
     The order "eta" (III-G1) serves ranks in turn. A sub-problem's start is the later of its tiles' ETA (of the best
     routes, if some have yet to be fetched) and the end of what the rank computes already. Among sub-problems whose

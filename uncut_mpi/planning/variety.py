@@ -19,8 +19,8 @@ def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """
     Return up to so many candidates, the best first, no two of a kind, with each scheduler's best if it is close.
 
-    What a simulation cannot know is how a library's products run on particular shapes (on an H200 5 to 15 % of a
-    product's time either way) and what meets on the machine; schedules with the same blocks meet the same.
+    A simulation cannot know how a library's products run on particular shapes (on an H200 5 to 15 % of a product's time
+    either way). Nor does it know what meets on the machine. Schedules with the same blocks meet the same.
 
     Parameters
     ----------

@@ -31,8 +31,8 @@ class Ways:
     Attributes
     ----------
     ways : list of (float, int, int)
-        [from * ranks + to]: what a byte costs, where it costs 1 on the fastest link, and up to two ranks that hand it
-        on in turn, -1 for none.
+        [from * ranks + to]: what a byte costs, 1 on the fastest link, and up to two ranks that hand it on in turn, -1
+        for none.
     links : list of float
         The same of the link itself.
     sends, receives : list of float

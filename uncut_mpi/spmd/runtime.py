@@ -159,9 +159,9 @@ def node_rank(environment: Mapping[str, str] | None = None, *, world_rank: int |
     """
     Return the number of this process among those of its job on its node. Not collective.
 
-    It is the same for the whole life of the process, whatever communicator it works on. The launcher tells it;
-    where none does, it is the rank in MPI's world, which is the same in a job on one node and on any node
-    differs between processes.
+    It is the same for the whole life of the process, whatever communicator it works on. The launcher tells it. Where
+    none does, it is the rank in MPI's world. That is the same in a job on one node, and on any node it differs between
+    processes.
 
     Parameters
     ----------

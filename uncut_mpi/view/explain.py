@@ -34,7 +34,7 @@ class Explanation:
     Attributes
     ----------
     moved : mapping of str to mapping of str to int
-        Of each matrix that takes part, as the caller calls it, the bytes over each kind of link; empty if it stays.
+        Of each matrix that takes part, as the caller calls it, the bytes over each kind of link. Empty if it stays.
     reduced_over : int
         How many ranks at most make products that are added to one element of C.
     busiest : str

@@ -35,8 +35,8 @@ def to_text(timelines: Sequence[Timeline], width: int | None = None) -> str:
     Returns
     -------
     str
-        Ends in a newline. The height of a column says how much of its time the lanes are busy; the share of the
-        whole follows, and on a rank's first line the share in which its device computes nothing.
+        Ends in a newline. The height of a column says how much of its time the lanes are busy. The share of the whole
+        follows, and on a rank's first line the share in which its device computes nothing.
     """
     width = shutil.get_terminal_size().columns if width is None else width
     total = max((timeline.seconds for timeline in timelines), default=0.0)

@@ -25,9 +25,9 @@ class Traffic:
     nbytes : int
         What the schedule copies.
     least_bytes : int
-        What any schedule copies that computes each product where this one does: what lies in host memory enters
-        the devices once and C leaves them once; what a rank multiplies and does not have comes once. A schedule that
-        reads the host's bytes several times has less to move between devices.
+        What any schedule copies that computes each product where this one does. What lies in host memory enters the
+        devices once and C leaves them once. What a rank multiplies and does not have comes once. A schedule that reads
+        the host's bytes several times has less to move between devices.
     """
 
     link: str
@@ -47,9 +47,9 @@ class PortTraffic:
     into_bytes, out_of_bytes : int
         What the schedule copies.
     least_into_bytes : int
-        What any schedule copies that computes each product where this one does: of A and B what the rank multiplies
-        and does not have; of C, where it lives here, what others compute, and where it lives in host memory, what this
-        schedule adds to here.
+        What any schedule copies that computes each product where this one does. Of A and B it is what the rank
+        multiplies and does not have. Of C, where it lives here, it is what others compute, and where it lives in host
+        memory, what this schedule adds to here.
     least_out_of_bytes : int
         Likewise: of A and B, what lives here alone and others multiply; of C, where it lives elsewhere too, what
         the rank computes or, without a product, scales.

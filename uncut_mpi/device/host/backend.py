@@ -44,8 +44,8 @@ class HostBackend(Backend):
     local_rank, ranks_on_node : int
         This rank's place among those that share the node's cores and memory.
     blas_threads : int, optional
-        Threads of numpy's BLAS while bodies run; by default the cores that this process may use
-        divided by the ranks, at least 1, and never more than the program itself has set.
+        Threads of numpy's BLAS while bodies run. By default these are the cores that this process may use divided by
+        the ranks, at least 1. They are never more than the program itself has set.
     disorder : Disorder, optional
         Run tasks in random order and deliver flags late; for tests.
     fault : callable, optional

@@ -32,9 +32,8 @@ class BlasThreads:
     """
     Bounds the threads of numpy's BLAS while bodies run.
 
-    The number is a setting of the whole process. One thread of it at a time sets it, and the same
-    thread puts it back (threadpoolctl ignores any other); a second session that runs meanwhile
-    computes under the first one's bound.
+    The number is a setting of the whole process. One thread of it at a time sets it, and the same thread puts it back
+    (threadpoolctl ignores any other). A second session that runs meanwhile computes under the first one's bound.
     """
 
     _turn = threading.Lock()

@@ -54,7 +54,7 @@ def words_at(address: int, count: int) -> memoryview:
     """
     Return `count` 32-bit words at an address.
 
-    A memoryview, because each access to it is one aligned 32-bit load or store (on x86-64 therefore
-    atomic and in order with the copies before it) and takes a fraction of what numpy's would.
+    A memoryview, because each access to it is one aligned 32-bit load or store, and takes a fraction of what numpy's
+    would. On x86-64 such an access is atomic and in order with the copies before it.
     """
     return bytes_at(address, 4 * count).data.cast("I")
