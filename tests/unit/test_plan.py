@@ -292,6 +292,11 @@ def test_the_papers_steps_and_paralias_prediction_stand_beside_the_plan(capsys, 
     assert "PARALiA" not in capsys.readouterr().out
 
 
+def test_where_nothing_has_to_move_nothing_is_said_to_limit(capsys):
+    assert main(["-m", "64", "--alpha", "0", "--beta", "2", "--place", "rows,rows,rows"]) == 0
+    assert "0 µs: nothing is multiplied, and nothing has to leave its memory\n" in capsys.readouterr().out
+
+
 def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
     def search(*unused, **more):
         raise KeyboardInterrupt

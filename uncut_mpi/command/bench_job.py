@@ -21,8 +21,8 @@ from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
 from uncut_mpi.model.arguments import there_are
 from uncut_mpi.regular import open_regular, reason
+from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.rates import draw_rates
-from uncut_mpi.view.render import check_drawable
 
 _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
@@ -57,7 +57,7 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
             if session.rank == 0:
                 check_paths({"--output": arguments.output, "--plot": arguments.plot})
                 if arguments.plot is not None:
-                    check_drawable(arguments.plot)
+                    import_figure(", or leave --plot out")
         return _Bench(session, arguments, say).run()
 
 

@@ -113,7 +113,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("predicted", _predicted(facts)),
         *explained(facts.explanation, facts.warning),
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
-        _line("bound", f"{time_text(facts.bound.seconds)}, limited by {facts.bound.limited_by}: {facts.bound.formula}"),
+        _line("bound", _bound(facts.bound)),
         *_labelled("others", _others(facts)),
         *_labelled("runners-up", _runners_up(facts)),
         *_labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
@@ -220,6 +220,11 @@ def _how(candidate: Candidate) -> str:
     said = ("scheduler", "tile", "grid", "row_shares", "col_shares", "areas", "blocking")
     fixed = _differences(ScheduleOptions(), candidate.options, without=said)
     return ", ".join([schedule.scheduler, describe(schedule, candidate.options), *fixed])
+
+
+def _bound(bound: Bound) -> str:
+    limit = f", limited by {bound.limited_by}" if bound.terms else ""
+    return f"{time_text(bound.seconds)}{limit}: {bound.formula}"
 
 
 def _predicted(facts: PlanFacts) -> str:

@@ -119,7 +119,8 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         if machine.num_ranks > 1:
             terms.extend(_owner_terms(problem, reads, writes, machine))
     terms.extend(_host_terms(reads, writes, machine))
-    largest = max(terms, key=lambda term: term.seconds, default=_Term("nothing", 0.0, "nothing to move or compute"))
+    nothing = _Term("nothing", 0.0, "nothing is multiplied, and nothing has to leave its memory")
+    largest = max(terms, key=lambda term: term.seconds, default=nothing)
     return Bound(largest.seconds, largest.name, largest.formula, {term.name: term.seconds for term in terms})
 
 

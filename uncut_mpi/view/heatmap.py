@@ -43,7 +43,7 @@ def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
     axis = figure.subplots()
     bandwidth = np.array(machine.bandwidth_gb_per_s)
     np.fill_diagonal(bandwidth, np.nan)  # a copy within a device uses no link
-    image = axis.imshow(bandwidth, cmap="viridis", vmin=0.0)
+    image = axis.imshow(bandwidth, cmap="viridis", vmin=0.0, aspect="auto")  # few ranks fill the width too
     figure.colorbar(image, ax=axis, label="colour: bandwidth of the link, GB/s")
     names = [*map(str, range(size - 1)), "host"]
     for source, destination in np.ndindex(size, size):
