@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -40,6 +39,9 @@ MOST_SETS: Final = 560
 
 RATIO_TOLERANCE: Final = 0.05
 """Devices are balanced when their predicted times differ by no more than this part (section 3.1)."""
+
+_Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Ranks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 _NO_SHAPE: Final = GemmShape()
 _MOST_ADJUSTMENTS: Final = 50
@@ -255,9 +257,8 @@ def tile_edge(
     predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
     predictor.check(chosen, shares)
     links = predictor.links_for(chosen)
-    kinds = predictor.kinds(chosen, links)
     with_tiles = (dataclasses.replace(predictor, tile=edge) for edge in edges)
-    times = [one.predicted(chosen, shares, one.costs(chosen, links, kinds)).seconds for one in with_tiles]
+    times = [one.predicted(chosen, shares, one.costs(chosen, links)).seconds for one in with_tiles]
     least = min(times)
     near = least * (1 + TILE_TOLERANCE)
     edge: int = min(edge for edge, seconds in zip(edges, times, strict=True) if seconds <= near)
@@ -266,40 +267,43 @@ def tile_edge(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Transfer:
-    """A matrix's way to or from a device: t_link of a share of it (equation 2), of which each tile starts anew."""
+    """A matrix's way to or from each device: t_link of a share of it (equation 2), of which each tile starts anew."""
 
-    size_bytes: float
-    latency_s: float
-    bytes_per_s: float
+    size_bytes: _Floats
+    latency_s: _Floats
+    bytes_per_s: _Floats
     tile_bytes: float  # 0: no tiles
 
-    def seconds(self, share: float) -> float:
-        moved = share * self.size_bytes
-        if moved == 0:
-            return 0.0
-        starts = math.ceil(moved / self.tile_bytes) if self.tile_bytes else 1
-        return starts * self.latency_s + moved / self.bytes_per_s
+    def seconds(self, shares: _Floats) -> _Floats:
+        moved = shares * self.size_bytes
+        starts = np.ceil(moved / self.tile_bytes) if self.tile_bytes else 1.0
+        return np.where(moved == 0, 0.0, starts * self.latency_s + moved / self.bytes_per_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Costs:
-    """What the shares of a product cost a device."""
+    """What shares of a product cost devices; of each array an element is a device's."""
 
-    product_s: float  # of the whole product, or of one of a tile
+    product_s: _Floats  # of the whole product, or of one of a tile
     tiles: int  # of C, 0: none
     products: int  # of each tile
     reads: list[_Transfer]
-    extra_s: float  # what it receives beyond one copy of each matrix, if its share were all
+    extra_s: _Floats  # what it receives beyond one copy of each matrix, if its share were all
     result: _Transfer
 
-    def at(self, share: float) -> DevicePrediction:
-        tiles = math.ceil(share * self.tiles - 1e-9) if self.tiles else share
-        return DevicePrediction(
-            exec_s=tiles * self.products * self.product_s,
-            receive_s=sum(read.seconds(share) for read in self.reads),
-            extra_s=share * self.extra_s,
-            send_s=self.result.seconds(share),
-        )
+    def at(self, shares: _Floats) -> tuple[_Floats, _Floats, _Floats, _Floats]:
+        """Return the fields of the devices' `DevicePrediction`, in their order."""
+        tiles = np.ceil(shares * self.tiles - 1e-9) if self.tiles else shares
+        receive_s = np.zeros(len(shares))
+        for read in self.reads:
+            receive_s += read.seconds(shares)
+        return tiles * self.products * self.product_s, receive_s, shares * self.extra_s, self.result.seconds(shares)
+
+    def seconds(self, shares: _Floats) -> list[float]:
+        """Return the devices' `DevicePrediction.seconds`."""
+        exec_s, receive_s, extra_s, send_s = self.at(shares)
+        times: list[float] = np.maximum(np.maximum(exec_s, extra_s + receive_s), send_s).tolist()
+        return times
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -330,12 +334,12 @@ class _Predictor:
         chosen = tuple(devices)
         self.check(chosen, ratios)
         links = self.links_for(chosen)
-        costs = self.costs(chosen, links, self.kinds(chosen, links))
+        costs = self.costs(chosen, links)
         if ratios is not None:
             return self.predicted(chosen, tuple(ratios), costs)
         shares = (1.0 / len(chosen),) * len(chosen)
         for _ in range(_MOST_ADJUSTMENTS):
-            times = [cost.at(share).seconds for cost, share in zip(costs, shares, strict=True)]
+            times = costs.seconds(np.array(shares))
             if min(times) == 0 or max(times) <= min(times) * (1 + RATIO_TOLERANCE):
                 break
             # Times are linear in the shares, with latencies that are not negative. Then this step, the last one
@@ -345,31 +349,18 @@ class _Predictor:
             shares = tuple(speed / whole for speed in speeds)
         return self.predicted(chosen, shares, costs)
 
-    def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: list[_Costs]) -> Workload:
+    def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: _Costs) -> Workload:
         machine = self.machine
         idle = sorted(set(range(machine.num_ranks)).difference(devices))
         working_watts = float(machine.busy_watts[list(devices)].sum())
-        predictions = tuple(cost.at(share) for cost, share in zip(costs, shares, strict=True))
+        each = zip(*(part.tolist() for part in costs.at(np.array(shares))), strict=True)
+        predictions = tuple(DevicePrediction(*one) for one in each)
         return Workload(
             devices, shares, predictions, working_watts + float(machine.idle_watts[idle].sum()), working_watts
         )
 
-    def kinds(self, devices: tuple[int, ...], links: LinkMap) -> list[tuple[float, ...]]:
-        """Return what tells devices apart, the same for those that are alike, first what others send one (GB/s)."""
-        chosen = list(devices)
-        between = links.shared_gb_per_s[np.ix_(chosen, chosen)].astype(np.float64)
-        np.fill_diagonal(between, 0.0)
-        from_others = between.sum(axis=0) / max(1, len(devices) - 1)
-        machine = self.machine
-        looks = [from_others, machine.gemm_rate(self.problem.dtype)[chosen], machine.multiprocessors[chosen]]
-        for at in sorted(set(map(self._index, self.placement.whole()))):
-            home = np.array([device == at for device in devices], np.float64)
-            for table in (links.shared_gb_per_s, links.latency_s):
-                looks += [home, table[at, chosen], table[chosen, at]]
-        return list(zip(*(look.tolist() for look in looks), strict=True))
-
-    def costs(self, devices: tuple[int, ...], links: LinkMap, kinds: Sequence[tuple[float, ...]]) -> list[_Costs]:
-        """Return what the shares of the devices cost; of devices that are alike, the same object."""
+    def costs(self, devices: tuple[int, ...], links: LinkMap) -> _Costs:
+        """Return what shares of the product cost the devices."""
         problem, item = self.problem, self.problem.dtype.itemsize
         at_a, at_b, at_c = self.placement.whole()
         c_bytes = float(problem.m * problem.n * item)
@@ -377,47 +368,55 @@ class _Predictor:
         if problem.has_product:
             read_only = [(problem.m * problem.k * item, at_a), (problem.k * problem.n * item, at_b)]
         reads = [*read_only, (c_bytes, at_c)] if problem.reads_c else read_only
-        grid = grids(len(devices), split_k=False)[0]
-        extra_bytes = extra_transfer_bytes(grid[:2], [size for size, _ in read_only])
-        known: dict[tuple[float, ...], _Costs] = {}
-        made = []
-        for device, kind in zip(devices, kinds, strict=True):
-            if kind not in known:
-                known[kind] = _Costs(
-                    *self._products(device),
-                    [self._transfer(links, self._index(at), device, size) for size, at in reads],
-                    extra_bytes / (kind[0] * 1e9) if len(devices) > 1 else 0.0,
-                    self._transfer(links, device, self._index(at_c), c_bytes),
-                )
-            made.append(known[kind])
-        return made
+        chosen = np.array(devices)
+        extra_s = np.zeros(len(devices))
+        if len(devices) > 1:
+            between = links.shared_gb_per_s[np.ix_(chosen, chosen)].astype(np.float64)
+            np.fill_diagonal(between, 0.0)
+            from_others = between.sum(axis=0) / (len(devices) - 1)
+            extra_s = extra_transfer_bytes(
+                grids(len(devices), split_k=False)[0][:2], [size for size, _ in read_only]
+            ) / (from_others * 1e9)
+        return _Costs(
+            *self._products(chosen),
+            [self._transfer(links, self._index(at), chosen, size) for size, at in reads],
+            extra_s,
+            self._transfer(links, chosen, self._index(at_c), c_bytes),
+        )
 
-    def _transfer(self, links: LinkMap, source: int, destination: int, size_bytes: float) -> _Transfer:
-        if source == destination:
-            return _Transfer(0.0, 0.0, 1.0, 0.0)
-        link = source, destination
-        tile_bytes = float(self.tile**2 * self.problem.dtype.itemsize)
-        return _Transfer(size_bytes, float(links.latency_s[link]), float(links.shared_gb_per_s[link]) * 1e9, tile_bytes)
+    def _transfer(
+        self, links: LinkMap, source: int | _Ranks, destination: int | _Ranks, size_bytes: float
+    ) -> _Transfer:
+        moves = np.asarray(source != destination)
+        return _Transfer(
+            np.where(moves, size_bytes, 0.0),
+            np.where(moves, links.latency_s[source, destination], 0.0),
+            np.where(moves, links.shared_gb_per_s[source, destination] * 1e9, 1.0),
+            float(self.tile**2 * self.problem.dtype.itemsize),
+        )
 
-    def _products(self, device: int) -> tuple[float, int, int]:
-        """Return the time of one product on a device (s), how many share C, and how many each of these has along k."""
+    def _products(self, devices: _Ranks) -> tuple[_Floats, int, int]:
+        """Return the time of one product on each device (s), how many share C, and how many of them are along k."""
         problem = self.problem
         if not problem.has_product:
-            return 0.0, 0, 0
+            return np.zeros(len(devices)), 0, 0
         extents = (problem.m, problem.n, problem.k)
         if not self.tile:
-            return self._product_s(device, *extents), 0, 1
+            return self._product_s(devices, *extents), 0, 1
         m, n, k = (min(self.tile, extent) for extent in extents)
-        return self._product_s(device, m, n, k), -(-problem.m // m) * -(-problem.n // n), -(-problem.k // k)
+        return self._product_s(devices, m, n, k), -(-problem.m // m) * -(-problem.n // n), -(-problem.k // k)
 
-    def _product_s(self, device: int, m: int, n: int, k: int) -> float:
+    def _product_s(self, devices: _Ranks, m: int, n: int, k: int) -> _Floats:
         machine, dtype = self.machine, self.problem.dtype
         shape = machine.gemm_shape.get(dtype.name, _NO_SHAPE)
         item = dtype.itemsize if k == self.problem.k else dtype.accumulator.itemsize
         adds = self.problem.reads_c or k < self.problem.k
         extra_bytes = m * n * ((2 if adds else 1) * item - dtype.accumulator.itemsize)
-        rate = float(machine.gemm_rate(dtype)[device])
-        return shape.seconds(m, n, k, int(machine.multiprocessors[device]), rate, extra_bytes)
+        alike = [
+            *zip(machine.multiprocessors[devices].tolist(), machine.gemm_rate(dtype)[devices].tolist(), strict=True)
+        ]
+        known = {one: shape.seconds(m, n, k, int(one[0]), float(one[1]), extra_bytes) for one in set(alike)}
+        return np.array([known[one] for one in alike])
 
     def _index(self, location: Location) -> int:
         return self.machine.host if location.space == "host" or location.rank is None else location.rank
