@@ -129,7 +129,7 @@ class KBlocking:
         earliest: bool,
         tail_parts: int,
         halvings: int,
-        whole: bool,
+        far_apart: bool,
         lookahead: int,
         from_held: bool,
     ) -> None: ...
@@ -160,7 +160,7 @@ class KBlocksRequest:
         how: KBlocking,
         combines: bool,
         at_owner: bool,
-        first_away: int,
+        first_at_worker: int,
         k_starts: Sequence[int],
         devices: Sequence[int],
         rounds: Sequence[KBlocksPlaces],
@@ -255,9 +255,9 @@ class Lowerer:
         """With `rank` below 0 lists of all ranks are made."""
 
     def take(
-        self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, settled: int
+        self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, closed: int
     ) -> None:
-        """Take the next tasks; no later part may await one before `settled`. ValueError if one does."""
+        """Take the next tasks; no later part may await one before `closed`. ValueError if one does."""
 
     def list(self, rank: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return (operations, bound operands, number of events), two of uint8, and forget the tables."""

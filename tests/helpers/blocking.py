@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uncut_mpi.planning.blocking import Step, moves
+from uncut_mpi.planning.blocking import StepKind, steps_of
 from uncut_mpi.planning.options import Blocking
 
 
@@ -14,5 +14,5 @@ def cut_by(**given) -> Blocking:
 def k_blocks(extent: int, first: int, most: int, growth: int = 2) -> list[tuple[int, int]]:
     """Return where k-blocks start and end: A arrives in them."""
     how = cut_by(first=first, block=most, growth=growth, columns=1, order="columns")
-    made = moves(extent, how, whole=False)
-    return [(move.k_start, move.k_stop) for move in made if move.step == Step.FETCH_A]
+    made = steps_of(extent, how, far_apart=False)
+    return [(step.k_start, step.k_stop) for step in made if step.kind == StepKind.FETCH_A]

@@ -15,7 +15,7 @@ from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import Alignment, _with_last_columns, choose_alignment
-from uncut_mpi.planning.blocking import moves
+from uncut_mpi.planning.blocking import steps_of
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
@@ -43,7 +43,7 @@ def machine() -> Machine:
 def chosen(machine: Machine, problem: GemmProblem, homes: tuple[Matrix, ...], *, sums: bool = True) -> Alignment:
     """The decision of a rank that computes all of C."""
     how = Blocking(first=256, block=2048, growth=2, columns=4, rows=1, order="k")
-    steps = moves(problem.k, how, whole=False)
+    steps = steps_of(problem.k, how, far_apart=False)
     part = (range(problem.m), range(problem.n), range(problem.k))
     parts = {
         one: Part((0, rows), (0, cols), Location.device(0), "F", problem.ld_of(one))
@@ -111,7 +111,9 @@ def test_what_is_chosen_is_no_slower_than_leaving_it(machine, dtype, extent):
 
 
 def test_what_stays_slow_of_a_transposed_b_is_the_part_with_the_last_columns():
-    steps = moves(4096, Blocking(first=4096, block=4096, growth=2, columns=2, rows=1, order="columns"), whole=True)
+    steps = steps_of(
+        4096, Blocking(first=4096, block=4096, growth=2, columns=2, rows=1, order="columns"), far_apart=True
+    )
     for multiple, last in ((1, 125), (64, 105)):  # of 1001 columns, the last of two blocks halved twice
         assert _with_last_columns(steps.products, 1001, 8, multiple) == pytest.approx(last / 1001, abs=0.01)
 

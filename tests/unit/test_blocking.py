@@ -17,7 +17,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import Step, block_edges, count_blocks, moves
+from uncut_mpi.planning.blocking import StepKind, block_edges, count_blocks, steps_of
 from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.option_fields import About, declared
 from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, SCHEDULERS, Blocking, ScheduleOptions
@@ -111,39 +111,39 @@ def test_a_multiple_is_a_power_of_two(wrong: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "whole", "blocks", "rows", "extent"),
+    ("order", "far_apart", "blocks", "rows", "extent"),
     [
-        (order, whole, blocks, rows, extent)
-        for order, whole, blocks, extent in itertools.product(BLOCK_ORDERS, (False, True), (1, 2, 5), (1, 40, 1000))
+        (order, far_apart, blocks, rows, extent)
+        for order, far_apart, blocks, extent in itertools.product(BLOCK_ORDERS, (False, True), (1, 2, 5), (1, 40, 1000))
         for rows in ((1, 2, 3, 5) if order == "corner" else (1,))
     ],
 )
 def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
-    order: str, whole: bool, blocks: int, rows: int, extent: int
+    order: str, far_apart: bool, blocks: int, rows: int, extent: int
 ) -> None:
     columns, bands = count_blocks(blocks), count_blocks(rows)
     a, b = np.zeros((bands, extent), int), np.zeros((columns, extent), int)
     done = np.zeros((bands, columns, extent), int)
     c, finished = np.zeros((2, bands, columns), int)
     how = cut_by(first=16, block=128, columns=blocks, rows=rows, order=order)
-    for move in moves(extent, how, whole=whole):
+    for step in steps_of(extent, how, far_apart=far_apart):
         inner, part, band = (
-            slice(move.k_start, move.k_stop),
-            slice(move.first, move.last),
-            slice(move.top, move.bottom),
+            slice(step.k_start, step.k_stop),
+            slice(step.first, step.last),
+            slice(step.top, step.bottom),
         )
-        if move.step == Step.FETCH_A:
+        if step.kind == StepKind.FETCH_A:
             a[band, inner] += 1
-        elif move.step == Step.FETCH_B:
+        elif step.kind == StepKind.FETCH_B:
             b[part, inner] += 1
-        elif move.step == Step.FETCH_C:
+        elif step.kind == StepKind.FETCH_C:
             c[band, part] += 1
-            assert not (move.early and done[band, part].any())
-        elif move.step == Step.MULTIPLY:
+            assert not (step.early and done[band, part].any())
+        elif step.kind == StepKind.MULTIPLY:
             assert a[band, inner].all()
             assert b[part, inner].all()
             assert not finished[band, part].any()
-            assert c[band, part].all() or not move.early
+            assert c[band, part].all() or not step.early
             done[band, part, inner] += 1
         else:
             assert done[band, part].all()
@@ -155,25 +155,27 @@ def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
 
 def test_the_last_half_of_k_arrives_by_column_blocks_where_they_are_multiplied_so() -> None:
     how = cut_by(first=1024, block=1024, columns=2, order="k-columns")
-    made = [move for move in moves(4096, how, whole=False) if move.step in (Step.FETCH_B, Step.MULTIPLY)]
+    made = [step for step in steps_of(4096, how, far_apart=False) if step.kind in (StepKind.FETCH_B, StepKind.MULTIPLY)]
     whole = [(1024, 0, 4), (1024, 0, 4)]
     by_columns = [(2048, at, at + 1) for at in range(4)]
-    for step in (Step.FETCH_B, Step.MULTIPLY):
+    for kind in (StepKind.FETCH_B, StepKind.MULTIPLY):
         assert [
-            (one.k_stop - one.k_start, one.first, one.last) for one in made if one.step == step
+            (one.k_stop - one.k_start, one.first, one.last) for one in made if one.kind == kind
         ] == whole + by_columns
     shared = dataclasses.replace(how, splits=2)
-    assert [one.k_start for one in moves(4096, shared, whole=False) if one.step == Step.MULTIPLY][3:] == [3072] * 4
+    assert [one.k_start for one in steps_of(4096, shared, far_apart=False) if one.kind == StepKind.MULTIPLY][3:] == [
+        3072
+    ] * 4
     # One k-block: nothing is multiplied before all of it is there, as in the order "k".
     at_once = {order: dataclasses.replace(how, first=4096, block=4096, order=order) for order in ("k", "k-columns")}
-    assert moves(4096, at_once["k"], whole=False) == moves(4096, at_once["k-columns"], whole=False)
+    assert steps_of(4096, at_once["k"], far_apart=False) == steps_of(4096, at_once["k-columns"], far_apart=False)
 
 
 @pytest.mark.parametrize("order", ORDERS_BY_K)
 def test_as_much_of_the_end_of_k_goes_by_column_blocks_as_asked(order: str) -> None:
     for tail, first in ((1, 0), (2, 2048), (4, 3072), (8, 3584), (4096, 3584)):  # one k-block at least
         how = cut_by(first=512, block=512, columns=2, order=order, tail=tail)
-        products = [one for one in moves(4096, how, whole=False) if one.step == Step.MULTIPLY]
+        products = [one for one in steps_of(4096, how, far_apart=False) if one.kind == StepKind.MULTIPLY]
         assert {one.k_start for one in products if one.last - one.first == 1} == {first}
         assert [one.k_start for one in products if one.last - one.first > 1] == list(range(0, first, 512))
 
@@ -196,27 +198,27 @@ def test_long_k_blocks_that_are_rows_in_host_memory_end_at_multiples_of_their_le
     # 32 KiB in f64: from 16 KiB behind a line of 64 KiB on every other one would lie in two lines.
     how = cut_by(first=2048, block=4096, growth=4, columns=1, order="k")
     ends = {
-        whole: [one.k_stop for one in moves(16384, how, whole=whole) if one.step == Step.FETCH_B]
-        for whole in (False, True)
+        far_apart: [one.k_stop for one in steps_of(16384, how, far_apart=far_apart) if one.kind == StepKind.FETCH_B]
+        for far_apart in (False, True)
     }
     assert ends == {False: [2048, 6144, 10240, 14336, 16384], True: [2048, 4096, 8192, 12288, 16384]}
     how = cut_by(first=4095, block=4096, growth=2, columns=1, order="k")  # not a block of two elements
-    made = [one.k_stop for one in moves(16384, how, whole=True) if one.step == Step.FETCH_B]
+    made = [one.k_stop for one in steps_of(16384, how, far_apart=True) if one.kind == StepKind.FETCH_B]
     assert made == [4095, 8190, 12288, 16384]
 
 
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:
-    made = moves(4096, cut_by(first=512, block=2048, columns=2, order="corner"), whole=False)
-    products = [(move.k_stop - move.k_start, move.first, move.last) for move in made if move.step == Step.MULTIPLY]
+    made = steps_of(4096, cut_by(first=512, block=2048, columns=2, order="corner"), far_apart=False)
+    products = [(step.k_stop - step.k_start, step.first, step.last) for step in made if step.kind == StepKind.MULTIPLY]
     assert products == [(512, 0, 1), (512, 0, 1), (1024, 0, 1), (2048, 0, 1), (4096, 1, 2), (4096, 2, 3), (4096, 3, 4)]
     how = cut_by(first=4096, block=4096, columns=2, rows=2, order="corner")
-    made = moves(4096, how, whole=False)
-    products = [(move.top, move.bottom, move.first, move.last) for move in made if move.step == Step.MULTIPLY]
+    made = steps_of(4096, how, far_apart=False)
+    products = [(step.top, step.bottom, step.first, step.last) for step in made if step.kind == StepKind.MULTIPLY]
     assert products[:5] == [(0, 1, 0, 1), (0, 1, 1, 2), (1, 2, 0, 2), (0, 2, 2, 3), (2, 3, 0, 3)]
-    assert all(move.early for move in made if move.step == Step.MULTIPLY)
+    assert all(step.early for step in made if step.kind == StepKind.MULTIPLY)
 
 
 def test_fetches_run_ahead_of_products() -> None:
     how = cut_by(first=256, block=2048, columns=1, order="k")
-    steps = [move.step for move in moves(8192, how, whole=False)]
-    assert steps[:7] == [Step.FETCH_A, Step.FETCH_B] * 3 + [Step.MULTIPLY]
+    steps = [step.kind for step in steps_of(8192, how, far_apart=False)]
+    assert steps[:7] == [StepKind.FETCH_A, StepKind.FETCH_B] * 3 + [StepKind.MULTIPLY]

@@ -395,12 +395,12 @@ def test_of_the_last_column_blocks_the_owner_forms_none(place: str, away: int) -
     schedule = cube(4096, place, away=away)
     owner = schedule.placement.c.rank
     starts = block_edges(2048, 4, 2)
-    first_away = starts[len(starts) - 1 - away]
+    first_at_worker = starts[len(starts) - 1 - away]
     sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
     written = [schedule.regions[schedule.operands[task["first_operand"]]["region"]] for task in sums]
     at_owner = [int(one["col"]) % 2048 for task, one in zip(sums, written, strict=True) if task["rank"] == owner]
     # Of three blocks of C the owner forms the first column blocks, each rank the last ones of its own.
-    assert sorted(at_owner) == sorted(3 * [start for start in starts[:-1] if start < first_away])
+    assert sorted(at_owner) == sorted(3 * [start for start in starts[:-1] if start < first_at_worker])
     others = sums["rank"][sums["rank"] != owner].tolist()
     assert sorted(others) == sorted(away * [rank for rank in range(4) if rank != owner])
     # C leaves the owner for them alone.
@@ -412,7 +412,7 @@ def test_of_the_last_column_blocks_the_owner_forms_none(place: str, away: int) -
         and schedule.regions[schedule.operands[schedule.tasks["first_operand"][task] + 1]["region"]]["buffer"]
         == Matrix.C
     ]
-    assert sum(size for _, size in of_c) == 3 * 2048 * (2048 - first_away) * 8
+    assert sum(size for _, size in of_c) == 3 * 2048 * (2048 - first_at_worker) * 8
     assert {destination for destination, _ in of_c} == set(others)
 
 

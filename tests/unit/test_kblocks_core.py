@@ -23,7 +23,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.blocking import Step, blocking_of
+from uncut_mpi.planning.blocking import StepKind, blocking_of
 from uncut_mpi.planning.buffers import user_pieces, user_table
 from uncut_mpi.planning.kblocks_request import problem_in_core
 from uncut_mpi.planning.lower import lower
@@ -107,16 +107,16 @@ ORDER = {
     "earliest": False,
     "tail_parts": 4,
     "halvings": 2,
-    "whole": False,
+    "far_apart": False,
     "lookahead": 2,
     "from_held": False,
 }
 CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
-"""Where bands of rows start, the places in them, and the blocks of places: C for one rank."""
+"""Where strips of rows start, the places in them, and the blocks of places: C for one rank."""
 REST = {
     "combines": False,
     "at_owner": False,
-    "first_away": 4,
+    "first_at_worker": 4,
     "k_starts": [0, 512],
     "devices": [1],
     "rounds": [CUT],
@@ -153,7 +153,7 @@ def test_the_request_that_others_vary_is_good() -> None:
         ("dtype", 5),
         *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
         *(("most_summands", most) for most in (0, 1, 2)),
-        *(("first_away", first) for first in (-1, 5)),
+        *(("first_at_worker", first) for first in (-1, 5)),
         *(("k_starts", starts) for starts in ([], [0], [0, 0], [0, 256, 512])),
         *(("devices", ranks) for ranks in ([], [2], [-1])),
         ("num_ranks", 1),
@@ -200,8 +200,8 @@ def test_a_c_in_host_memory_has_no_owner_that_combines_it() -> None:
 @pytest.mark.parametrize(
     ("row_starts", "place_of"), [([], [[0]]), ([0], [[0]]), ([0, 32, 64], [[0]]), ([0, 32, 64], [[0], [0, 0]])]
 )
-def test_bands_without_their_places_are_refused(row_starts: list[int], place_of: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="every band of rows"):
+def test_strips_without_their_places_are_refused(row_starts: list[int], place_of: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="every strip of rows"):
         request(rounds=[(row_starts, place_of, CUT[2])])
 
 
@@ -241,7 +241,7 @@ def test_steps_of_nothing_are_refused(name: str, value: int) -> None:
 def test_k_blocks_are_counted_without_making_them(growth: int) -> None:
     how = cut_by(first=3, block=50, growth=growth, columns=1, order=1)
     for extent in (1, 3, 4, 7, 50, 51, 600, 601):
-        made = sum(step == Step.FETCH_A for step, *_ in how.steps(extent))
+        made = sum(kind == StepKind.FETCH_A for kind, *_ in how.steps(extent))
         assert made <= how.count_k_blocks(extent) <= made + 1
     assert how.count_k_blocks(2**62) == pytest.approx(2**62 / 50, rel=1e-9)
 
@@ -265,15 +265,15 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
             blocks = [((0, 61), part) for part in itertools.pairwise(cols)]
             if splits == 1:
                 blocks = [(rows, part) for rows in ((0, 33), (33, 61)) for _, part in blocks]
-            bands, places = ([0, 33, 61], [[0, 1], [2, 3]]) if splits == 1 else ([0, 61], [[0, 1]])
-            rounds.append(_native.KBlocksPlaces(bands, places, blocks))
+            strips, places = ([0, 33, 61], [[0, 1], [2, 3]]) if splits == 1 else ([0, 61], [[0, 1]])
+            rounds.append(_native.KBlocksPlaces(strips, places, blocks))
         at_owner = placement.c.space == "device"
         asked = _native.KBlocksRequest(
             problem=problem_in_core(problem, placement, machine),
-            how=blocking_of(how, whole=False),
+            how=blocking_of(how, far_apart=False),
             combines=True,
             at_owner=at_owner,
-            first_away=4,
+            first_at_worker=4,
             k_starts=[0, 77] if splits == 1 else [0, 40, 77],
             devices=[2, 0, 1, 3],
             rounds=rounds,

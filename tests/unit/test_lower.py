@@ -312,8 +312,8 @@ def test_lists_do_not_depend_on_how_the_schedule_was_cut(first_seed: int) -> Non
         lowerer = Lowerer(schedule, rank)
         for start, stop in itertools.pairwise([0, *cuts, count]):
             # As late or as early as it may be said.
-            settled = min([stop, *awaited[stop:]])
-            lowerer.take(schedule.tasks[start:stop], settled if stop == count else rng.choice([settled, 0]))
+            closed = min([stop, *awaited[stop:]])
+            lowerer.take(schedule.tasks[start:stop], closed if stop == count else rng.choice([closed, 0]))
         cut, whole = lowerer.lowering(), lower(schedule)
         assert np.array_equal(cut.waits, whole.waits)
         assert np.array_equal(cut.num_flags, whole.num_flags)
@@ -325,13 +325,13 @@ def test_lists_do_not_depend_on_how_the_schedule_was_cut(first_seed: int) -> Non
             assert (mine.num_events, mine.span) == (other.num_events, other.span)
 
 
-def test_a_task_that_was_said_to_be_settled_is_not_awaited_later() -> None:
+def test_a_task_that_was_said_to_be_closed_is_not_awaited_later() -> None:
     sketch = Sketch()
     sketch.copy(1, 0, sketch.copy(0, 0))
     schedule = sketch.schedule()
     lowerer = Lowerer(schedule)
     lowerer.take(schedule.tasks[:1], 1)
-    with pytest.raises(ValueError, match="task 1 awaits task 0, which is settled"):
+    with pytest.raises(ValueError, match="task 1 awaits task 0, which is closed"):
         lowerer.take(schedule.tasks[1:], 2)
 
 

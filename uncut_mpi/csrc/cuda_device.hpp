@@ -14,8 +14,8 @@
 
 namespace uncut::cuda {
 
-// Streams, cuBLAS handles, events and progress words are made in `reserve`, kept until `close` and
-// shared by every executor, so that a run makes none and a second plan costs little.
+// Streams, cuBLAS handles, events and progress words are made in `reserve`, kept until `close` and shared by every
+// executor. So a run makes none and a second plan costs little.
 class DeviceState {
   public:
     static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;

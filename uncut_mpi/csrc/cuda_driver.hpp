@@ -1,6 +1,5 @@
-// CUDA and cuBLAS as this project sees them: own declarations of the few types it needs, and
-// tables of functions filled by dlopen, so that no toolkit is needed to build. The declarations
-// are checked against real headers by tests/dev.
+// CUDA and cuBLAS as this project sees them: own declarations of the few types it needs, and tables of functions filled
+// by dlopen. So no toolkit is needed to build. The declarations are checked against real headers by tests/dev.
 #pragma once
 
 #include <cstddef>

@@ -115,7 +115,7 @@ void Run::advance(std::size_t most_steps) {
         return end();
     }
     signals_only_ = signals_only_ || failed == call_;
-    if (next_step_ < all && (!full_ || settle())) {
+    if (next_step_ < all && (!full_ || has_room())) {
         traced_ ? issue_steps<true>(most_steps) : issue_steps<false>(most_steps);
         if (next_step_ == all) issued_ = Clock::now();
     }
@@ -335,7 +335,7 @@ bool Run::query(std::size_t number) {
     return false;
 }
 
-bool Run::settle() {
+bool Run::has_room() {
     const std::int64_t before = outstanding_;
     outstanding_ = 0;
     for (std::size_t l = 0; l < lanes_.size(); ++l) {

@@ -1,11 +1,11 @@
 // The CUDA executor: one rank's operation list, bound to addresses, issued eagerly in list order.
 //
-// Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream;
-// nothing is created or allocated on the device. Flag waits go out in one batch, a progress word (2i+1 for
-// the wait that is operation i) written before each, so that a stall can be explained; a lane without waits
-// writes one (2i+2 after operation i) now and then. If a call fails, the first error is kept and the abort
-// word set; from there, and once another rank has set it, only SIGNALs are issued, so that no peer waits for ever. Then
-// all lanes are polled until they are empty, an error shows, or nothing has moved on any rank for the time allowed.
+// Protocol of a run. Every operation is issued at its place in the list, each to its lane's stream; nothing is created
+// or allocated on the device. Flag waits go out in one batch, a progress word (2i+1 for the wait that is operation i)
+// written before each, so that a stall can be explained. A lane without waits writes one (2i+2 after operation i) now
+// and then. If a call fails, the first error is kept and the abort word set. From there, and once another rank has set
+// it, only SIGNALs are issued, so that no peer waits for ever. Then all lanes are polled until they are empty, an error
+// shows, or nothing has moved on any rank for the time allowed.
 //
 // Lanes of the host are the device's worker's: it has their lists from the start of a run, and the run is over when it
 // is done too.
@@ -226,8 +226,8 @@ class Run {
     void launch(const Executor::Combine &combine, Stream stream, const Step &step);
     void issue_batch(const Step &step);
     void signal(const Step &step);
-    bool settle();  // whether so little is outstanding that more may be issued
-    bool drain();   // whether all lanes are empty
+    bool has_room();  // whether so little is outstanding that more may be issued
+    bool drain();     // whether all lanes are empty
     void mark_reference();
     void take_time(const Step &step, std::size_t number);
     void read_times();

@@ -9,8 +9,8 @@ namespace {
 
 // A lane without waits writes its progress word after so many steps.
 constexpr std::int64_t checkpoint_interval = 64;
-// What takes long counts as several steps, so that after an error, which skips what is not yet issued, nobody waits
-// for more than a second or two: 768 of these are 1.3 s of products in f64 and 1 s of copies to the host (H100).
+// What takes long counts as several steps. So after an error, which skips what is not yet issued, nobody waits for more
+// than a second or two. 768 of these are 1.3 s of products in f64 and 1 s of copies to the host (H100).
 constexpr double operations_per_step = 1e11, bytes_per_step = 64 << 20;
 constexpr double most_weight = 64;
 constexpr std::uint32_t max_batch_ops = 96;
@@ -39,7 +39,7 @@ unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
     return power;
 }
 
-// Rows of padding that a product computes too, so that it has whole multiples of 16 bytes of them: without, tensor
+// Rows of padding that a product computes too, so that it has whole multiples of 16 bytes of them. Without, tensor
 // cores are fed by slow kernels, half types' 5 times as slow (docs/performance.md, 2026-11-22). What A's padding holds
 // reaches C's padding alone, which nobody reads.
 std::int64_t rows_to_add(const Operand &a, const Operand &c) {

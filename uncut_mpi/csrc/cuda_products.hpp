@@ -1,4 +1,4 @@
-// Products whose kernel is chosen by its time: cuBLAS chooses by the shape alone, and what it chooses takes up to a
+// Products whose kernel is chosen by its time. cuBLAS chooses by the shape alone, and what it chooses takes up to a
 // third longer than another that it has (docs/performance.md, 2026-11-22 and 23).
 #pragma once
 

@@ -266,7 +266,7 @@ void Follower::keep(const Operand &operand, const Parts &parts, ContentOf conten
     if (!keeps_held_) return;
     const auto first = static_cast<std::ptrdiff_t>(held_.size());
     const Content *before = nullptr;
-    bool alike = true;
+    bool same = true;
     const auto add = [&](const Rect &rect, const Content &at) {
         const Rect of = (at.turned ? rect.transposed() : rect).moved(-at.row, -at.col);
         const std::int64_t matrix = at.kind == Content::Kind::piece ? at.matrix : matrix_c;
@@ -275,12 +275,11 @@ void Follower::keep(const Operand &operand, const Parts &parts, ContentOf conten
     };
     for (const auto &part : parts) {
         const Content *at = part.rect.empty() ? nullptr : placed(operand, part.rect, content_of(part));
-        alike &= at && (!before || (at->kind == before->kind && at->matrix == before->matrix &&
-                                    at->turned == before->turned && at->row == before->row && at->col == before->col));
+        same &= at && (!before || (at->kind == before->kind && at->matrix == before->matrix &&
+                                   at->turned == before->turned && at->row == before->row && at->col == before->col));
         if (at) add(part.rect, *at), before = at;
     }
-    if (alike && before && parts.size() > 1)
-        held_.erase(held_.begin() + first, held_.end()), add(operand.rect, *before);
+    if (same && before && parts.size() > 1) held_.erase(held_.begin() + first, held_.end()), add(operand.rect, *before);
 }
 
 constexpr auto content_of_tile = [](const Memory::Tile &tile) -> const Content & { return tile.fragment->content; };

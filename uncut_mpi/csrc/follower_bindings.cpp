@@ -15,8 +15,8 @@ namespace {
 
 using Range = std::pair<std::int64_t, std::int64_t>;
 
-// The elements of a rectangle are those of the matrix so many rows and columns further on; if it is turned, element
-// (c, r) of the matrix is at (r, c).
+// The elements of a rectangle are those of the matrix so many rows and columns further on. If it is turned, element (c,
+// r) of the matrix is at (r, c).
 void give(Follower &follower, std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, bool turned,
           int matrix) {
     Content content = matrix < 0 ? Content{} : Content::piece(static_cast<std::uint8_t>(matrix));

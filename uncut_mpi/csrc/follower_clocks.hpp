@@ -16,7 +16,7 @@ struct Event {
     std::int32_t lane = -1, task = -1;
 };
 
-// Clocks computed task by task in the global order, which is never used as an ordering itself: it only says in which
+// Clocks computed task by task in the global order, which is never used as an ordering itself. It only says in which
 // sequence clocks can be computed, since no task awaits a later one.
 //
 // Kept are a clock (4 bytes for each lane) of every lane, and that of every task which a later one still awaits. A

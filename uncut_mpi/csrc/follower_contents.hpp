@@ -1,7 +1,7 @@
 // What a rectangle of memory holds, and the rules by which tasks make other contents of it.
 //
 // Contents are affine: element (r, c) of the buffer belongs to element (r + row, c + col) of its matrix, or to element
-// (c + row, r + col) where it is turned, so a rectangle may be cut or copied without touching its content otherwise.
+// (c + row, r + col) where it is turned. So a rectangle may be cut or copied without touching its content otherwise.
 #pragma once
 
 #include <cstdint>

@@ -24,37 +24,37 @@ int Memory::add(Fragment &&fragment) {
     return node;
 }
 
-// Takes the bands out of a node.
+// Takes the slabs out of a node.
 void Memory::clear(int node) {
     dead_.assign(1, node);
     while (!dead_.empty()) {
         Node &of = nodes_[dead_.back()];
         if (dead_.back() != node) free_.push_back(dead_.back()), of.fragment = {};
         dead_.pop_back();
-        for (const auto &[start, band] : of.bands)
-            dead_.push_back(band);
-        of.bands.clear();
+        for (const auto &[start, slab] : of.slabs)
+            dead_.push_back(slab);
+        of.slabs.clear();
     }
 }
 
-// Lets a band begin here, if one that is a fragment reaches over it; one that has bands itself is left to them.
+// Lets a slab begin here, if one that is a fragment reaches over it; one that has slabs itself is left to them.
 void Memory::cut(Node &node, std::int64_t at) {
-    const Band next = node.bands.upper_bound(at), band = std::prev(next);
-    if (band->first == at || !nodes_[band->second].bands.empty()) return;
-    node.bands.emplace_hint(next, at, add(Fragment(nodes_[band->second].fragment)));
+    const Slab next = node.slabs.upper_bound(at), slab = std::prev(next);
+    if (slab->first == at || !nodes_[slab->second].slabs.empty()) return;
+    node.slabs.emplace_hint(next, at, add(Fragment(nodes_[slab->second].fragment)));
 }
 
-// Calls work(band, its part of the visit) for those that overlap what is wanted; it may erase the band.
+// Calls work(slab, its part of the visit) for those that overlap what is wanted; it may erase the slab.
 template <typename Work>
-void Memory::for_bands(const Visit &visit, Work work) {
+void Memory::for_slabs(const Visit &visit, Work work) {
     Node &node = nodes_[visit.node];
     const auto &[start, stop] = node.of_rows ? std::pair{visit.wanted.top, visit.wanted.bottom}
                                              : std::pair{visit.wanted.left, visit.wanted.right};
-    for (Band band = std::prev(node.bands.upper_bound(start)); band != node.bands.end() && band->first < stop;) {
-        const Band here = band++;
+    for (Slab slab = std::prev(node.slabs.upper_bound(start)); slab != node.slabs.end() && slab->first < stop;) {
+        const Slab here = slab++;
         Rect box = visit.box;
         (node.of_rows ? box.top : box.left) = here->first;
-        if (band != node.bands.end()) (node.of_rows ? box.bottom : box.right) = band->first;
+        if (slab != node.slabs.end()) (node.of_rows ? box.bottom : box.right) = slab->first;
         work(here, Visit{here->second, box, visit.wanted.common(box)});
     }
 }
@@ -68,19 +68,19 @@ void Memory::find(const Rect &rect, std::vector<Tile> &tiles) {
         const auto &[at, box, wanted] = visit;
         visits_.pop_back();
         Node &node = nodes_[at];
-        if (node.bands.empty()) {
+        if (node.slabs.empty()) {
             if (wanted == box) {
                 tiles.push_back({box, &node.fragment});
                 continue;
             }
             node.of_rows = wanted.left == box.left && wanted.right == box.right;
-            node.bands.emplace(node.of_rows ? box.top : box.left, add(std::exchange(node.fragment, {})));
+            node.slabs.emplace(node.of_rows ? box.top : box.left, add(std::exchange(node.fragment, {})));
         }
         cut(node, node.of_rows ? wanted.top : wanted.left);
         if (node.of_rows ? wanted.bottom < box.bottom : wanted.right < box.right)
             cut(node, node.of_rows ? wanted.bottom : wanted.right);
         const auto first = static_cast<std::ptrdiff_t>(visits_.size());
-        for_bands(visit, [this](Band, const Visit &part) { visits_.push_back(part); });
+        for_slabs(visit, [this](Slab, const Visit &part) { visits_.push_back(part); });
         std::reverse(visits_.begin() + first, visits_.end());
     }
 }
@@ -96,9 +96,9 @@ void Memory::overwrite(const Rect &rect, Content content, Event writer) {
             nodes_[visit.node].fragment = {content, writer, {}};
             continue;
         }
-        // A band that is all overwritten goes to the one before, of which all that touches it is overwritten too.
+        // A slab that is all overwritten goes to the one before, of which all that touches it is overwritten too.
         bool first = true;
-        for_bands(visit, [&](Band band, const Visit &part) {
+        for_slabs(visit, [&](Slab slab, const Visit &part) {
             if (std::exchange(first, false) || part.wanted != part.box) {
                 visits_.push_back(part);
                 return;
@@ -106,7 +106,7 @@ void Memory::overwrite(const Rect &rect, Content content, Event writer) {
             clear(part.node);
             nodes_[part.node].fragment = {};
             free_.push_back(part.node);
-            nodes_[visit.node].bands.erase(band);
+            nodes_[visit.node].slabs.erase(slab);
         });
     }
 }

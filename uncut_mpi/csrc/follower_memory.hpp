@@ -41,7 +41,7 @@ struct Fragment {
     std::vector<Event> readers;
 };
 
-// A tree: a rectangle is a fragment, or cut into bands of columns or of rows, which are cut the other way if at all. So
+// A tree: a rectangle is a fragment, or cut into slabs of columns or of rows, which are cut the other way if at all. So
 // finding what a rectangle overlaps takes the logarithm of the number of cuts, for each fragment found. A fragment
 // takes about 250 bytes.
 class Memory {
@@ -61,11 +61,11 @@ class Memory {
 
   private:
     struct Node {
-        Fragment fragment;                  // where there are no bands
-        std::map<std::int64_t, int> bands;  // by where each begins
+        Fragment fragment;                  // where there are no slabs
+        std::map<std::int64_t, int> slabs;  // by where each begins
         bool of_rows = false;
     };
-    using Band = std::map<std::int64_t, int>::iterator;
+    using Slab = std::map<std::int64_t, int>::iterator;
     // What is wanted of a node, and where it lies.
     struct Visit {
         int node;
@@ -76,7 +76,7 @@ class Memory {
     void clear(int node);
     void cut(Node &node, std::int64_t at);
     template <typename Work>
-    void for_bands(const Visit &visit, Work work);
+    void for_slabs(const Visit &visit, Work work);
 
     Rect all_;
     std::deque<Node> nodes_;  // the first is all of it

@@ -83,7 +83,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",
-            [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, int halvings, bool whole,
+            [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, int halvings, bool far_apart,
                int lookahead, bool from_held) {
                 KBlocking made;
                 take(how, "first", made.first);
@@ -94,20 +94,21 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 take(how, "multiple", made.multiple);
                 take(how, "lanes", made.lanes);
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
-                made.halvings = halvings, made.whole = whole, made.lookahead = lookahead, made.from_held = from_held;
+                made.halvings = halvings, made.far_apart = far_apart, made.lookahead = lookahead,
+                made.from_held = from_held;
                 new (self) KBlocking(made);
             },
-            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "whole"_a, "lookahead"_a,
+            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "far_apart"_a, "lookahead"_a,
             "from_held"_a)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;
-            for (const KMove &one : make_steps(self, extent))
-                found.emplace_back(one.step, one.first_k, one.last_k, one.first, one.last, one.top, one.bottom,
+            for (const KStep &one : make_steps(self, extent))
+                found.emplace_back(one.kind, one.first_k, one.last_k, one.first, one.last, one.top, one.bottom,
                                    one.early);
             return found;
         });
-    nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each band of rows.")
+    nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each strip of rows.")
         .def("__init__", [](KPlaces *self, std::vector<std::int64_t> row_starts, std::vector<std::vector<int>> place_of,
                             const std::vector<std::pair<FirstAndLast, FirstAndLast>> &blocks) {
             KPlaces *made = new (self) KPlaces{std::move(row_starts), std::move(place_of), {}};
@@ -118,11 +119,11 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KRequest *self, const KProblem &problem, const KBlocking &how, bool combines, bool at_owner,
-               int first_away, std::vector<std::int64_t> k_starts, std::vector<int> devices,
+               int first_at_worker, std::vector<std::int64_t> k_starts, std::vector<int> devices,
                std::vector<const KPlaces *> rounds,
                const std::vector<std::tuple<int, int, int, bool, bool, bool, std::int64_t>> &aligned) {
-                KAsked asked{combines,           at_owner,          first_away, std::move(k_starts),
-                             std::move(devices), std::move(rounds), {}};
+                KAsked asked{combines,          at_owner, first_at_worker, std::move(k_starts), std::move(devices),
+                             std::move(rounds), {}};
                 for (const auto &[round, place, split, copies_a, copies_b, apart, k_step] : aligned)
                     asked.aligned.push_back({static_cast<std::size_t>(round),
                                              static_cast<std::size_t>(place),
@@ -130,8 +131,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                                              {{copies_a, copies_b}, apart, k_step}});
                 new (self) KRequest(make_request(problem, how, std::move(asked)));
             },
-            nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a, "first_away"_a,
-            "k_starts"_a, "devices"_a, "rounds"_a, "aligned"_a)
+            nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a,
+            "first_at_worker"_a, "k_starts"_a, "devices"_a, "rounds"_a, "aligned"_a)
         .def_prop_ro("tasks_bound", &KRequest::tasks_bound)
         .def_prop_ro("steps_digest", [](const KRequest &self) { return digest_of_steps(self.steps); });
     nb::class_<KLayout>(m, "KBlocksLayout", "Who forms which blocks of C, and where what they need lies.")

@@ -14,9 +14,9 @@ void Scheduler::deliver() {
     for (NextCopy next = next_copy(); next.piece; next = next_copy()) {
         Delivery &of = *next.piece;
         const auto of_slice = [&](std::size_t block) {
-            return here(block, of.move, of.what).columns(of.columns.first, of.columns.last);
+            return here(block, of.step, of.what).columns(of.columns.first, of.columns.last);
         };
-        const int by = sender(next), to = rank_of(next.to->block, of.move);
+        const int by = sender(next), to = rank_of(next.to->block, of.step);
         if (next.from) {
             next.to->task = push(by, to, of_slice(next.to->block), of_slice(next.from->block), next.from->task);
             sent_[by] += of.source.rows * of.source.cols;
@@ -24,14 +24,14 @@ void Scheduler::deliver() {
             next.to->task = copy_in(of.origin, to, of_slice(next.to->block), of.source);
         }
         next.to->there = occupy(by, to, next.begins, of.bytes);
-        arrives(next.to->block, of.move, of.what, next.to->task);
+        arrives(next.to->block, of.step, of.what, next.to->task);
         if (--of.left == 0) deliveries_.erase(deliveries_.begin() + (next.piece - deliveries_.data()));
         begin_residents();
     }
 }
 
 int Scheduler::sender(const NextCopy &copy) const {
-    return copy.from ? rank_of(copy.from->block, copy.piece->move) : copy.piece->origin.rank;
+    return copy.from ? rank_of(copy.from->block, copy.piece->step) : copy.piece->origin.rank;
 }
 
 double Scheduler::could_begin(int from, int to, double there, double bytes) const {
@@ -56,10 +56,10 @@ double Scheduler::occupy(int from, int to, double begins, double bytes) {
     return begins + bytes * ways.cost(from, to);
 }
 
-// Of equals what most others still wait for is first, then what was asked for first; it goes to one of those that get
-// most from the origin alone, and of these to one that sends least: what is handed on goes to the others' ports, so
+// Of equals what most others still wait for is first, then what was asked for first. It goes to one of those that get
+// most from the origin alone, and of these to one that sends least. What is handed on goes to the others' ports, so
 // that the origin's next copy finds its target's port free. Where links differ, of copies that could be next the one
-// that ends first is: what it takes longer than on the fastest link counts as if it began later.
+// that ends first is. What it takes longer than on the fastest link counts as if it began later.
 Scheduler::NextCopy Scheduler::next_copy() {
     const bool even = problem_.ways.even();
     NextCopy best;
@@ -75,7 +75,7 @@ Scheduler::NextCopy Scheduler::next_copy() {
             if (any) ready = could_begin(of.origin.rank, to, 0, of.bytes);
             for (Delivery::Taker &holder : of.takers) {
                 if (!holder.has_it()) continue;
-                const int rank = rank_of(holder.block, of.move);
+                const int rank = rank_of(holder.block, of.step);
                 const double from = could_begin(rank, to, holder.there, of.bytes);
                 const bool replaces = copy.from || !even;
                 if (any && replaces && std::tie(ready, sent_[sender(copy)]) <= std::tie(from, sent_[rank])) continue;
@@ -87,12 +87,12 @@ Scheduler::NextCopy Scheduler::next_copy() {
         if (even) choose_sender(-1);
         for (Delivery::Taker &taker : of.takers) {
             if (taker.has_it()) continue;
-            const int rank = rank_of(taker.block, of.move);
+            const int rank = rank_of(taker.block, of.step);
             if (!even) choose_sender(rank);
             copy.to = &taker;
             copy.begins = std::max(ready, receives_until_[rank]);
             const bool shared = !copy.from && of.left > 1;
-            const std::int64_t alone = shared ? needed_alone(of.origin, taker.block, of.move.split) : 0;
+            const std::int64_t alone = shared ? needed_alone(of.origin, taker.block, of.step.split) : 0;
             const auto key = std::make_tuple(copy.begins, -static_cast<std::int64_t>(of.left), number, -alone,
                                              shared ? sent_[rank] : 0);
             if (best.piece && !(key < least)) continue;
@@ -101,7 +101,7 @@ Scheduler::NextCopy Scheduler::next_copy() {
         }
     }
     if (best.piece) {  // what it takes longer is no part of when it begins
-        const int by = sender(best), to = rank_of(best.to->block, best.piece->move);
+        const int by = sender(best), to = rank_of(best.to->block, best.piece->step);
         best.begins -= (problem_.ways.cost(by, to) - 1) * best.piece->bytes;
     }
     return best;

@@ -4,21 +4,21 @@
 namespace uncut::kblocks {
 
 std::size_t Scheduler::end_of_stretch(std::size_t at) const {
-    const std::vector<KMove> &moves = layout_.moves;
-    const KMove &first = moves[at];
-    while (++at < moves.size() && is_fetch(moves[at]) && moves[at].first_k == first.first_k &&
-           moves[at].last_k == first.last_k && moves[at].round == first.round) {
+    const std::vector<KStep> &steps = layout_.steps;
+    const KStep &first = steps[at];
+    while (++at < steps.size() && is_fetch(steps[at]) && steps[at].first_k == first.first_k &&
+           steps[at].last_k == first.last_k && steps[at].round == first.round) {
     }
     return at;
 }
 
-void Scheduler::fetch_groups(const KMove &move, std::optional<bool> shared) {
-    const int matrix = move.step == fetch_a ? matrix_a : matrix_b;
-    const auto &groups = (matrix == matrix_a ? blocks_of_row_ : blocks_of_col_)[static_cast<std::size_t>(move.round)];
+void Scheduler::fetch_groups(const KStep &step, std::optional<bool> shared) {
+    const int matrix = step.kind == fetch_a ? matrix_a : matrix_b;
+    const auto &groups = (matrix == matrix_a ? blocks_of_row_ : blocks_of_col_)[static_cast<std::size_t>(step.round)];
     for (std::size_t group = 0; group < groups.size(); ++group) {
-        if (shared && *shared != is_shared(matrix, groups[group], move.split)) continue;
-        const Extent rows = matrix == matrix_a ? band(round_of(move), static_cast<int>(group)) : Extent{};
-        fetch(matrix, rows, groups[group], move);
+        if (shared && *shared != is_shared(matrix, groups[group], step.split)) continue;
+        const Extent rows = matrix == matrix_a ? strip(round_of(step), static_cast<int>(group)) : Extent{};
+        fetch(matrix, rows, groups[group], step);
         begin_residents();
     }
 }
@@ -95,88 +95,88 @@ std::int64_t Scheduler::first_taker(const KOrigin &origin, int split) const {
     return static_cast<std::int64_t>(best);
 }
 
-void Scheduler::fetch(int matrix, Extent band, const Blocks &blocks, const KMove &move) {
+void Scheduler::fetch(int matrix, Extent strip, const Blocks &blocks, const KStep &step) {
     if (blocks.empty()) return;
     if (how_.from_held) {
         // Those that begin at one place have the same k at one time.
         std::vector<std::int64_t> begins;
         for (const std::size_t block : blocks)
-            begins.push_back(member(block, move.split).begins);
+            begins.push_back(member(block, step.split).begins);
         std::sort(begins.begin(), begins.end());
         begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
         for (const std::int64_t from : begins) {
-            Blocks alike;
+            Blocks together;
             for (const std::size_t block : blocks)
-                if (member(block, move.split).begins == from) alike.push_back(block);
-            each_extent(member(alike.front(), move.split), move, [&](Extent k) {
-                KMove natural = move;
+                if (member(block, step.split).begins == from) together.push_back(block);
+            each_extent(member(together.front(), step.split), step, [&](Extent k) {
+                KStep natural = step;
                 natural.first_k = k.first, natural.last_k = k.last;
-                fetch_alike(matrix, band, alike, natural);
+                fetch_same_k(matrix, strip, together, natural);
             });
         }
         return;
     }
-    fetch_alike(matrix, band, blocks, move);
+    fetch_same_k(matrix, strip, blocks, step);
 }
 
-void Scheduler::fetch_alike(int matrix, Extent band, const Blocks &blocks, const KMove &move) {
+void Scheduler::fetch_same_k(int matrix, Extent strip, const Blocks &blocks, const KStep &step) {
     if (matrix == matrix_b) {
-        fetch_rows(matrix, blocks, move, {});
+        fetch_rows(matrix, blocks, step, {});
         return;
     }
     std::vector<std::int64_t> &cuts = cuts_;
-    cuts.assign({band.first, band.last});
+    cuts.assign({strip.first, strip.last});
     for (const std::size_t number : blocks) {
         const KBlock &block = block_of(number);
         for (const std::int64_t height : block.heights) {
             const std::int64_t cut = block.rows.first + height;
-            if (cut > band.first && cut < band.last) cuts.push_back(cut);
+            if (cut > strip.first && cut < strip.last) cuts.push_back(cut);
         }
     }
     std::sort(cuts.begin(), cuts.end());
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
     Extent rows{cuts.front(), cuts.front()};
     for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
-        if (is_needed(blocks, move, cuts[at])) {
+        if (is_needed(blocks, step, cuts[at])) {
             rows = {rows.size() > 0 ? rows.first : cuts[at], cuts[at + 1]};
             continue;
         }
-        if (rows.size() > 0) fetch_rows(matrix, blocks, move, rows);
+        if (rows.size() > 0) fetch_rows(matrix, blocks, step, rows);
         rows = {cuts[at + 1], cuts[at + 1]};
     }
-    if (rows.size() > 0) fetch_rows(matrix, blocks, move, rows);
+    if (rows.size() > 0) fetch_rows(matrix, blocks, step, rows);
 }
 
-bool Scheduler::is_needed(const Blocks &blocks, const KMove &move, std::int64_t row) const {
+bool Scheduler::is_needed(const Blocks &blocks, const KStep &step, std::int64_t row) const {
     int least = -1;
     for (const std::size_t number : blocks) {
         const KBlock &block = block_of(number);
-        if (member(number, move.split).panel[matrix_a] < 0) continue;
+        if (member(number, step.split).panel[matrix_a] < 0) continue;
         const auto above = std::upper_bound(block.heights.begin(), block.heights.end(), row - block.rows.first);
         const int at = static_cast<int>(above - block.heights.begin()) - 1;
         least = least < 0 ? at : std::min(least, at);
     }
-    return move.top <= least && least < move.bottom;
+    return step.top <= least && least < step.bottom;
 }
 
-void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KMove &move, Extent of_a) {
-    const Piece what = piece(matrix, blocks.front(), move, of_a);
+void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, Extent of_a) {
+    const Piece what = piece(matrix, blocks.front(), step, of_a);
     problem_.each_piece(matrix, rows_of(what), cols_of(what), [&](const KPiece &from, Extent rows, Extent cols) {
         const bool of_rows = matrix == matrix_a;
-        fetch_piece({matrix, of_rows ? rows : cols, of_rows ? cols : rows}, from, blocks, move);
+        fetch_piece({matrix, of_rows ? rows : cols, of_rows ? cols : rows}, from, blocks, step);
     });
 }
 
-void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks &blocks, const KMove &move) {
+void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks &blocks, const KStep &step) {
     const int matrix = what.matrix;
     // Of several holders they take turns.
     const std::span<const KPiece> holders(&first, first.holders);
-    const KPiece &from = holders[static_cast<std::size_t>(move.first_k / how_.first) % holders.size()];
+    const KPiece &from = holders[static_cast<std::size_t>(step.first_k / how_.first) % holders.size()];
     const Region source = store_.users(matrix, from, rows_of(what), cols_of(what));
     if (source.empty()) return;
     takers_.clear();
     for (const std::size_t block : blocks) {
-        const KPart &part = member(block, move.split);
+        const KPart &part = member(block, step.split);
         if (part.panel[matrix] < 0) continue;
         const auto own =
             std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
@@ -184,17 +184,17 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
             takers_.push_back(block);
         } else if (!part.held[matrix].contains(what.k) || part.held[matrix].size() == 0) {
             const Region held = store_.users(matrix, *own, rows_of(what), cols_of(what));
-            arrives(block, move, what, push(part.rank, part.rank, here(block, move, what), held, -1));
+            arrives(block, step, what, push(part.rank, part.rank, here(block, step, what), held, -1));
         }
     }
     if (takers_.empty()) return;
     const auto count = static_cast<std::int64_t>(takers_.size());
     const std::int64_t size = source.rows * source.cols * problem_.itemsize();
     // A device that serves its copies one after another sends fewer, longer ones.
-    const bool whole = problem_.serial_copies && !from.origin.on_host;
+    const bool at_once = problem_.serial_copies && !from.origin.on_host;
     const auto wanted = [&](Extent columns) {
         const double bytes = static_cast<double>(source.rows * columns.size() * problem_.itemsize());
-        Delivery one{what,    move,  from.origin, source.columns(columns.first, columns.last),
+        Delivery one{what,    step,  from.origin, source.columns(columns.first, columns.last),
                      columns, bytes, {},          takers_.size()};
         one.takers.reserve(takers_.size());
         for (const std::size_t taker : takers_)
@@ -206,16 +206,16 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
         return;
     }
     const std::int64_t parts =
-        whole ? 1 : std::max<std::int64_t>(1, std::min({count, source.cols, size / problem_.min_slice_bytes}));
-    const std::int64_t turn = move.first_k / how_.first + (matrix == matrix_a ? move.top : 0);
+        at_once ? 1 : std::max<std::int64_t>(1, std::min({count, source.cols, size / problem_.min_slice_bytes}));
+    const std::int64_t turn = step.first_k / how_.first + (matrix == matrix_a ? step.top : 0);
     for (std::int64_t part = 0; part < parts; ++part) {
         const Extent slice = part_of(source.cols, parts, part);
-        const std::int64_t chosen = whole ? first_taker(from.origin, move.split) : (part + turn) % count;
+        const std::int64_t chosen = at_once ? first_taker(from.origin, step.split) : (part + turn) % count;
         const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
-        const int by = rank_of(first, move);
-        const Region held = here(first, move, what).columns(slice.first, slice.last);
+        const int by = rank_of(first, step);
+        const Region held = here(first, step, what).columns(slice.first, slice.last);
         const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice.first, slice.last));
-        arrives(first, move, what, came);
+        arrives(first, step, what, came);
         if (how_.earliest && !problem_.ways.even()) {
             Delivery one = wanted(slice);
             Delivery::Taker &has = one.takers[static_cast<std::size_t>(chosen)];
@@ -225,13 +225,13 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
             if (--one.left > 0) deliveries_.push_back(std::move(one));
             continue;
         }
-        if (whole) sent_[by] += (count - 1) * source.rows * source.cols;
+        if (at_once) sent_[by] += (count - 1) * source.rows * source.cols;
         for (std::int64_t next = 1; next < count; ++next) {
             // The one that the origin sends to next comes last: its port is busy meanwhile.
-            const std::int64_t at = whole ? chosen + count - next : next <= chosen ? next - 1 : next;
+            const std::int64_t at = at_once ? chosen + count - next : next <= chosen ? next - 1 : next;
             const std::size_t other = takers_[static_cast<std::size_t>(at % count)];
-            const Region there = here(other, move, what).columns(slice.first, slice.last);
-            arrives(other, move, what, push(by, rank_of(other, move), there, held, came));
+            const Region there = here(other, step, what).columns(slice.first, slice.last);
+            arrives(other, step, what, push(by, rank_of(other, step), there, held, came));
         }
     }
 }

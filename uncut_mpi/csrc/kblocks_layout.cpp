@@ -27,17 +27,17 @@ struct Direct {
 };
 
 // Whether there is a part of C that two steps are about.
-bool meet(const KMove &one, const KMove &other) {
+bool meet(const KStep &one, const KStep &other) {
     return one.first < other.last && other.first < one.last && one.top < other.bottom && other.top < one.bottom;
 }
 
 // Marks the steps about parts of C that can be formed directly, by a test of the step that hands a part on.
 template <typename Test>
-Direct mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
+Direct mark(std::vector<KStep> &steps, bool KStep::*flag, const Test &test) {
     Direct found;
-    std::set<std::pair<int, int>> corners;
-    for (const KMove &part : moves) {
-        if (part.step != finish) continue;
+    std::set<std::pair<int, int>> begins;
+    for (const KStep &part : steps) {
+        if (part.kind != finish) continue;
         if (!test(part)) {
             found.down = std::max(found.down, part.bottom);
             found.along = std::max(found.along, part.last);
@@ -45,10 +45,10 @@ Direct mark(std::vector<KMove> &moves, bool KMove::*flag, const Test &test) {
         }
         found.first = found.any ? std::min(found.first, part.first) : part.first;
         found.any = true;
-        corners.emplace(part.top, part.first);
+        begins.emplace(part.top, part.first);
     }
-    for (KMove &move : moves)
-        if (found.any && corners.contains({move.top, move.first})) move.*flag = true;
+    for (KStep &step : steps)
+        if (found.any && begins.contains({step.top, step.first})) step.*flag = true;
     return found;
 }
 
@@ -58,7 +58,7 @@ class Maker {
         : asked_(asked), how_(asked.how), problem_(asked.problem), made_(made) {}
 
     void run() {
-        set_moves();
+        set_steps();
         made_.workers.reserve(asked_.places.size() * asked_.splits());
         for (std::size_t place = 0; place < asked_.places.size(); ++place)
             for (std::size_t split = 0; split < asked_.splits(); ++split)
@@ -75,47 +75,47 @@ class Maker {
     }
 
   private:
-    bool whole() const { return asked_.splits() == 1; }
+    bool unsplit() const { return asked_.splits() == 1; }
 
     // Steps of all parts of k in turn, of one round after the other.
-    void set_moves() {
-        std::vector<KMove> marked;
-        if (whole()) marked = mark_direct(asked_.steps.front());  // else all are sums of what several ranks have
+    void set_steps() {
+        std::vector<KStep> marked;
+        if (unsplit()) marked = mark_direct(asked_.steps.front());  // else all are sums of what several ranks have
         std::size_t most = 0, all = 0;
-        for (const std::vector<KMove> &moves : asked_.steps) {
-            most = std::max(most, moves.size());
-            all += moves.size();
+        for (const std::vector<KStep> &steps : asked_.steps) {
+            most = std::max(most, steps.size());
+            all += steps.size();
         }
-        made_.moves.reserve(all * asked_.rounds.size());
+        made_.steps.reserve(all * asked_.rounds.size());
         for (std::size_t round = 0; round < asked_.rounds.size(); ++round)
             for (std::size_t at = 0; at < most; ++at)
-                for (const std::vector<KMove> &moves : asked_.steps) {
-                    if (at >= moves.size()) continue;
-                    made_.moves.push_back(whole() ? marked[at] : moves[at]);
-                    made_.moves.back().round = static_cast<int>(round);
+                for (const std::vector<KStep> &steps : asked_.steps) {
+                    if (at >= steps.size()) continue;
+                    made_.steps.push_back(unsplit() ? marked[at] : steps[at]);
+                    made_.steps.back().round = static_cast<int>(round);
                 }
     }
 
-    std::vector<KMove> mark_direct(std::vector<KMove> moves) {
+    std::vector<KStep> mark_direct(std::vector<KStep> steps) {
         const std::int64_t extent = asked_.k_starts[1] - asked_.k_starts[0];
-        const int first = asked_.at_owner ? asked_.first_away : 0;
+        const int first = asked_.at_owner ? asked_.first_at_worker : 0;
         // Whether every product about a part of C has all of k.
-        std::vector<KMove> partial;  // products of less, those of the same parts once
-        for (const KMove &move : moves) {
-            if (move.step != multiply || move.last_k - move.first_k == extent) continue;
-            if (partial.empty() || !partial.back().has_same_c(move)) partial.push_back(move);
+        std::vector<KStep> partial;  // products of less, those of the same parts once
+        for (const KStep &step : steps) {
+            if (step.kind != multiply || step.last_k - step.first_k == extent) continue;
+            if (partial.empty() || !partial.back().has_same_c(step)) partial.push_back(step);
         }
-        const auto at_once = [&](const KMove &part) {
-            return std::none_of(partial.begin(), partial.end(), [&](const KMove &move) { return meet(move, part); });
+        const auto at_once = [&](const KStep &part) {
+            return std::none_of(partial.begin(), partial.end(), [&](const KStep &step) { return meet(step, part); });
         };
-        direct_[0] = mark(moves, &KMove::direct, [&](const KMove &part) {
+        direct_[0] = mark(steps, &KStep::direct, [&](const KStep &part) {
             const bool there = part.early && part.first >= first;
             return problem_.half() ? (there || !problem_.reads_c) && at_once(part) : problem_.reads_c && there;
         });
         direct_[1] =
-            mark(moves, &KMove::direct_at_home, [&](const KMove &part) { return problem_.half() && at_once(part); });
+            mark(steps, &KStep::direct_at_home, [&](const KStep &part) { return problem_.half() && at_once(part); });
         made_.any_direct = direct_[0].any;
-        return moves;
+        return steps;
     }
 
     // Of two extents, in whole units of the alignment; what no memory has room for, too.
@@ -177,7 +177,7 @@ class Maker {
         const bool resident = made.home[matrix_a] && made.home[matrix_b] && !copies;
         const bool cut = made.holds[matrix_a] || made.holds[matrix_b];
         const bool once = inner % made.k_step == 0 && !cut, c_is_here = made.home[matrix_c] != nullptr;
-        const bool in_place = c_is_here && whole() && !alignment.apart && (!problem_.half() || (resident && once));
+        const bool in_place = c_is_here && unsplit() && !alignment.apart && (!problem_.half() || (resident && once));
         const Direct &direct = direct_[c_is_here];
         made.is_direct = direct.any && !alignment.apart && (once || !problem_.half());
         made.panel[matrix_a] = operand(made, matrix_a, height, inner, alignment.copies[matrix_a]);
@@ -230,9 +230,10 @@ class Maker {
             return;
         }
         problem_.each_piece(matrix_c, block.rows, block.cols, [&](const KPiece &piece, Extent rows, Extent cols) {
-            add_adder(block, piece.origin.rank, rows, 0, asked_.first_away, [&](Extent of) { return of.common(cols); });
+            add_adder(block, piece.origin.rank, rows, 0, asked_.first_at_worker,
+                      [&](Extent of) { return of.common(cols); });
         });
-        if (asked_.first_away < count) add_adders(block, ranks, asked_.first_away, count);
+        if (asked_.first_at_worker < count) add_adders(block, ranks, asked_.first_at_worker, count);
     }
 
     // An adder for each rank, which has a part of the columns.
@@ -299,8 +300,8 @@ class Maker {
                 if (relay >= 0) between.insert(relay);
         if (between.empty()) return;
         std::int64_t most_k = 0, rows = 1;
-        for (const KMove &move : made_.moves)
-            most_k = std::max(most_k, move.last_k - move.first_k);
+        for (const KStep &step : made_.steps)
+            most_k = std::max(most_k, step.last_k - step.first_k);
         for (const KBlock &block : made_.blocks)
             rows = std::max({rows, block.rows.size(), problem_.trans_b ? block.cols.size() : most_k,
                              problem_.trans_a ? most_k : 0});

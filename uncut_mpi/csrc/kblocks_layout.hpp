@@ -58,11 +58,11 @@ struct KBlock {
     }
     std::size_t num_cells() const { return (heights.size() - 1) * num_columns(); }
     Extent rows_to(std::size_t row) const { return {rows.first, rows.first + heights[row]}; }
-    Extent rows_of(const KMove &move) const {
-        return {rows.first + heights[move.top], rows.first + heights[move.bottom]};
+    Extent rows_of(const KStep &step) const {
+        return {rows.first + heights[step.top], rows.first + heights[step.bottom]};
     }
-    Extent cols_of(const KMove &move) const {
-        return {cols.first + starts[move.first], cols.first + starts[move.last]};
+    Extent cols_of(const KStep &step) const {
+        return {cols.first + starts[step.first], cols.first + starts[step.last]};
     }
 };
 
@@ -82,7 +82,7 @@ struct KLayout {
     explicit KLayout(const KRequest &asked);
 
     const KRequest &request;
-    std::vector<KMove> moves;                   // of all rounds and parts of k, in the order in which they are taken
+    std::vector<KStep> steps;                   // of all rounds and parts of k, in the order in which they are taken
     bool any_direct = false;                    // whether a rank where C is not may form some of it directly
     std::vector<KWorker> workers;               // by place and part of k
     std::vector<KBlock> blocks;                 // those of the request

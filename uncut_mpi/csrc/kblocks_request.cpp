@@ -48,7 +48,7 @@ void check(const KPlaces &places) {
     require(places.row_starts.size() == places.place_of.size() + 1 &&
                 std::none_of(places.place_of.begin(), places.place_of.end(),
                              [&](const auto &row) { return row.size() != cols; }),
-            "every band of rows has a place in each column of ranks");
+            "every strip of rows has a place in each column of ranks");
     require(std::none_of(places.blocks.begin(), places.blocks.end(),
                          [](const auto &one) { return one.rows.size() < 0 || one.cols.size() < 0; }),
             "a block ends before it begins");
@@ -89,8 +89,8 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
                          static_cast<int>(cols),
                          {}};
     made.block_of.reserve(places.place_of.size() * cols);
-    for (const std::vector<int> &band : places.place_of)
-        for (const int place : band)
+    for (const std::vector<int> &strip : places.place_of)
+        for (const int place : strip)
             made.block_of.push_back(place < 0 ? -1 : number.at(static_cast<std::size_t>(place)));
     request.rounds.push_back(std::move(made));
 }
@@ -120,15 +120,15 @@ std::int64_t least_held(const KRequest &request) {
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
     check(problem, how);
     require(!asked.at_owner || problem.on_device(matrix_c), "C has an owner where it is combined there");
-    require(asked.first_away >= 0 && asked.first_away <= count_blocks(how.columns, how.halvings),
-            "column blocks are combined away from one of them on");
+    require(asked.first_at_worker >= 0 && asked.first_at_worker <= count_blocks(how.columns, how.halvings),
+            "column blocks are combined at the worker from one of them on");
     require(asked.k_starts.size() >= 2, "there is at least one part of k");
     require(!asked.rounds.empty(), "there is at least one round of blocks");
     require(std::all_of(asked.devices.begin(), asked.devices.end(),
                         [&](int rank) { return rank >= 0 && rank < problem.num_ranks; }),
             "there is no such rank");
-    KRequest request{problem, how, asked.combines, asked.at_owner, asked.first_away, std::move(asked.k_starts), {}, {},
-                     {},      {}};
+    KRequest request{
+        problem, how, asked.combines, asked.at_owner, asked.first_at_worker, std::move(asked.k_starts), {}, {}, {}, {}};
     const std::size_t count = asked.rounds.front()->blocks.size();
     request.places.reserve(count);
     request.blocks.reserve(count * asked.rounds.size());
@@ -140,8 +140,8 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
     request.steps.reserve(request.splits());
     for (std::size_t part = 0; part < request.splits(); ++part) {
         request.steps.push_back(make_steps(request.how, request.k_starts[part + 1] - request.k_starts[part]));
-        for (KMove &move : request.steps.back())
-            move.split = static_cast<int>(part);
+        for (KStep &step : request.steps.back())
+            step.split = static_cast<int>(part);
     }
     return request;
 }
@@ -150,12 +150,12 @@ std::int64_t KRequest::tasks_bound() const {
     const auto parts = static_cast<std::int64_t>(splits());
     std::int64_t bound = 0;
     for (const Round &round : rounds)
-        for (const std::vector<KMove> &moves : steps)
-            for (const KMove &move : moves) {
+        for (const std::vector<KStep> &of_part : steps)
+            for (const KStep &step : of_part) {
                 // A piece goes to each rank of a row or column in as many slices, a result from each part to each
                 // adder.
-                const std::int64_t each = move.step == fetch_a   ? round.cols
-                                          : move.step == fetch_b ? round.rows
+                const std::int64_t each = step.kind == fetch_a   ? round.cols
+                                          : step.kind == fetch_b ? round.rows
                                                                  : 2 * parts + 4;
                 bound += std::int64_t{round.rows} * round.cols * each;
             }

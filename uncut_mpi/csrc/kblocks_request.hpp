@@ -97,18 +97,18 @@ struct KBlocking {
     int tail_parts = 4;     // the last part of k that the orders by k take column block by column block
     // Whether k-blocks of B are rows far apart in host memory: the largest end at multiples of their length, and what
     // goes by column blocks has all of k.
-    bool whole = false;
+    bool far_apart = false;
     int lookahead = 0;  // products for which fetches are issued before a product is
-    // Whether each rank begins with the k that it holds of A or B, and reads that in place; and how much that is at
+    // Whether each rank begins with the k that it holds of A or B, and reads that in place. And how much that is at
     // least, of those that hold any.
     bool from_held = false;
     std::int64_t held = 0;
 };
 
-enum KStep : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
+enum KStepKind : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
 
-struct KMove {
-    int step = 0, split = 0;
+struct KStep {
+    int kind = 0, split = 0;
     std::int64_t first_k = 0, last_k = 0;  // from the first of the rank's part of k
     int first = 0, last = 0;               // column blocks
     int top = 0, bottom = 1;               // row blocks
@@ -118,7 +118,7 @@ struct KMove {
     bool direct_at_home = false;           // the same by a rank where C is
 
     // Whether both are about the same part of the same block of C.
-    bool has_same_c(const KMove &other) const {
+    bool has_same_c(const KStep &other) const {
         return first == other.first && last == other.last && top == other.top && bottom == other.bottom &&
                round == other.round;
     }
@@ -129,8 +129,8 @@ struct KPlaces {
     struct Block {
         Extent rows, cols;  // empty where there are more ranks than C has rows or columns
     };
-    std::vector<std::int64_t> row_starts;    // of bands, and their end
-    std::vector<std::vector<int>> place_of;  // by band and column of ranks, -1 for none
+    std::vector<std::int64_t> row_starts;    // of strips, and their end
+    std::vector<std::vector<int>> place_of;  // by strip and column of ranks, -1 for none
     std::vector<Block> blocks;               // by place
 };
 
@@ -152,19 +152,19 @@ struct KRequest {
     // round after the other.
     struct Round {
         std::size_t first, last;               // its blocks
-        std::vector<std::int64_t> row_starts;  // where bands of rows start, and their end
-        int rows, cols;                        // bands of rows and columns of ranks
+        std::vector<std::int64_t> row_starts;  // where strips of rows start, and their end
+        int rows, cols;                        // strips of rows and columns of ranks
         std::vector<int> block_of;             // row * cols + col -> index into blocks, -1 for none; a block may have
-                                               // several bands of rows, which its neighbours cut elsewhere
+                                               // several strips of rows, which its neighbours cut elsewhere
     };
 
     const KProblem &problem;  // which lives as long
     KBlocking how;
     bool combines = false;               // whether sums are formed apart from products
     bool at_owner = false;               // whether C's owner combines column blocks, those before
-    int first_away = 0;                  // this one; the others, if there are any, are combined where they are computed
+    int first_at_worker = 0;             // this one; the others, if there are any, are combined where they are computed
     std::vector<std::int64_t> k_starts;  // of the parts of k, and their end
-    std::vector<std::vector<KMove>> steps;  // for each part of k, the same for every block of C
+    std::vector<std::vector<KStep>> steps;  // for each part of k, the same for every block of C
     std::vector<std::vector<int>> places;   // the ranks of each place, one per part of k
     std::vector<Block> blocks;              // of all rounds
     std::vector<Round> rounds;
@@ -181,7 +181,7 @@ struct KAsked {
         KAlignment how;
     };
     bool combines = false, at_owner = false;
-    int first_away = 0;
+    int first_at_worker = 0;
     std::vector<std::int64_t> k_starts;
     std::vector<int> devices;
     std::vector<const KPlaces *> rounds;
@@ -198,10 +198,10 @@ int count_blocks(int blocks, int halvings);
 // How many k-blocks there are of so many elements of k, give or take one, without making them.
 std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent);
 
-std::vector<KMove> make_steps(const KBlocking &how, std::int64_t extent);
+std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent);
 
 // The same for the same steps of all parts of k.
-std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts);
+std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts);
 
 // Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved. They
 // start at multiples of `multiple`, halved until equal blocks have four times as many elements, or else of `step`.

@@ -19,8 +19,8 @@ struct KRun {
     const KRequest &request;
     std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
     std::int64_t most_tasks = 0;     // a schedule of more is given up
-    // Whether tables and times are kept. A search has hundreds of runs and looks at few of them, of which it makes
-    // another one then: memory that is written once takes longer than to use the same again.
+    // Whether tables and times are kept. A search has hundreds of runs and looks at few of them. Of these it makes
+    // another one then, since memory that is written once takes longer than to use the same again.
     bool keeps = false;
 
     bool begun = false;

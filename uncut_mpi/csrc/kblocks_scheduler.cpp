@@ -43,21 +43,21 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
 }
 
 void Scheduler::run() {
-    const std::vector<KMove> &moves = layout_.moves;
-    for (std::size_t at = 0; at < moves.size(); ++at) {
-        const KMove &move = moves[at];
-        if (!is_fetch(move)) {
-            for (std::size_t block = round_of(move).first; block < round_of(move).last; ++block)
-                take(block, move);
+    const std::vector<KStep> &steps = layout_.steps;
+    for (std::size_t at = 0; at < steps.size(); ++at) {
+        const KStep &step = steps[at];
+        if (!is_fetch(step)) {
+            for (std::size_t block = round_of(step).first; block < round_of(step).last; ++block)
+                take(block, step);
         } else if (in_stretches()) {
             const std::size_t end = end_of_stretch(at);
             for (const bool shared : {true, false})
                 for (std::size_t which = at; which < end; ++which)
-                    fetch_groups(moves[which], shared);
+                    fetch_groups(steps[which], shared);
             deliver();
             at = end - 1;
         } else {
-            fetch_groups(move, std::nullopt);
+            fetch_groups(step, std::nullopt);
         }
     }
 }
@@ -72,28 +72,28 @@ void Scheduler::begin_residents() {
     }
 }
 
-void Scheduler::take(std::size_t number, const KMove &move) {
+void Scheduler::take(std::size_t number, const KStep &step) {
     const KBlock &block = block_of(number);
-    if (block.cols_of(move).size() == 0 || block.rows_of(move).size() == 0) return;
-    if (move.step == multiply) {
-        multiply_block(number, move);
-    } else if (move.step == fetch_c) {
-        bring_c(number, move);
-    } else if (++blocks_[number].finished[block.cell(move.top, move.first)] == static_cast<int>(block.parts.size())) {
-        finish_part(number, move);
+    if (block.cols_of(step).size() == 0 || block.rows_of(step).size() == 0) return;
+    if (step.kind == multiply) {
+        multiply_block(number, step);
+    } else if (step.kind == fetch_c) {
+        bring_c(number, step);
+    } else if (++blocks_[number].finished[block.cell(step.top, step.first)] == static_cast<int>(block.parts.size())) {
+        finish_part(number, step);
     }
 }
 
-void Scheduler::bring_c(std::size_t number, const KMove &move) {
+void Scheduler::bring_c(std::size_t number, const KStep &step) {
     const KBlock &block = block_of(number);
-    const KPart &part = member(number, move.split);
+    const KPart &part = member(number, step.split);
     if (!problem_.reads_c || part.home[matrix_c]) return;
     BlockState &state = blocks_[number];
-    const Extent rows = block.rows_of(move);
-    const std::size_t cell = block.cell(move.top, move.first);
-    if (is_direct(part, move)) {
-        state.cells[static_cast<std::size_t>(move.split)][cell].c_there = copy_c_in(
-            part.rank, rows, block.cols_of(move),
+    const Extent rows = block.rows_of(step);
+    const std::size_t cell = block.cell(step.top, step.first);
+    if (is_direct(part, step)) {
+        state.cells[static_cast<std::size_t>(step.split)][cell].c_there = copy_c_in(
+            part.rank, rows, block.cols_of(step),
             [&](Extent of_rows, Extent of_cols) { return store_.at(block, part, panel_direct, of_rows, of_cols); });
         return;
     }
@@ -101,8 +101,8 @@ void Scheduler::bring_c(std::size_t number, const KMove &move) {
         const KAdder &adder = block.adders[a];
         const Extent own = rows.common(adder.rows);
         if (adder.rank != part.rank || adder.home || own.size() <= 0) continue;
-        each_slice(adder, move, [&](const Columns &slice) {
-            state.c_in[a][block.cell(move.top, slice.block)] =
+        each_slice(adder, step, [&](const Columns &slice) {
+            state.c_in[a][block.cell(step.top, slice.block)] =
                 copy_c_in(part.rank, own, slice.cols, [&](Extent of_rows, Extent of_cols) {
                     return in_staging(adder.staging, adder, of_rows, slice.part(of_cols));
                 });
@@ -130,47 +130,47 @@ void Scheduler::copy_c_out(int rank, Extent rows, Extent cols, const KPiece *but
     });
 }
 
-void Scheduler::multiply_here(std::size_t number, KMove move, int most) {
+void Scheduler::multiply_here(std::size_t number, KStep step, int most) {
     const KBlock &block = block_of(number);
-    const KPart &part = member(number, move.split);
-    const std::vector<Cell> &cells = blocks_[number].cells[static_cast<std::size_t>(move.split)];
+    const KPart &part = member(number, step.split);
+    const std::vector<Cell> &cells = blocks_[number].cells[static_cast<std::size_t>(step.split)];
     const int columns = static_cast<int>(block.num_columns());
-    const int step = part.panel[matrix_c] < 0 ? columns : 1;
-    for (int column = 0; column < columns && most > 0; column += step) {
-        const KMove whole{.step = multiply,
-                          .split = move.split,
-                          .last_k = part.k.size(),
-                          .first = column,
-                          .last = column + step,
-                          .bottom = static_cast<int>(block.heights.size()) - 1,
-                          .round = move.round};
-        if (cells[block.cell(0, column)].begun || block.cols_of(whole).size() == 0) continue;
-        multiply_piece(number, whole);
+    const int count = part.panel[matrix_c] < 0 ? columns : 1;
+    for (int column = 0; column < columns && most > 0; column += count) {
+        const KStep product{.kind = multiply,
+                            .split = step.split,
+                            .last_k = part.k.size(),
+                            .first = column,
+                            .last = column + count,
+                            .bottom = static_cast<int>(block.heights.size()) - 1,
+                            .round = step.round};
+        if (cells[block.cell(0, column)].begun || block.cols_of(product).size() == 0) continue;
+        multiply_piece(number, product);
         --most;
     }
 }
 
-void Scheduler::multiply_block(std::size_t number, const KMove &move) {
+void Scheduler::multiply_block(std::size_t number, const KStep &step) {
     const KBlock &block = block_of(number);
-    const KPart &part = member(number, move.split);
+    const KPart &part = member(number, step.split);
     if (resident(part)) {
-        multiply_here(number, move, static_cast<int>(block.num_columns()));
+        multiply_here(number, step, static_cast<int>(block.num_columns()));
     } else if (!has_operands(part)) {
-        multiply_piece(number, move);
-    } else if (!blocks_[number].cells[static_cast<std::size_t>(move.split)][block.cell(move.top, move.first)].begun) {
-        KMove whole = move;
-        whole.first_k = 0, whole.last_k = part.k.size();
-        multiply_piece(number, whole);
+        multiply_piece(number, step);
+    } else if (!blocks_[number].cells[static_cast<std::size_t>(step.split)][block.cell(step.top, step.first)].begun) {
+        KStep product = step;
+        product.first_k = 0, product.last_k = part.k.size();
+        multiply_piece(number, product);
     }
 }
 
-void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
+void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
     const KBlock &block = block_of(number);
-    const KPart &part = member(number, move.split);
-    std::vector<Cell> &cells = blocks_[number].cells[static_cast<std::size_t>(move.split)];
+    const KPart &part = member(number, step.split);
+    std::vector<Cell> &cells = blocks_[number].cells[static_cast<std::size_t>(step.split)];
     WorkerState &worker = workers_[part.worker];
-    const Extent rows = block.rows_of(move), cols = block.cols_of(move);
-    const Region target = store_.at(block, part, panel_of_c(part, move), rows, cols);
+    const Extent rows = block.rows_of(step), cols = block.cols_of(step);
+    const Region target = store_.at(block, part, panel_of_c(part, step), rows, cols);
     std::array<Operand, 3> reads;
     std::size_t num_reads = 2;
     const auto held = [&](int matrix, Extent of) {
@@ -184,28 +184,28 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
                     problem_.trans_b};
     };
     awaits_.clear();
-    const Cell &corner = cells[block.cell(move.top, move.first)];
-    if (corner.begun) {
+    const Cell &first = cells[block.cell(step.top, step.first)];
+    if (first.begun) {
         reads[num_reads++] = {target, one};
-    } else if (in_place(part, move) && problem_.reads_c) {
+    } else if (in_place(part, step) && problem_.reads_c) {
         reads[num_reads++] = {target, beta};
-    } else if (corner.c_there.count > 0) {
+    } else if (first.c_there.count > 0) {
         reads[num_reads++] = {target, beta};
-        await_all(corner.c_there);
+        await_all(first.c_there);
     }
     ByLane before = on_no_lane;  // what this part's sums so far were made by
-    each_cell(block, move, [&](std::size_t at) {
+    each_cell(block, step, [&](std::size_t at) {
         cells[at].begun = true;
         for (std::size_t lane = 0; lane < before.size(); ++lane)
             before[lane] = std::max(before[lane], cells[at].products[lane]);
     });
-    if (worker.last.step == multiply && !worker.last.has_same_c(move))
+    if (worker.last.kind == multiply && !worker.last.has_same_c(step))
         worker.lane = (worker.lane + 1) % static_cast<std::size_t>(how_.lanes);
-    worker.last = move;
+    worker.last = step;
     awaits_.insert(awaits_.end(), before.begin(), before.end());
     const std::int32_t on = compute(part.rank, product_lanes[worker.lane]);
     std::int32_t made = -1;
-    each_product(part, move, [&](Extent all) {
+    each_product(part, step, [&](Extent all) {
         const std::int64_t left = all.size() > part.k_step ? all.size() % part.k_step : 0;
         const Extent inner{all.first, all.last - left};
         if (made >= 0) {
@@ -223,44 +223,44 @@ void Scheduler::multiply_piece(std::size_t number, const KMove &move) {
             made = task(gemm_task, on, target, reads, {});
         }
     });
-    each_cell(block, move, [&](std::size_t at) {
+    each_cell(block, step, [&](std::size_t at) {
         cells[at].products = on_no_lane;
         cells[at].products[worker.lane] = made;
     });
 }
 
-void Scheduler::finish_part(std::size_t number, const KMove &move) {
+void Scheduler::finish_part(std::size_t number, const KStep &step) {
     const KBlock &block = block_of(number);
     const KPart &front = block.parts.front();
-    const Extent all_rows = block.rows_of(move);
+    const Extent all_rows = block.rows_of(step);
     const auto made_by = [&](std::size_t p) {
         ByLane last = on_no_lane;
-        each_cell(block, move, [&](std::size_t at) {
+        each_cell(block, step, [&](std::size_t at) {
             for (std::size_t lane = 0; lane < last.size(); ++lane)
                 last[lane] = std::max(last[lane], blocks_[number].cells[p][at].products[lane]);
         });
         return last;
     };
-    if (in_place(front, move)) {
+    if (in_place(front, step)) {
         const KPiece &home = *front.home[matrix_c];
         if (problem_.has_replicas(matrix_c))
             copy_c_out(
-                front.rank, all_rows, block.cols_of(move), &home,
+                front.rank, all_rows, block.cols_of(step), &home,
                 [&](Extent rows, Extent cols) { return store_.users(matrix_c, home, rows, cols); }, made_by(0));
         return;
     }
-    const bool sums = layout_.request.combines && !is_direct(front, move);
+    const bool sums = layout_.request.combines && !is_direct(front, step);
     for (std::size_t a = 0; a < block.adders.size(); ++a) {
         const KAdder &adder = block.adders[a];
         const Extent rows = all_rows.common(adder.rows);
         if (rows.size() <= 0) continue;
-        each_slice(adder, move, [&](const Columns &slice) {
+        each_slice(adder, step, [&](const Columns &slice) {
             const auto target = [&](Extent cols) { return store_.users(matrix_c, *adder.home, rows, cols); };
             std::vector<Summand> &summands = summands_;
             summands.clear();
             for (std::size_t p = 0; p < block.parts.size(); ++p) {
                 const KPart &part = block.parts[p];
-                const Region own = store_.at(block, part, panel_of_c(part, move), rows, slice.cols);
+                const Region own = store_.at(block, part, panel_of_c(part, step), rows, slice.cols);
                 const ByLane last = made_by(p);
                 const bool stays = part.rank == adder.rank && (sums || !adder.home);
                 if (stays) {
@@ -271,7 +271,7 @@ void Scheduler::finish_part(std::size_t number, const KMove &move) {
                 summands.push_back({there, {push_result(part.rank, adder.rank, there, own, last), -1}});
             }
             Summand out = summands.front();
-            if (sums) out = combine(number, a, move, slice, rows, summands);
+            if (sums) out = combine(number, a, step, slice, rows, summands);
             if (adder.home && !problem_.has_replicas(matrix_c)) return;
             const auto part_of_out = [&](Extent of_rows, Extent of_cols) {
                 return Region{out.region.buffer, out.region.row + of_rows.first - rows.first,
@@ -282,7 +282,7 @@ void Scheduler::finish_part(std::size_t number, const KMove &move) {
     }
 }
 
-Summand Scheduler::combine(std::size_t number, std::size_t a, const KMove &move, const Columns &slice, Extent rows,
+Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step, const Columns &slice, Extent rows,
                            std::vector<Summand> &summands) {
     const KBlock &block = block_of(number);
     const KAdder &adder = block.adders[a];
@@ -313,7 +313,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KMove &move,
     const Region out = adder.home || problem_.half() ? c : summands.front().region;
     return {out,
             {sum_up(summands.size(), out, problem_.reads_c ? &c : nullptr,
-                    blocks_[number].c_in[a][block.cell(move.top, slice.block)]),
+                    blocks_[number].c_in[a][block.cell(step.top, slice.block)]),
              -1}};
 }
 

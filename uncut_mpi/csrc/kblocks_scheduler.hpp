@@ -41,7 +41,7 @@ struct Cell {
 
 struct WorkerState {
     std::size_t lane = 0;  // of the last product,
-    KMove last;            // and what that was; no product yet if it is none
+    KStep last;            // and what that was; no product yet if it is none
 };
 
 struct Summand {
@@ -58,7 +58,7 @@ struct Delivery {
         bool has_it() const { return task >= 0; }
     };
     Piece what;
-    KMove move;
+    KStep step;
     KOrigin origin;
     Region source;
     Extent columns;  // of the piece as it is stored, of which this is some
@@ -84,7 +84,7 @@ class Scheduler {
     // one, which goes before it.
     void begin_residents();
 
-    static bool is_fetch(const KMove &move) { return move.step == fetch_a || move.step == fetch_b; }
+    static bool is_fetch(const KStep &step) { return step.kind == fetch_a || step.kind == fetch_b; }
 
     // Whether all fetches of a stretch of k are looked at together.
     bool in_stretches() const {
@@ -97,8 +97,8 @@ class Scheduler {
     // time.
     std::size_t end_of_stretch(std::size_t at) const;
 
-    // Fetches what bands of rows need of A or of columns of B: all, or what several ranks need, or what one does.
-    void fetch_groups(const KMove &move, std::optional<bool> shared);
+    // Fetches what strips of rows need of A or of columns of B: all, or what several ranks need, or what one does.
+    void fetch_groups(const KStep &step, std::optional<bool> shared);
 
     bool is_shared(int matrix, const Blocks &blocks, int split) const;
     // Whether a rank has to be sent what it needs of A or B. What holds it may copy it for itself.
@@ -106,7 +106,7 @@ class Scheduler {
 
     // -- who ---------------------------------------------------------------------------------
 
-    // The blocks of a round in each band of rows, or each column of ranks.
+    // The blocks of a round in each strip of rows, or each column of ranks.
     static std::vector<Blocks> blocks_in(const KRequest::Round &round, bool rows) {
         std::vector<Blocks> found(static_cast<std::size_t>(rows ? round.rows : round.cols));
         for (int row = 0; row < round.rows; ++row)
@@ -118,10 +118,10 @@ class Scheduler {
             }
         return found;
     }
-    const KRequest::Round &round_of(const KMove &move) const {
-        return layout_.request.rounds[static_cast<std::size_t>(move.round)];
+    const KRequest::Round &round_of(const KStep &step) const {
+        return layout_.request.rounds[static_cast<std::size_t>(step.round)];
     }
-    static Extent band(const KRequest::Round &round, int row) {
+    static Extent strip(const KRequest::Round &round, int row) {
         return {round.row_starts[static_cast<std::size_t>(row)], round.row_starts[static_cast<std::size_t>(row) + 1]};
     }
     const KBlock &block_of(std::size_t number) const { return layout_.blocks[number]; }
@@ -129,20 +129,20 @@ class Scheduler {
         return layout_.blocks[block].parts[static_cast<std::size_t>(split)];
     }
     template <typename What>
-    static void each_cell(const KBlock &block, const KMove &move, const What &what) {
-        for (int row = move.top; row < move.bottom; ++row)
-            for (int column = move.first; column < move.last; ++column)
+    static void each_cell(const KBlock &block, const KStep &step, const What &what) {
+        for (int row = step.top; row < step.bottom; ++row)
+            for (int column = step.first; column < step.last; ++column)
                 what(block.cell(row, column));
     }
-    bool is_direct(const KPart &part, const KMove &move) const {
-        return part.is_direct && (part.home[matrix_c] ? move.direct_at_home : move.direct);
+    bool is_direct(const KPart &part, const KStep &step) const {
+        return part.is_direct && (part.home[matrix_c] ? step.direct_at_home : step.direct);
     }
-    int panel_of_c(const KPart &part, const KMove &move) const {
-        return is_direct(part, move) ? panel_direct : matrix_c;
+    int panel_of_c(const KPart &part, const KStep &step) const {
+        return is_direct(part, step) ? panel_direct : matrix_c;
     }
     // Whether a rank forms this part of C where the caller has it.
-    bool in_place(const KPart &part, const KMove &move) const {
-        return part.home[matrix_c] && part.panel[panel_of_c(part, move)] < 0;
+    bool in_place(const KPart &part, const KStep &step) const {
+        return part.home[matrix_c] && part.panel[panel_of_c(part, step)] < 0;
     }
 
     // -- tasks -------------------------------------------------------------------------------
@@ -191,14 +191,14 @@ class Scheduler {
 
     // -- A and B -----------------------------------------------------------------------------
 
-    // Calls for each matrix, blocks that share a band of rows of A or columns of B, and which of these a block has.
+    // Calls for each matrix, blocks that share a strip of rows of A or columns of B, and which of these a block has.
     template <typename What>
     void each_group(const What &what) const {
         for (std::size_t r = 0; r < blocks_of_row_.size(); ++r) {
             const KRequest::Round &round = layout_.request.rounds[r];
             for (int row = 0; row < round.rows; ++row)
                 what(matrix_a, blocks_of_row_[r][static_cast<std::size_t>(row)],
-                     [&](const KBlock &) { return band(round, row); });
+                     [&](const KBlock &) { return strip(round, row); });
             for (const Blocks &blocks : blocks_of_col_[r])
                 what(matrix_b, blocks, [](const KBlock &block) { return block.cols; });
         }
@@ -207,25 +207,25 @@ class Scheduler {
     // Elements that each rank alone needs, by block and split: nobody hands these on to it.
     void count_alone();
 
-    // Elements that each rank sends whoever hands on what: what it holds of A and B, once to a group of takers, C to
-    // those who add to it, and its own results.
+    // Elements that each rank sends, whoever hands on what. These are what it holds of A and B, once to a group of
+    // takers, C to those who add to it, and its own results.
     void count_sent();
 
-    // Which of the takers of a piece gets it from its origin and hands it on: one of those that get most from there
-    // alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
+    // Which of the takers of a piece gets it from its origin and hands it on. It is one of those that get most from
+    // there alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
     // origin's next copy finds its target's port free.
     std::int64_t first_taker(const KOrigin &origin, int split) const;
 
     // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
     // between all their cuts go when the first of them needs them.
-    void fetch(int matrix, Extent band, const Blocks &blocks, const KMove &move);
+    void fetch(int matrix, Extent strip, const Blocks &blocks, const KStep &step);
 
-    void fetch_alike(int matrix, Extent band, const Blocks &blocks, const KMove &move);
+    void fetch_same_k(int matrix, Extent strip, const Blocks &blocks, const KStep &step);
     // Calls for the k of a step, from the first of a part's, which need not begin there.
     template <typename What>
-    static void each_extent(const KPart &part, const KMove &move, const What &what) {
+    static void each_extent(const KPart &part, const KStep &step, const What &what) {
         const std::int64_t all = part.k.size();
-        const Extent one = Extent{move.first_k, move.last_k}.shifted(part.begins);
+        const Extent one = Extent{step.first_k, step.last_k}.shifted(part.begins);
         if (one.first >= all) {
             what(one.shifted(-all));
         } else if (one.last <= all) {
@@ -238,8 +238,8 @@ class Scheduler {
     // The same for products, which read what is held in place: cut where that begins and ends, and from the first of
     // all k.
     template <typename What>
-    static void each_product(const KPart &part, const KMove &move, const What &what) {
-        each_extent(part, move, [&](Extent one) {
+    static void each_product(const KPart &part, const KStep &step, const What &what) {
+        each_extent(part, step, [&](Extent one) {
             one = one.shifted(part.k.first);
             while (one.size() > 0) {
                 std::int64_t end = one.last;
@@ -253,26 +253,26 @@ class Scheduler {
     }
 
     // Whether the first row block with a row, of those that its ranks have it in, is among those of a fetch.
-    bool is_needed(const Blocks &blocks, const KMove &move, std::int64_t row) const;
+    bool is_needed(const Blocks &blocks, const KStep &step, std::int64_t row) const;
 
     // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
-    void fetch_rows(int matrix, const Blocks &blocks, const KMove &move, Extent of_a);
-    void fetch_piece(const Piece &what, const KPiece &from, const Blocks &blocks, const KMove &move);
+    void fetch_rows(int matrix, const Blocks &blocks, const KStep &step, Extent of_a);
+    void fetch_piece(const Piece &what, const KPiece &from, const Blocks &blocks, const KStep &step);
 
-    int rank_of(std::size_t block, const KMove &move) const { return member(block, move.split).rank; }
+    int rank_of(std::size_t block, const KStep &step) const { return member(block, step.split).rank; }
     // What a step brings to a block; of A these rows.
-    Piece piece(int matrix, std::size_t number, const KMove &move, Extent of_a) const {
-        const Extent inner = Extent{move.first_k, move.last_k}.shifted(member(number, move.split).k.first);
-        return {matrix, matrix == matrix_a ? of_a : block_of(number).cols_of(move), inner};
+    Piece piece(int matrix, std::size_t number, const KStep &step, Extent of_a) const {
+        const Extent inner = Extent{step.first_k, step.last_k}.shifted(member(number, step.split).k.first);
+        return {matrix, matrix == matrix_a ? of_a : block_of(number).cols_of(step), inner};
     }
     // Where that is in a block's panel, or in the caller's matrix.
-    Region here(std::size_t number, const KMove &move, const Piece &what) const {
-        return store_.at(block_of(number), member(number, move.split), what.matrix, rows_of(what), cols_of(what));
+    Region here(std::size_t number, const KStep &step, const Piece &what) const {
+        return store_.at(block_of(number), member(number, step.split), what.matrix, rows_of(what), cols_of(what));
     }
     static Extent rows_of(const Piece &what) { return what.matrix == matrix_a ? what.across : what.k; }
     static Extent cols_of(const Piece &what) { return what.matrix == matrix_a ? what.k : what.across; }
-    void arrives(std::size_t block, const KMove &move, const Piece &what, std::int32_t task) {
-        store_.arrives(member(block, move.split).worker, what, task);
+    void arrives(std::size_t block, const KStep &step, const Piece &what, std::int32_t task) {
+        store_.arrives(member(block, step.split).worker, what, task);
     }
     // Elements that a rank alone needs of matrices with a part on the device of a piece.
     std::int64_t needed_alone(const KOrigin &origin, std::size_t block, int split) const;
@@ -295,9 +295,9 @@ class Scheduler {
 
     // -- C -----------------------------------------------------------------------------------
 
-    void take(std::size_t block, const KMove &move);
+    void take(std::size_t block, const KStep &step);
 
-    void bring_c(std::size_t block, const KMove &move);
+    void bring_c(std::size_t block, const KStep &step);
 
     // Columns that one adder has of some column blocks, and where they are in its buffers.
     struct Columns {
@@ -307,9 +307,9 @@ class Scheduler {
         Columns part(Extent of) const { return {block, of, place + of.first - cols.first}; }
     };
     template <typename What>
-    static void each_slice(const KAdder &adder, const KMove &move, const What &what) {
+    static void each_slice(const KAdder &adder, const KStep &step, const What &what) {
         Columns slice{};
-        for (int column = move.first; column < move.last; ++column) {
+        for (int column = step.first; column < step.last; ++column) {
             const Extent cols = adder.slices[static_cast<std::size_t>(column)].cols;
             if (cols.size() == 0) continue;
             if (slice.cols.size() > 0 && slice.cols.last == cols.first) {
@@ -344,16 +344,16 @@ class Scheduler {
 
     // Products of all of k, whose sums stay in registers: one where C is at home, else one per column block, at most
     // `most` of those that are left. The step says of which round and split.
-    void multiply_here(std::size_t block, KMove move, int most);
+    void multiply_here(std::size_t block, KStep step, int most);
 
-    void multiply_block(std::size_t block, const KMove &move);
+    void multiply_block(std::size_t block, const KStep &step);
 
-    void multiply_piece(std::size_t block, const KMove &move);
+    void multiply_piece(std::size_t block, const KStep &step);
 
     // Adds up what its ranks have of a part of C, and hands it on.
-    void finish_part(std::size_t block, const KMove &move);
+    void finish_part(std::size_t block, const KStep &step);
 
-    Summand combine(std::size_t block, std::size_t a, const KMove &move, const Columns &slice, Extent rows,
+    Summand combine(std::size_t block, std::size_t a, const KStep &step, const Columns &slice, Extent rows,
                     std::vector<Summand> &summands);
 
     // What becomes of one block of C.

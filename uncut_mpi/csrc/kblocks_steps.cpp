@@ -8,9 +8,9 @@ namespace uncut {
 namespace {
 
 // Blocks of k: each ends `growth` times as far as the one before it, and has `most` elements at most. With 2 the first
-// comes twice, then each is twice as long as the one before it; with more, fewer and larger products read and write C
-// less often, for which a product has to take longer than the next block takes to arrive. A last block shorter than
-// half of the one before it is joined to that. With `at_multiples` the largest ones end at multiples of their length.
+// comes twice, then each is twice as long as the one before it. With more, fewer and larger products read and write C
+// less often. For that a product has to take longer than the next block takes to arrive. A last block shorter than half
+// of the one before it is joined to that. With `at_multiples` the largest ones end at multiples of their length.
 std::vector<Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64_t most, std::int64_t growth,
                              bool at_multiples, std::int64_t held) {
     if (extent < 0 || first < 1 || most < 1 || growth < 2)
@@ -47,9 +47,9 @@ class Maker {
           extent_(extent),
           columns_(count_blocks(how.columns, how.halvings)),
           rows_(count_blocks(how.rows, how.halvings)),
-          ramp_(k_blocks(extent, how.first, how.block, how.growth, how.whole, how.held)) {}
+          ramp_(k_blocks(extent, how.first, how.block, how.growth, how.far_apart, how.held)) {}
 
-    std::vector<KMove> run() {
+    std::vector<KStep> run() {
         if (how_.order == by_k || how_.order == by_k_and_columns)
             make_by_k();
         else if (how_.order == by_columns)
@@ -62,21 +62,21 @@ class Maker {
   private:
     struct Work {
         std::size_t needs;
-        KMove move;
+        KStep step;
     };
 
-    KMove fetch_b_of(std::int64_t first_k, std::int64_t last_k, int at) const {
-        return {.step = fetch_b, .first_k = first_k, .last_k = last_k, .first = at, .last = at + 1};
+    KStep fetch_b_of(std::int64_t first_k, std::int64_t last_k, int at) const {
+        return {.kind = fetch_b, .first_k = first_k, .last_k = last_k, .first = at, .last = at + 1};
     }
     // Something about one column block and all of k.
-    KMove of_block(int step, int at, bool early) const {
-        return {.step = step, .last_k = extent_, .first = at, .last = at + 1, .early = early};
+    KStep of_block(int kind, int at, bool early) const {
+        return {.kind = kind, .last_k = extent_, .first = at, .last = at + 1, .early = early};
     }
     void fetch_a_and_b(const Extent &k) {
-        for (const int step : {fetch_a, fetch_b})
-            fetches_.push_back({.step = step, .first_k = k.first, .last_k = k.last, .last = columns_});
+        for (const int kind : {fetch_a, fetch_b})
+            fetches_.push_back({.kind = kind, .first_k = k.first, .last_k = k.last, .last = columns_});
     }
-    void work(const KMove &move) { work_.push_back({fetches_.size(), move}); }
+    void work(const KStep &step) { work_.push_back({fetches_.size(), step}); }
 
     void make_by_k() {
         std::size_t tail = ramp_.size();
@@ -87,11 +87,11 @@ class Maker {
         const bool early = tail == 0;  // no product begins before all of A and B is there
         for (std::size_t at = 0; at < tail; ++at) {
             fetch_a_and_b(ramp_[at]);
-            work({.step = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_});
+            work({.kind = multiply, .first_k = ramp_[at].first, .last_k = ramp_[at].last, .last = columns_});
         }
         const std::int64_t first = tail < ramp_.size() ? ramp_[tail].first : extent_;  // of what goes by column blocks
         const bool arrives = how_.order == by_k_and_columns && !early && first < extent_;
-        if (arrives) fetches_.push_back({.step = fetch_a, .first_k = first, .last_k = extent_});
+        if (arrives) fetches_.push_back({.kind = fetch_a, .first_k = first, .last_k = extent_});
         const std::size_t before_b = fetches_.size();
         for (int at = 0; at < columns_ && arrives; ++at)
             fetches_.push_back(fetch_b_of(first, extent_, at));
@@ -101,7 +101,7 @@ class Maker {
         for (int at = 0; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, early));
             if (first < extent_) {
-                KMove last = of_block(multiply, at, early);
+                KStep last = of_block(multiply, at, early);
                 last.first_k = first;
                 const std::size_t its_b = arrives ? before_b + static_cast<std::size_t>(at) + 1 : all;
                 work_.push_back({early ? fetches_.size() : its_b, last});
@@ -111,21 +111,21 @@ class Maker {
     }
 
     void make_by_columns() {
-        if (how_.whole) fetches_.push_back(fetch_b_of(0, extent_, 0));
+        if (how_.far_apart) fetches_.push_back(fetch_b_of(0, extent_, 0));
         for (const Extent &k : ramp_) {
-            fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
-            if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
-            work({.step = multiply, .first_k = k.first, .last_k = k.last, .last = 1});
+            fetches_.push_back({.kind = fetch_a, .first_k = k.first, .last_k = k.last});
+            if (!how_.far_apart) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
+            work({.kind = multiply, .first_k = k.first, .last_k = k.last, .last = 1});
         }
         fetches_.push_back(of_block(fetch_c, 0, false));
         work(of_block(finish, 0, false));
         for (int at = 1; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, true));
-            const bool at_once = how_.whole || at < how_.columns;
+            const bool at_once = how_.far_apart || at < how_.columns;
             for (const Extent &k :
                  at_once ? std::vector<Extent>{{0, extent_}} : k_blocks(extent_, how_.block, how_.block, 2, false, 0)) {
                 fetches_.push_back(fetch_b_of(k.first, k.last, at));
-                KMove product = of_block(multiply, at, true);
+                KStep product = of_block(multiply, at, true);
                 product.first_k = k.first, product.last_k = k.last;
                 work(product);
             }
@@ -135,13 +135,13 @@ class Maker {
 
     void make_from_corner() {
         const bool early = ramp_.size() == 1;
-        const KMove c = of_block(fetch_c, 0, early);
-        if (how_.whole) fetches_.push_back(fetch_b_of(0, extent_, 0));
+        const KStep c = of_block(fetch_c, 0, early);
+        if (how_.far_apart) fetches_.push_back(fetch_b_of(0, extent_, 0));
         if (early) fetches_.push_back(c);
         for (const Extent &k : ramp_) {
-            fetches_.push_back({.step = fetch_a, .first_k = k.first, .last_k = k.last});
-            if (!how_.whole) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
-            KMove product = of_block(multiply, 0, early);
+            fetches_.push_back({.kind = fetch_a, .first_k = k.first, .last_k = k.last});
+            if (!how_.far_apart) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
+            KStep product = of_block(multiply, 0, early);
             product.first_k = k.first, product.last_k = k.last;
             work(product);
         }
@@ -150,7 +150,7 @@ class Maker {
         int right = 1, bottom = 1;  // what is there of B and A
         while (right < columns_ || bottom < rows_) {
             // Whichever has less of its blocks there.
-            KMove grown;
+            KStep grown;
             if (bottom == rows_ || (right < columns_ && right * rows_ <= bottom * columns_)) {
                 grown = of_block(fetch_c, right, true);
                 grown.bottom = bottom;
@@ -161,18 +161,18 @@ class Maker {
                 grown = of_block(fetch_c, 0, true);
                 grown.last = right, grown.top = bottom, grown.bottom = bottom + 1;
                 fetches_.push_back(grown);
-                fetches_.push_back({.step = fetch_a, .last_k = extent_, .top = bottom, .bottom = bottom + 1});
+                fetches_.push_back({.kind = fetch_a, .last_k = extent_, .top = bottom, .bottom = bottom + 1});
                 ++bottom;
             }
-            for (const int step : {multiply, finish}) {
-                grown.step = step;
+            for (const int kind : {multiply, finish}) {
+                grown.kind = kind;
                 work(grown);
             }
         }
     }
 
-    std::vector<KMove> merged() const {
-        std::vector<KMove> made;
+    std::vector<KStep> merged() const {
+        std::vector<KStep> made;
         made.reserve(fetches_.size() + work_.size());
         std::size_t issued = 0;
         const auto ahead = static_cast<std::size_t>(how_.lookahead);
@@ -182,7 +182,7 @@ class Maker {
                 until = std::max(until, work_[later].needs);
             for (; issued < until; ++issued)
                 made.push_back(fetches_[issued]);
-            made.push_back(work_[at].move);
+            made.push_back(work_[at].step);
         }
         return made;
     }
@@ -191,7 +191,7 @@ class Maker {
     std::int64_t extent_;  // of k
     int columns_, rows_;
     std::vector<Extent> ramp_;
-    std::vector<KMove> fetches_;
+    std::vector<KStep> fetches_;
     std::vector<Work> work_;
 };
 
@@ -209,25 +209,25 @@ std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent) {
     return count + left / how.block + (left % how.block > 0);
 }
 
-std::vector<KMove> make_steps(const KBlocking &how, std::int64_t extent) {
+std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent) {
     if (extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 || how.lookahead < 0 ||
         how.order < by_k || how.order > by_k_and_columns)
         throw std::invalid_argument("there is something to multiply, in blocks and an order that there are");
     return Maker(how, extent).run();
 }
 
-std::uint64_t digest_of_steps(const std::vector<std::vector<KMove>> &parts) {
+std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts) {
     std::uint64_t digest = 0;
     const auto add = [&digest](std::int64_t value) {  // FNV-1a, a word at a time, with its low bits stirred
         digest = (digest ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
         digest ^= digest >> 29;
     };
-    for (const std::vector<KMove> &moves : parts) {
-        add(static_cast<std::int64_t>(moves.size()));
-        for (const KMove &move : moves)
+    for (const std::vector<KStep> &of_part : parts) {
+        add(static_cast<std::int64_t>(of_part.size()));
+        for (const KStep &step : of_part)
             for (const std::int64_t value :
-                 {std::int64_t{move.step}, move.first_k, move.last_k, std::int64_t{move.first}, std::int64_t{move.last},
-                  std::int64_t{move.top}, std::int64_t{move.bottom}, std::int64_t{move.early}})
+                 {std::int64_t{step.kind}, step.first_k, step.last_k, std::int64_t{step.first}, std::int64_t{step.last},
+                  std::int64_t{step.top}, std::int64_t{step.bottom}, std::int64_t{step.early}})
                 add(value);
     }
     return digest;

@@ -36,10 +36,10 @@ Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord
         lanes_.push_back({lane.rank, count.at(lane.rank)++, lane.kind == host_lane});
 }
 
-void Lowerer::take(const TaskPart &part, std::int64_t settled) {
+void Lowerer::take(const TaskPart &part, std::int64_t closed) {
     for (const TaskRecord &task : part.tasks)
         take_task(part, task);
-    for (; listed_ < pending_.size() && first_ + static_cast<std::int64_t>(listed_) < settled; ++listed_) {
+    for (; listed_ < pending_.size() && first_ + static_cast<std::int64_t>(listed_) < closed; ++listed_) {
         const Pending &task = pending_[listed_];
         emit(static_cast<std::int32_t>(first_ + listed_), task, waits_.data() + listed_waits_);
         listed_waits_ += task.num_waits;
@@ -63,7 +63,7 @@ void Lowerer::take_task(const TaskPart &part, const TaskRecord &task) {
     for (const std::int32_t awaited : awaited_) {
         if (awaited < first_ + static_cast<std::int64_t>(listed_) || awaited >= number)
             throw std::invalid_argument("task " + std::to_string(number) + " awaits task " + std::to_string(awaited) +
-                                        ", which is settled or not earlier");
+                                        ", which is closed or not earlier");
         const Pending &producer = pending_[awaited - first_];
         if (producer.lane == task.lane) continue;
         std::int32_t &reached = furthest_[key_of(task.lane, producer.lane)];

@@ -28,7 +28,7 @@ struct RankOperations {
     std::int32_t num_events = 0;
 };
 
-// What it holds between parts is bounded by lanes that await each other, events in use and tasks that are not settled.
+// What it holds between parts is bounded by lanes that await each other, events in use and tasks that are not closed.
 class Lowerer {
   public:
     // With `rank` below 0 lists of all ranks are made.
@@ -36,8 +36,8 @@ class Lowerer {
             std::int32_t rank);
 
     // Take the next tasks. What a task tells others is known when all that await it are: no later part may await a task
-    // before `settled`, and the lists get the operations of these.
-    void take(const TaskPart &part, std::int64_t settled);
+    // before `closed`, and the lists get the operations of these.
+    void take(const TaskPart &part, std::int64_t closed);
 
     RankOperations &list(std::size_t rank) { return ranks_.at(rank).list; }
     // By slot, the lane that writes each flag in a rank's memory.

@@ -46,14 +46,14 @@ void bind_lowering(nb::module_ &m) {
         .def(
             "take",
             [](Lowerer &self, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits,
-               std::int64_t settled) {
+               std::int64_t closed) {
                 const ArrayBytes task_bytes(tasks), operand_bytes(operands), region_bytes(regions), await_bytes(awaits);
                 const TaskPart part{task_bytes.records<TaskRecord>(), operand_bytes.records<OperandRecord>(),
                                     region_bytes.records<RegionRecord>(), await_bytes.records<std::int32_t>()};
                 nb::gil_scoped_release unlocked;
-                self.take(part, settled);
+                self.take(part, closed);
             },
-            nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"), nb::arg("awaits"), nb::arg("settled"))
+            nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"), nb::arg("awaits"), nb::arg("closed"))
         .def("list",
              [](Lowerer &self, std::size_t rank) {
                  RankOperations taken = std::exchange(self.list(rank), {});

@@ -134,7 +134,7 @@ class Meeting {
         }
         return nullptr;
     }
-    // Whether a rank has left by more than giving up this meeting: who waits in it too does so for as long as it likes,
+    // Whether a rank has left by more than giving up this meeting. Who waits in it too does so for as long as it likes,
     // and names whom it waits for.
     bool is_left() const {
         for (std::size_t r = 0; r < size_; ++r)

@@ -285,8 +285,8 @@ bool SharedRates::widen() {
     return !unfair_.empty();
 }
 
-// Those beside the reached ones at a port may keep their rates if what the port holds back, while it is full, has as
-// much as anybody there, and nobody has more than a reached one that the port holds back.
+// Those beside the reached ones at a port may keep their rates on two conditions. What the port holds back, while it is
+// full, has as much as anybody there. Nobody has more than a reached one that the port holds back.
 void SharedRates::find_unfair(std::uint32_t number) {
     const Port &port = ports_[number];
     const bool full = port.room <= port.capacity * rounding;

@@ -13,7 +13,7 @@ using Row = std::vector<double>;
 constexpr double norms[] = {2, 4, 8, 16, 32, 64, 128};
 constexpr int rounds_per_norm = 40;
 // Below it a round changes no share by more than a rounding error makes of it.
-constexpr double settled = 1e-13;
+constexpr double converged = 1e-13;
 
 double sum(const Row &values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
@@ -93,7 +93,7 @@ class Fit {
         if (fit.reached > best_.reached) best_ = std::move(fit);
     }
 
-    // Columns that minimise the p-norm of r_i c_j / s_ij, in turns with the rows, for growing p: where the sum of r is
+    // Columns that minimise the p-norm of r_i c_j / s_ij, in turns with the rows, for growing p. Where the sum of r is
     // fixed, r_i^(p-1) is inverse to the sum over j of (c_j / s_ij)^p; likewise c.
     Row smoothed(Row cols) const {
         Row rows(rows_), before;
@@ -111,7 +111,7 @@ class Fit {
                 double change = 0;
                 for (std::size_t j = 0; j < cols_; j++)
                     change = std::max(change, std::abs(cols[j] - before[j]));
-                if (change < settled) break;
+                if (change < converged) break;
             }
         }
         return cols;

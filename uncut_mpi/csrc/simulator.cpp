@@ -52,7 +52,7 @@ void Simulator::State::run(const SimulatedTables &tables, Simulated &result) {
             }
         }
         for (const std::size_t device : touched_)
-            settle(devices_[device], device);
+            share_out(devices_[device], device);
         touched_.clear();
         if (rates_.stale())
             for (const auto &[flow, rate] : rates_.update())
@@ -292,7 +292,7 @@ void Simulator::State::finish_kernels(std::size_t number, double now) {
 }
 
 // New rates of a device's kernels after a change, and when the next of them ends.
-void Simulator::State::settle(Device &device, std::size_t number) {
+void Simulator::State::share_out(Device &device, std::size_t number) {
     device.changed = false;
     double room = 1, next = infinity;
     for (Device::Kernel &kernel : device.kernels) {

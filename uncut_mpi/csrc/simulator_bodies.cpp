@@ -26,7 +26,7 @@ double row_cost(const std::vector<std::pair<double, double>> &table, std::int64_
 
 // The tables are of rows far apart, which begin at a line each. Rows twice their width apart cost nothing, and between
 // the two what they cost grows with the distance. Of rows far apart the first begins so many bytes behind the start of
-// a line, or, below 0, nobody knows where: the mean over the places where they begin counts, or over places spread
+// a line, or, below 0, nobody knows where. The mean over the places where they begin counts, or over places spread
 // evenly if there are many (docs/performance.md, 2026-11-21 and 2026-11-25).
 double host_row_share(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t distance,
                       std::int64_t offset) {

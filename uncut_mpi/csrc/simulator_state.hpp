@@ -134,7 +134,7 @@ class Simulator::State {
     void finish_flow(std::int32_t id, double now);
     void serve(Engine &engine, double now);
     void finish_kernels(std::size_t number, double now);
-    void settle(Device &device, std::size_t number);
+    void share_out(Device &device, std::size_t number);
     void set_rate(std::int32_t id, double rate, double now);
 
     SimulatedTables t_;

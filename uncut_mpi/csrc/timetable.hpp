@@ -6,8 +6,8 @@
 
 namespace uncut {
 
-// When each domain (a device, or a flow) next ends something: a heap in which a domain is once, and
-// moves when its time does, since a change of rates moves many.
+// When each domain (a device, or a flow) next ends something. It is a heap in which a domain is once, and moves when
+// its time does, since a change of rates moves many.
 class Timetable {
   public:
     bool empty() const { return heap_.empty(); }
@@ -31,7 +31,7 @@ class Timetable {
         } else {
             heap_[place_[domain]].time = time;
         }
-        settle(place_[domain]);
+        sift(place_[domain]);
     }
 
     void drop(std::size_t domain) {
@@ -43,7 +43,7 @@ class Timetable {
         if (at == heap_.size()) return;
         heap_[at] = last;
         place_[last.domain] = at;
-        settle(at);
+        sift(at);
     }
 
   private:
@@ -62,7 +62,7 @@ class Timetable {
         place_[entry.domain] = at;
     }
 
-    void settle(std::size_t at) {
+    void sift(std::size_t at) {
         const Entry entry = heap_[at];
         for (; at > 0 && entry < heap_[(at - 1) / 2]; at = (at - 1) / 2)
             put(at, heap_[(at - 1) / 2]);

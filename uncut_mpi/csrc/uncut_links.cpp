@@ -60,8 +60,8 @@ void Scheduler::share_ports(std::array<Link, most_relays + 1> &legs, int count) 
     }
 }
 
-// What the fastest link out of a location, or into it, takes for one chunk of a whole tile while nothing else is on
-// its way; `bytes` are the same for all tiles of a matrix.
+// What the fastest link out of a location, or into it, takes for one chunk of a whole tile while nothing else is on its
+// way. `bytes` are the same for all tiles of a matrix.
 Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t bytes) {
     std::vector<Time> &known = least_legs_[matrix][outward];
     if (known.empty()) known.assign(locations_, -1);
@@ -76,8 +76,8 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
     return least;
 }
 
-// Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way;
-// of equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
+// Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way. Of
+// equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
 std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
     const Rectangle r{0, 0, in_.slot_shape[matrix][0], in_.slot_shape[matrix][1]};
     if (source == destination || r.rows * r.cols == 0) return -1;

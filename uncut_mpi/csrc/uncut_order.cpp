@@ -4,12 +4,12 @@
 namespace uncut {
 namespace {
 
-// Steps of k without any tile here that a scan without batching looks at: each tile of theirs may have
-// other holders, but the earliest are rarely far ahead, and k can have hundreds of steps.
+// Steps of k without any tile here that a scan without batching looks at. Each tile of theirs may have other holders,
+// but the earliest are rarely far ahead, and k can have hundreds of steps.
 constexpr int most_blanks = 8;
 
 // Sub-problems that all selections together look at, half a second or so; without batching each takes as long as so
-// many others. Looking at all that are left for each one that is chosen takes the square of their number, so of very
+// many others. Looking at all that are left for each one that is chosen takes the square of their number. So of very
 // many the last ones are taken in their own order.
 constexpr std::int64_t most_looked_at = std::int64_t{1} << 28;
 constexpr std::int64_t cost_without_batching = 32;
@@ -118,8 +118,8 @@ Time Scheduler::estimate(Worker &w, const Subproblem &s, bool a_missing, bool b_
                      : estimate_single(w, s, a_missing, b_missing, c_missing);
 }
 
-// With batching all tiles of a kind that are missing are missing alike, so few values serve a
-// whole scan, and each can afford to book the links of A before B is routed.
+// With batching all tiles of a kind that are missing are missing alike. So few values serve a whole scan, and each can
+// afford to book the links of A before B is routed.
 Time Scheduler::estimate_batched(Worker &w, const Subproblem &s, bool a_missing, bool b_missing, bool c_missing) {
     const std::size_t of = kind_of_c(w, s.i, s.j) * blank_seen_.size() + k_cuts_.kinds[s.p];
     const std::size_t which = of << 3 | static_cast<unsigned>(a_missing | b_missing << 1 | c_missing << 2);

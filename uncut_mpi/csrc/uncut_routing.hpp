@@ -1,5 +1,5 @@
-// Routing of one fetch over the links of a node: which copy to take and in which order the
-// destinations forward it (tests/helpers/routing.py is the same in Python and says why).
+// Routing of one fetch over the links of a node: which copy to take and in which order the destinations forward it.
+// tests/helpers/routing.py is the same in Python and says why.
 #pragma once
 
 #include <algorithm>
@@ -67,8 +67,8 @@ struct Hops {
 
 inline Arrival start_hop(Time start, Time cost, int chunks) { return {start + cost, start + chunks * cost}; }
 
-// Chunks pass one after the other at constant cost, so a hop ends either `chunks` costs after it
-// could start or one cost after the last chunk reached its source, whichever is later.
+// Chunks pass one after the other at constant cost. So a hop ends either `chunks` costs after it could start or one
+// cost after the last chunk reached its source, whichever is later.
 inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {
     const Time start = std::max(link_free, before.first);
     return {start + cost, std::max(start + chunks * cost, before.last + cost)};

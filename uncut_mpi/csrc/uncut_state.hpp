@@ -1,6 +1,6 @@
-// The state of one run of the scheduler. What works on it is spread over files by concern:
-// uncut_scheduler.cpp (sub-problems), uncut_tables.cpp (records), uncut_links.cpp (links and relays),
-// uncut_fetch.cpp (tiles of A and B), uncut_result.cpp (tiles of C), uncut_order.cpp (what comes next).
+// The state of one run of the scheduler. What works on it is spread over files by concern. These are
+// uncut_scheduler.cpp (sub-problems), uncut_tables.cpp (records), uncut_links.cpp (links and relays), uncut_fetch.cpp
+// (tiles of A and B), uncut_result.cpp (tiles of C), uncut_order.cpp (what comes next).
 #pragma once
 
 #include <algorithm>
@@ -107,8 +107,8 @@ struct Worker {
     std::int64_t remaining = 0, next = 0;
     int opened = 0;
 
-    // Sub-problems whose A and B are here or under way: of C tiles that may start, by ETA; those
-    // whose ETA has passed, per C tile; and those that wait for their C tile to be chosen.
+    // Sub-problems whose A and B are here or under way. First those of C tiles that may start, by ETA, then those whose
+    // ETA has passed, per C tile. Last those that wait for their C tile to be chosen.
     ReadyHeap pending;
     std::vector<ReadyHeap> ready, waiting;
     std::priority_queue<ReadyTile> ready_tiles;

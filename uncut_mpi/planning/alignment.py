@@ -16,7 +16,7 @@ from typing import Final
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import HALVINGS, Move, Step, Steps, block_edges
+from uncut_mpi.planning.blocking import HALVINGS, Step, StepKind, Steps, block_edges
 from uncut_mpi.planning.schedule import Matrix
 
 ALIGNMENT: Final = 16
@@ -119,7 +119,7 @@ def choose_alignment(
     if problem.trans_b == "T" and len(cols) % step:
         gain_s *= 1.0 - _with_last_columns(products, len(cols), step, multiple)
 
-    fetches = {Matrix.A: Step.FETCH_A, Matrix.B: Step.FETCH_B}
+    fetches = {Matrix.A: StepKind.FETCH_A, Matrix.B: StepKind.FETCH_B}
     within = float(machine.bandwidth_gb_per_s[rank, rank]) * 1e9
     stored = {
         Matrix.A: (len(rows), len(inner)) if problem.trans_a == "N" else (len(inner), len(rows)),
@@ -131,7 +131,7 @@ def choose_alignment(
         copies_s += item * height * width / (within * machine.row_rates.of_local(item * height))
     # All but the first product's are made while others are computed.
     cost_s = max(copies_s / len(products), copies_s - per_k_s * len(inner))
-    cost_s += machine.costs.copy_s * sum(one.step == fetches[matrix] for matrix in copied for one in steps)
+    cost_s += machine.costs.copy_s * sum(one.kind == fetches[matrix] for matrix in copied for one in steps)
     more = 0  # products
     passes: list[tuple[float, int]] = []  # how often more all of C is moved, by products of which k
     if resident and copied:
@@ -154,7 +154,7 @@ def choose_alignment(
     return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > _SEEN * cost_s else Alignment()
 
 
-def _with_last_columns(products: Sequence[Move], columns: int, step: int, multiple: int) -> float:
+def _with_last_columns(products: Sequence[Step], columns: int, step: int, multiple: int) -> float:
     """Return which part of some products is of those that have the last column block."""
     blocks = max(one.last for one in products)
     edges = block_edges(columns, blocks - HALVINGS if blocks > 1 else 1, step, multiple)

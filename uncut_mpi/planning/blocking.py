@@ -3,8 +3,8 @@ The order in which `kblocks` fetches and multiplies: k-blocks, blocks of C, and 
 
 A rank's part of a product is C += op(A) op(B), with k elements to sum and a block of C. It is cut into k-blocks that
 grow from a small first one. So compute starts early, and runs at full rate later. It is cut into column blocks too, so
-that C leaves block by block. There are four orders: ``"k"``, ``"k-columns"``, ``"columns"`` and ``"corner"``. `moves`
-says what each does.
+that C leaves block by block. There are four orders: ``"k"``, ``"k-columns"``, ``"columns"`` and ``"corner"``.
+`steps_of` says what each does.
 
 The steps themselves are made in the core (``csrc/kblocks_steps.cpp``), once for every schedule that a search tries.
 """
@@ -39,8 +39,8 @@ _MOST_KEPT: Final = 1024
 """Steps of more k-blocks are too large to be kept."""
 
 
-class Step(enum.IntEnum):
-    """What a step of a blocking does."""
+class StepKind(enum.IntEnum):
+    """What a step does."""
 
     FETCH_A = 0
     FETCH_B = 1
@@ -49,13 +49,13 @@ class Step(enum.IntEnum):
     FINISH = 4
 
 
-class Move(NamedTuple):
+class Step(NamedTuple):
     """
     One step, on the same blocks in every rank.
 
     Attributes
     ----------
-    step : Step
+    kind : StepKind
         What to do: fetch a piece of op(A), of op(B), of C; multiply; hand finished columns on.
     k_start, k_stop : int
         Which part of the rank's k (elements); of no meaning for C and FINISH.
@@ -67,7 +67,7 @@ class Move(NamedTuple):
         Whether this block of C is fetched before its products, so that they can be added to it.
     """
 
-    step: Step
+    kind: StepKind
     k_start: int
     k_stop: int
     first: int
@@ -82,7 +82,7 @@ class Move(NamedTuple):
         return (self.last - self.first) * (self.bottom - self.top)
 
 
-class Steps(tuple[Move, ...]):
+class Steps(tuple[Step, ...]):
     """The steps of one rank, all of which are about one extent of k, and what follows from them alone."""
 
     @functools.cached_property
@@ -91,9 +91,9 @@ class Steps(tuple[Move, ...]):
         return max((one.k_stop for one in self), default=0)
 
     @functools.cached_property
-    def blocks(self) -> tuple[Move, ...]:
+    def blocks(self) -> tuple[Step, ...]:
         """The blocks of C in which it is handed on, by the steps that do so."""
-        return tuple(one for one in self if one.step == Step.FINISH)
+        return tuple(one for one in self if one.kind == StepKind.FINISH)
 
     @functools.cached_property
     def num_blocks(self) -> int:
@@ -101,9 +101,9 @@ class Steps(tuple[Move, ...]):
         return sum(one.size for one in self.blocks)
 
     @functools.cached_property
-    def products(self) -> tuple[Move, ...]:
+    def products(self) -> tuple[Step, ...]:
         """The products."""
-        return tuple(one for one in self if one.step == Step.MULTIPLY)
+        return tuple(one for one in self if one.kind == StepKind.MULTIPLY)
 
     @functools.cached_property
     def multiplies_at_once(self) -> bool:
@@ -140,7 +140,7 @@ def forms_sums(problem: GemmProblem, splits: int) -> bool:
     return problem.reads_c or problem.dtype.is_half or splits > 1
 
 
-def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
+def blocking_of(how: Blocking, *, far_apart: bool) -> _native.KBlocking:
     """
     Return how the core cuts a rank's part of a product.
 
@@ -148,7 +148,7 @@ def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
     ----------
     how : Blocking
         With everything set.
-    whole : bool
+    far_apart : bool
         Whether k-blocks of B are rows far apart in host memory. The largest k-blocks then end at multiples of their
         length, and the orders ``"columns"`` and ``"corner"`` fetch all k of B's columns at once.
     """
@@ -158,7 +158,7 @@ def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
         earliest=how.delivery == "earliest",
         tail_parts=how.tail or (COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS),
         halvings=HALVINGS,
-        whole=whole,
+        far_apart=far_apart,
         lookahead=LOOKAHEAD,
         from_held=how.begin == "held",
     )
@@ -166,10 +166,10 @@ def blocking_of(how: Blocking, *, whole: bool) -> _native.KBlocking:
 
 def count_k_blocks(extent: int, how: Blocking) -> int:
     """Return how many k-blocks there are of `extent` elements of k, give or take one, without making them."""
-    return blocking_of(how, whole=False).count_k_blocks(extent)
+    return blocking_of(how, far_apart=False).count_k_blocks(extent)
 
 
-def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
+def steps_of(extent: int, how: Blocking, *, far_apart: bool) -> Steps:
     """
     Return the steps of one rank in the order in which they are issued, as the core makes them.
 
@@ -179,7 +179,7 @@ def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
     ----------
     extent : int
         Elements of k that the rank sums.
-    how, whole
+    how, far_apart
         As for `blocking_of`.
 
     Notes
@@ -195,7 +195,7 @@ def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
         The first column block is done k-block by k-block, as A arrives. Then each other block is done at once, as its
         columns of B arrive. The last of them is halved a few times, so that little is left to do when the last bytes
         are there. C enters and leaves throughout: for host memory, which is shared by both directions. Where k-blocks
-        of B are rows far apart in host memory (`whole`), all k of a block's columns is fetched at once.
+        of B are rows far apart in host memory (`far_apart`), all k of a block's columns is fetched at once.
     ``"corner"``
         There are row blocks too. The first block of both is done k-block by k-block. Then, as each column block of B or
         row block of A arrives, all that it makes with what is there of the other is done at once. Work grows as the
@@ -203,10 +203,10 @@ def moves(extent: int, how: Blocking, *, whole: bool) -> Steps:
         a product of a half type a fifth to three fifths longer (``docs/performance.md``, 2026-11-23).
     """
     many = count_k_blocks(extent, how) > _MOST_KEPT
-    return (_made.__wrapped__ if many else _made)(extent, how, whole=whole)
+    return (_made.__wrapped__ if many else _made)(extent, how, far_apart=far_apart)
 
 
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
-def _made(extent: int, how: Blocking, *, whole: bool) -> Steps:
-    made = blocking_of(how, whole=whole).steps(extent)
-    return Steps(Move(Step(one[0]), *one[1:]) for one in made)
+def _made(extent: int, how: Blocking, *, far_apart: bool) -> Steps:
+    made = blocking_of(how, far_apart=far_apart).steps(extent)
+    return Steps(Step(StepKind(one[0]), *one[1:]) for one in made)

@@ -17,7 +17,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
-from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, moves
+from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, steps_of
 from uncut_mpi.planning.buffers import (
     BUFFER_ALIGNMENT,
     COLUMN_ALIGNMENT,
@@ -65,7 +65,7 @@ class Cut:
     Attributes
     ----------
     partition : Partition
-        Its blocks and bands.
+        Its blocks and strips.
     places : KBlocksPlaces
         The same for the core.
     is_even : bool
@@ -80,8 +80,8 @@ class Cut:
     def of(cls, problem: GemmProblem, partition: Partition) -> Cut:
         """Return the same for the core too."""
         blocks = [((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in partition.blocks]
-        places = _native.KBlocksPlaces(partition.bands, partition.places, blocks)
-        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *partition.bands]
+        places = _native.KBlocksPlaces(partition.strips, partition.places, blocks)
+        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *partition.strips]
         extents += [cols.start for _, cols in partition.blocks]
         step = elements_aligned(problem)
         return cls(partition, places, not any(extent % step for extent in extents))
@@ -130,13 +130,15 @@ class Dealt:
         aligns : bool
             Whether ranks may take panels for what they hold, so that their products are aligned.
         """
-        away = max(0, count_blocks(how.columns) - how.away)  # the first column block combined where it is computed
+        first_at_worker = max(
+            0, count_blocks(how.columns) - how.away
+        )  # the first column block combined where it is computed
         return _native.KBlocksRequest(
             problem=self.in_core,
-            how=blocking_of(how, whole=self._whole),
+            how=blocking_of(how, far_apart=self._far_apart),
             combines=forms_sums(self.problem, self.splits),
-            at_owner=how.combine == "owner" and self.placement.on_device(Matrix.C) and away > 0,
-            first_away=away,
+            at_owner=how.combine == "owner" and self.placement.on_device(Matrix.C) and first_at_worker > 0,
+            first_at_worker=first_at_worker,
             k_starts=self.k_starts,
             devices=self.devices,
             rounds=[self.cut.places],
@@ -144,7 +146,7 @@ class Dealt:
         )
 
     @property
-    def _whole(self) -> bool:
+    def _far_apart(self) -> bool:
         """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
         return self.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
 
@@ -164,7 +166,7 @@ class Dealt:
                     rank,
                     (rows, cols, range(start, stop)),
                     homes(self.problem, held.get(rank, ()), rows, cols, range(start, stop)),
-                    moves(stop - start, how, whole=self._whole),
+                    steps_of(stop - start, how, far_apart=self._far_apart),
                     may_sum_apart=forms_sums(self.problem, self.splits),
                     multiple=how.multiple,
                 )

@@ -175,7 +175,7 @@ class Lowerer:
             schedule.lanes, schedule.buffers, schedule.num_ranks, -1 if rank is None else rank
         )
 
-    def take(self, tasks: np.ndarray, settled: int) -> None:
+    def take(self, tasks: np.ndarray, closed: int) -> None:
         """
         Take the next tasks of the global order.
 
@@ -183,14 +183,14 @@ class Lowerer:
         ----------
         tasks : ndarray of TASK_DTYPE
             Rows of the schedule's table.
-        settled : int
+        closed : int
             No task after these awaits one before this one: that is when it is known what a task has to tell others.
         """
         of = self._schedule
-        self._native.take(tasks, of.operands, of.regions, of.awaits, settled)
+        self._native.take(tasks, of.operands, of.regions, of.awaits, closed)
 
     def lowering(self) -> Lowering:
-        """Return what has been lowered, once, when all tasks are settled."""
+        """Return what has been lowered, once, when all tasks are closed."""
         schedule, native = self._schedule, self._native
         span = native.span
         flag_lanes = [native.flag_lanes(rank) for rank in range(schedule.num_ranks)]

@@ -7,7 +7,7 @@ its ranks together, and rank i of it as high as its part of them. Every rank get
 (Beaumont, Boudet, Rastello and Robert, IEEE TPDS 12, 2001). With all matrices on one device that device's own column
 needs nothing from elsewhere, and the others need nothing of A twice.
 
-Rows of A are then shared by ranks whose rows overlap: the *bands* between all the cuts of all columns.
+Rows of A are then shared by ranks whose rows overlap: the *strips* between all the cuts of all columns.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Partition:
     ----------
     blocks : tuple of (range, range)
         Rows and columns of C, in the order in which ranks fill them; empty ones where there are more ranks than C has.
-    bands : tuple of int
-        Where bands of rows start, and m at the end: within a band every column of ranks has one block.
+    strips : tuple of int
+        Where strips of rows start, and m at the end: within a strip every column of ranks has one block.
     places : tuple of tuple of int
-        [band][column of ranks]: the place that computes there, −1 for none.
+        [strip][column of ranks]: the place that computes there, −1 for none.
     shape : tuple of int
         (most ranks in a column, columns).
     """
 
     blocks: tuple[tuple[range, range], ...]
-    bands: tuple[int, ...]
+    strips: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
     shape: tuple[int, int]
 
@@ -103,18 +103,18 @@ class Partition:
         for column, starts in enumerate(row_starts):
             cols = range(col_starts[column], col_starts[column + 1])
             blocks += [(range(*pair), cols) for pair in itertools.pairwise(starts)]
-        bands = sorted({start for starts in row_starts for start in starts})
+        strips = sorted({start for starts in row_starts for start in starts})
         firsts = list(itertools.accumulate((len(column) for column in areas), initial=0))
-        # Of each column with columns of C the last block that has begun by a band: empty ones begin where they end.
+        # Of each column with columns of C the last block that has begun by a strip: empty ones begin where they end.
         columns = [
             (first, starts) if col_starts[at] < col_starts[at + 1] else None
             for at, (first, starts) in enumerate(zip(firsts, row_starts, strict=False))
         ]
         places = tuple(
-            tuple(-1 if one is None else one[0] + bisect.bisect_right(one[1], band) - 1 for one in columns)
-            for band in bands[:-1]
+            tuple(-1 if one is None else one[0] + bisect.bisect_right(one[1], strip) - 1 for one in columns)
+            for strip in strips[:-1]
         )
-        return cls(tuple(blocks), tuple(bands), places, (max(map(len, areas)), len(areas)))
+        return cls(tuple(blocks), tuple(strips), places, (max(map(len, areas)), len(areas)))
 
 
 def columns_of_ranks(areas: Sequence[float], columns: int) -> list[int]:

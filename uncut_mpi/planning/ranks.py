@@ -17,7 +17,7 @@ from uncut_mpi.model.problem import GemmProblem
 MOST_TOLD_APART: Final = 32
 """Of more ranks, those whose rates differ little count as alike."""
 
-_ALIKE: Final = 0.05
+_LITTLE: Final = 0.05
 
 
 def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -> list[int]:
@@ -88,7 +88,7 @@ class _Rest:
                     self._file(other)
 
     def _rounded(self, rate: float) -> float:
-        return rate if self._exact or rate <= 0 else round(math.log(rate) / _ALIKE)
+        return rate if self._exact or rate <= 0 else round(math.log(rate) / _LITTLE)
 
     def _file(self, rank: int) -> None:
         ports = [
