@@ -16,7 +16,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from uncut_mpi.api import control
 from uncut_mpi.device.host import HostBackend
-from uncut_mpi.spmd import agreement, group, order
+from uncut_mpi.spmd import agreement, group, turns
 from uncut_mpi.spmd.group import Group
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -80,7 +80,7 @@ def held():
 
 
 def users():
-    return {key: lock.sessions for key, lock in order._registry.items()}
+    return {key: lock.sessions for key, lock in turns._registry.items()}
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first rank", "last rank"])

@@ -180,11 +180,11 @@ def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agre
         records = calls.exchange("opening barrier")
         agree_all(records is calls.everyone)
         agree_all((records["digest"] == records["digest"][0]).all() and (records["epoch"] == call).all(), records)
-        agree_all(np.array_equal(records["status"], -np.arange(comm.size)) and calls.alike(), records)
+        agree_all(np.array_equal(records["status"], -np.arange(comm.size)) and calls.all_same(), records)
     for field, odd in (("digest", 1), ("call", b"gemn"), ("epoch", 7)):
         calls.mine[field] = odd if comm.rank == comm.size - 1 else calls.mine[field]
         calls.exchange("opening barrier")
-        agree_all(calls.alike() == (comm.size == 1), f"{field}: {calls.everyone}")
+        agree_all(calls.all_same() == (comm.size == 1), f"{field}: {calls.everyone}")
         calls.mine[field] = calls.everyone[field][0]
 
 

@@ -49,13 +49,13 @@ class TestStatistics:
         assert 0.94 < held / 4000 < 0.96
 
     def test_few_samples_are_never_enough_and_one_has_no_interval(self):
-        assert not Summary.of([1.0] * 9).settled
-        assert Summary.of([1.0] * 10).settled
+        assert not Summary.of([1.0] * 9).precise
+        assert Summary.of([1.0] * 10).precise
         assert "half_width_s" not in Summary.of([1.0]).to_dict()
 
     def test_samples_that_scatter_are_not_enough(self):
-        assert not Summary.of([1.0, 2.0] * 10).settled
-        assert Summary.of([1.0, 1.04] * 10).settled
+        assert not Summary.of([1.0, 2.0] * 10).precise
+        assert Summary.of([1.0, 1.04] * 10).precise
 
 
 class TestProducts:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from uncut_mpi.api.dealing import GivenArray, by_corners, by_layout
+from uncut_mpi.api.dealing import GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import HeldPart
 from uncut_mpi.api.stored import stored_of
 from uncut_mpi.api.wanted import new_result
@@ -42,7 +42,7 @@ def test_a_single_row_or_column_is_stored_as_the_others_wherever_its_memory_can_
     first = given(vector, 0)
     whole = (shape[0] + other.shape[0], 6) if shape[1] == 6 else (shape[0], shape[1] + other.shape[1])
     second = given(other, 1, shape[0], 0) if shape[1] == 6 else given(other, 1, 0, shape[1])
-    dealt = by_corners([[first], [second]], whole, None)
+    dealt = by_starts([[first], [second]], whole, None)
     part = dealt.layout.parts[0]
     assert dealt.parts[0].part == part
     assert addresses(part) == addresses(first.held.part)

@@ -30,7 +30,7 @@ from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
-from uncut_mpi.spmd.order import DeviceOrder
+from uncut_mpi.spmd.turns import DeviceTurns
 
 _FIRST_FLAGS = 1 << 12
 _NO_DIGEST = bytes(16)
@@ -79,7 +79,7 @@ class Calls:
 
     Attributes
     ----------
-    order : DeviceOrder
+    order : DeviceTurns
         Gives devices to calls.
     gate : Gate
         Opens and closes all calls of the session.
@@ -104,7 +104,7 @@ class Calls:
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
         self.control = control
-        self.order = DeviceOrder(group, device_key, control.turns)
+        self.order = DeviceTurns(group, device_key, control.turns)
         try:
             self.gate = Gate(group, self.order, control.board.words, arrival_timeout_s, control.exchange)
             self.gate.on_cut_short = self._abort

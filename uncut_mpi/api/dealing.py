@@ -32,7 +32,7 @@ class GivenArray:
     Attributes
     ----------
     held : HeldPart
-        As a part whose corner is where its rank has said, (0, 0) where a layout says it.
+        As a part that starts where its rank has said, at (0, 0) where a layout says it.
     dtype : DType
         Its type.
     writeable : bool
@@ -135,7 +135,7 @@ def by_layout(
     )
 
 
-def by_corners(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> Dealt:
+def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> Dealt:
     """
     Return the matrix of which each rank gives some parts and says where they are.
 

@@ -21,8 +21,8 @@ from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, Sta
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group, name_ranks
-from uncut_mpi.spmd.order import DeviceOrder
 from uncut_mpi.spmd.runtime import is_fork
+from uncut_mpi.spmd.turns import DeviceTurns
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
@@ -38,7 +38,7 @@ class Gate:
 
     Parameters
     ----------
-    order : DeviceOrder
+    order : DeviceTurns
         Told when this rank begins a call, so that those who wait for it can name it.
     board : ndarray
         Changes as long as a rank gets on in a product.
@@ -66,7 +66,7 @@ class Gate:
     def __init__(
         self,
         group: Group,
-        order: DeviceOrder,
+        order: DeviceTurns,
         board: np.ndarray,
         arrival_timeout_s: float | None,
         exchange: agreement.CallExchange,
@@ -251,7 +251,7 @@ class Gate:
         if error is None and self._exchange.unanimous():
             return ready
         text = text if isinstance(text, str) else text()
-        same = self._exchange.alike()
+        same = self._exchange.all_same()
         if not same and (records["call"] != records["call"][0]).any():
             self._refuse([name.decode() for name in records["call"].tolist()], error)
         if records["status"].any():

@@ -16,7 +16,7 @@ import numpy as np
 
 from uncut_mpi.api.arrays import element_type, has_elements, take
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.dealing import Dealt, GivenArray, by_corners, by_layout
+from uncut_mpi.api.dealing import Dealt, GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import (
     READ_ONLY,
     HeldPart,
@@ -40,7 +40,7 @@ from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
-Corner = tuple[int, int]
+Start = tuple[int, int]
 """First row and column of a part."""
 
 
@@ -120,7 +120,7 @@ class MatrixStore:
 
     def distribute(
         self,
-        given: Sequence[tuple[Any, Corner]],
+        given: Sequence[tuple[Any, Start]],
         layout: Layout | None,
         shape: tuple[int, int] | None,
         kind: DType | None,
@@ -309,7 +309,7 @@ class MatrixStore:
 
     def _deal(
         self,
-        given: Sequence[tuple[Any, Corner]],
+        given: Sequence[tuple[Any, Start]],
         layout: Layout | None,
         shape: tuple[int, int] | None,
         kind: DType | None,
@@ -318,8 +318,8 @@ class MatrixStore:
         mine: list[_Mine] = []
         error: BaseException | None = None
         try:
-            for array, corner in given:
-                mine.append(self._describe(array, corner, kind))
+            for array, start in given:
+                mine.append(self._describe(array, start, kind))
         except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
             error = caught
         grips = [one.grip for one in mine]
@@ -329,7 +329,7 @@ class MatrixStore:
             try:
                 if layout is None:
                     assert shape is not None  # which is no option without a layout
-                    dealt = by_corners(of_ranks, shape, kind)
+                    dealt = by_starts(of_ranks, shape, kind)
                 else:
                     dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind)
             except UncutError as wrong:  # of the same values on all ranks
@@ -339,7 +339,7 @@ class MatrixStore:
             self._let_go(grips)
             raise
 
-    def _describe(self, given: Any, corner: Corner, kind: DType | None) -> _Mine:
+    def _describe(self, given: Any, start: Start, kind: DType | None) -> _Mine:
         """Return a caller's array with what ranks are told of it and what is held of it. Local."""
         taken = take(given, self._backend)
         array = taken.array
@@ -347,7 +347,7 @@ class MatrixStore:
         dtype = element_type(array, kind if array.size else None)
         nbytes = extent_bytes(stored, dtype)
         rank = self._group.rank
-        rows, cols = (corner[0], corner[0] + stored.rows), (corner[1], corner[1] + stored.cols)
+        rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)
 
         def made(grip: _Grip, location: Location, pieces: tuple[Piece, ...], writeable: bool, *exported: Any) -> _Mine:
             part = Part(rows, cols, location, stored.order, stored.ld)

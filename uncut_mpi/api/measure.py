@@ -54,7 +54,7 @@ _SAMPLE_S = {"cuda": 0.01, "host": 0.01}
 # How far a median may lie below the best on a machine that is not busy with something else.
 _STEADY_SPREAD = 0.15
 # How far the rates of equal devices may lie apart before it counts.
-_ALIKE = 0.15
+_HARDLY_DIFFERENT = 0.15
 
 
 def machine_key(identities: Sequence[DeviceIdentity]) -> str:
@@ -218,8 +218,8 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     steady = spread <= _STEADY_SPREAD
     usual = usual_figures(backend.name, bandwidth)
     models = [one.name for one in identities]
-    typical = {name: alike(np.median(rate, axis=0), models) for name, rate in rates.items()}
-    best = {name: alike(np.max(rate, axis=0), models, np.max) for name, rate in rates.items()}
+    typical = {name: evened(np.median(rate, axis=0), models) for name, rate in rates.items()}
+    best = {name: evened(np.max(rate, axis=0), models, np.max) for name, rate in rates.items()}
     return Machine(
         name=f"{size}×{identities[0].name}",
         key=key,
@@ -257,7 +257,7 @@ def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], samp
     return seconds
 
 
-def alike(rates: np.ndarray, models: Sequence[str], common: Callable[[np.ndarray], float] = np.median) -> np.ndarray:
+def evened(rates: np.ndarray, models: Sequence[str], common: Callable[[np.ndarray], float] = np.median) -> np.ndarray:
     """
     Return rates in which devices of one model that hardly differ are the same.
 
@@ -277,7 +277,7 @@ def alike(rates: np.ndarray, models: Sequence[str], common: Callable[[np.ndarray
     found: np.ndarray = rates.copy()
     for model in set(models):
         mine = np.array([one == model for one in models])
-        near = mine & (rates >= (1 - _ALIKE) * rates[mine].max())
+        near = mine & (rates >= (1 - _HARDLY_DIFFERENT) * rates[mine].max())
         found[near] = common(rates[near])
     return found
 

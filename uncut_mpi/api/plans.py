@@ -151,8 +151,8 @@ class PlanKey:
         check_written(infos)
         # What is not in the order in which the problem has both is transposed: as little as can be.
         orders = target.stored.order, source.stored.order
-        alike = [(order, source.in_order(order), target.in_order(order)) for order in orders]
-        order, a, c = min(alike, key=lambda read: sum(info.elements_not_in(read[0]) for info in read[1:]))
+        reads = [(order, source.in_order(order), target.in_order(order)) for order in orders]
+        order, a, c = min(reads, key=lambda read: sum(info.elements_not_in(read[0]) for info in read[1:]))
         shape = shapes[0] if order == "F" else shapes[0][::-1]
         places = [_where(one, order) for one in (a, c)]
         lda, ldc = (

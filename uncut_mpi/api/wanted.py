@@ -172,10 +172,10 @@ def parts_of(parts: object) -> list[tuple[Any, tuple[int, int]]]:
     for at, part in enumerate(items("parts", parts)):
         if not isinstance(part, tuple | list) or len(part) != 2:
             raise ParamError(f"parts[{at}] is {type_text(part)}: pass (array, (first row, first column))")
-        corner = [count(f"parts[{at}][1]", number) for number in items(f"parts[{at}][1]", part[1])]
-        if len(corner) != 2 or min(corner) < 0:
+        start = [count(f"parts[{at}][1]", number) for number in items(f"parts[{at}][1]", part[1])]
+        if len(start) != 2 or min(start) < 0:
             raise ParamError(f"parts[{at}][1] = {shown(part[1])}: pass the first row and column, from 0 on")
-        found.append((part[0], (corner[0], corner[1])))
+        found.append((part[0], (start[0], start[1])))
     return found
 
 

@@ -95,9 +95,9 @@ def samples_text(samples: Samples, machine: Machine) -> str:
     costs = dataclasses.asdict(machine.costs)
     lines.append("costs, us: " + ", ".join(f"{name[:-2]} {value * 1e6:.2f}" for name, value in costs.items()))
     lines.append(_verdict(samples))
-    unsettled = sum(not one.settled for one in samples.summaries)
+    imprecise = sum(not one.precise for one in samples.summaries)
     lines.append(
-        f"{len(samples.summaries)} probes, {unsettled} of them without a 95 % interval within 5 % of the mean"
+        f"{len(samples.summaries)} probes, {imprecise} of them without a 95 % interval within 5 % of the mean"
         + "".join(f"; left out for lack of time: {one}" for one in samples.left_out)
     )
     return "\n".join(lines) + "\n"

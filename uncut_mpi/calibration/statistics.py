@@ -78,7 +78,7 @@ class Summary:
         )
 
     @property
-    def settled(self) -> bool:
+    def precise(self) -> bool:
         """Whether enough samples were taken, and their mean is known well enough."""
         return self.count >= MIN_SAMPLES and self.half_width_s <= WANTED_WIDTH * self.mean_s
 

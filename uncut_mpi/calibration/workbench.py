@@ -248,7 +248,7 @@ class Workbench:
     def _enough(self, samples_s: Sequence[float], *, late: bool) -> bool:
         if late:
             return len(samples_s) >= _FEWEST_SAMPLES
-        return len(samples_s) >= _MAX_SAMPLES or Summary.of(samples_s).settled
+        return len(samples_s) >= _MAX_SAMPLES or Summary.of(samples_s).precise
 
     def _share(self, nbytes: int, what: str) -> np.ndarray:
         """Allocate on every device and return every rank's address here."""

@@ -211,12 +211,12 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
     """Return a line for each method and reason, however many problems: a library that is missing has one."""
-    alike: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        alike.setdefault((row["method"], row["reason"]), []).append(row)
+        groups.setdefault((row["method"], row["reason"]), []).append(row)
     return [
         f"  left out: {_name(group[0]) if len(group) == 1 else f'{method}, {len(group)} problems'}: {reason}"
-        for (method, reason), group in alike.items()
+        for (method, reason), group in groups.items()
     ]
 
 

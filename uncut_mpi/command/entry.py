@@ -59,7 +59,7 @@ def run_alone(
         return conclude(name, said, error, aside=takes_output(arguments))
     except KeyboardInterrupt:
         streams.to_errors(f"{name}: interrupted\n")
-        streams.settle()
+        streams.flush_last()
         return INTERRUPTED
 
 
@@ -86,5 +86,5 @@ def conclude(name: str, said: Sequence[str], error: UncutError | None = None, *,
         errors.append(DataFileError(f"{lost}: what goes there is lost (files are written before it)"))
     for one in errors:
         streams.to_errors(f"{name}: {type(one).__name__}: {one}\n")
-    streams.settle()
+    streams.flush_last()
     return FAILED if errors else 0

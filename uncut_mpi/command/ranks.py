@@ -119,7 +119,7 @@ def run_on_ranks(
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
         streams.to_errors(f"{name}: {type(error).__name__}: {error}\n")
-        streams.settle()
+        streams.flush_last()
         return FAILED
     except KeyboardInterrupt:
         if hooked:
@@ -147,5 +147,5 @@ def run_on_ranks(
     # Every rank has the same error: one says it.
     if comm.rank == 0:
         status = max(status, conclude(name, said, problem, aside=aside))
-    streams.settle()
+    streams.flush_last()
     return abort.finish(comm, status)

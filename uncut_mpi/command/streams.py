@@ -71,7 +71,7 @@ def is_terminal(stream: Any) -> bool:
         return False  # closed
 
 
-def settle() -> None:
+def flush_last() -> None:
     """
     Flush standard output and standard error for the last time.
 

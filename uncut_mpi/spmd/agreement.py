@@ -339,6 +339,6 @@ class CallExchange:
         """Return whether the last exchange has brought nothing but copies of `mine`. Local; quick."""
         return self._outcome == _ALIKE
 
-    def alike(self) -> bool:
+    def all_same(self) -> bool:
         """Return whether all ranks gave the same digest, call and epoch in the last exchange. Local."""
         return bool((self._common == self._common[0]).all())

@@ -235,7 +235,7 @@ def _covered(rectangles: np.ndarray) -> int:
 def cells_over(rectangles: np.ndarray, row_edges: np.ndarray, col_edges: np.ndarray) -> np.ndarray:
     """Return how many rectangles (row, col, rows, cols) lie over each cell between some edges, theirs among them."""
     row, col, rows, cols = rectangles.T
-    # From their corners.
+    # A rectangle counts from where it begins on, and no more from where it ends.
     over = np.zeros((len(row_edges), len(col_edges)), np.int64)
     top, bottom = np.searchsorted(row_edges, row), np.searchsorted(row_edges, row + rows)
     left, right = np.searchsorted(col_edges, col), np.searchsorted(col_edges, col + cols)

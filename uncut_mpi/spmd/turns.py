@@ -3,7 +3,7 @@ One total order per device over all calls, plans and sessions of a process.
 
 Ranks of a call wait for each other's flags on the device. So two calls that two processes issue in different orders
 would wait for each other for ever. A call therefore holds one lock in each of its ranks' processes, that of the device.
-It holds it from before its first operation until its last has finished. `DeviceOrder` says how the locks are taken, and
+It holds it from before its first operation until its last has finished. `DeviceTurns` says how the locks are taken, and
 why nothing waits in a circle.
 """
 
@@ -26,7 +26,7 @@ _ARRIVED, _HELD, _BLOCKED, _LOCKED = range(4)
 _STATES = 4
 
 
-class DeviceOrder:
+class DeviceTurns:
     """
     One session's place in the order of calls on its devices. Collective.
 

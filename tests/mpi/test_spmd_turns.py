@@ -11,9 +11,9 @@ import pytest
 
 from tests.helpers.collective import allgather
 from uncut_mpi.errors import ParamError, StallError
-from uncut_mpi.spmd import exchange, order
+from uncut_mpi.spmd import exchange, turns
 from uncut_mpi.spmd.group import Group
-from uncut_mpi.spmd.order import DeviceOrder
+from uncut_mpi.spmd.turns import DeviceTurns
 
 pytestmark = pytest.mark.mpi(min_size=1)
 LIMIT_S = 40
@@ -28,7 +28,7 @@ class Sessions:
         self.segment = exchange.shared_segment(self.group, 16 * size, "a test")
         words = self.segment.array(np.uint64, 2 * size)
         self.meetings = words[size:]
-        self.order = DeviceOrder(self.group, "device", words[:size])
+        self.order = DeviceTurns(self.group, "device", words[:size])
 
     def call(self, log, name, before_meeting=lambda: None):
         """One call: like a real one it can end only when all of its ranks are in it at once."""
@@ -56,7 +56,7 @@ class Sessions:
 def test_a_rank_that_is_in_its_next_call_already_blocks_nobody(comm):
     group = Group(comm)
     words = np.zeros(group.size, np.uint64)  # not shared: what the others have written is made up
-    own = DeviceOrder(group, "device", words)
+    own = DeviceTurns(group, "device", words)
     own.arrive()
     others = np.arange(group.size) != group.rank
     words[others] = 4 * 2  # they have ended the first call, which failed, and began the next
@@ -206,8 +206,8 @@ def test_calls_on_different_devices_do_not_wait_for_each_other(comm, agree_all):
     group = Group(comm)
     segment = exchange.shared_segment(group, 16 * group.size, "a test")
     words = segment.array(np.uint64, 2 * group.size)
-    first = DeviceOrder(group, "one", words[: group.size])
-    second = DeviceOrder(group, "two", words[group.size :])
+    first = DeviceTurns(group, "one", words[: group.size])
+    second = DeviceTurns(group, "two", words[group.size :])
     first.arrive()
     first.acquire(LIMIT_S)
     second.arrive()
@@ -218,7 +218,7 @@ def test_calls_on_different_devices_do_not_wait_for_each_other(comm, agree_all):
         one.close()
     segment.close()
     group.free()
-    agree_all(not {"one", "two"} & set(order._registry), order._registry)
+    agree_all(not {"one", "two"} & set(turns._registry), turns._registry)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -259,7 +259,7 @@ def test_words_of_another_shape_are_refused(comm, agree_all):
     group = Group(comm)
     refused = False
     with contextlib.suppress(ParamError):
-        DeviceOrder(group, "device", np.zeros(group.size + 1, np.uint64))
+        DeviceTurns(group, "device", np.zeros(group.size + 1, np.uint64))
         refused = True
     agree_all(not refused, "no error")
     group.free()
