@@ -267,7 +267,7 @@ def test_what_a_session_handed_out_is_safe_to_touch_after_its_end(comm, open_ses
     d = session.empty_device((6, 6), rank=0)
     session.upload(a, d)
     plan = session.plan(a, d, ones(session, (6, 6)), reads_c=False)
-    trace = plan.trace()
+    trace, before = plan.trace(), repr(plan)
     session.close()
     text = [repr(a), repr(session), plan.summary.digest, str(plan.schedule.tasks[:1]), str(session.versions)]
     text += [str(session.machine.name), str(session.energy_j()), str(session.broken), str(session.rank)]
@@ -278,6 +278,7 @@ def test_what_a_session_handed_out_is_safe_to_touch_after_its_end(comm, open_ses
     plan.close()
     session.close()
     good = sums[0] == 36.0 and all("ParamError" in one for one in refused) and "closed" in repr(session)
+    good &= before.startswith("<GemmPlan: auto (") and before.endswith(" µs>") and repr(plan).endswith(", closed>")
     collective_assert(comm, good and (session.rank != 0 or sums[2] == 36.0), f"{sums} {refused} {text}")
 
 

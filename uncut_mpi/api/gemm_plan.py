@@ -16,6 +16,7 @@ from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.parts import Part
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.units import time_text
 
 
 class GemmPlan:
@@ -237,6 +238,10 @@ class GemmPlan:
     def _check_open(self) -> None:
         if self._closed:
             raise ParamError("the plan is closed: make a new one")
+
+    def __repr__(self) -> str:
+        done = self._shown.summary
+        return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
     def _check_fit(self, matrices: Operands) -> None:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):
