@@ -74,6 +74,17 @@ def test_docstrings_are_of_short_sentences_and_those_of_modules_of_few_lines() -
     assert not found
 
 
+def test_sentences_of_the_cores_comments_are_short() -> None:
+    found = {}
+    for path in sorted((ROOT / "uncut_mpi" / "csrc").iterdir()):
+        # What is not a line of comment alone ends a paragraph.
+        lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        text = "\n".join(line.removeprefix("// ") if line.startswith("// ") else "" for line in lines)
+        if too_long(text):
+            found[path.name] = too_long(text)
+    assert not found
+
+
 def test_decisions_and_files_that_are_referred_to_are_there() -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     code = [path for path in (ROOT / "uncut_mpi").rglob("*") if path.suffix in (".py", ".cpp", ".hpp")]
