@@ -11,37 +11,57 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import opener
 
-MOST_RANKS = {
-    **dict.fromkeys(("test_api_arguments.py", "test_api_arrays.py", "test_gemm_files.py", "test_odd_arguments.py"), 3),
-    **dict.fromkeys(("test_random_arrays.py", "test_same_memory.py", "test_api_random_arguments.py"), 3),
-    "test_api_references.py": 2,
-    "test_api_opening.py": 3,
-    "test_peers.py": 3,
-    "test_fuzz.py": 4,
-    "test_parts_memory.py": 3,
-    **dict.fromkeys(("test_api_measure.py", "test_bench.py", "test_calibrate.py"), 3),
+ON_TWO, ON_THREE, ON_FOUR = range(1, 3), range(1, 4), range(1, 5)
+IN_PAIRS = (1, 2, 4)
+RANKS = {
     **dict.fromkeys(
-        (
-            "test_api_layouts.py",
-            "test_gemm_layouts.py",
-            "test_redistribute.py",
-            "test_views.py",
-            "test_api_matrices.py",
-            "test_api_trace.py",
-            "test_api_tuning.py",
-        ),
-        4,
+        ("test_api_arguments", "test_api_arrays", "test_api_random_arguments", "test_odd_arguments"), ON_TWO
     ),
-    **dict.fromkeys(("test_command.py", "test_gemm_errors.py"), 4),
+    **dict.fromkeys(("test_api_measure", "test_api_references", "test_api_tuning", "test_bench"), ON_TWO),
+    **dict.fromkeys(("test_command", "test_gemm_files"), ON_TWO),
+    **dict.fromkeys(("test_api_opening", "test_calibrate", "test_gemm_errors", "test_mixed_calls"), ON_THREE),
+    **dict.fromkeys(("test_parts_memory", "test_peers", "test_random_arrays", "test_same_memory"), ON_THREE),
+    **dict.fromkeys(("test_api_cut_short", "test_api_memory", "test_sessions"), ON_THREE),
+    **dict.fromkeys(("test_api_epochs", "test_api_trace"), ON_FOUR),
+    # Four are a grid of two by two.
+    **dict.fromkeys(("test_api_layouts", "test_api_matrices", "test_fuzz", "test_gemm_layouts"), IN_PAIRS),
+    **dict.fromkeys(("test_redistribute", "test_views"), IN_PAIRS),
 }
-"""On how many ranks files run at most: more take longer and do nothing else."""
+"""On how many ranks files run: on others they take longer and do nothing else."""
+
+RANKS_OF_PRODUCTS = {
+    # Types, transposes, scalars and edges are of each rank's own tasks.
+    **dict.fromkeys(("every_transpose_and_order_with_leading_dimensions", "edges_of_size"), ON_TWO),
+    **dict.fromkeys(("every_type_accumulates_and_rounds_as_it_should", "every_option_gives_the_right_product"), ON_TWO),
+    **dict.fromkeys(("scalars_and_what_they_leave_unread", "more_than_5000_operations_on_one_lane"), ON_TWO),
+    **dict.fromkeys(("large_products_with_every_transpose_type_and_order",), ON_TWO),
+    **dict.fromkeys(("columns_that_are_not_aligned_are_copied_by_who_holds_them",), ON_TWO),
+    **dict.fromkeys(("large_products_at_edges_of_size", "large_products_from_the_corner"), ON_THREE),
+    # What is dealt to ranks, or goes over another, is another thing on three and four.
+    **dict.fromkeys(("tiles_that_are_dealt_out", "tiles_and_results_go_round_slow_links"), ON_FOUR),
+    **dict.fromkeys(("bands_between_devices", "ranks_that_do_not_compute_hold_matrices"), ON_FOUR),
+}
+"""The same of single tests of test_gemm."""
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
-    """Leave out what is the same on many ranks; None has pytest decide."""
+    """Leave out what is the same on so many ranks; None has pytest decide."""
     from mpi4py import MPI
 
-    return True if MPI.COMM_WORLD.size > MOST_RANKS.get(collection_path.name, MPI.COMM_WORLD.size) else None
+    size = MPI.COMM_WORLD.size
+    return True if size not in RANKS.get(collection_path.stem, (size,)) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the products that are the same on so many ranks."""
+    from mpi4py import MPI
+
+    size = MPI.COMM_WORLD.size
+    names = {f"test_{name}" for name, ranks in RANKS_OF_PRODUCTS.items() if size not in ranks}
+    out = [item for item in items if item.path.stem == "test_gemm" and item.originalname in names]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(scope="session")
@@ -79,15 +99,8 @@ def session(comm):
 
 
 @pytest.fixture
-def few_ranks(comm):
-    """For what takes long on many ranks, as whole calibrations, whose probes grow with the square of the ranks."""
-    if comm.size > 3:
-        pytest.skip("takes long with more than 3 ranks, and is the same")
-
-
-@pytest.fixture
 def two_ranks(comm):
-    """For what takes long on more than two."""
+    """For what takes long on more than two, as whole calibrations."""
     if comm.size > 2:
         pytest.skip("takes long with more than 2 ranks, and is the same")
 

@@ -249,7 +249,6 @@ SPOILT = {
 }
 
 
-@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
 def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(comm, cache, measurements, spoil):
     machine_of(comm)
@@ -267,7 +266,6 @@ def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(comm, cache, m
     collective_assert(comm, len(measurements) == 2, "the new file is not used")
 
 
-@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("place", ["a file", "a directory nobody may write", "no directory"])
 def test_a_directory_that_cannot_be_written_costs_a_measurement_and_nothing_else(
     comm, cache, monkeypatch, measurements, place
@@ -352,7 +350,6 @@ def test_machines_that_differ_between_ranks_are_refused_on_every_rank(comm, cach
 METHODS = ["copy_seconds", "copy_probe", "gemm_probe", "close_peer", "allocate", "open"]
 
 
-@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_measurement_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(comm, cache, method):
     class Failing(HostBackend):
@@ -431,7 +428,6 @@ def test_a_link_is_as_fast_alone_as_beside_others(comm, cache):
     collective_assert(comm, np.allclose(alone, gb / 0.1) and np.allclose(between, gb / 0.5), f"{alone} {between}")
 
 
-@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("uneven", ["copy", "gemm"])
 def test_a_measurement_of_a_busy_machine_is_marked_used_and_replaced_by_the_next_session(
     comm, cache, monkeypatch, measurements, uneven

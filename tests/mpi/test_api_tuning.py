@@ -13,8 +13,7 @@ from tests.helpers.products import Case, make_operands, mismatch, release, set_m
 from tests.helpers.sessions import hide_arrays
 from uncut_mpi.api.trials import Trial
 
-# Several schedules a plan, each bound and run four times: the same on many ranks, and slow.
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.usefixtures("few_ranks")]
+pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
 CASE = Case(150, 130, 170, place=("h", "h", "h"))
 ENOUGH = 40

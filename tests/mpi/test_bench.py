@@ -35,7 +35,7 @@ def machines(comm):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(few_ranks, machines, monkeypatch):
+def own_cache(machines, monkeypatch):
     """Machines measured here stay here."""
     monkeypatch.setenv("XDG_CACHE_HOME", machines)
 

@@ -82,7 +82,7 @@ def group_of(comm):
 
 
 @pytest.mark.parametrize("trouble", ["", "issuing", "first hold", "every hold"])
-def test_what_holds_products_back_is_no_part_of_their_time(few_ranks, comm, monkeypatch, trouble):
+def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, trouble):
     """A product takes 1 ms, a COMBINE 2 ms; 8 products are issued while a hold lasts, or 2; a hold may be slow."""
     hold_s, around_s = 2e-3 * math.ceil(measuring_probes._HELD_S / 2e-3), 3e-5
     counts, holds = [], []
@@ -132,7 +132,7 @@ def kept(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
-def test_everything_is_measured_printed_and_kept_for_the_next_session(few_ranks, comm, capfd, mpi_tmp_path):
+def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, capfd, mpi_tmp_path):
     status, out, err = job(comm, capfd, SHORT)
     collective_assert(comm, status == 0, out + err)
     wanted = ["bandwidth of one transfer", "latency of one transfer", "products:", "COMBINE", "costs, us", "kept in"]
@@ -283,9 +283,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, c
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(
-    few_ranks, comm, capfd, mpi_tmp_path, monkeypatch
-):
+def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(comm, capfd, mpi_tmp_path, monkeypatch):
     true_to_host = HostBackend.to_host
 
     def to_host(self, address, ld, out):
@@ -299,7 +297,7 @@ def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(
 
 
 @pytest.mark.parametrize("method", ["allocate", "executable", "from_host", "run"])
-def test_what_fails_on_one_rank_fails_on_all_and_ends(few_ranks, comm, capfd, mpi_tmp_path, monkeypatch, method):
+def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, capfd, mpi_tmp_path, monkeypatch, method):
     class Failing(HostBackend):
         def executable(self, *arguments):
             if method == "executable":
