@@ -41,7 +41,9 @@ RATIO_TOLERANCE: Final = 0.05
 """Devices are balanced when their predicted times differ by no more than this part (section 3.1)."""
 
 _Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 _Ranks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+_Way: TypeAlias = tuple[int | _Ranks, int | _Ranks, float]  # source, destination, bytes
 
 _NO_SHAPE: Final = GemmShape()
 _MOST_ADJUSTMENTS: Final = 50
@@ -266,15 +268,15 @@ def tile_edge(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Transfer:
-    """A matrix's way to or from each device: t_link of a share of it (equation 2), of which each tile starts anew."""
+class _Transfers:
+    """Ways of matrices, a row each, to or from devices: t_link of a share (equation 2); each tile starts anew."""
 
-    size_bytes: _Floats
-    latency_s: _Floats
-    bytes_per_s: _Floats
+    size_bytes: _Table
+    latency_s: _Table
+    bytes_per_s: _Table
     tile_bytes: float  # 0: no tiles
 
-    def seconds(self, shares: _Floats) -> _Floats:
+    def seconds(self, shares: _Floats) -> _Table:
         moved = shares * self.size_bytes
         starts = np.ceil(moved / self.tile_bytes) if self.tile_bytes else 1.0
         return np.where(moved == 0, 0.0, starts * self.latency_s + moved / self.bytes_per_s)
@@ -287,17 +289,19 @@ class _Costs:
     product_s: _Floats  # of the whole product, or of one of a tile
     tiles: int  # of C, 0: none
     products: int  # of each tile
-    reads: list[_Transfer]
     extra_s: _Floats  # what it receives beyond one copy of each matrix, if its share were all
-    result: _Transfer
+    transfers: _Transfers  # of what is read, and at last of the result
 
     def at(self, shares: _Floats) -> tuple[_Floats, _Floats, _Floats, _Floats]:
         """Return the fields of the devices' `DevicePrediction`, in their order."""
         tiles = np.ceil(shares * self.tiles - 1e-9) if self.tiles else shares
-        receive_s = np.zeros(len(shares))
-        for read in self.reads:
-            receive_s += read.seconds(shares)
-        return tiles * self.products * self.product_s, receive_s, shares * self.extra_s, self.result.seconds(shares)
+        moved_s = self.transfers.seconds(shares)
+        return (
+            tiles * self.products * self.product_s,
+            moved_s[:-1].sum(axis=0),
+            shares * self.extra_s,
+            moved_s[-1],
+        )
 
     def seconds(self, shares: _Floats) -> list[float]:
         """Return the devices' `DevicePrediction.seconds`."""
@@ -377,21 +381,19 @@ class _Predictor:
             extra_s = extra_transfer_bytes(
                 grids(len(devices), split_k=False)[0][:2], [size for size, _ in read_only]
             ) / (from_others * 1e9)
-        return _Costs(
-            *self._products(chosen),
-            [self._transfer(links, self._index(at), chosen, size) for size, at in reads],
-            extra_s,
-            self._transfer(links, chosen, self._index(at_c), c_bytes),
-        )
+        ways: list[_Way] = [(self._index(at), chosen, size) for size, at in reads]
+        ways.append((chosen, self._index(at_c), c_bytes))
+        return _Costs(*self._products(chosen), extra_s, self._transfers(links, ways))
 
-    def _transfer(
-        self, links: LinkMap, source: int | _Ranks, destination: int | _Ranks, size_bytes: float
-    ) -> _Transfer:
-        moves = np.asarray(source != destination)
-        return _Transfer(
-            np.where(moves, size_bytes, 0.0),
-            np.where(moves, links.latency_s[source, destination], 0.0),
-            np.where(moves, links.shared_gb_per_s[source, destination] * 1e9, 1.0),
+    def _transfers(self, links: LinkMap, ways: Sequence[_Way]) -> _Transfers:
+        """Return what ways cost; what is there already costs nothing."""
+        moves = np.array([source != destination for source, destination, _ in ways])
+        latency_s = np.array([links.latency_s[source, destination] for source, destination, _ in ways])
+        gb_per_s = np.array([links.shared_gb_per_s[source, destination] for source, destination, _ in ways])
+        return _Transfers(
+            np.where(moves, np.array([size for *_, size in ways])[:, None], 0.0),
+            np.where(moves, latency_s, 0.0),
+            np.where(moves, gb_per_s * 1e9, 1.0),
             float(self.tile**2 * self.problem.dtype.itemsize),
         )
 
