@@ -123,7 +123,9 @@ def test_what_is_refused_before_it_is_made_has_too_many_tasks() -> None:
             (
                 ScheduleOptions(scheduler="uncut", tile=draw.choice((512, 1000)), batch=draw.random() < 0.6),
                 ScheduleOptions(scheduler="uncut", tile=512, caching=False),
-                ScheduleOptions(scheduler="cyclic", tile=draw.choice((512, 1000))),
+                ScheduleOptions(
+                    scheduler="cyclic", tile=draw.choice((512, 1000)), devices=(*range(machine.num_ranks),)
+                ),
                 ScheduleOptions(
                     scheduler="kblocks",
                     blocking=Blocking(
