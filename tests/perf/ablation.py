@@ -112,7 +112,7 @@ def nothing_varied(name: str) -> Callable[..., Iterator[dict[str, Any]]]:
 def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     """Return what the search chooses without some dimensions, and what that takes."""
     for name in without:
-        setattr(Dimensions, name, nothing_varied(name))
+        setattr(Dimensions, "_" + name, nothing_varied(name))
     name, dtype, m, n, k, place, trans, reads_c = case
     machine = load_machine(name)
     problem = GemmProblem(m, n, k, DType[dtype], trans, "N", reads_c=reads_c)
@@ -125,7 +125,7 @@ def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     return {
         "case": case,
         "seconds": best.predicted_s,
-        "bytes": best.total_bytes,
+        "bytes": sum(best.taken_bytes),
         "cpu_s": spent,
         "tasks": found.tasks_simulated,
         "tried": len(found.candidates),
@@ -177,7 +177,7 @@ def main() -> None:
             print(f"{one['seconds'] / before['seconds'] - 1:+6.1%} {before['seconds'] * 1e3:9.3f} ms", *one["case"])
     else:
         rows = all_chosen(given.jobs)
-        for group in given.words or dict.fromkeys(itertools.chain.from_iterable(DIMENSIONS.values())):
+        for group in given.words or DIMENSIONS:
             print(compared(group, rows, all_chosen(given.jobs, tuple(group.split(",")))), flush=True)
 
 

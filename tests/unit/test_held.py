@@ -123,9 +123,10 @@ def test_it_is_faster_and_a_search_finds_it() -> None:
     assert seconds["held"] < 0.95 * seconds["first"]
     found = search(problem, placement, 4, machine, ScheduleOptions(scheduler="kblocks"))
     assert found.best.options.blocking.begin == "held"
-    assert {one.options.blocking.begin for one in found.candidates} == {"first", "held"}
     asked = ScheduleOptions(scheduler="kblocks", blocking=Blocking(begin="first"))
-    assert {one.options.blocking.begin for one in search(problem, placement, 4, machine, asked).candidates} == {"first"}
+    others = search(problem, placement, 4, machine, asked)
+    assert {one.options.blocking.begin for one in others.candidates} == {"first"}
+    assert found.best.predicted_s < 0.96 * others.best.predicted_s
 
 
 def test_whole_matrices_are_taken_from_the_first_k_on() -> None:

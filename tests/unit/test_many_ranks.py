@@ -20,10 +20,10 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import duplex_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation, ranks, search
-from uncut_mpi.planning.dimensions import Dimensions
 from uncut_mpi.planning.kblocks_defaults import choose_grid
 from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.rank_sets import RankSets
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.simulate import simulate
@@ -61,19 +61,12 @@ def test_the_choice_is_no_worse_than_the_rules_of_any_scheduler(num_ranks: int, 
         assert found.best.predicted_s <= simulate(own, machine).seconds * (1 + 1e-12), scheduler
 
 
-def test_rules_are_tried_when_nothing_is_left_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (search, evaluation):
-        monkeypatch.setattr(module, "default_budget", lambda num_ranks: 5_000)
-    found = search.search(cube(8192), Placement.parse("h,h,h"), 8, load_machine("karolina-8xa100"))
-    assert {one.options.scheduler for one in found.candidates} == {"uncut", "kblocks", "cyclic"}
-
-
 def test_budgets_grow_with_the_ranks() -> None:
     assert [evaluation.default_budget(count) for count in (1, 4, 8, 16, 1024)] == [
-        80_000,
-        80_000,
-        80_000,
-        80_000,
+        120_000,
+        120_000,
+        120_000,
+        120_000,
         5_120_000,
     ]
 
@@ -81,8 +74,7 @@ def test_budgets_grow_with_the_ranks() -> None:
 def test_few_numbers_of_ranks_are_tried_of_many() -> None:
     for count, most in ((12, 12), (64, 15), (1000, 20)):
         machine = Machine.uniform(count)
-        about = (cube(100), Placement.parse("h,h,h"), count, machine)
-        counts = Dimensions(*about, evaluation.Evaluation(*about, limit=1)).counts
+        counts = RankSets(cube(100), Placement.parse("h,h,h"), count, machine).counts
         assert counts[0] == count
         assert counts[-1] == 1
         assert len(counts) <= most

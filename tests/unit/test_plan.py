@@ -372,12 +372,12 @@ def test_the_best_of_every_other_scheduler_and_of_another_grid_is_told(capsys, t
     others = {one["options"]["scheduler"]: one["predicted_s"] for one in reversed(tried)}
     best = tried[0]["options"]["scheduler"]
     times = {line.split(": ")[1].split(",")[0]: float(line.split(" ")[0]) for line in told[::-1]}
-    assert {*others} == {"uncut", "kblocks", "cyclic", "bands"}
+    assert {*others} == {"uncut", "kblocks"}
     for scheduler, seconds in others.items():
         if scheduler != best:
             assert times[scheduler] == pytest.approx(1e3 * seconds, rel=1e-3)
     assert times[best] > 1e3 * others[best]
-    assert len(told) == 4
+    assert len(told) == 2
 
 
 def test_runners_up_are_other_schedules_in_the_order_of_what_was_minimised(capsys):

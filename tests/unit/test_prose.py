@@ -11,11 +11,6 @@ MOST_LINES = 15
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = sorted((ROOT / "uncut_mpi").rglob("*.py"))
-ALLOWED = (  # until its dimension of the search goes
-    "Products have nothing to do until all of A's part of the end is there: where A or B comes from the host and k is "
-    "long, less than the usual part of it is tried, too",
-)
-
 TREE = re.compile(r"^::\n\n(?:    .*\n?|\n)+", re.MULTILINE)  # a literal block of a docstring
 BLOCK = re.compile(r"^(`{3,})[^\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)  # code
 NO_SENTENCES = re.compile(r"^ *(\||#|!\[|---|\.\. |::|[-=~^]{3,}$).*$", re.MULTILINE)  # tables, headings, pictures
@@ -68,7 +63,7 @@ def test_docstrings_are_of_short_sentences_and_those_of_modules_of_few_lines() -
         texts = list(docstrings(ast.parse(path.read_text(encoding="utf-8"))))
         lines = len(texts[0].splitlines())
         wrong = [f"{lines} lines"] if lines > MOST_LINES else []
-        wrong += [one for text in texts for one in too_long(text) if one not in ALLOWED]
+        wrong += [one for text in texts for one in too_long(text)]
         if wrong:
             found[str(path.relative_to(ROOT))] = wrong
     assert not found

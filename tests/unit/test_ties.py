@@ -15,7 +15,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.search import SearchResult, search
 
-TIE = 0.005
+TIE = 0.01
 AS_LITTLE = 4 / 3
 PROBLEMS = (
     ("h,h,h", 14189, 512, 14189, "h200-4x"),
@@ -31,16 +31,16 @@ def found(place: str, m: int, n: int, k: int, machine: str | Machine) -> SearchR
     return search(GemmProblem(m, n, k, DType.f64), Placement.parse(place), node.num_ranks, node)
 
 
-def taken(one: Candidate) -> int:
+def taken(one: Candidate) -> tuple[int, int]:
     """Return the bytes that a schedule copies between memories, and those of its buffers."""
     moved = one.schedule.bytes_by_link()
-    return sum(moved.values()) - moved["local"] + int(one.schedule.softbuf_bytes().sum())
+    return sum(moved.values()) - moved["local"], int(one.schedule.softbuf_bytes().sum())
 
 
 def test_a_large_matrix_is_not_sent_to_all_ranks_for_half_a_per_cent() -> None:
     result = found("h,h,h", 14189, 512, 14189, "h200-4x")
     # A alone has 1.6 GB, B and C 58 MB each.
-    assert taken(result.best) < 4.2e9
+    assert sum(taken(result.best)) < 4.2e9
     assert sum(result.best.schedule.softbuf_bytes()) < 2.2e9
 
 
@@ -51,11 +51,12 @@ def test_the_choice_is_as_fast_as_the_fastest_and_takes_as_little_as_any_that_is
     result = found(place, m, n, k, machine)
     fastest = min(one.value for one in result.candidates)
     tied = [one for one in result.candidates if one.value <= (1 + TIE) * fastest]
-    least = min(map(taken, tied))
     assert result.best in tied
-    assert taken(result.best) <= AS_LITTLE * least
+    for which in (0, 1):  # what is moved comes first
+        least = min(taken(one)[which] for one in tied)
+        tied = [one for one in tied if taken(one)[which] <= AS_LITTLE * least]
     # Of those that take as little it is the fastest.
-    assert result.best.value == min(one.value for one in tied if taken(one) <= AS_LITTLE * least)
+    assert result.best is min(tied, key=lambda one: one.value)
     rest = [one.value for one in result.candidates[1:]]
     assert rest == sorted(rest)
 
@@ -66,7 +67,7 @@ def test_of_long_calls_that_are_as_fast_one_product_at_a_time_is_the_choice() ->
     for result, lanes in ((short, 2), (long, 1)):
         fastest = result.candidates[1:]
         tied = [one for one in result.candidates if one.value <= (1 + TIE) * min(one.value for one in fastest)]
-        assert {one.options.blocking.lanes for one in tied} == {1, 2}
+        assert {one.options.blocking.lanes for one in tied} >= {2, lanes}
         assert result.best.options.blocking.lanes == lanes
 
 
@@ -80,7 +81,7 @@ def test_bytes_that_the_core_counts_are_those_of_the_schedule(place: str, dtype:
     some = [one for one in result.candidates if one.options.scheduler == "kblocks"][:40]
     assert some
     # The core rounds the end of each rank's buffers up to 256 bytes.
-    assert all(0 <= one.total_bytes - taken(one) < 256 * 4 for one in some)
+    assert all(0 <= sum(one.taken_bytes) - sum(taken(one)) < 256 * 4 for one in some)
 
 
 def test_equal_searches_choose_equally() -> None:

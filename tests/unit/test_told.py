@@ -297,7 +297,7 @@ def test_what_is_told_where_nothing_is_multiplied_is_so_too(case: fuzz.Case) -> 
             r"A, B and C at h cost \d\d % of the time; --place rows,rows,rows would take [\d.]+ µs",
         ),
         (
-            "-m 16384 -n 256 -k 256 --place 0,0,0",
+            "-m 65536 -n 1024 -k 512 --place 0,0,0",
             "A moves [^;]* between devices; B moves",
             "computing on device 0",
             r"A, B and C at 0 cost [56]\d % of the time; --place rows,rows,rows would take",

@@ -18,8 +18,11 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
     };
     for (std::size_t i = 0; i < times.end.size(); ++i) {
         const TaskRecord &task = tables.tasks[i];
-        if (task.kind != gemm_task) continue;
         const auto rank = static_cast<std::size_t>(task.rank);
+        const LaneRecord &lane = tables.lanes[static_cast<std::size_t>(task.lane)];
+        const bool sends = task.kind == copy_task && lane.source == task.rank && lane.destination != lane.source;
+        if (sends) found.end[rank] = std::max(found.end[rank], times.end[i]);
+        if (task.kind != gemm_task) continue;
         const OperandRecord *operands = &tables.operands[static_cast<std::size_t>(task.first_operand)];
         const RegionRecord &c = region(operands[0]), &a = region(operands[1]);
         const std::int64_t depth = operands[1].op != 0 ? a.rows : a.cols;

@@ -10,7 +10,8 @@
 namespace uncut {
 
 struct KRun {
-    // Of each rank the end of its last product, 0 without any, and how many numbers all of them multiply.
+    // Of each rank the end of the last product or copy from its device, 0 without any, and how many numbers it
+    // multiplies.
     struct Progress {
         std::vector<double> end;
         std::vector<std::int64_t> elements;

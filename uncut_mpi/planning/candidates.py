@@ -39,8 +39,8 @@ class Candidate:
         Returns its run as the model sees it, always the same one. A search looks at few of them.
     progress : callable
         Returns when each rank has done its part, and how much that is: arrays of (s, operations).
-    known_bytes : int or None
-        What `total_bytes` returns, where that is known.
+    known_bytes : tuple of int or None
+        What `taken_bytes` returns, where that is known.
     shape : tuple of int
         How it cuts its problem: grid, splits of k and, of columns of ranks, how many each has.
     """
@@ -54,7 +54,7 @@ class Candidate:
     value: float
     run: Callable[[], Simulation]
     progress: Callable[[], Progress]
-    known_bytes: int | None = None
+    known_bytes: tuple[int, int] | None = None
     shape: tuple[int, ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,12 +78,12 @@ class Candidate:
         return self.simulation.schedule
 
     @property
-    def total_bytes(self) -> int:
+    def taken_bytes(self) -> tuple[int, int]:
         """Bytes that it copies from one memory to another, and those of its buffers on all devices."""
         if self.known_bytes is not None:
             return self.known_bytes
         moved = self.schedule.bytes_by_link()
-        return sum(moved.values()) - moved["local"] + int(self.schedule.softbuf_bytes().sum())
+        return sum(moved.values()) - moved["local"], int(self.schedule.softbuf_bytes().sum())
 
     @property
     def energy_j(self) -> float:
@@ -109,13 +109,15 @@ def progress_of(simulation: Simulation) -> Progress:
     """
     Return the end of each rank's last task, and the operations of its products.
 
-    Of `kblocks` the last product counts: what comes after it is done for all at C's owner.
+    Of `kblocks` the last product counts, or the last copy that it sends: sums at C's owner are formed for all.
     """
     schedule = simulation.schedule
     ranks, ends = schedule.tasks["rank"], simulation.end_s
     if schedule.scheduler == "kblocks":
-        products = schedule.tasks["kind"] == Kind.GEMM
-        ranks, ends = ranks[products], ends[products]
+        lanes = schedule.lanes[schedule.tasks["lane"]]
+        sent = (lanes["source"] == ranks) & (lanes["destination"] != ranks) & (schedule.tasks["kind"] == Kind.COPY)
+        own = (schedule.tasks["kind"] == Kind.GEMM) | sent
+        ranks, ends = ranks[own], ends[own]
     last = np.zeros(schedule.num_ranks)
     np.maximum.at(last, ranks, ends)
     return last, products_flops(schedule)

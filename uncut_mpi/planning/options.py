@@ -235,8 +235,8 @@ class ScheduleOptions:
     scheduler: str = option(
         WORD,
         """"uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per rank.
-        "cyclic": PARALiA's. "bands": Choi's, between devices only. "auto": a search by simulation chooses what is not
-        fixed below.""",
+        "cyclic": PARALiA's. "bands": Choi's, between devices only. "auto": a search by simulation, among "kblocks" and
+        "uncut", chooses what is not fixed below.""",
         default="auto",
         words=SCHEDULERS,
     )

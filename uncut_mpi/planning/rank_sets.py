@@ -1,0 +1,138 @@
+"""Which ranks compute, which place of a grid each fills, and what fits where memory is short: for a search."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.model.grid_bounds import grids
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import room_for_panels
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.options import COMBINES, ScheduleOptions, changed
+from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
+from uncut_mpi.planning.ranks import ranks_by_use
+from uncut_mpi.planning.shares import arrange
+from uncut_mpi.planning.ways import ways_of
+
+ALL_COUNTS: Final = 12
+"""On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
+
+MOST_SIDE: Final = 64
+"""The longest row or column of ranks that is tried, if the most square grid has no longer one."""
+
+SHARE_TOLERANCE: Final = 0.05
+"""Ranks whose speeds differ by no more than this part are equal."""
+
+
+class RankSets:
+    """
+    Sets of ranks, and the places that they fill.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `uncut_mpi.planning.search.search`.
+    """
+
+    def __init__(self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine) -> None:
+        self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
+        self._known: dict[tuple[tuple[int, ...], tuple[int, int] | None], dict[str, Any]] = {}
+
+    @functools.cached_property
+    def by_use(self) -> list[int]:
+        """All ranks, those of most use first."""
+        return ranks_by_use(self._problem, self._placement, self._machine)
+
+    @functools.cached_property
+    def even(self) -> bool:
+        """Whether all links between devices are as fast."""
+        return ways_of(self._machine).even
+
+    @functools.cached_property
+    def counts(self) -> list[int]:
+        """How many ranks may compute."""
+        most = self._num_ranks
+        if most <= ALL_COUNTS:
+            return list(range(most, 0, -1))
+        counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
+        while counts[-1] > 1:
+            counts.append(counts[-1] // 2)
+        return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
+
+    def in_order(self, ranks: Iterable[int]) -> dict[str, Any]:
+        """Return devices for ranks in the order in which they fill places, all in their own order under one name."""
+        devices = tuple(ranks)
+        return {"devices": None if devices == tuple(range(self._num_ranks)) else devices}
+
+    def placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
+        """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
+        if (ranks, asked) not in self._known:
+            self._known[ranks, asked] = self._place(ranks, asked)
+        return self._known[ranks, asked]
+
+    def _place(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
+        if not self._problem.has_product:
+            return {}
+        rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
+        devices = self.in_order(ranks)
+        transposed = self._problem.swapped
+        grid = ProcessGrid.choose(math.prod(asked) if asked else len(ranks), asked, transposed=transposed)
+        if rates.max() <= (1 + SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
+            return {**devices, "row_shares": None, "col_shares": None, "areas": None}
+        arranged, shares = arrange(ranks, rates.tolist(), grid)
+        return {**self.in_order(arranged), "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
+
+    def with_room(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
+        """
+        Return ways to begin where memory is short: other ranks, those with most room first, grids and places of sums.
+
+        Columns of ranks come last: of a number of ranks that has few divisors they take less than any grid.
+        """
+        rooms = room_for_panels(self._num_ranks, self._problem, self._placement, self._machine)
+        order = sorted(range(self._num_ranks), key=lambda rank: (-rooms[rank], rank))
+        sets = [tuple(sorted(order[:count])) for count in self.counts] if asked.devices is None else [asked.devices]
+        given = asked.blocking
+        small: dict[str, Any] = {"columns": given.columns or 16}
+        if not given.order and given.rows <= 1 and not given.tail:
+            small["order"] = "columns"  # C enters a block at a time
+        free = not given.combine and not given.away
+        for ranks, combine in itertools.product(sets, COMBINES if free else (given.combine,)):
+            cuts: list[dict[str, Any]] = [{}]
+            if not is_cut(asked):
+                sizes = (sizes_of_columns([1.0] * len(ranks), columns) for columns in range(2, len(ranks)))
+                cuts = [{"grid": grid[:2], "splits": grid[2]} for grid in grids(len(ranks))]
+                cuts += [{"areas": in_columns(np.ones(len(ranks)), each), "splits": 1} for each in sizes]
+            for cut in cuts:
+                splits = cut.pop("splits", given.splits)
+                if given.splits in (0, splits):
+                    where = {"devices": ranks} if asked.devices is not None else self.in_order(ranks)
+                    yield changed(
+                        asked, **where, **cut, blocking=changed(given, splits=splits, combine=combine, **small)
+                    )
+
+
+def _no_long_grid(count: int) -> int:
+    """Return the next lower number of ranks whose most square grid is no more than `MOST_SIDE` wide, or 2 to 1."""
+    while (grid := ProcessGrid.most_square(count)).cols > max(MOST_SIDE, 2 * grid.rows):
+        count -= 1
+    return count
+
+
+def is_cut(asked: ScheduleOptions) -> bool:
+    """Whether the caller has said how C is cut: by a grid, by shares or by areas."""
+    shares = asked.row_shares, asked.col_shares, asked.k_shares
+    return any(one is not None for one in (asked.grid, *shares, asked.areas))
+
+
+def in_columns(speeds: np.ndarray, sizes: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+    """Return areas in proportion to speeds, summing to 1, in columns of so many ranks."""
+    each = iter((speeds / speeds.sum()).tolist())
+    return tuple(tuple(itertools.islice(each, size)) for size in sizes)
