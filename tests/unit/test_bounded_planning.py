@@ -14,9 +14,9 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import bands
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, ablation_options, plan
+from uncut_mpi.planning.rivals import bands
 from uncut_mpi.planning.search import search
 
 FEW = 500_000

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.choi import BandModel, next_power_of_two
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.rivals.choi import BandModel, next_power_of_two
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 
 from tests.helpers.routing import best_source, pipeline
-from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.grid_bounds import grid_bound
 from uncut_mpi.model.link_map import LinkMap, slowdown
 from uncut_mpi.model.locations import host_index, in_host
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.paralia import extra_transfer_bytes, predict
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
@@ -30,6 +28,8 @@ from uncut_mpi.planning import uncut
 from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_cost
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.rivals.choi import BandModel
+from uncut_mpi.planning.rivals.paralia import extra_transfer_bytes, predict
 from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
 from uncut_mpi.planning.simulate import simulate
 

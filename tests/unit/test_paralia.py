@@ -15,10 +15,17 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.link_map import LinkMap, slowdown
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.paralia import MOST_SETS, DevicePrediction, Workload, extra_transfer_bytes, predict, select
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.rivals.paralia import (
+    MOST_SETS,
+    DevicePrediction,
+    Workload,
+    extra_transfer_bytes,
+    predict,
+    select,
+)
 
 HHH = Placement.parse("h,h,h")
 

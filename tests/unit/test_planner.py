@@ -13,12 +13,12 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.paralia import predict
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, describe, plan
+from uncut_mpi.planning.rivals.paralia import predict
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import search
 

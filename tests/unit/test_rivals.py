@@ -12,21 +12,20 @@ import pytest
 from tests.helpers import oracle
 from tests.helpers.faults import FAULTS, Fault, spoiled
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
-from uncut_mpi.model import paralia
-from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import bands
-from uncut_mpi.planning.cyclic import deal
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.rivals import bands, paralia
+from uncut_mpi.planning.rivals.choi import BandModel
+from uncut_mpi.planning.rivals.cyclic import deal
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.verify import verify

@@ -21,11 +21,11 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.paralia import predict
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
+from uncut_mpi.planning.rivals.paralia import predict
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.units import time_text

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import bands, cyclic, kblocks, uncut, without_product
+from uncut_mpi.planning import kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.rivals import bands, cyclic
 from uncut_mpi.planning.schedule import Schedule, TileTables
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.tiles import PreparedTiles

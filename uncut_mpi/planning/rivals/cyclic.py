@@ -4,7 +4,7 @@ PARALiA's schedule: tiles of C dealt out to devices that its model chooses, each
 From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a performance aware
 runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023).
 
-* Devices and shares have the least predicted `metric` (sections 3.1 and 3.3, `uncut_mpi.model.paralia.select`). Shares
+* Devices and shares have the least predicted `metric` (sections 3.1 and 3.3, `paralia.select`). Shares
   that are given are kept: equal ones of all ranks are the paper's ``comm_opt``. T has the least predicted time.
 * Tiles of C are dealt out in the order in which C is stored, to each device no more than its share (section 3.6).
 * A tile of A or B is fetched when a device first needs it, and kept. It comes over the fastest link from where it is or
@@ -21,7 +21,6 @@ import math
 from collections.abc import Sequence
 
 from uncut_mpi.errors import PlanError
-from uncut_mpi.model import paralia
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -30,6 +29,7 @@ from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
 from uncut_mpi.planning.metrics import Cost, metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.ranks import ranks_by_use
+from uncut_mpi.planning.rivals import paralia
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.tiles import LARGER_TILE, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
 

@@ -5,7 +5,7 @@ From Y. R. Choi, V. Nikolskiy and V. Stegailov, *Tuning of a matrix-matrix multi
 connected by fast communication links* (PCT 2022), section 4, and Y. R. Choi and V. Stegailov, *Multi-GPU GEMM algorithm
 performance analysis for Nvidia and AMD GPUs connected by NVLink and PCIe* (2022), section 6.
 
-* A band is T rows of op(A), or T columns of op(B), over all of k. T is the papers' threshold (`uncut_mpi.model.choi`).
+* A band is T rows of op(A), or T columns of op(B), over all of k. T is the papers' threshold (`choi`).
   Bands go between GPUs only. Where A is stored transposed, a band of it is "one long data line".
 * A device has room for two bands of A and two of B, so that one comes while the other is in use. The papers leave open
   which ones: here a device keeps its band of B while bands of A pass by, as equation 7 has it.
@@ -19,7 +19,6 @@ import dataclasses
 from typing import Final
 
 from uncut_mpi.errors import PlanError
-from uncut_mpi.model.choi import BandModel
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -29,6 +28,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.grid import block_starts
 from uncut_mpi.planning.limits import MAX_TILES_OF_BANDS, coarse_enough
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.rivals.choi import BandModel
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
 
 MIN_TILE: Final = 128

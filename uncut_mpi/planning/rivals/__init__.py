@@ -1,0 +1,5 @@
+"""
+Schedulers of other papers, and the models by which these choose: for comparison.
+
+`cyclic` is PARALiA's, with `paralia`, `bands` is Choi's, with `choi`. A search never tries them; they plan when named.
+"""
