@@ -1,8 +1,9 @@
 """
 The main job: ``mpiexec -n RANKS python -m uncut_mpi.gemm``.
 
-Multiplies generated matrices or files on whatever the ranks have, measures, verifies, and says on
-rank 0 what was done. The exit status is 0 only if every rank succeeded and the check passed.
+Multiplies generated matrices or files on whatever the ranks have, measures, verifies, and says on rank 0 what was done.
+The product itself is `Session.gemm`, in ``api/session_products.py``. The exit status is 0 only if every rank succeeded
+and the check passed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.partition import Partition, columns_of_ranks
+from uncut_mpi.planning.partition import Partition, sizes_of_columns
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind
 
@@ -84,14 +84,14 @@ def test_the_edges_of_columns_are_the_shortest(count: int) -> None:
 
     for columns in range(1, count + 1):
         every = [sizes for sizes in itertools.product(range(1, count + 1), repeat=columns) if sum(sizes) == count]
-        found = tuple(columns_of_ranks(areas, columns))
+        found = tuple(sizes_of_columns(areas, columns))
         assert edges(found) == pytest.approx(min(map(edges, every)))
 
 
 def test_equal_ranks_in_even_columns_are_a_grid() -> None:
-    assert columns_of_ranks([1.0] * 8, 2) == [4, 4]
-    assert columns_of_ranks([1.0] * 4, 2) == [2, 2]
-    assert columns_of_ranks([3.0, 1.0, 1.0, 1.0], 2) == [1, 3]
+    assert sizes_of_columns([1.0] * 8, 2) == [4, 4]
+    assert sizes_of_columns([1.0] * 4, 2) == [2, 2]
+    assert sizes_of_columns([3.0, 1.0, 1.0, 1.0], 2) == [1, 3]
 
 
 def test_ranks_of_other_speeds_finish_together() -> None:

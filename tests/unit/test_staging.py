@@ -31,6 +31,7 @@ from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -424,9 +425,14 @@ def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
 
 
 def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, place, machine = GemmProblem(300, 200, 100, DType.f64), Placement.parse("0,0,0"), Machine.uniform(2)
+    problem, place, machine = (
+        GemmProblem(3000, 2000, 1000, DType.f64),
+        Placement.parse("0,0,0"),
+        load_machine("h200-4x"),
+    )
     options = ScheduleOptions(tune=3)
-    whole = planner.plan_several(problem, place, 2, machine, options, (Matrix.C,))
+    whole = planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))
+    assert len(whole) == 3
     staged, refused = planner._staged, [0]
 
     def too_large(*arguments: Any) -> planner.Planned:
@@ -437,8 +443,8 @@ def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeyp
 
     monkeypatch.setattr(planner, "_staged", too_large)
     most = 1
-    found = planner.plan_several(problem, place, 2, machine, options, (Matrix.C,))
+    found = planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))
     assert [one.schedule.digest() for one in found] == [one.schedule.digest() for one in whole[1:]]
     most, refused[0] = len(whole), 0
     with pytest.raises(CapacityError, match="too large"):
-        planner.plan_several(problem, place, 2, machine, options, (Matrix.C,))
+        planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))

@@ -104,9 +104,9 @@ class Calls:
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
         self.control = control
-        self.order = DeviceTurns(group, device_key, control.turns)
+        self.turns = DeviceTurns(group, device_key, control.turns)
         try:
-            self.gate = Gate(group, self.order, control.board.words, arrival_timeout_s, control.exchange)
+            self.gate = Gate(group, self.turns, control.board.words, arrival_timeout_s, control.exchange)
             self.gate.on_cut_short = self._abort
             self.binder = Binder(group, backend, store, counters, control)
             flags = self.binder.flags
@@ -117,7 +117,7 @@ class Calls:
                     flags.close()
                 raise
         except BaseException:
-            self.order.close()
+            self.turns.close()
             raise
 
     def run(
@@ -134,7 +134,7 @@ class Calls:
         Parameters
         ----------
         plan : Plan, Trial or PlanKey
-            By what it runs, or for what a plan is to be made.
+            The plan to run, or the key of a plan that is still to be made.
         keep : callable
             Takes the plan that all ranks use, and later what comes in its place.
         traced : bool, default False
@@ -159,9 +159,9 @@ class Calls:
         all_ready = self.gate.open(
             request.call, request.text, digest, epoch=self.binder.flags.epoch, ready=binding is not None, error=error
         )
-        order = self.order
+        turns = self.turns
         try:
-            order.acquire(self._arrival_timeout_s)
+            turns.acquire(self._arrival_timeout_s)
         except StallError:
             self.gate.broken = True  # some ranks may hold their devices by now
             raise
@@ -178,7 +178,7 @@ class Calls:
                 call.run()
             return call
         finally:
-            order.release()
+            turns.release()
 
     def prepare(self, plan: Plan | Trial | PlanKey, matrices: Operands) -> tuple[Plan | Trial, Binding]:
         """Make a plan if there is none, and bind it to matrices, of a trial the one whose turn it is. Collective."""
@@ -234,7 +234,7 @@ class Calls:
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
-        self.order.close()
+        self.turns.close()
         self.gate.let_go()
         self.control.close()
 

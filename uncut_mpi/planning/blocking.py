@@ -24,7 +24,8 @@ TAIL_PARTS: Final = 4
 
 COLUMN_TAIL_PARTS: Final = 2
 """
-The same in the order ``"k-columns"``, unless ranks share k: then sums of all of C follow, and a quarter is better
+The last 1/COLUMN_TAIL_PARTS of k is done so in the order ``"k-columns"``, unless ranks share k: then sums of all of C
+follow, and a quarter is better
 (``docs/performance.md``, 2026-11-24, 21 h).
 """
 
@@ -189,8 +190,9 @@ def steps_of(extent: int, how: Blocking, *, far_apart: bool) -> Steps:
         block by column block, so that results leave while others are computed. The last column block is halved a few
         times, so that little is left to send at the end. The others are large, as products run best.
     ``"k-columns"``
-        The same with the last half of k (a quarter where ranks share k; `Blocking.tail`). B's part of that arrives
-        column block by column block too, so that products do not wait for all of it.
+        The same with the last half of k (a quarter where ranks share k; `Blocking.tail`). Of that A's part arrives in
+        one piece and B's column block by column block, so that a product waits for its own columns only. Whole k-blocks
+        count; where there is no other k-block it is ``"k"``.
     ``"columns"``
         The first column block is done k-block by k-block, as A arrives. Then each other block is done at once, as its
         columns of B arrive. The last of them is halved a few times, so that little is left to do when the last bytes

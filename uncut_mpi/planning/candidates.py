@@ -9,7 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from uncut_mpi import _native
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.metrics import energy_j, watts_known
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
@@ -139,3 +141,26 @@ def products_flops(schedule: Schedule) -> np.ndarray:
     np.add.at(elements, gemms["rank"], c["rows"] * c["cols"] * depth)
     flops: np.ndarray = 2.0 * elements
     return flops
+
+
+class Once:
+    """A simulation that is made when it is first asked for, and the same whichever thread asks."""
+
+    __slots__ = ("_kept", "_make")
+
+    def __init__(self, make: Callable[[], Simulation]) -> None:
+        self._make, self._kept = make, dict[str, Simulation]()
+
+    def __call__(self) -> Simulation:
+        """Return it."""
+        return self._kept.get("it") or self._kept.setdefault("it", self._make())
+
+
+def simulation_of(
+    prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, native: _native.SimulatedMachine
+) -> Simulation:
+    """Return the run of a schedule of `kblocks` that the core has simulated; again, if it has not kept the times."""
+    if not run.keeps:
+        run = prepared.run(run.num_tasks, keeps=True)
+        run.make(native)
+    return Simulation(prepared.schedule_of(run), machine, *run.times())

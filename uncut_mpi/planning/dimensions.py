@@ -7,7 +7,6 @@ What the caller fixed stays fixed. A dimension yields nothing for placements tha
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.evaluation import Evaluation
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import BEGINS, BLOCK_ORDERS, COMBINES, DELIVERIES, ORDERS_BY_K, ScheduleOptions, changed
-from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
+from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.rank_sets import ALL_COUNTS, MOST_SIDE, SHARE_TOLERANCE, RankSets, in_columns, is_cut
 from uncut_mpi.planning.shares import fit_shares
 from uncut_mpi.planning.stationary import stationary_grids
@@ -40,18 +39,13 @@ DIMENSIONS: Final = [
     "deliveries",
     "areas",
     "shares",
-    "lanes",
     "ranks",
     "arrangements",
 ]
 """What is varied, in this order: first what decides most."""
 
 OF_RANKS: Final = ("parts", "grids", "ranks")
-"""Those that say which ranks compute and on which grid."""
-
-_MOST_ARRANGEMENTS: Final = 12
-"""Ways to place the owners of matrices of which all are tried; of more, those that move one of them."""
-
+"""Those that leave a candidate's kind, which later descents keep: its ranks and its grid."""
 
 _COLUMNS: Final = (1, 2, 3, 4, 8, 16, 32, 64)
 """Numbers of column blocks; those above 8 for a C in host memory, each block of which crosses its link both ways."""
@@ -71,6 +65,8 @@ _FAR_BEHIND: Final = 1.1
 """A grid whose best takes so many times as long is not tried with other blocks."""
 
 LONG_CALL_S: Final = 0.005
+"""A call from so long on heats the devices: there one product at a time is tried, and taken where times are equal."""
+
 _SHARE_STEPS: Final = 3
 
 
@@ -82,17 +78,17 @@ class Dimensions:
     ----------
     problem, placement, num_ranks
         As for `uncut_mpi.planning.search.search`.
-    tried : Evaluation
+    evaluation : Evaluation
         The search.
     sets : RankSets
         Its sets of ranks.
     """
 
     def __init__(
-        self, problem: GemmProblem, placement: Placement, num_ranks: int, tried: Evaluation, sets: RankSets
+        self, problem: GemmProblem, placement: Placement, num_ranks: int, evaluation: Evaluation, sets: RankSets
     ) -> None:
         self._problem, self._placement, self._num_ranks = problem, placement, num_ranks
-        self._tried, self._sets = tried, sets
+        self._evaluation, self._sets = evaluation, sets
         self._speeds: dict[Candidate, np.ndarray | None] = {}
 
     def vary(self, name: str, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -117,20 +113,23 @@ class Dimensions:
         """All grids of those ranks, k split over some of them too."""
         if is_cut(asked):
             return
-        splits = asked.blocking.splits
         ranks = best.options.devices or tuple(range(self._num_ranks))
         square = ProcessGrid.most_square(len(ranks))
-        for rows, cols, parts in grids(len(ranks), split_k=best.options.scheduler == "kblocks"):
-            fits = splits in (0, parts) and max(rows, cols) <= max(MOST_SIDE, square.cols)
-            if fits and not self._is_behind(best, (rows, cols, parts)):
-                where = {"devices": ranks} if asked.devices is not None else self._sets.placed(ranks, (rows, cols))
+        for rows, cols, splits in grids(len(ranks), split_k=best.options.scheduler == "kblocks"):
+            fits = asked.blocking.splits in (0, splits) and max(rows, cols) <= max(MOST_SIDE, square.cols)
+            if fits and not self._is_behind(best, (rows, cols, splits)):
+                where = (
+                    {"devices": ranks}
+                    if asked.devices is not None
+                    else self._sets.devices_and_shares(ranks, (rows, cols))
+                )
                 whole = {"row_shares": None, "col_shares": None, "k_shares": None, "areas": None, **where}
-                yield {**whole, "grid": (rows, cols), "tile": asked.tile, **_blocked(best, splits=parts)}
+                yield {**whole, "grid": (rows, cols), "tile": asked.tile, **_blocked(best, splits=splits)}
 
     def _is_behind(self, best: Candidate, shape: tuple[int, ...]) -> bool:
         """Whether all that was tried on a grid takes far longer than the best: other blocks will not help."""
         alike = (best.options.scheduler, shape)
-        values = [one.value for one in self._tried.tried if (one.options.scheduler, one.shape) == alike]
+        values = [one.value for one in self._evaluation.tried if (one.options.scheduler, one.shape) == alike]
         return bool(values) and min(values) > _FAR_BEHIND * best.value
 
     def _ranks(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -143,7 +142,7 @@ class Dimensions:
             for grid in (None, *long):
                 splits = grid[2] if grid else 1
                 if asked.blocking.splits in (0, splits):
-                    cut = {"areas": None, "k_shares": None, **self._sets.placed(ranks, grid and grid[:2])}
+                    cut = {"areas": None, "k_shares": None, **self._sets.devices_and_shares(ranks, grid and grid[:2])}
                     yield {**cut, "grid": grid and grid[:2], **_blocked(best, splits=splits)}
 
     def whole(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -178,17 +177,10 @@ class Dimensions:
         owners = [rank for rank in sorted(self._placement.devices()) if rank in ranks]
         if asked.devices is not None or not owners or len(ranks) == 1:
             return
-        if math.perm(len(ranks), len(owners)) > _MOST_ARRANGEMENTS:
-            for owner, rank in itertools.product(owners, ranks):
-                if rank != owner:
-                    swapped = {owner: rank, rank: owner}
-                    yield self._sets.in_order(swapped.get(one, one) for one in ranks)
-            return
-        others = [rank for rank in ranks if rank not in owners]
-        for places in itertools.permutations(range(len(ranks)), len(owners)):
-            of_owners = dict(zip(places, owners, strict=True))
-            left = iter(others)
-            yield self._sets.in_order(of_owners[at] if at in of_owners else next(left) for at in range(len(ranks)))
+        for owner, rank in itertools.product(owners, ranks):
+            if rank != owner:
+                swapped = {owner: rank, rank: owner}
+                yield self._sets.in_order(swapped.get(one, one) for one in ranks)
 
     def _areas(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
@@ -236,7 +228,7 @@ class Dimensions:
                 shared = changed(best.options, **changes)
                 changes["tile"] = fitting_tile(self._problem, ProcessGrid(*best.grid), shared, best.tile)
             yield changes
-            found = self._tried.found(changed(best.options, **changes))
+            found = self._evaluation.found(changed(best.options, **changes))
             if found is None:
                 return
             current = found
@@ -270,7 +262,7 @@ class Dimensions:
             changes = _blocked(best, columns=count, **({"rows": count} if corner else {}))
             yield changes
             if count >= 8:
-                found = self._tried.found(changed(best.options, **changes))
+                found = self._evaluation.found(changed(best.options, **changes))
                 if found is None or found.value > least:
                     return
                 least = found.value
@@ -282,31 +274,25 @@ class Dimensions:
             for block in (*(one for one in _K_BLOCKS if one < inner), inner):
                 if now.first <= block or not given.first:
                     yield _blocked(best, block=block, first=min(now.first, block))
-        if not given.first:
-            firsts = [first for first in _FIRST_BLOCKS if first <= min(now.block, inner)]
-            growths = (given.growth,) if given.growth else _GROWTHS
-            yield from (_blocked(best, first=first, growth=growth) for first in firsts for growth in growths)
-            if not given.block:
-                yield _blocked(best, first=inner, block=inner)
-        elif not given.growth:
-            yield from (_blocked(best, growth=growth) for growth in _GROWTHS)
+        firsts = (given.first,) if given.first else (one for one in _FIRST_BLOCKS if one <= min(now.block, inner))
+        growths = (given.growth,) if given.growth else _GROWTHS
+        yield from (_blocked(best, first=first, growth=growth) for first in firsts for growth in growths)
+        if not given.first and not given.block:
+            yield _blocked(best, first=inner, block=inner)
         if not given.tail and now.order in ORDERS_BY_K:
             yield from (_blocked(best, tail=tail) for tail in _TAILS)
 
-    def _lanes(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+    def _places(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
-        One product at a time, in a long call.
+        Where C on a device meets the products: at its owner, where they are computed, or some blocks at each.
 
-        In calls from `LONG_CALL_S` on clocks have come down to what the power allows. Two products at once then get one
-        to three per cent less done, which a simulation does not see. In calls of 1.5 ms they get five per cent more
-        done (``docs/performance.md``, 2026-11-25, one product at a time).
+        Also one product at a time, in a long call: from `LONG_CALL_S` on clocks have come down to what the power
+        allows. Two products at once then get one to three per cent less done, which a simulation does not see. In calls
+        of 1.5 ms they get five per cent more done (``docs/performance.md``, 2026-11-25, one product at a time).
         """
+        owner, blocking = self._placement.device_of(Matrix.C), best.options.blocking
         if not asked.blocking.lanes and best.predicted_s >= LONG_CALL_S:
             yield _blocked(best, lanes=1)
-
-    def _places(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Where C on a device meets the products: at its owner, where they are computed, or some blocks at each."""
-        owner, blocking = self._placement.device_of(Matrix.C), best.options.blocking
         ranks = best.options.devices or tuple(range(self._num_ranks))
         if owner is None or ranks == (owner,) or asked.blocking.combine or asked.blocking.away:
             return
@@ -329,7 +315,7 @@ class Dimensions:
         """Tile edges near what the heuristic of section III-A likes, and how tiles are fetched (`uncut`)."""
         if not asked.tile:
             options = changed(best.options, tile=0)
-            bound_s = self._tried.bound_s(options)
+            bound_s = self._evaluation.bound_s(options)
             for tile in candidate_tiles(self._problem, ProcessGrid(*best.grid), options, _TILES, bound_s=bound_s):
                 yield {"tile": tile}
         if asked.batch and asked.caching:

@@ -23,7 +23,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.candidates import Candidate, Progress, progress_of, progress_of_run
+from uncut_mpi.planning.candidates import Candidate, Once, Progress, progress_of, progress_of_run, simulation_of
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
@@ -38,8 +38,10 @@ BUDGET_TASKS_PER_RANK: Final = 5_000
 """The same on more ranks, for each of them."""
 
 _SMALL_CALL_S: Final = 8e-5
-_LEAST_TRIED: Final = 36
-"""A search is bounded by what it can save: for a small call so many schedules are tried, which takes about 5 ms."""
+"""A call that takes no longer is small: a search is bounded by what it can save."""
+
+_MOST_FOR_SMALL_CALLS: Final = 36
+"""Schedules that are tried for a small call, which takes about 5 ms."""
 
 _TRIED_PER_S: Final = 4_000_000
 """So many more for each second by which the best call is longer than a small one."""
@@ -90,7 +92,7 @@ class Evaluation:
         self._about = (problem, placement, num_ranks, machine)
         self._simulations = Simulations(machine, issuing_threads=issuing_threads)
         self._metric_name, self._metric = "time", metric_of("time", machine)
-        self._found: dict[ScheduleOptions, Candidate | None] = {}
+        self._results: dict[ScheduleOptions, Candidate | None] = {}  # None: begun, or not taken
         self._alike: dict[Hashable, ScheduleOptions] = {}
         self._begun: list[tuple[ScheduleOptions, Callable[[], Candidate | None]]] = []
         self._bounds: dict[tuple[int, ...], float] = {}
@@ -117,19 +119,19 @@ class Evaluation:
         self._metric_name, self._metric = metric, metric_of(metric, self._machine)
         self.tried = [dataclasses.replace(one, value=self._metric.value(one.simulation)) for one in self.tried]
         by_name = {one.options: one for one in self.tried}
-        self._found = {asked: one and by_name[one.options] for asked, one in self._found.items()}
+        self._results = {asked: one and by_name[one.options] for asked, one in self._results.items()}
         self.least = min((one.value for one in self.tried), default=np.inf)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be tried."""
-        most = _LEAST_TRIED + _TRIED_PER_S * max(0.0, self._fastest_s - _SMALL_CALL_S)
+        most = _MOST_FOR_SMALL_CALLS + _TRIED_PER_S * max(0.0, self._fastest_s - _SMALL_CALL_S)
         return self.spent >= self.limit or self._too_large >= _MOST_TOO_LARGE or len(self.tried) >= most
 
     def found(self, options: ScheduleOptions) -> Candidate | None:
         """Return the candidate of some options, None if there is none."""
         self.settle()
-        return self._found.get(options)
+        return self._results.get(options)
 
     def bound_s(self, options: ScheduleOptions) -> float:
         """Return what no schedule on the ranks of some options can beat (s)."""
@@ -161,11 +163,11 @@ class Evaluation:
         must : bool, optional
             Whether it is simulated whatever it takes; PlanError or CapacityError if it cannot be planned.
         """
-        if options in self._found:
+        if options in self._results:
             return
         if self.spent + (len(self._begun) + 1) * self._last_tasks > self.limit:
             self.settle()  # near the end of the budget one by one, so that little is made in vain
-        self._found[options] = None
+        self._results[options] = None
         if not must and (self.is_over or (self._metric_name == "time" and self.bound_s(options) >= self.least)):
             self.discarded += 1
             return
@@ -186,12 +188,12 @@ class Evaluation:
         begun, self._begun = self._begun, []
         for options, wait in begun:
             candidate = wait()
-            is_new = candidate is not None and self._found.get(candidate.options) is None
-            self._found[options] = candidate
+            is_new = candidate is not None and self._results.get(candidate.options) is None
+            self._results[options] = candidate
             if candidate is None:
                 self.discarded += 1
             elif is_new:
-                self._found[candidate.options] = candidate
+                self._results[candidate.options] = candidate
                 settled.append(candidate)
         for candidate in settled:
             self.least = min(self.least, candidate.value)
@@ -203,20 +205,17 @@ class Evaluation:
 
     def _begin_here(self, options: ScheduleOptions, *, must: bool) -> None:
         made = make_schedule(*self._about, options, most_tasks=MAX_TASKS if must else self.limit - self.spent)
-        if made.options != options and self._found.get(made.options) is not None:
-            return  # the heuristics have chosen what was tried by name
         if options.scheduler == "kblocks":
             self._alike[self._kblocks.prepare(options).alike] = options
         wait = self._simulations.begin(made.schedule)
 
         def ended() -> Candidate | None:
-            known = self._found.get(made.options)
-            if known is not None:  # two of a batch
+            if (known := self._results.get(made.options)) is not None:  # tried by name
                 return known
             if not self._spend(len(made.schedule.tasks), must=must):
                 return None
             run = wait()
-            progress, kept = functools.partial(progress_of, run), functools.partial(_itself, run)
+            progress, kept = functools.partial(progress_of, run), Once(lambda: run)
             return self._candidate(made.options, made.schedule, run.seconds, kept, progress)
 
         self._begun.append((options, ended))
@@ -226,7 +225,7 @@ class Evaluation:
         alike = prepared.alike
         first = self._alike.setdefault(alike, options)
         if first is not options:  # the same by other rules: it costs nothing
-            self._begun.append((options, lambda: self._found[first]))
+            self._begun.append((options, lambda: self._results[first]))
             return
         wait = self._run_in_core(prepared)
 
@@ -238,7 +237,7 @@ class Evaluation:
             if not run.fits or not self._spend(run.num_tasks):
                 del self._alike[alike]  # there may be more room later
                 return None
-            simulated = _Once(functools.partial(_simulation_of, made, run, self._machine, self._simulations.machine))
+            simulated = Once(functools.partial(simulation_of, made, run, self._machine, self._simulations.machine))
             progress = functools.partial(progress_of_run, run)
             taken = run.moved_bytes, run.held_bytes
             return self._candidate(made.options, made, run.seconds, simulated, progress, taken)
@@ -279,28 +278,3 @@ class Evaluation:
         value = seconds if self._metric_name == "time" else self._metric.value(run())
         made_with = (options, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
         return Candidate(*made_with, taken)
-
-
-class _Once:
-    """A simulation that is made when it is first asked for, and the same whichever thread asks."""
-
-    __slots__ = ("_kept", "_make")
-
-    def __init__(self, make: Callable[[], Simulation]) -> None:
-        self._make, self._kept = make, dict[str, Simulation]()
-
-    def __call__(self) -> Simulation:
-        return self._kept.get("it") or self._kept.setdefault("it", self._make())
-
-
-def _itself(run: Simulation) -> Simulation:
-    return run
-
-
-def _simulation_of(
-    prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, native: _native.SimulatedMachine
-) -> Simulation:
-    if not run.keeps:
-        run = prepared.run(run.num_tasks, keeps=True)
-        run.make(native)
-    return Simulation(prepared.schedule_of(run), machine, *run.times())

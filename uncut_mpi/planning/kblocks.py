@@ -92,10 +92,10 @@ def schedule(
     another for results, which await products. Products are on compute lanes 0 and 3 in turn, where two may have begun
     (`lanes`), and COMBINE on lanes 1 and 2. Where a device serves its copies one after another
     (`Machine.serial_copies`) it has one lane for fetches and one for results to all other devices. There a piece that
-    several ranks need goes from its device to one of them whole, before the pieces that one rank needs. It goes to a
-    rank that gets most of the latter, so that what it hands on meets none of them at a port. Of equal ranks the one
-    that has least to send in all gets it. By list scheduling (`delivery` = ``"earliest"``) that decides only between
-    copies that could begin at one time.
+    several ranks need goes from its device to one of them whole, before the pieces that one rank needs. It goes to
+    the rank that gets most pieces of its own. Those then occupy its way in, and what it hands on uses other ports. Of
+    equal ranks the one that has least to send in all gets it. By list scheduling (`delivery` = ``"earliest"``) that
+    decides only between copies that could begin at one time.
 
     Where links between devices differ (`uncut_mpi.planning.ways`), nothing goes over a slow link that other ranks can
     lead it round. These keep it in a few slots of a buffer, which are used again and again. List scheduling then knows

@@ -34,8 +34,6 @@ from uncut_mpi.planning.ways import ways_of
 MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
 
-"""Regions that one COMBINE reads at most."""
-
 
 def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.KBlocksProblem:
     """Return what all schedules of a problem have in common."""

@@ -96,12 +96,10 @@ class Blocking:
     )
     order: str = option(
         WORD,
-        """"k": k-blocks over all columns, those of the end of k by column blocks (tail). "k-columns": the same, and
-        B's part of the end arrives by column blocks too. "columns": one column block after the other. "corner": a
-        first block, then with each column block or row block that arrives all that it makes with those before it,
-        over all of k at once. A C on another device than its products is added to by these where it is combined
-        there (combine, away), else summed apart. Left open: "k", of a C in host memory "columns", with several row
-        blocks "corner".""",
+        """"k": k-blocks over all columns, those of the end of k by column blocks (tail). "k-columns": the same, and of
+        the end A's part arrives whole and B's by column blocks. "columns": one column block after the other. "corner":
+        a first block, then with each column block or row block that arrives all that it makes with those before it,
+        over all of k at once. Left open: "k", of a C in host memory "columns", with several row blocks "corner".""",
         "kblocks",
         default="",
         words=BLOCK_ORDERS,
@@ -156,7 +154,7 @@ class Blocking:
         """Row and column blocks begin at multiples of so many elements from the start of a rank's part, a power of
         two, where equal blocks have four times as many; else of half of it, and so on. 1: of 16 bytes alone.
         Products of whole multiples of what a library's kernels compute at a time are faster, equal blocks are handed
-        on more evenly. Left open: 1, and a search tries 64 and 256 for what it has chosen.""",
+        on more evenly. Left open: 1.""",
         "kblocks",
         default=0,
         most=MOST_MULTIPLE,

@@ -117,7 +117,7 @@ class Partition:
         return cls(tuple(blocks), tuple(strips), places, (max(map(len, areas)), len(areas)))
 
 
-def columns_of_ranks(areas: Sequence[float], columns: int) -> list[int]:
+def sizes_of_columns(areas: Sequence[float], columns: int) -> list[int]:
     """
     Return how many ranks each column has in the column-based partition with the shortest edges.
 

@@ -17,7 +17,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import room_for_panels
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import COMBINES, ScheduleOptions, changed
-from uncut_mpi.planning.partition import columns_of_ranks as sizes_of_columns
+from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.shares import arrange
 from uncut_mpi.planning.ways import ways_of
@@ -65,29 +65,29 @@ class RankSets:
         counts = [most * eighths // 8 for eighths in range(8, 0, -1)]
         while counts[-1] > 1:
             counts.append(counts[-1] // 2)
-        return [most, *dict.fromkeys(_no_long_grid(count) for count in counts[1:])]
+        return [most, *dict.fromkeys(_count_without_long_grid(count) for count in counts[1:])]
 
     def in_order(self, ranks: Iterable[int]) -> dict[str, Any]:
-        """Return devices for ranks in the order in which they fill places, all in their own order under one name."""
+        """Return `devices` for ranks in the order in which they fill places; None if they are all ranks in order."""
         devices = tuple(ranks)
         return {"devices": None if devices == tuple(range(self._num_ranks)) else devices}
 
-    def placed(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
+    def devices_and_shares(self, ranks: tuple[int, ...], grid: tuple[int, int] | None) -> dict[str, Any]:
         """Return devices and shares for ranks on a grid: equal blocks unless their rates differ."""
-        if (ranks, asked) not in self._known:
-            self._known[ranks, asked] = self._place(ranks, asked)
-        return self._known[ranks, asked]
+        if (ranks, grid) not in self._known:
+            self._known[ranks, grid] = self._place(ranks, grid)
+        return self._known[ranks, grid]
 
-    def _place(self, ranks: tuple[int, ...], asked: tuple[int, int] | None) -> dict[str, Any]:
+    def _place(self, ranks: tuple[int, ...], grid: tuple[int, int] | None) -> dict[str, Any]:
         if not self._problem.has_product:
             return {}
         rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
         devices = self.in_order(ranks)
         transposed = self._problem.swapped
-        grid = ProcessGrid.choose(math.prod(asked) if asked else len(ranks), asked, transposed=transposed)
-        if rates.max() <= (1 + SHARE_TOLERANCE) * rates.min() or grid.size != len(ranks):
+        places = ProcessGrid.choose(math.prod(grid) if grid else len(ranks), grid, transposed=transposed)
+        if rates.max() <= (1 + SHARE_TOLERANCE) * rates.min() or places.size != len(ranks):
             return {**devices, "row_shares": None, "col_shares": None, "areas": None}
-        arranged, shares = arrange(ranks, rates.tolist(), grid)
+        arranged, shares = arrange(ranks, rates.tolist(), places)
         return {**self.in_order(arranged), "row_shares": shares.rows, "col_shares": shares.cols, "areas": None}
 
     def with_room(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
@@ -119,7 +119,7 @@ class RankSets:
                     )
 
 
-def _no_long_grid(count: int) -> int:
+def _count_without_long_grid(count: int) -> int:
     """Return the next lower number of ranks whose most square grid is no more than `MOST_SIDE` wide, or 2 to 1."""
     while (grid := ProcessGrid.most_square(count)).cols > max(MOST_SIDE, 2 * grid.rows):
         count -= 1

@@ -160,12 +160,12 @@ class _Explorer:
     """What a search tries for a metric, in which order."""
 
     def __init__(
-        self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, tried: Evaluation
+        self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, evaluation: Evaluation
     ) -> None:
         self._problem, self._placement, self._num_ranks = problem, placement, num_ranks
-        self._tried = tried
+        self._evaluation = evaluation
         self._sets = RankSets(problem, placement, num_ranks, machine)
-        self._dimensions = Dimensions(problem, placement, num_ranks, tried, self._sets)
+        self._dimensions = Dimensions(problem, placement, num_ranks, evaluation, self._sets)
         self._improved: set[tuple[Candidate, str]] = set()
 
     def explore(self, asked: ScheduleOptions, budget: int) -> None:
@@ -175,17 +175,17 @@ class _Explorer:
             return
         schedulers = self._schedulers(asked)
         kblocks, uncut = (changed(asked, scheduler=one) for one in ("kblocks", "uncut"))
-        spent = self._tried.spent
-        self._tried.allow(spent + round((1 - _TILED_PART) * (budget - spent)) if len(schedulers) > 1 else budget)
+        spent = self._evaluation.spent
+        self._evaluation.allow(spent + round((1 - _TILED_PART) * (budget - spent)) if len(schedulers) > 1 else budget)
         done = set[Hashable]()
         if "kblocks" in schedulers:
             try:
                 for one in self._usual_starts(kblocks):
-                    done |= _kinds(self._descend(one, kblocks, DIMENSIONS))
+                    done |= _traits(self._descend(one, kblocks, DIMENSIONS))
             except (PlanError, CapacityError):
                 if len(schedulers) == 1:
                     raise
-        self._tried.allow(budget)
+        self._evaluation.allow(budget)
         if "uncut" in schedulers:
             self._explore_tiles(uncut)
         for one in self._starts(done):
@@ -203,19 +203,23 @@ class _Explorer:
     def _begin_with(self, *several: ScheduleOptions) -> list[Candidate]:
         """Return candidates of some options; the first of a search is simulated whatever it takes, or refused."""
         for options in several:
-            self._tried.begin(options, must=not self._tried.tried and options is several[0])
-        return [one for one in map(self._tried.found, several) if one is not None]
+            self._evaluation.begin(options, must=not self._evaluation.tried and options is several[0])
+        return [one for one in map(self._evaluation.found, several) if one is not None]
 
     def _usual_starts(self, asked: ScheduleOptions) -> list[Candidate]:
         """Return what `kblocks` begins with, best first: its own rules, all in one block, and one rank alone."""
         first = self._on_all_ranks(asked)
-        if not self._tried.fits(first):
-            first = next(filter(self._tried.fits, self._sets.with_room(asked)), first)
-        starts = self._begin_with(first)
-        for usual in starts[:]:
-            whole = self._begin_with(*(changed(usual.options, **one) for one in self._dimensions.whole(asked, usual)))
-            starts = [self._improve(one, asked, "grids") for one in (usual, *whole[:1])]
-            starts += sorted(whole[1:], key=lambda one: one.value)[:1]
+        if not self._evaluation.fits(first):
+            first = next(filter(self._evaluation.fits, self._sets.with_room(asked)), first)
+        usual = next(iter(self._begin_with(first)), None)
+        if usual is None:  # it was refused when it was begun
+            return []
+        usual = self._improve(usual, asked, "parts")
+        in_one_block = self._begin_with(
+            *(changed(usual.options, **one) for one in self._dimensions.whole(asked, usual))
+        )
+        starts = [self._improve(one, asked, "grids") for one in (usual, *in_one_block[:1])]
+        starts += sorted(in_one_block[1:], key=lambda one: one.value)[:1]
         return sorted(starts, key=lambda one: one.value)
 
     def _explore_tiles(self, asked: ScheduleOptions) -> None:
@@ -223,25 +227,25 @@ class _Explorer:
         usual = self._on_all_ranks(asked)
         for one in self._begin_with(usual, *self._dimensions.alone(usual)):
             best = one
-            for name in OF_TILES[:2]:
+            for name in ("tiles", "grids"):
                 best = self._improve(best, asked, name)
-            if best.value <= _HOPELESS * self._tried.least:
+            if best.value <= _HOPELESS * self._evaluation.least:
                 self._descend(best, asked, OF_TILES)
 
     def _on_all_ranks(self, asked: ScheduleOptions) -> ScheduleOptions:
         given = (asked.devices, asked.row_shares, asked.col_shares, asked.areas)
         if any(one is not None for one in given) or asked.blocking.splits > 1:
             return asked
-        return changed(asked, **self._sets.placed(tuple(range(self._num_ranks)), asked.grid))
+        return changed(asked, **self._sets.devices_and_shares(tuple(range(self._num_ranks)), asked.grid))
 
     def _starts(self, done: set[Hashable]) -> Iterator[Candidate]:
         """Return the best of each other kind, one after the other: what comes of one may be better than the next."""
-        while not self._tried.is_over:
-            own = [one for one in self._tried.tried if one.options.scheduler == "kblocks"]
-            best = min((one for one in own if _kinds(one) - done), key=lambda one: one.value, default=None)
+        while not self._evaluation.is_over:
+            own = [one for one in self._evaluation.tried if one.options.scheduler == "kblocks"]
+            best = min((one for one in own if _traits(one) - done), key=lambda one: one.value, default=None)
             if best is None or best.value > _WORTH_IT * min(one.value for one in own):
                 return
-            done |= _kinds(best)
+            done |= _traits(best)
             yield best
 
     def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[str]) -> Candidate:
@@ -250,7 +254,7 @@ class _Explorer:
             before = best
             for name in dimensions:
                 best = self._improve(best, asked, name)
-            if best is before or self._tried.is_over:
+            if best is before or self._evaluation.is_over:
                 break
         return best
 
@@ -259,14 +263,14 @@ class _Explorer:
         if (best, name) in self._improved:
             return best
         self._improved.add((best, name))
-        seen = len(self._tried.tried)
+        seen = len(self._evaluation.tried)
         for changes in self._dimensions.vary(name, asked, best):
-            self._tried.begin(changed(best.options, **changes))
-        self._tried.settle()
-        return min((best, *self._tried.tried[seen:]), key=lambda one: one.value)
+            self._evaluation.begin(changed(best.options, **changes))
+        self._evaluation.settle()
+        return min((best, *self._evaluation.tried[seen:]), key=lambda one: one.value)
 
 
-def _kinds(one: Candidate) -> set[Hashable]:
-    """Return what a descent seldom leaves: grid, order of blocks, place of sums and how pieces are handed on."""
+def _traits(one: Candidate) -> set[Hashable]:
+    """Return what a descent seldom changes: grid, order of blocks, place of sums and how pieces are handed on."""
     how = one.options.blocking
     return {one.shape, how.order, (how.combine, how.away > 0), how.delivery, how.begin}

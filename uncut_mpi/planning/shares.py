@@ -42,8 +42,8 @@ def fit_shares(speeds: np.ndarray) -> Shares:
     """
     Return the shares with which the slowest rank of a grid finishes earliest.
 
-    Minimises the largest r_i c_j / s_ij. It is exact where speeds are of rank 1, and so on 1×G and G×1 grids. The
-    module's text has those where no shares let all ranks finish together, as `balance` says. The rest is a search from
+    Minimises the largest r_i c_j / s_ij. It is exact where speeds are of rank 1, and so on 1×G and G×1 grids. Elsewhere
+    some ranks wait (`balance`), and the module's text has an example. There it is a search from
     several starts, for its problem is a combinatorial one (Beaumont et al., Matrix multiplication on heterogeneous
     platforms, 2001).
 
