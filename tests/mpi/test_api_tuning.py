@@ -157,7 +157,7 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
 
 @pytest.mark.mpi(min_size=2)
 def test_arrays_that_no_peer_can_open_are_right_in_every_trial(open_session, comm, monkeypatch):
-    case = dataclasses.replace(CASE, place=("0", "0", "0"))
+    case = dataclasses.replace(CASE, place=("0", "h", "0"))
     options = um.ScheduleOptions(tune=8)
     machine = um.Machine.uniform(comm.size, host_gb_per_s=0.1)
     with open_session(comm, machine=machine) as session:
