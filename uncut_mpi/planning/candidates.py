@@ -156,6 +156,11 @@ class Once:
         return self._kept.get("it") or self._kept.setdefault("it", self._make())
 
 
+def itself(run: Simulation) -> Simulation:
+    """Return a run that is there already; unlike a lambda it can be pickled."""
+    return run
+
+
 def simulation_of(
     prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, native: _native.SimulatedMachine
 ) -> Simulation:

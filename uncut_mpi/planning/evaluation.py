@@ -23,7 +23,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.candidates import Candidate, Once, Progress, progress_of, progress_of_run, simulation_of
+from uncut_mpi.planning.candidates import Candidate, Once, Progress, itself, progress_of, progress_of_run, simulation_of
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
@@ -215,7 +215,7 @@ class Evaluation:
             if not self._spend(len(made.schedule.tasks), must=must):
                 return None
             run = wait()
-            progress, kept = functools.partial(progress_of, run), Once(lambda: run)
+            progress, kept = functools.partial(progress_of, run), functools.partial(itself, run)
             return self._candidate(made.options, made.schedule, run.seconds, kept, progress)
 
         self._begun.append((options, ended))
