@@ -112,6 +112,7 @@ def nothing_varied(name: str) -> Callable[..., Iterator[dict[str, Any]]]:
 def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     """Return what the search chooses without some dimensions, and what that takes."""
     for name in without:
+        assert hasattr(Dimensions, "_" + name), f"there is no dimension {name}"
         setattr(Dimensions, "_" + name, nothing_varied(name))
     name, dtype, m, n, k, place, trans, reads_c = case
     machine = load_machine(name)
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("-j", "--jobs", type=int, default=2)
     parser.add_argument("--without", default="")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.what == "choose":
         rows = all_chosen(given.jobs, tuple(filter(None, given.without.split(","))))
         pathlib.Path(given.words[0]).write_text(json.dumps(rows, indent=1), encoding="utf-8")
@@ -177,7 +178,7 @@ def main() -> None:
             print(f"{one['seconds'] / before['seconds'] - 1:+6.1%} {before['seconds'] * 1e3:9.3f} ms", *one["case"])
     else:
         rows = all_chosen(given.jobs)
-        for group in given.words or DIMENSIONS:
+        for group in given.words or (*DIMENSIONS, "tiles"):
             print(compared(group, rows, all_chosen(given.jobs, tuple(group.split(",")))), flush=True)
 
 

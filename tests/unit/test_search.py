@@ -336,7 +336,7 @@ def test_schedulers_of_other_papers_are_never_searched_but_tried_as_they_are_whe
     for scheduler in ("cyclic", "bands"):
         named = find(cube(4096), "0,0,0", machine, options=ScheduleOptions(scheduler=scheduler))
         assert [one.options.scheduler for one in named.candidates] == [scheduler]
-    with pytest.raises(ParamError, match="distribution is for cyclic, which no search tries: name the scheduler"):
+    with pytest.raises(ParamError, match="distribution is for cyclic, which no search tries here: name the scheduler"):
         find(cube(4096), "0,0,0", machine, options=ScheduleOptions(distribution="1d-cyclic"))
 
 

@@ -113,7 +113,8 @@ def search(
     Raises
     ------
     ParamError
-        If the metric needs watts that the machine file lacks, or the budget is below 1.
+        If the metric needs watts that the machine file lacks, the budget is below 1, or no scheduler that is searched
+        here takes the options.
     PlanError, CapacityError
         If not even the first candidate can be planned.
     """
@@ -197,7 +198,7 @@ class _Explorer:
         searched = tuple(one for one in asked.schedulers if one == "kblocks" or (one == "uncut" and tiled))
         if not searched:
             names = " or ".join(asked.schedulers)
-            raise ParamError(f"{', '.join(asked.given)} is for {names}, which no search tries: name the scheduler")
+            raise ParamError(f"{', '.join(asked.given)} is for {names}, which no search tries here: name the scheduler")
         return searched
 
     def _begin_with(self, *several: ScheduleOptions) -> list[Candidate]:
