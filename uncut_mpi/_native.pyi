@@ -471,19 +471,11 @@ class Simulations:
     def begin_kblocks(self, run: KBlocksRun, /) -> int:
         """Return the same, for `wait_for_run`, for a schedule that is to be made first."""
 
-    def begin_uncut(self, input: UncutInput, /) -> int:
-        """Return the same, for `wait_for_tables`, for a schedule of tiles that is only made; its input stays."""
-
     def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
         """Return what `simulate` returns, once for each ticket; IndexError else."""
 
     def wait_for_run(self, ticket: int, /) -> None:
         """Return when a run is made, once for each ticket; IndexError else."""
-
-    def wait_for_tables(
-        self, ticket: int, /
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]:
-        """Return what `schedule_uncut` returns, once for each ticket; IndexError else."""
 
     def close(self) -> None:
         """End the thread; what was not waited for is dropped."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncut_mpi.errors import ParamError, PlanError, TopologyError
+from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.costs import (
     HOST_COPY_GB_PER_S,
@@ -32,7 +32,6 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op, Role, Schedule
-from uncut_mpi.planning.schedulers import make_schedule, make_tiles, prepare_tiles
 from uncut_mpi.planning.simulate import Simulations, simulate, union_seconds
 
 
@@ -644,39 +643,6 @@ def test_simulations_that_nobody_waits_for_are_dropped() -> None:
         begun[40]()
     with pytest.raises(ParamError, match="before its Simulations end"):
         simulations.begin(make(512, 512, 512, "h,h,h", 4))
-
-
-def test_schedules_of_tiles_made_beside_are_those_made_at_once() -> None:
-    machine, problem = machine_of(4), GemmProblem(3000, 2000, 4000, DType.f64)
-    about = (problem, Placement.parse("0,1,0"), 4, machine)
-    several = [ScheduleOptions(scheduler=one, tile=512) for one in ("uncut", "cyclic")]
-    with Simulations(machine) as simulations:
-        begun = []
-        for options in several:
-            prepared = prepare_tiles(*about, options)
-            assert prepared is not None
-            begun.append((prepared, simulations.begin_tiles(prepared.given)))
-        for (prepared, wait), options in zip(begun[::-1], several[::-1], strict=True):
-            made, alone = make_tiles(prepared, wait), make_schedule(*about, options)
-            assert made.schedule.digest() == alone.schedule.digest()
-            assert (made.options, made.predicted_s) == (alone.options, alone.predicted_s)
-        with pytest.raises(ParamError, match="wait for it once"):
-            begun[0][1]()
-        with pytest.raises(ParamError, match="wait for it once"):
-            make_tiles(*begun[0])
-        few = prepare_tiles(*about, several[0], most_tasks=len(alone.schedule.tasks) - 1)
-        assert few is not None
-        with pytest.raises(PlanError, match="the limit is"):
-            make_tiles(few, simulations.begin_tiles(few.given))
-
-        def fail() -> NoReturn:
-            raise ValueError("vector::reserve")
-
-        with pytest.raises(ValueError, match=r"^vector::reserve$"):  # nothing else is said to be the limit
-            make_tiles(few, fail)
-        assert prepare_tiles(*about, ScheduleOptions(scheduler="kblocks")) is None
-    with pytest.raises(ParamError, match="before its Simulations end"):
-        simulations.begin_tiles(few.given)
 
 
 def test_simulations_refuse_what_simulate_refuses() -> None:

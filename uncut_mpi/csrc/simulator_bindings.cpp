@@ -5,14 +5,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <map>
-#include <memory>
 #include <utility>
 
 #include "kblocks_run.hpp"
 #include "simulations.hpp"
 #include "simulator.hpp"
 #include "table_bytes.hpp"
-#include "uncut_tables.hpp"
 
 namespace nb = nanobind;
 
@@ -70,24 +68,6 @@ class HeldSimulations {
         });
     }
 
-    std::int64_t begin_uncut(const nb::object &input) {
-        const Input &given = nb::cast<const Input &>(input);
-        const auto made = std::make_shared<Tables>();
-        const std::int64_t ticket = begin(input, [&given, made](Workplace &) {
-            *made = schedule_uncut(given);
-            return Simulated{};
-        });
-        made_.emplace(ticket, made);
-        return ticket;
-    }
-
-    nb::tuple wait_for_tables(std::int64_t ticket) {
-        const auto made = made_.extract(ticket);
-        wait_for(ticket);
-        require(!made.empty(), "only what schedules uncut has tables");
-        return as_arrays(std::move(*made.mapped()));
-    }
-
     nb::tuple wait(std::int64_t ticket) {
         Simulated result = wait_for(ticket);
         return nb::make_tuple(as_array<double>(std::move(result.start)), as_array<double>(std::move(result.end)));
@@ -101,7 +81,6 @@ class HeldSimulations {
             simulations_.close();
         }
         held_.clear();  // what nobody has waited for
-        made_.clear();
     }
 
   private:
@@ -124,7 +103,6 @@ class HeldSimulations {
 
     std::int64_t next_ = 0;
     std::map<std::int64_t, nb::object> held_;
-    std::map<std::int64_t, std::shared_ptr<Tables>> made_;
     Simulations simulations_;  // closed before the tables go
 };
 
@@ -187,9 +165,7 @@ void bind_simulator(nb::module_ &m) {
         .def(nb::init<const SimulatedMachine &>())
         .def("begin", nb::overload_cast<const nb::object &>(&HeldSimulations::begin))
         .def("begin_kblocks", &HeldSimulations::begin_kblocks)
-        .def("begin_uncut", &HeldSimulations::begin_uncut)
         .def("wait", &HeldSimulations::wait)
-        .def("wait_for_tables", &HeldSimulations::wait_for_tables)
         .def("wait_for_run", &HeldSimulations::wait_for_run)
         .def("close", &HeldSimulations::close);
     m.def("simulate", &simulate_tables, "Return (start, end) of every task in seconds.");

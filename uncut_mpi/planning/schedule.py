@@ -493,10 +493,6 @@ def _reserved(problem: GemmProblem) -> dict[str, object]:
     return {"dtypes": [problem.dtype.name] * 3, "offsets": [[0, 0]] * 3, "scalars": "real"}
 
 
-TileTables = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]
-"""What the core makes of tiles: tasks, operands, regions, awaits and lanes, caches, and the end (ps)."""
-
-
 def native_tables(
     tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, lanes: np.ndarray
 ) -> dict[str, np.ndarray]:

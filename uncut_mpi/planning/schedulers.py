@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -12,9 +11,8 @@ from uncut_mpi.planning import kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.rivals import bands, cyclic
-from uncut_mpi.planning.schedule import Schedule, TileTables
+from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.tiles import PreparedTiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,32 +39,6 @@ class Made:
         return simulate(self.schedule, machine).seconds if self.predicted_s is None else self.predicted_s
 
 
-def prepare_tiles(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> PreparedTiles | None:
-    """Return what `make_schedule` makes a schedule of tiles of, with its errors; None where it makes another one."""
-    about = (problem, placement, num_ranks, machine)
-    if not problem.has_product and placement.in_parts:
-        return None
-    if options.scheduler == "uncut" or not problem.has_product:
-        return uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
-    if options.scheduler == "cyclic":
-        return cyclic.prepare(*about, options, most_tasks=most_tasks)
-    return None
-
-
-def make_tiles(prepared: PreparedTiles, make: Callable[[], TileTables] | None = None) -> Made:
-    """Return the schedule of tiles, once, by what returns what the core has made of them elsewhere."""
-    schedule, seconds = prepared.schedule(make)
-    return Made(schedule, prepared.options, seconds if prepared.options.scheduler == "uncut" else None)
-
-
 def make_schedule(
     problem: GemmProblem,
     placement: Placement,
@@ -84,11 +56,15 @@ def make_schedule(
     `bands`, which makes few tasks, give up (PlanError) what has more than `most_tasks`.
     """
     about = (problem, placement, num_ranks, machine)
-    prepared = prepare_tiles(*about, options, most_tasks=most_tasks)
-    if prepared is not None:
-        return make_tiles(prepared)
-    if not problem.has_product:
+    if not problem.has_product and placement.in_parts:
         return Made(without_product.schedule(problem, placement, machine, options), options)
+    if not problem.has_product or options.scheduler == "uncut":
+        prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
+        schedule, seconds = prepared.schedule()
+        return Made(schedule, prepared.options, seconds)
+    if options.scheduler == "cyclic":
+        prepared = cyclic.prepare(*about, options, most_tasks=most_tasks)
+        return Made(prepared.schedule()[0], prepared.options)
     if options.scheduler == "kblocks":
         return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
     return Made(*bands.schedule(*about, options))

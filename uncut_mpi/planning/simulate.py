@@ -19,7 +19,7 @@ from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE, GemmShape
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import Kind, Schedule, TileTables, rows_by_rank
+from uncut_mpi.planning.schedule import Kind, Schedule, rows_by_rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -205,23 +205,6 @@ class Simulations:
             raise ParamError(_OVER) from None
         return functools.partial(self._waited, self._native.wait_for_run, ticket)
 
-    def begin_tiles(self, given: _native.UncutInput) -> Callable[[], TileTables]:
-        """
-        Begin to make a schedule of tiles, without its simulation, and return what waits for its tables, once.
-
-        Raises
-        ------
-        ParamError
-            After the end of the context, or for a second call.
-        TooManyTasksError
-            At the end, as `_native.schedule_uncut`.
-        """
-        try:
-            ticket = self._native.begin_uncut(given)
-        except IndexError:
-            raise ParamError(_OVER) from None
-        return functools.partial(self._made, ticket)
-
     @property
     def machine(self) -> _native.SimulatedMachine:
         """The machine, as the core has it."""
@@ -229,12 +212,6 @@ class Simulations:
 
     def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
         return Simulation(schedule, self._machine, *self._waited(self._native.wait, ticket))
-
-    def _made(self, ticket: int) -> TileTables:
-        try:
-            return self._native.wait_for_tables(ticket)
-        except IndexError:
-            raise ParamError(_OVER) from None
 
     def _waited(self, wait: Callable[[int], _Waited], ticket: int) -> _Waited:
         try:

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,7 @@ from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import Matrix, Role, Schedule, TileTables, native_tables
+from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
 
 MIN_CHUNK_COLUMNS: Final = 100
 """Fewest stored columns in a chunk of a batched fetch."""
@@ -169,14 +169,9 @@ class PreparedTiles:
     buffers: Buffers
     unit_ps: int = 1
 
-    def schedule(self, make: Callable[[], TileTables] | None = None) -> tuple[Schedule, float]:
+    def schedule(self) -> tuple[Schedule, float]:
         """
         Return the schedule, once, and when its last task is over by ETA plus compute (s).
-
-        Parameters
-        ----------
-        make : callable, optional
-            Returns what the core has made; without it that is made now.
 
         Raises
         ------
@@ -185,7 +180,7 @@ class PreparedTiles:
         """
         given, tile = self.given, self.given.tile
         try:
-            *tables, caches, end_ps = make() if make else _native.schedule_uncut(given)
+            *tables, caches, end_ps = _native.schedule_uncut(given)
         except _native.TooManyTasksError as error:
             tasks = f"more than {given.most_tasks} tasks"
             raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
