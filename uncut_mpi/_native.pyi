@@ -238,7 +238,7 @@ class KBlocksRun:
     def progress(self) -> tuple[list[float], list[int]]:
         """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
 
-def block_edges(extent: int, blocks: int, step: int, multiple: int, halvings: int) -> list[int]:
+def block_edges(extent: int, blocks: int, step: int, halvings: int) -> list[int]:
     """As planning.blocking.block_edges."""
 
 # -- the contract ------------------------------------------------------------------------------

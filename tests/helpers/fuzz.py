@@ -325,6 +325,5 @@ def blockings(draw: Draw, splits: int) -> Blocking:
         begin=one_of("", *BEGINS),
         combine=combine,
         away=0 if combine == "worker" else draw(st.integers(0, 7)),
-        multiple=one_of(0, 1, 2, 8, 16),
         tail=one_of(0, 1, 2, 4) if order in ORDERS_BY_K else 0,
     )

@@ -22,7 +22,6 @@ def random_schedule(
     rng: random.Random,
     num_ranks: int,
     most: int = 60,
-    multiples: Sequence[int] = (0, 1, 2, 8, 16),
     *,
     least: int = 0,
     tails: Sequence[int] = (0,),
@@ -30,7 +29,7 @@ def random_schedule(
     """
     Return the schedule of a random problem, placement and choice of every option.
 
-    Other multiples and tails change nothing else.
+    Other tails change nothing else.
     """
 
     def location() -> Location:
@@ -91,7 +90,7 @@ def random_schedule(
         options = dataclasses.replace(options, grid=None, row_shares=None, col_shares=None, areas=areas)
     if rng.random() < 0.4:
         machine = slow_where_misaligned(machine)
-    blocking = dataclasses.replace(options.blocking, multiple=rng.choice(multiples))
+    blocking = options.blocking
     if blocking.order in ORDERS_BY_K:
         blocking = dataclasses.replace(blocking, tail=rng.choice(tails))
     options = dataclasses.replace(options, blocking=blocking)

@@ -66,12 +66,11 @@ def test_the_last_column_block_is_halved_twice() -> None:
 
 def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
     wanted = (0, 320, 640, 960, 1280, 1536, 1792, 2048, 2176, 2240, 2304)
-    assert block_edges(2304, 8, 2, 64) == wanted
-    assert block_edges(2304, 8, 2, 256) == wanted  # 288 elements in a block: 256 and 128 are too many
-    assert block_edges(4096, 3, 2, 256) == (0, 1536, 2816, 3584, 3840, 4096)
-    for multiple in (1, 2, 4):  # of elements of 8 bytes two are aligned
-        assert block_edges(100, 3, 4, multiple) == block_edges(100, 3, 4)
-    assert block_edges(1003, 2, 2, 64)[-2:] == (896, 1003)
+    assert block_edges(2304, 8, 2) == wanted  # 288 elements in a block: 256 and 128 are too many
+    assert block_edges(4096, 3, 2) == (0, 1536, 2816, 3584, 3840, 4096)
+    assert block_edges(8192, 3, 8) == (0, 2816, 5632, 6912, 7680, 8192)
+    assert block_edges(100, 3, 4) == (0, 32, 64, 80, 88, 100)
+    assert block_edges(1003, 2, 2)[-2:] == (896, 1003)
 
 
 @pytest.mark.parametrize(("name", "about"), [*declared(Blocking)])
@@ -102,12 +101,6 @@ def test_options_come_from_a_file_too(tmp_path: pathlib.Path) -> None:
     said = {"grid": [1, 2], "areas": None, "blocking": {"columns": 3}}
     (tmp_path / "options.json").write_text(json.dumps(said))
     assert parse(["--options", str(tmp_path / "options.json")]).options == ScheduleOptions.decoded(said)
-
-
-@pytest.mark.parametrize("wrong", [-1, 3, 96, 8192])
-def test_a_multiple_is_a_power_of_two(wrong: int) -> None:
-    with pytest.raises(ParamError, match=f"multiple = {wrong}: use a power of two from 1 to 4096"):
-        Blocking(multiple=wrong)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.ways import Ways
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_kblocks_digests.json"
-COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "first", "owner", 0, 1)
+COMPLETE = Blocking(1, 128, 256, 2, 2, 1, "k", 2, "balanced", "first", "owner", 0)
 
 
 def golden_cases() -> Iterator[tuple[str, Schedule]]:
@@ -101,7 +101,7 @@ def ways_with(one: tuple[float, int, int], pairs: int = 4) -> Ways:
     return Ways([one] * pairs, [1.0] * 4, *([1.0] * 2 for _ in range(3)))
 
 
-HOW = {"first": 128, "block": 256, "growth": 2, "columns": 2, "rows": 1, "multiple": 1, "lanes": 2}
+HOW = {"first": 128, "block": 256, "growth": 2, "columns": 2, "rows": 1, "lanes": 2}
 ORDER = {
     "order": 0,
     "earliest": False,
@@ -149,7 +149,7 @@ def test_the_request_that_others_vary_is_good() -> None:
     ("name", "value"),
     [
         *(("lanes", lanes) for lanes in (0, -1, 3)),
-        *((size, 0) for size in ("min_slice_bytes", "first", "step", "multiple")),
+        *((size, 0) for size in ("min_slice_bytes", "first", "step")),
         ("dtype", 5),
         *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
         *(("most_summands", most) for most in (0, 1, 2)),
@@ -212,9 +212,9 @@ def test_blocks_that_end_before_they_begin_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [(-1, 2, 1, 1, 2), (64, 0, 1, 1, 2), (64, 2, 0, 1, 2), (64, 2, -8, 1, 2), (64, 2, 1, 0, 2), (64, 2, 1, 1, -1)],
+    [(-1, 2, 1, 2), (64, 0, 1, 2), (64, 2, 0, 2), (64, 2, -8, 2), (64, 2, 1, -1)],
 )
-def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int, int, int]) -> None:
+def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="at least one block"):
         _native.block_edges(*wrong)
 

@@ -91,7 +91,6 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 take(how, "growth", made.growth);
                 take(how, "columns", made.columns);
                 take(how, "rows", made.rows);
-                take(how, "multiple", made.multiple);
                 take(how, "lanes", made.lanes);
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
                 made.halvings = halvings, made.far_apart = far_apart, made.lookahead = lookahead,
@@ -182,7 +181,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                                        as_array<double>(std::vector(self.times.end)));
              })
         .def("progress", [](const KRun &self) { return std::make_tuple(self.progress.end, self.progress.elements); });
-    m.def("block_edges", &block_edges, "extent"_a, "blocks"_a, "step"_a, "multiple"_a, "halvings"_a,
+    m.def("block_edges", &block_edges, "extent"_a, "blocks"_a, "step"_a, "halvings"_a,
           "Return where blocks start, and the extent at the end.");
 }
 

@@ -150,8 +150,8 @@ class Maker {
         const KBlocking &how = asked_.how;
         KBlock &block = made_.blocks.emplace_back();
         block.round = round, block.rows = asked.rows, block.cols = asked.cols;
-        block.heights = block_edges(block.rows.size(), how.rows, problem_.step, how.multiple, how.halvings);
-        block.starts = block_edges(block.cols.size(), how.columns, problem_.step, how.multiple, how.halvings);
+        block.heights = block_edges(block.rows.size(), how.rows, problem_.step, how.halvings);
+        block.starts = block_edges(block.cols.size(), how.columns, problem_.step, how.halvings);
         block.parts.reserve(asked_.splits());
         for (std::size_t split = 0; split < asked_.splits(); ++split) {
             block.parts.push_back(part(asked, block, split));

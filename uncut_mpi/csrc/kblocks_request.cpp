@@ -6,7 +6,7 @@ namespace uncut {
 namespace {
 
 // Fewer of them in a block, and equal blocks would be too unequal.
-constexpr std::int64_t least_multiples = 4;
+constexpr std::int64_t kernel_elements = 256, least_multiples = 4;
 
 void check(const KProblem &problem, const KBlocking &how) {
     const auto is_rank = [&](int rank) { return rank >= 0 && rank < problem.num_ranks; };
@@ -21,7 +21,7 @@ void check(const KProblem &problem, const KBlocking &how) {
         }
         require(left == 0, "a piece has the holders that it says");
     }
-    require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1 && how.multiple >= 1,
+    require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
     require(problem.dtype < element_types.size(), "there is no such element type");
     require(std::min({problem.min_slice_bytes, how.first, problem.buffer_alignment}) >= 1 &&
@@ -162,10 +162,10 @@ std::int64_t KRequest::tasks_bound() const {
     return bound;
 }
 
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
-                                      int halvings) {
-    if (extent < 0 || blocks < 1 || step < 1 || multiple < 1 || halvings < 0)
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
+    if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)
         throw std::invalid_argument("there is at least one block, and its start has a multiple");
+    std::int64_t multiple = kernel_elements;
     while (multiple > step && extent / blocks / multiple < least_multiples)
         multiple /= 2;
     if (multiple > step && multiple % step == 0) step = multiple;

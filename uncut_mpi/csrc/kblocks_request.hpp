@@ -90,7 +90,6 @@ struct KBlocking {
     std::int64_t first = 1, block = 1, growth = 2;
     int columns = 1, rows = 1;  // equal blocks, the last of which is halved so often if there are several
     int halvings = 0;
-    std::int64_t multiple = 1;  // where blocks start is a multiple of this power of two, or of a half of a half of it
     int order = by_k;
     int lanes = 1;          // 1 or 2: how many products a rank may have begun
     bool earliest = false;  // whether each copy between devices goes as soon as its ports are free
@@ -204,8 +203,8 @@ std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent);
 std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts);
 
 // Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved. They
-// start at multiples of `multiple`, halved until equal blocks have four times as many elements, or else of `step`.
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, std::int64_t multiple,
-                                      int halvings);
+// start at multiples of 256 elements, which a library's kernels compute at a time. Equal blocks of less than four times
+// as many start at multiples of a half, or of a half of that, and so on, but at least of `step`.
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings);
 
 }  // namespace uncut

@@ -64,7 +64,6 @@ def choose_alignment(
     steps: Steps,
     *,
     may_sum_apart: bool,
-    multiple: int = 1,
 ) -> Alignment:
     """
     Return what makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.
@@ -83,8 +82,6 @@ def choose_alignment(
         Of its part of k.
     may_sum_apart : bool
         Whether there is a COMBINE that brings a sum into a C at home.
-    multiple : int, optional
-        `Blocking.multiple`.
     """
     shape = machine.gemm_shape.get(problem.dtype.name)
     if shape is None or shape.misaligned == 0:
@@ -117,7 +114,7 @@ def choose_alignment(
     last_k = sum((one.k_stop - one.k_start) * one.size for one in last) / num_blocks
     gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
     if problem.trans_b == "T" and len(cols) % step:
-        gain_s *= 1.0 - _with_last_columns(products, len(cols), step, multiple)
+        gain_s *= 1.0 - _with_last_columns(products, len(cols), step)
 
     fetches = {Matrix.A: StepKind.FETCH_A, Matrix.B: StepKind.FETCH_B}
     within = float(machine.bandwidth_gb_per_s[rank, rank]) * 1e9
@@ -154,10 +151,10 @@ def choose_alignment(
     return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > _SEEN * cost_s else Alignment()
 
 
-def _with_last_columns(products: Sequence[Step], columns: int, step: int, multiple: int) -> float:
+def _with_last_columns(products: Sequence[Step], columns: int, step: int) -> float:
     """Return which part of some products is of those that have the last column block."""
     blocks = max(one.last for one in products)
-    edges = block_edges(columns, blocks - HALVINGS if blocks > 1 else 1, step, multiple)
+    edges = block_edges(columns, blocks - HALVINGS if blocks > 1 else 1, step)
     work = [
         (one.k_stop - one.k_start) * (one.bottom - one.top) * (edges[one.last] - edges[one.first]) for one in products
     ]

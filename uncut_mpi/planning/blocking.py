@@ -113,7 +113,7 @@ class Steps(tuple[Step, ...]):
 
 
 @functools.lru_cache(maxsize=4096)
-def block_edges(extent: int, blocks: int, step: int, multiple: int = 1) -> tuple[int, ...]:
+def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     """
     Return where column blocks or row blocks start, and `extent` at the end.
 
@@ -125,10 +125,14 @@ def block_edges(extent: int, blocks: int, step: int, multiple: int = 1) -> tuple
         How many equal blocks there are, the last of which is halved `HALVINGS` times if there are several.
     step : int
         Blocks start at multiples of it where that leaves none empty.
-    multiple : int, optional
-        As `Blocking.multiple`: of it, or of the largest half of a half that equal blocks have four times.
+
+    Notes
+    -----
+    They start at multiples of 256 elements, which a library's kernels compute at a time, if equal blocks have four
+    times as many. Else at multiples of 128, and so on. Products of other blocks took 2 to 23 % longer
+    (``docs/performance.md``, 2026-11-26, blocks at multiples of 256).
     """
-    return tuple(_native.block_edges(extent, blocks, step, multiple, HALVINGS))
+    return tuple(_native.block_edges(extent, blocks, step, HALVINGS))
 
 
 def count_blocks(blocks: int) -> int:

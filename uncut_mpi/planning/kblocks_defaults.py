@@ -26,7 +26,7 @@ def choose(
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
     float32, to 8192, or to longer ones of which there are `MOST_K_BLOCKS`. A C in host memory is handed on in the order
     ``"columns"``, any other, or where `Blocking.tail` is given, in the order ``"k"``. In the order ``"corner"`` there
-    are as many row blocks as column blocks. Blocks begin at multiples of 16 bytes. Two products may have begun. Pieces
+    are as many row blocks as column blocks. Two products may have begun. Pieces
     go by list scheduling unless links between devices are `even`. Ranks begin with what they hold of matrices in parts
     whose parts are all on devices.
     """
@@ -52,7 +52,6 @@ def choose(
         growth=asked.growth or 2,
         columns=columns,
         rows=asked.rows or (columns if order == "corner" else 1),
-        multiple=asked.multiple or 1,
         order=order,
         lanes=asked.lanes or 2,
         delivery=asked.delivery or ("balanced" if even else "earliest"),

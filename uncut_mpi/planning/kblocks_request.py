@@ -166,7 +166,6 @@ class Dealt:
                     homes(self.problem, held.get(rank, ()), rows, cols, range(start, stop)),
                     steps_of(stop - start, how, far_apart=self._far_apart),
                     may_sum_apart=forms_sums(self.problem, self.splits),
-                    multiple=how.multiple,
                 )
                 copied = Matrix.A in found.copied, Matrix.B in found.copied
                 yield 0, place, split, *copied, found.apart, found.k_step

@@ -44,7 +44,6 @@ _MOST_SHARES = 1e300
 MAX_HOPS = 2
 MOST_LANES = 64
 MOST_PRODUCT_LANES = 2
-MOST_MULTIPLE = 4096
 MOST_TAIL = 4096
 MOST_CHUNKS = 8
 MOST_BLOCKS = 4096
@@ -149,16 +148,6 @@ class Blocking:
         "kblocks",
         default=0,
     )
-    multiple: int = option(
-        NUMBER,
-        """Row and column blocks begin at multiples of so many elements from the start of a rank's part, a power of
-        two, where equal blocks have four times as many; else of half of it, and so on. 1: of 16 bytes alone.
-        Products of whole multiples of what a library's kernels compute at a time are faster, equal blocks are handed
-        on more evenly. Left open: 1.""",
-        "kblocks",
-        default=0,
-        most=MOST_MULTIPLE,
-    )
     tail: int = option(
         NUMBER,
         """In the orders by k the last 1/tail of k goes by column blocks; 0 in the others. Left open: 4, in
@@ -170,8 +159,6 @@ class Blocking:
 
     def __post_init__(self) -> None:
         convert(self)
-        if self.multiple and (not 1 <= self.multiple <= MOST_MULTIPLE or self.multiple & (self.multiple - 1)):
-            raise ParamError(f"multiple = {self.multiple}: use a power of two from 1 to {MOST_MULTIPLE}")
         check(self, "blocking.", " of kblocks")
         if self.block and self.first > self.block:
             raise ParamError(
@@ -200,7 +187,7 @@ class Blocking:
         """Whether nothing is left open but what follows from the rest."""
         numbers = self.splits and self.first and self.block and self.growth and self.columns and self.rows
         words = self.order and self.delivery and self.begin and self.combine
-        return bool(numbers and self.multiple and self.lanes and words)
+        return bool(numbers and self.lanes and words)
 
 
 def _tries(name: str, value: object) -> int:

@@ -173,8 +173,6 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     columns = f"{blocking.columns} {along} block{'s' if blocking.columns > 1 else ''}"
     if blocking.order == "corner" and max(blocking.rows, blocking.columns) > 1:
         columns = f"{blocking.rows}x{blocking.columns} blocks"
-    if blocking.multiple > 1 and (blocking.columns > 1 or blocking.rows > 1):
-        columns += f" at multiples of up to {blocking.multiple}"
     if blocking.tail and blocking.order in ORDERS_BY_K and blocking.columns > 1:
         columns += f" in the last 1/{blocking.tail} of k" if blocking.tail > 1 else " in all of k"
     growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
