@@ -61,16 +61,6 @@ def test_the_choice_is_as_fast_as_the_fastest_and_takes_as_little_as_any_that_is
     assert rest == sorted(rest)
 
 
-def test_of_long_calls_that_are_as_fast_one_product_at_a_time_is_the_choice() -> None:
-    short, long = (found("0,0,0", size, size, size, "h200-4x") for size in (4096, 16384))
-    assert short.best.predicted_s < 0.005 <= long.best.predicted_s
-    for result, lanes in ((short, 2), (long, 1)):
-        fastest = result.candidates[1:]
-        tied = [one for one in result.candidates if one.value <= (1 + TIE) * min(one.value for one in fastest)]
-        assert {one.options.blocking.lanes for one in tied} >= {2, lanes}
-        assert result.best.options.blocking.lanes == lanes
-
-
 @pytest.mark.parametrize("dtype", [DType.f64, DType.bf16])
 @pytest.mark.parametrize("place", ["h,h,h", "0,1,2", "h,0,h2"])
 def test_bytes_that_the_core_counts_are_those_of_the_schedule(place: str, dtype: DType) -> None:

@@ -64,9 +64,6 @@ _FIRST_BLOCKS: Final = (128, 256, 512, 1024, 2048)
 _FAR_BEHIND: Final = 1.1
 """A grid whose best takes so many times as long is not tried with other blocks."""
 
-LONG_CALL_S: Final = 0.005
-"""A call from so long on heats the devices: there one product at a time is tried, and taken where times are equal."""
-
 _SHARE_STEPS: Final = 3
 
 
@@ -283,16 +280,8 @@ class Dimensions:
             yield from (_blocked(best, tail=tail) for tail in _TAILS)
 
     def _places(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """
-        Where C on a device meets the products: at its owner, where they are computed, or some blocks at each.
-
-        Also one product at a time, in a long call: from `LONG_CALL_S` on clocks have come down to what the power
-        allows. Two products at once then get one to three per cent less done, which a simulation does not see. In calls
-        of 1.5 ms they get five per cent more done (``docs/performance.md``, 2026-11-25, one product at a time).
-        """
+        """Where C on a device meets the products: at its owner, where they are computed, or some blocks at each."""
         owner, blocking = self._placement.device_of(Matrix.C), best.options.blocking
-        if not asked.blocking.lanes and best.predicted_s >= LONG_CALL_S:
-            yield _blocked(best, lanes=1)
         ranks = best.options.devices or tuple(range(self._num_ranks))
         if owner is None or ranks == (owner,) or asked.blocking.combine or asked.blocking.away:
             return

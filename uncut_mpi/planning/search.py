@@ -21,7 +21,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
-from uncut_mpi.planning.dimensions import DIMENSIONS, LONG_CALL_S, OF_RANKS, OF_TILES, Dimensions
+from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
@@ -140,21 +140,14 @@ def search(
 
 
 def _with_ties_broken(found: list[Candidate], as_little: float) -> list[Candidate]:
-    """
-    Return candidates with the choice first: of those as good as the best (`TIE`) one that copies and then holds little.
-
-    Of long calls it is one whose ranks have begun one product at a time, if there is any.
-    """
+    """Return candidates, first of those as good as the best (`TIE`) one that copies little, and then holds little."""
     tied = [one for one in found if one.value <= (1 + TIE) * found[0].value]
     if len(tied) == 1:
         return found
     for which in (0, 1):
         least = min(one.taken_bytes[which] for one in tied)
         tied = [one for one in tied if one.taken_bytes[which] <= least + as_little * abs(least)]
-    choice = tied[0]
-    if choice.predicted_s >= LONG_CALL_S:
-        choice = next((one for one in tied if one.options.blocking.lanes == 1), choice)
-    return [choice, *(one for one in found if one is not choice)]
+    return [tied[0], *(one for one in found if one is not tied[0])]
 
 
 class _Explorer:
