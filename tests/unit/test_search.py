@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.random_kblocks import slow_where_misaligned
+from uncut_mpi.command.places import Places
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.datasets import uncut_irregular
@@ -609,3 +610,14 @@ def test_options_that_a_search_finds_are_good_ones(first: int, place: str) -> No
     for one in result.candidates:
         assert dataclasses.replace(one.options, blocking=dataclasses.replace(one.options.blocking)) == one.options
         assert one.options.scheduler != "kblocks" or one.options.blocking.first == first
+
+
+@pytest.mark.parametrize(("size", "kind"), [(8192, "cols"), (16384, "rows")])
+def test_half_types_in_parts_are_also_multiplied_by_all_of_k_at_once(size: int, kind: str) -> None:
+    problem, machine = GemmProblem(size, size, size, DType.bf16), load_machine("h200-4x").subset([0, 1])
+    placement = Places.parse(f"{kind},{kind},{kind}").bound(problem, 2).straight(2)
+    times = [
+        search(problem, placement, 2, machine, ScheduleOptions(blocking=Blocking(begin=begin))).best.predicted_s
+        for begin in ("", "first")
+    ]
+    assert times[0] <= 1.005 * times[1]

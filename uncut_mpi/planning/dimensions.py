@@ -53,6 +53,8 @@ _COLUMNS: Final = (1, 2, 3, 4, 8, 16, 32, 64)
 _ROWS: Final = 3
 """Row blocks at least when the order with row blocks is tried first: few columns may be many rows."""
 
+_BLOCKS: Final = 4
+
 _LEAST_EDGE: Final = 128
 """More than a few equal blocks have at least so many columns: products of 64 take a third longer than expected."""
 
@@ -161,6 +163,15 @@ class Dimensions:
                 "col_shares": None,
                 **_blocked(best, splits=1, **whole),
             }
+
+    def at_once(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """All of k at once by blocks of C, where a half type would otherwise sum what its ranks hold and what comes."""
+        given, inner = asked.blocking, self._inner(best)
+        free = not (given.begin or given.order or given.first or given.block or given.columns or given.rows)
+        if free and self._problem.dtype.is_half and best.options.blocking.begin == "held":
+            for order, rows, columns in (("columns", 1, _BLOCKS), ("corner", _BLOCKS, 1)):
+                at_once = {"first": inner, "block": inner, "begin": "first"}
+                yield _blocked(best, **at_once, order=order, rows=rows, columns=columns)
 
     def alone(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
         """Return what each owner of A, B or C does by itself."""

@@ -212,8 +212,10 @@ class _Explorer:
         in_one_block = self._begin_with(
             *(changed(usual.options, **one) for one in self._dimensions.whole(asked, usual))
         )
+        at_once = self._begin_with(*(changed(usual.options, **one) for one in self._dimensions.at_once(asked, usual)))
         starts = [self._improve(one, asked, "grids") for one in (usual, *in_one_block[:1])]
-        starts += sorted(in_one_block[1:], key=lambda one: one.value)[:1]
+        for others in (in_one_block[1:], at_once):
+            starts += sorted(others, key=lambda one: one.value)[:1]
         return sorted(starts, key=lambda one: one.value)
 
     def _explore_tiles(self, asked: ScheduleOptions) -> None:
