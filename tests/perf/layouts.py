@@ -4,13 +4,13 @@ Products of matrices in parts on devices, beside the compute floor of the run an
     mpiexec -n 2 python3 -m mpi4py tests/perf/layouts.py OUT.json SECONDS "f64 8192 rows,rows,rows" ... [-- OPTIONS ...]
 
 A problem is TYPE, SIZE (N or MxNxK) and how A, B and C are dealt: rows, cols, or board, as many blocks each way as
-there are ranks, dealt so that each rank has one in every row and every column of blocks. The floor is one product of
-every rank at once with its share of the operations, cuBLAS called directly, before and after the product (floors.py).
-Every result is checked: C x beside alpha A (B x) + beta C x with a random vector. When SECONDS have passed no more
-problems begin. After ``--`` come other schedules as in sweep.py, each after the default one.
+there are ranks, dealt so that each rank has one in every row and every column of blocks; or a rank that has all of it.
+The floor is one product of every rank at once with its share of the operations, cuBLAS called directly. It takes turns
+with the default schedule and those after ``--``, as in sweep.py, for a second or so: clocks sink with load, and dip
+when it has lasted a second. Every result is checked: C x beside alpha A (B x) + beta C x with a random vector. When
+SECONDS have passed no more problems begin.
 """
 
-import itertools
 import json
 import statistics
 import sys
@@ -26,6 +26,7 @@ import uncut_mpi as um
 from uncut_mpi.model.dtypes import DType
 
 ALPHA, BETA = 1.2345, 0.1154
+LONG_S, MOST_ROUNDS = 1.5, 200
 
 
 def even(extent, count):
@@ -35,6 +36,8 @@ def even(extent, count):
 
 def rectangles(shape, kind, ranks):
     """Return (rank, rows, cols) of all parts."""
+    if kind.isdigit():
+        return [(int(kind), slice(0, shape[0]), slice(0, shape[1]))]
     down, along = {"rows": (ranks, 1), "cols": (1, ranks), "board": (ranks, ranks)}[kind]
     rows, cols = even(shape[0], down), even(shape[1], along)
     return [
@@ -86,8 +89,18 @@ def as_typed(array, dtype):
     return array.view(ml_dtypes.bfloat16)
 
 
-def measure(session, floor, values, text, options):
-    """Return what one problem took, its floor, and what was expected."""
+def in_turns(floor, works, seconds):
+    """Return the slowest rank's seconds of each work, sample by sample; the first ones only warm up."""
+    samples = [[] for _ in works]
+    rounds = min(MOST_ROUNDS, max(REPEAT, round(LONG_S / seconds / len(works))))
+    for _ in range(WARMUP + rounds):
+        for work, times in zip(works, samples, strict=True):
+            times += floor.slowest(work, 1)
+    return [times[WARMUP:] for times in samples]
+
+
+def measure(session, floor, values, text, variants):
+    """Return what one problem took by each variant of options, its floor, and what was expected."""
     dtype, size, kinds = text.split()
     m, n, k = map(int, size.split("x")) if "x" in size else (int(size),) * 3
     kinds = kinds.split(",")
@@ -95,42 +108,39 @@ def measure(session, floor, values, text, options):
     a, b, c = (Dealt(session, s, kind, dtype, values) for s, kind in zip(((m, k), (k, n), (m, n)), kinds, strict=True))
     x = np.random.default_rng(5).random(n) - 0.5
     inner = a.times(b.times(x))
-    started = time.perf_counter()
-    with session.plan(a.matrix, b.matrix, c.matrix, options=options_of(options)) as plan:
+    unit = {"f64": 2**-53, "f32": 2**-24, "tf32": 2**-11, "f16": 2**-11, "bf16": 2**-8}[dtype]
+    plans, cases = [], []
+    for options in variants:
+        started = time.perf_counter()
+        plans.append(plan := session.plan(a.matrix, b.matrix, c.matrix, options=options_of(options)))
         plan_s = time.perf_counter() - started
-        summary = plan.summary
         before = c.times(x)
         plan.execute(ALPHA, BETA)
         wanted = ALPHA * inner + BETA * before
         error = np.linalg.norm(c.times(x) - wanted) / np.linalg.norm(wanted)
-        first = floor.compute(*share, dtype, values)
-        samples = []
-        for _ in range(WARMUP + REPEAT):
-            MPI.COMM_WORLD.Barrier()
-            start = time.perf_counter()
-            plan.execute(ALPHA, BETA)
-            samples.append(time.perf_counter() - start)
-    slowest = [max(of) for of in zip(*MPI.COMM_WORLD.allgather(samples[WARMUP:]), strict=True)]
-    floors = first + floor.compute(*share, dtype, values)
+        cases.append(
+            {
+                "problem": text,
+                "options": options,
+                "predicted_s": plan.summary.predicted_s,
+                "plan_s": plan_s,
+                "how": f"{plan.summary.scheduler} {plan.summary.how}",
+                "bytes": plan.summary.bytes_by_link,
+                "softbuf_bytes": max(plan.summary.softbuf_bytes),
+                "error": error,
+                # Sums of k terms in random order grow by the root of k; 16 is room for the norm of a vector.
+                "good": bool(error < 16 * unit * max(1.0, k**0.5 if dtype in ("f64", "f32") else 1.0)),
+            }
+        )
+    works = [floor.product(*share, dtype, values), *(lambda plan=plan: plan.execute(ALPHA, BETA) for plan in plans)]
+    floors, *samples = in_turns(floor, works, cases[0]["predicted_s"])
+    for case, plan, times in zip(cases, plans, samples, strict=True):
+        case |= {"seconds": statistics.median(times), "spread_s": [min(times), max(times)], "samples": len(times)}
+        case |= {"floor_s": statistics.median(floors), "floors_s": [min(floors), max(floors)]}
+        plan.close()
     for one in (a, b, c):
         session.release(one.matrix)
-    unit = {"f64": 2**-53, "f32": 2**-24, "tf32": 2**-11, "f16": 2**-11, "bf16": 2**-8}[dtype]
-    return {
-        "problem": text,
-        "options": options,
-        "seconds": statistics.median(slowest),
-        "spread_s": [min(slowest), max(slowest)],
-        "floor_s": statistics.median(floors),
-        "floors_s": [min(floors), max(floors)],
-        "predicted_s": summary.predicted_s,
-        "plan_s": plan_s,
-        "how": f"{summary.scheduler} {summary.how}",
-        "bytes": summary.bytes_by_link,
-        "softbuf_bytes": max(summary.softbuf_bytes),
-        "error": error,
-        # Sums of k terms in random order grow by the root of k; 16 is room for the norm of a vector.
-        "good": bool(error < 16 * unit * max(1.0, k**0.5 if dtype in ("f64", "f32") else 1.0)),
-    }
+    return cases
 
 
 def main():
@@ -144,16 +154,16 @@ def main():
         values = {name: (random.random(1 << 22) - 0.5).astype(DType[name].numpy) for name in CUDA_TYPES}
         values = {name: cupy.asarray(one.view(np.uint8)) for name, one in values.items()}
         floor = Floor(session)
-        for text, options in itertools.product(texts, ("", *variants)):
+        for text in texts:
             if session.gather_values(time.monotonic() - began)[0] > float(limit):
                 break
-            cases.append(case := measure(session, floor, values, text, options))
-            if session.rank == 0:
+            cases += (found := measure(session, floor, values, text, ("", *variants)))
+            for case in found if session.rank == 0 else ():
                 print(
                     f"{text:32} {1e3 * case['seconds']:8.2f} ms, floor {1e3 * case['floor_s']:8.2f} "
                     f"({case['floor_s'] / case['seconds']:.3f}), predicted {1e3 * case['predicted_s']:8.2f} "
                     f"({case['predicted_s'] / case['seconds'] - 1:+.1%}), plan {1e3 * case['plan_s']:.0f} ms, "
-                    f"error {case['error']:.1e} {'' if case['good'] else 'WRONG '}| {options} {case['how']}",
+                    f"error {case['error']:.1e} {'' if case['good'] else 'WRONG '}| {case['options']} {case['how']}",
                     flush=True,
                 )
         facts = {"device": session.device_names[0], "ranks": session.size, "cases": cases}
