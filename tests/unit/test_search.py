@@ -388,11 +388,12 @@ def test_nothing_is_planned_for_long_that_the_budget_has_no_room_for(monkeypatch
 
     monkeypatch.setattr(evaluation, "make_schedule", counted)
     monkeypatch.setattr(Planner, "prepare", counted)
-    found = search(cube(8192), Placement.parse("0,0,0"), 8, load_machine("karolina-8xa100"), budget_tasks=9_000)
+    about = cube(8192), Placement.parse("0,0,0"), 8, load_machine("karolina-8xa100")
+    found = search(*about, budget_tasks=9_000)
     assert found.tasks_simulated <= 9_000
-    assert found.discarded > 20  # most of them without being planned
     # Once in the sketches and for each scheduler.
     assert planned - len(found.candidates) <= 3 * evaluation._MOST_TOO_LARGE
+    assert len(search(*about, budget_tasks=90_000).candidates) > 2 * len(found.candidates)  # so it was the budget
 
 
 def test_owners_stand_where_their_pieces_go_out_soonest() -> None:

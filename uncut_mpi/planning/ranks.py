@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -18,6 +17,7 @@ MOST_TOLD_APART: Final = 32
 """Of more ranks, those whose rates differ little count as alike."""
 
 _LITTLE: Final = 0.05
+_ROUNDING: Final = 1e-12
 
 
 def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -> list[int]:
@@ -28,12 +28,14 @@ def ranks_by_use(problem: GemmProblem, placement: Placement, machine: Machine) -
     from the ranks so far, each of these after the other. Rates are those that these ranks get at once; of equals it is
     the lowest. Of ranks that are alike, given those so far, one is looked at.
     """
-    rest = _Rest(problem, placement, machine)
+    rest, times = _Rest(problem, placement, machine), _Times(problem, placement, machine)
     chosen: list[int] = []
     while len(chosen) < machine.num_ranks:
         some = rest.firsts()
         if len(some) > 1:
-            some = [min(some, key=lambda rank: (_total_s(problem, placement, machine, [*chosen, rank]), rank))]
+            some.sort()
+            seconds = times.with_each(chosen, some)
+            some = some[int(np.argmax(seconds <= (1 + _ROUNDING) * seconds.min())) :]
         chosen.append(some[0])
         rest.take(some[0])
     return chosen
@@ -105,22 +107,38 @@ class _Rest:
             del self._alike[self._key[rank]]
 
 
-def _total_s(problem: GemmProblem, placement: Placement, machine: Machine, ranks: list[int]) -> float:
-    seconds = problem.flops / float(machine.typical_gemm_rate(problem.dtype)[ranks].sum())
-    ways = [(Matrix.A, True), (Matrix.B, True), (Matrix.C, False), *([(Matrix.C, True)] * problem.reads_c)]
-    for matrix, inward in ways:
-        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
-            rate = _total_gb_per_s(part.location, machine, ranks, inward=inward)
-            seconds += math.prod(part.shape) * problem.dtype.itemsize / (rate * 1e9)
-    return seconds
+class _Times:
+    """
+    What the product and each matrix's way to and from some ranks take, each of these after the other.
 
+    The way from a rank's own host memory is left out: it is the same whoever computes.
+    """
 
-def _total_gb_per_s(location: Location, machine: Machine, ranks: list[int], *, inward: bool) -> float:
-    """Return what some ranks get from a location together, or to it."""
-    rank = location.rank
-    if rank is None:
-        return float(machine.host_rates(ranks, inward=inward, outward=not inward).sum())
-    if location.space == "host":
-        return float(machine.bandwidth_gb_per_s[(machine.host, rank) if inward else (rank, machine.host)])
-    links = machine.bandwidth_gb_per_s[rank, ranks] if inward else machine.bandwidth_gb_per_s[ranks, rank]
-    return float(links.sum())
+    def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine) -> None:
+        self._machine, self._flops = machine, problem.flops
+        self._rates = machine.typical_gemm_rate(problem.dtype)
+        self._of_host = {True: 0.0, False: 0.0}  # bytes, by whether they go to the ranks
+        self._of_devices: dict[bool, dict[int, float]] = {True: {}, False: {}}
+        ways = [(Matrix.A, True), (Matrix.B, True), (Matrix.C, False), *([(Matrix.C, True)] * problem.reads_c)]
+        for matrix, inward in ways:
+            for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+                nbytes, rank = float(math.prod(part.shape) * problem.dtype.itemsize), part.location.rank
+                if rank is None:
+                    self._of_host[inward] += nbytes
+                elif part.location.space == "device":
+                    self._of_devices[inward][rank] = self._of_devices[inward].get(rank, 0.0) + nbytes
+
+    def with_each(self, chosen: list[int], some: list[int]) -> np.ndarray:
+        """Return what it takes those that are chosen and one of some others (s), for each of these."""
+        seconds: np.ndarray = self._flops / (self._rates[chosen].sum() + self._rates[some])
+        for inward, nbytes in self._of_host.items():
+            if nbytes:
+                rates = [self._machine.host_rates([*chosen, one], inward=inward, outward=not inward) for one in some]
+                seconds += nbytes / (1e9 * np.array([float(one.sum()) for one in rates]))
+        for inward, of_ranks in self._of_devices.items():
+            owners = list(of_ranks)
+            links = self._machine.bandwidth_gb_per_s
+            links = links[owners] if inward else links[:, owners].T
+            rates = links[:, chosen].sum(axis=1)[:, np.newaxis] + links[:, some]
+            seconds += (np.array([*of_ranks.values()])[:, np.newaxis] / (1e9 * rates)).sum(axis=0)
+        return seconds

@@ -261,6 +261,8 @@ class _Explorer:
         self._improved.add((best, name))
         seen = len(self._evaluation.tried)
         for changes in self._dimensions.vary(name, asked, best):
+            if self._evaluation.is_over:
+                break
             self._evaluation.begin(changed(best.options, **changes))
         self._evaluation.settle()
         return min((best, *self._evaluation.tried[seen:]), key=lambda one: one.value)
