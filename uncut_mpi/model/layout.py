@@ -17,16 +17,17 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, counted, items, shown
+from uncut_mpi.model.cyclic import CyclicOrder
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part
 
-Kind: TypeAlias = Literal["whole", "rows", "cols", "blocks", "replicated"]
-"""What a rank has: all, some rows, some columns, some of both, or all as every other one has."""
+Kind: TypeAlias = Literal["whole", "rows", "cols", "blocks", "replicated", "block_cyclic"]
+"""What a rank has: all, some rows, some columns, a block, all as every other one has, or every so many-th block."""
 
 Rectangle: TypeAlias = tuple[Extent, Extent]
 """Rows and columns of a matrix."""
 
-_WORD = re.compile(r"(whole|rows|cols|blocks|replicated)(?:\(([^()]*)\))?")
+_WORD = re.compile(r"(whole|rows|cols|blocks|replicated|block_cyclic)(?:\(([^()]*)\))?")
 _NUMBERS = re.compile(r"\d{1,18}(?:,\d{1,18})*")  # Python reads no number of some thousand digits
 
 
@@ -50,21 +51,105 @@ class LocalArray(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Cyclic:
+    """
+    How blocks are dealt to a process grid in turn.
+
+    Attributes
+    ----------
+    block : (int, int)
+        Rows and columns of a block.
+    grid : (int, int)
+        Rows and columns of the grid.
+    source : (int, int)
+        The process that has the first block.
+    grid_order : str
+        ``"R"`` where processes fill the grid row by row, ``"C"`` column by column.
+    skip : (int, int)
+        How many rows and columns the first blocks lack, of a part of a larger matrix.
+    """
+
+    block: tuple[int, int]
+    grid: tuple[int, int]
+    source: tuple[int, int] = (0, 0)
+    grid_order: Literal["R", "C"] = "R"
+    skip: tuple[int, int] = (0, 0)
+
+    def every_order(self, shape: tuple[int, int]) -> tuple[CyclicOrder, CyclicOrder]:
+        """Return the orders of rows and columns of a matrix of this shape."""
+        rows, cols = (
+            CyclicOrder(*about) for about in zip(shape, self.block, self.grid, self.source, self.skip, strict=True)
+        )
+        return rows, cols
+
+    def orders(self, shape: tuple[int, int]) -> tuple[CyclicOrder | None, CyclicOrder | None]:
+        """Return the same, None for an order that changes nothing."""
+        rows, cols = (None if order.is_plain else order for order in self.every_order(shape))
+        return rows, cols
+
+    def begun_at(self, row: int, col: int) -> Cyclic:
+        """Return how a matrix is dealt from some row and column on."""
+        rows, cols = (
+            order.window(start, start) for order, start in zip(self.every_order((0, 0)), (row, col), strict=True)
+        )
+        return dataclasses.replace(self, source=(rows.source, cols.source), skip=(rows.skip, cols.skip))
+
+    @property
+    def transposed(self) -> Cyclic:
+        """How the transposed matrix is dealt, to the same ranks."""
+        turned: Literal["R", "C"] = "C" if self.grid_order == "R" else "R"
+        return Cyclic(self.block[::-1], self.grid[::-1], self.source[::-1], turned, self.skip[::-1])
+
+    def row_by_row(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Return ranks of the processes, the grid read row by row."""
+        if self.grid_order == "R":
+            return ranks
+        height, width = self.grid
+        return [ranks[col * height + row] for row in range(height) for col in range(width)]
+
+    @property
+    def words(self) -> list[str]:
+        """It in words, those left out that say what is usual."""
+        found = [_joined(self.block), _joined(self.grid)]
+        found += [f"{name}={_joined(pair)}" for name in ("source", "skip") if any(pair := getattr(self, name))]
+        return found + ["order=C"] * (self.grid_order == "C")
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Cyclic | None:
+        """Return what has these words, None if there is none."""
+        values: dict[str, tuple[int, int]] = {}
+        for at, word in enumerate(words):
+            name, _, text = word.rpartition("=")
+            name = name or {0: "block", 1: "grid"}.get(at, "")
+            if word == "order=C" and at == len(words) - 1:
+                break
+            numbers = _split(text) if _NUMBERS.fullmatch(text) else ()
+            if len(numbers) != 2 or name in values or name not in ("block", "grid", "source", "skip"):
+                return None
+            values[name] = numbers[0], numbers[1]
+        if "block" not in values or "grid" not in values:
+            return None
+        return cls(**values, grid_order="C" if words[-1] == "order=C" else "R")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
     """
     How a matrix is dealt to ranks: the same value on all of them.
 
-    `whole`, `rows`, `cols`, `blocks` and `replicated` make one. It prints as a word that `parse` reads: ``rows``,
-    ``rows(0,200,71,100)``, ``blocks(3,4;5,6;ranks=3,1,0,2)``, ``whole(0)``.
+    `whole`, `rows`, `cols`, `blocks`, `replicated` and `block_cyclic` make one. It prints as a word that `parse` reads:
+    ``rows``, ``rows(0,200,71,100)``, ``blocks(3,4;5,6;ranks=3,1,0,2)``, ``block_cyclic(64,64;2,2)``, ``whole(0)``.
 
     Attributes
     ----------
     kind : str
-        ``"whole"``, ``"rows"``, ``"cols"``, ``"blocks"`` or ``"replicated"``.
+        ``"whole"``, ``"rows"``, ``"cols"``, ``"blocks"``, ``"replicated"`` or ``"block_cyclic"``.
     row_counts, col_counts : tuple of int or None
         How many rows and columns there are in each part, from the first on; None where nothing says so.
     ranks : tuple of int or None
-        Whose parts these are, blocks row by row; None for all ranks in their order.
+        Whose parts these are, blocks row by row, those of a process grid in its order; None for all ranks in theirs.
+    cyclic : Cyclic or None
+        How blocks are dealt, if they are dealt in turn.
 
     Raises
     ------
@@ -76,6 +161,7 @@ class Layout:
     row_counts: tuple[int, ...] | None = None
     col_counts: tuple[int, ...] | None = None
     ranks: tuple[int, ...] | None = None
+    cyclic: Cyclic | None = None
 
     def __post_init__(self) -> None:
         if self.ranks is None:
@@ -85,9 +171,10 @@ class Layout:
                 f"ranks = {shown(self.ranks)} of a layout {self.kind} has a rank more than once: a rank has one part; "
                 "distribute_parts takes several"
             )
-        if self.has_counts and len(self.ranks) != self._num_counted:
+        if (self.has_counts or self.cyclic) and len(self.ranks) != self._num_counted:
+            what = "counts" if self.cyclic is None else "a grid"
             raise ParamError(
-                f"a layout {self.kind} has counts for {counted(self._num_counted, 'part')} and names "
+                f"a layout {self.kind} has {what} for {counted(self._num_counted, 'part')} and names "
                 f"{counted(len(self.ranks), 'rank')}: pass as many of both"
             )
 
@@ -149,12 +236,95 @@ class Layout:
         """
         return cls("replicated", ranks=_optional("ranks", ranks))
 
+    @classmethod
+    def block_cyclic(
+        cls,
+        mb: int,
+        nb: int,
+        grid: tuple[int, int],
+        *,
+        source: tuple[int, int] = (0, 0),
+        grid_order: Literal["R", "C"] = "R",
+        ranks: Sequence[int] | None = None,
+    ) -> Layout:
+        """
+        Return ScaLAPACK's two-dimensional block-cyclic layout.
+
+        Block (i, j) goes to process ((source[0] + i) mod grid[0], (source[1] + j) mod grid[1]). A process has its
+        blocks one behind the other in one local array.
+
+        Parameters
+        ----------
+        mb, nb : int
+            Rows and columns of a block.
+        grid : (int, int)
+            Rows and columns of the process grid.
+        source : (int, int)
+            The process that has the first block: its row and column in the grid.
+        grid_order : {"R", "C"}
+            Whether processes fill the grid row by row or column by column.
+        ranks : sequence of int, optional
+            The ranks of processes 0, 1, ...; by default all ranks in their order.
+
+        Raises
+        ------
+        ParamError
+            If a number is none, a block or the grid is empty, or `source` is not in the grid.
+        """
+        block, shape = _pair("mb, nb", (mb, nb)), _pair("grid", grid)
+        if not isinstance(grid_order, str) or grid_order not in ("R", "C"):
+            raise ParamError(f"grid_order = {shown(grid_order)}: use 'R' (row by row) or 'C' (column by column)")
+        if 0 in block or 0 in shape:
+            raise ParamError(
+                f"blocks of {block[0]}×{block[1]} on a grid of {shape[0]}×{shape[1]}: pass extents from 1 on"
+            )
+        first = _pair("source", source)
+        if first[0] >= shape[0] or first[1] >= shape[1]:
+            raise ParamError(
+                f"source = {shown(source)} is not in a grid of {shape[0]}×{shape[1]}: pass its row and column"
+            )
+        dealt = Cyclic(block, shape, first, "R" if grid_order == "R" else "C")
+        return cls("block_cyclic", ranks=_optional("ranks", ranks), cyclic=dealt)
+
+    @classmethod
+    def from_descriptor(
+        cls,
+        desc: Sequence[int],
+        grid: tuple[int, int],
+        *,
+        grid_order: Literal["R", "C"] = "R",
+        ranks: Sequence[int] | None = None,
+    ) -> tuple[Layout, tuple[int, int]]:
+        """
+        Return the layout and the shape that an array descriptor of ScaLAPACK says.
+
+        Parameters
+        ----------
+        desc : sequence of nine int
+            DTYPE_ (1), CTXT_, M_, N_, MB_, NB_, RSRC_, CSRC_ and LLD_. CTXT_ and LLD_ are not looked at: the grid is
+            `grid`, and the leading dimension is that of the array.
+        grid, grid_order, ranks
+            As of `block_cyclic`.
+
+        Raises
+        ------
+        ParamError
+            If it is no such descriptor; as `block_cyclic`.
+        """
+        given = items("desc", desc)
+        if len(given) != 9 or count("desc[0] (DTYPE_)", given[0]) != 1:
+            raise ParamError(f"desc = {shown(desc)}: pass the nine numbers of a dense matrix, of which the first is 1")
+        m, n, mb, nb, row, col = (count(f"desc[{at}]", given[at]) for at in range(2, 8))
+        shape = _pair("desc (M_, N_)", (m, n))
+        return cls.block_cyclic(mb, nb, grid, source=(row, col), grid_order=grid_order, ranks=ranks), shape
+
     # -- words -------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         if self.kind == "whole":
             return f"whole({_joined(self.ranks)})"
         lists = [_joined(counts) for counts in (self.row_counts, self.col_counts) if counts is not None]
+        lists += [] if self.cyclic is None else self.cyclic.words
         if self.ranks is not None:
             lists.append(f"ranks={_joined(self.ranks)}")
         return f"{self.kind}({';'.join(lists)})" if lists else self.kind
@@ -174,7 +344,17 @@ class Layout:
             kind, inside = match.groups()
             fields = [] if inside is None else inside.split(";")
             named = fields.pop().removeprefix("ranks=") if fields and fields[-1].startswith("ranks=") else None
-            if all(_NUMBERS.fullmatch(field) for field in (*fields, *(() if named is None else (named,)))):
+            if kind == "block_cyclic" and (cyclic := Cyclic.parse(fields)) is not None:
+                if named is None or _NUMBERS.fullmatch(named):
+                    made = cls.block_cyclic(
+                        *cyclic.block,
+                        cyclic.grid,
+                        source=cyclic.source,
+                        grid_order=cyclic.grid_order,
+                        ranks=None if named is None else _split(named),
+                    )
+                    return dataclasses.replace(made, cyclic=cyclic)
+            elif all(_NUMBERS.fullmatch(field) for field in (*fields, *(() if named is None else (named,)))):
                 counts, ranks = [_split(field) for field in fields], None if named is None else _split(named)
                 if kind == "whole" and ranks is None and sum(map(len, counts)) <= 1:
                     return cls.whole(*(one[0] for one in counts))
@@ -185,8 +365,8 @@ class Layout:
                 if kind == "replicated" and not counts:
                     return cls.replicated(ranks=ranks)
         raise ParamError(
-            f"layout {shown(text)} is not known: write whole(0), rows, rows(3,4), cols, cols(3,4), blocks(3,4;5,6) or "
-            "replicated, with ranks as in rows(3,4;ranks=2,0) and cols(ranks=2,0)"
+            f"layout {shown(text)} is not known: write whole(0), rows, rows(3,4), cols, cols(3,4), blocks(3,4;5,6), "
+            "block_cyclic(64,64;2,2) or replicated, with ranks as in rows(3,4;ranks=2,0) and cols(ranks=2,0)"
         )
 
     # -- who has what ------------------------------------------------------------------------
@@ -211,14 +391,16 @@ class Layout:
                     f"layout {self} names rank {max(self.ranks)}, but there are ranks 0 to {num_ranks - 1} only: "
                     "name those that there are"
                 )
-            return self.ranks
-        if self.has_counts:
+            return self.ranks if self.cyclic is None else self.cyclic.row_by_row(self.ranks)
+        if self.has_counts or self.cyclic:
             if num_ranks not in (None, self._num_counted):
+                mend = "pass counts for all of them" if self.cyclic is None else "pass a grid of as many processes"
                 raise ParamError(
                     f"layout {self} has {counted(self._num_counted, 'part')} for {counted(num_ranks or 0, 'rank')}: "
-                    "pass counts for all of them, or ranks= to say whose the parts are"
+                    f"{mend}, or ranks= to say whose the parts are"
                 )
-            return range(self._num_counted)
+            every = range(self._num_counted)
+            return every if self.cyclic is None else self.cyclic.row_by_row(every)
         if num_ranks is None:
             raise ParamError(f"layout {self} does not say how many ranks there are: pass num_ranks=")
         return range(num_ranks)
@@ -252,12 +434,22 @@ class Layout:
         shape, rank, num_ranks
             As of `local_shape`.
         """
-        rows, cols = self._rectangle(shape, rank, num_ranks)
-        return np.arange(*rows), np.arange(*cols)
+        rectangle = self._rectangle(shape, rank, num_ranks)
+        rows, cols = (
+            np.arange(*extent) if order is None else order.indices[slice(*extent)]
+            for extent, order in zip(rectangle, self.orders(shape), strict=True)
+        )
+        return rows, cols
+
+    def orders(self, shape: tuple[int, int]) -> tuple[CyclicOrder | None, CyclicOrder | None]:
+        """Return in which order of rows and of columns a rank has a rectangle; None where it is theirs."""
+        return (None, None) if self.cyclic is None else self.cyclic.orders(shape)
 
     def rectangles(self, shape: tuple[int, int], num_ranks: int) -> list[Rectangle]:
         """
         Return what each rank has, rank by rank; a rectangle without elements where it has nothing.
+
+        It is one of positions in the orders of the matrix (`orders`), which mostly are indices.
 
         Raises
         ------
@@ -281,6 +473,8 @@ class Layout:
 
     def sliced(self, shape: tuple[int, int], rows: Extent, cols: Extent) -> Layout:
         """Return how some rows and columns of a matrix of this shape are dealt, if it is dealt so with counts."""
+        if self.cyclic is not None:
+            return dataclasses.replace(self, cyclic=self.cyclic.begun_at(rows[0], cols[0]))
         row_counts, col_counts = (
             given and tuple(max(0, min(stop, last) - max(start, first)) for start, stop in edges)
             for given, (first, last), edges in zip(
@@ -292,6 +486,8 @@ class Layout:
     @property
     def transposed(self) -> Layout:
         """How the transposed matrix is dealt."""
+        if self.cyclic is not None:
+            return dataclasses.replace(self, cyclic=self.cyclic.transposed)
         kind: Kind = "cols" if self.kind == "rows" else "rows" if self.kind == "cols" else self.kind
         ranks, height, width = self.ranks, len(self.row_counts or (0,)), len(self.col_counts or (0,))
         if kind == "blocks":
@@ -320,11 +516,13 @@ class Layout:
             for (rows, cols), array in zip(self.rectangles(shape, len(arrays)), arrays, strict=True)
             if rows[0] < rows[1] and cols[0] < cols[1] and array is not None
         )
-        return BoundLayout(shape, parts, str(self))
+        return BoundLayout(shape, parts, str(self), self.orders(shape))
 
     @property
     def _num_counted(self) -> int:
-        """How many parts there are, where counts say it."""
+        """How many parts there are, where counts or a grid say it."""
+        if self.cyclic is not None:
+            return self.cyclic.grid[0] * self.cyclic.grid[1]
         return len(self.row_counts or (0,)) * len(self.col_counts or (0,))
 
     def _edges(self, shape: tuple[int, int], num_holders: int) -> tuple[list[Extent], list[Extent]]:
@@ -332,6 +530,9 @@ class Layout:
         extents = _numbers("shape", shape)
         if len(extents) != 2:
             raise ParamError(f"shape = {shown(shape)}: pass the numbers of rows and columns")
+        if self.cyclic is not None:
+            rows, cols = (_edges_of(order.counts) for order in self.cyclic.every_order((extents[0], extents[1])))
+            return rows, cols
         return (
             self._cut("rows", extents[0], self.row_counts, num_holders if self.kind == "rows" else 1),
             self._cut("columns", extents[1], self.col_counts, num_holders if self.kind == "cols" else 1),
@@ -344,7 +545,7 @@ class Layout:
             raise ParamError(
                 f"layout {self} has {sum(counts)} {what}, the matrix {extent}: pass counts that add up to it"
             )
-        return list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
+        return _edges_of(counts)
 
     def _cell(self, at: int | None, rows: list[Extent], cols: list[Extent]) -> Rectangle:
         """Return what the holder of a number has, or None of them."""
@@ -359,7 +560,7 @@ class Layout:
         rank = count("rank", rank)
         holders = self.holders(num_ranks)
         rows, cols = self._edges(shape, len(holders))
-        known = num_ranks if num_ranks is not None else len(holders) if self.ranks is None else rank + 1
+        known = num_ranks if num_ranks is not None else len(holders) if self.ranks is None else max(rank, 0) + 1
         if not 0 <= rank < known:
             raise ParamError(f"rank = {rank} is none of the ranks 0 to {known - 1} of layout {self}")
         return self._cell(holders.index(rank) if rank in holders else None, rows, cols)
@@ -371,6 +572,10 @@ def even_counts(extent: int, num_parts: int) -> tuple[int, ...]:
     return (each + 1,) * more + (each,) * (num_parts - more)
 
 
+def _edges_of(counts: Sequence[int]) -> list[Extent]:
+    return list(itertools.pairwise(itertools.accumulate(counts, initial=0)))
+
+
 def _optional(name: str, values: object) -> tuple[int, ...] | None:
     return None if values is None else _numbers(name, values)
 
@@ -380,6 +585,13 @@ def _numbers(name: str, values: object) -> tuple[int, ...]:
     if not numbers or min(numbers) < 0:
         raise ParamError(f"{name} = {shown(values)}: pass one whole number from 0 on, or several")
     return numbers
+
+
+def _pair(name: str, values: object) -> tuple[int, int]:
+    numbers = _numbers(name, values)
+    if len(numbers) != 2:
+        raise ParamError(f"{name} = {shown(values)}: pass two whole numbers, of rows and of columns")
+    return numbers[0], numbers[1]
 
 
 def _joined(numbers: Sequence[int] | None) -> str:

@@ -2,7 +2,8 @@
 Which part of a matrix lies where: a layout that is bound to a shape and to memories.
 
 A part is what one holder has in one local array: a rectangle of the matrix. Parts cover the matrix exactly; a rectangle
-that several holders have is a replica in each.
+that several holders have is a replica in each. What is dealt in cyclic blocks is a rectangle of positions in an order
+of its rows and one of its columns (`uncut_mpi.model.cyclic`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.cyclic import CyclicOrder
 from uncut_mpi.model.locations import Location
 
 Order: TypeAlias = Literal["F", "C"]
@@ -79,6 +81,9 @@ class BoundLayout:
         Those that have elements, holder by holder; where a rectangle has several holders, the first one is read.
     word : str
         The layout in one word (`Layout`), for messages. Layouts that differ in nothing else are equal.
+    orders : tuple of CyclicOrder or None
+        Of rows and of columns: in which order parts have their positions. None where these are indices. A schedule
+        counts positions, so that layouts that differ in nothing else are equal, too.
 
     Raises
     ------
@@ -89,6 +94,9 @@ class BoundLayout:
     shape: tuple[int, int]
     parts: tuple[Part, ...]
     word: str = dataclasses.field(default="", compare=False, repr=False)
+    orders: tuple[CyclicOrder | None, CyclicOrder | None] = dataclasses.field(
+        default=(None, None), compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         rows, cols = self.shape
@@ -118,7 +126,8 @@ class BoundLayout:
     @property
     def transposed(self) -> BoundLayout:
         """The same memory as the transposed matrix."""
-        return BoundLayout(self.shape[::-1], tuple(part.transposed for part in self.parts), self.word)
+        parts = tuple(part.transposed for part in self.parts)
+        return BoundLayout(self.shape[::-1], parts, self.word, self.orders[::-1])
 
     @property
     def order(self) -> Order:
@@ -148,7 +157,7 @@ class BoundLayout:
             part if part.order == "F" else Part(part.rows, part.cols, place(part.location, number))
             for number, part in enumerate(self.parts)
         )
-        return BoundLayout(self.shape, tuple(parts), self.word)
+        return BoundLayout(self.shape, tuple(parts), self.word, self.orders)
 
     def cuts(self, axis: int) -> tuple[int, ...]:
         """Return where parts begin and end along rows (0) or columns (1)."""

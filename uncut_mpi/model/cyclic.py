@@ -1,0 +1,125 @@
+"""
+Extents that are dealt to processes in cyclic blocks, as ScaLAPACK deals rows and columns.
+
+Block b goes to process (source + b) mod P, which has its blocks one behind the other. Indices count from 0 here, those
+of ScaLAPACK's tools of the same names from 1.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+
+def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Return how many of `n` rows or columns, dealt in blocks of `nb`, a process has (ScaLAPACK's NUMROC)."""
+    blocks, rest = divmod(n, nb)
+    each, more = divmod(blocks, nprocs)
+    distance = (iproc - isrcproc) % nprocs
+    return each * nb + (nb if distance < more else rest if distance == more else 0)
+
+
+def indxg2p(indxglob: int, nb: int, isrcproc: int, nprocs: int) -> int:
+    """Return the process that has a row or column (ScaLAPACK's INDXG2P, from 0)."""
+    return (isrcproc + indxglob // nb) % nprocs
+
+
+def indxg2l(indxglob: int, nb: int, nprocs: int) -> int:
+    """Return where the process that has a row or column has it (ScaLAPACK's INDXG2L, from 0)."""
+    return nb * (indxglob // (nb * nprocs)) + indxglob % nb
+
+
+def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Return which row or column of all a process has at some place (ScaLAPACK's INDXL2G, from 0)."""
+    return nprocs * nb * (indxloc // nb) + indxloc % nb + (iproc - isrcproc) % nprocs * nb
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CyclicOrder:
+    """
+    The order of an extent in which what a process has is contiguous: that of process 0, then that of process 1.
+
+    A place in it is called a position. A product is right under any order that the operands share, so matrices that are
+    dealt alike are multiplied as if each process had a block.
+
+    Attributes
+    ----------
+    extent : int
+        Rows or columns.
+    block : int
+        How many there are in a block.
+    num_parts : int
+        Processes along this extent.
+    source : int
+        The process that has the first block.
+    skip : int
+        How many elements the first block lacks, of a part of a larger extent.
+    """
+
+    extent: int
+    block: int
+    num_parts: int
+    source: int = 0
+    skip: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether positions are indices: no process has a block behind one of a later process."""
+        return self.source + -(-(self.skip + self.extent) // self.block) <= self.num_parts or self.num_parts == 1
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many elements each process has."""
+        shared = self.skip + self.extent
+        every = [numroc(shared, self.block, one, self.source, self.num_parts) for one in range(self.num_parts)]
+        every[self.source] -= min(self.skip, shared)
+        return tuple(every)
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Which element is at each position; read-only."""
+        return _indices(self)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """At which position each element is; read-only."""
+        return _positions(self)
+
+    def window(self, start: int, stop: int) -> CyclicOrder:
+        """Return the order of the elements from `start` to before `stop`, as processes have them."""
+        blocks, skip = divmod(self.skip + start, self.block)
+        source = (self.source + blocks) % self.num_parts
+        return CyclicOrder(stop - start, self.block, self.num_parts, source, skip)
+
+    def within(self, positions: tuple[int, int], start: int, stop: int) -> tuple[int, int]:
+        """Return which positions of what one process has are of elements from `start` to before `stop`."""
+        first, last = np.searchsorted(self.indices[slice(*positions)], (start, stop)).tolist()
+        return positions[0] + first, positions[0] + last
+
+    def in_window(self, positions: tuple[int, int], start: int, stop: int) -> tuple[int, int]:
+        """Return the positions that `within` finds, counted in the order of the window."""
+        first, last = self.within(positions, start, stop)
+        starts = [*itertools.accumulate(self.counts, initial=0)]
+        window = [*itertools.accumulate(self.window(start, stop).counts, initial=0)]
+        begin = window[min(bisect.bisect_right(starts, positions[0]), self.num_parts) - 1] if first < last else 0
+        return begin, begin + last - first
+
+
+@functools.lru_cache(maxsize=64)
+def _indices(order: CyclicOrder) -> np.ndarray:
+    owners = (order.source + (np.arange(order.extent) + order.skip) // order.block) % order.num_parts
+    found = np.argsort(owners, kind="stable")
+    found.flags.writeable = False
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(order: CyclicOrder) -> np.ndarray:
+    found = np.empty(order.extent, np.int64)
+    found[order.indices] = np.arange(order.extent)
+    found.flags.writeable = False
+    return found

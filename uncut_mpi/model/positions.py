@@ -1,0 +1,146 @@
+"""
+Orders of rows and columns that the matrices of a product share.
+
+A product is right under any permutation of m, n and k that its operands share. So schedules count positions in an order
+of each. A matrix that is dealt so is a block for each holder. One that is dealt otherwise is cut where its own order
+and that of the product go apart, into runs that both have in one piece.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from uncut_mpi.model.cyclic import CyclicOrder
+from uncut_mpi.model.parts import BoundLayout, Extent, Part
+
+Orders: TypeAlias = tuple[CyclicOrder | None, CyclicOrder | None]
+"""Of rows and of columns; None where positions are indices."""
+
+
+class Run(NamedTuple):
+    """
+    Elements that are neighbours in two orders.
+
+    Attributes
+    ----------
+    offset : int
+        How many elements of the part are ahead of it.
+    start, stop : int
+        Its positions in the other order.
+    """
+
+    offset: int
+    start: int
+    stop: int
+
+    @property
+    def extent(self) -> Extent:
+        """Its positions in the other order."""
+        return self.start, self.stop
+
+
+class Piece(NamedTuple):
+    """
+    What of a part is a rectangle in other orders.
+
+    Attributes
+    ----------
+    part : Part
+        The rectangle, in the memory of the part.
+    number : int
+        Of the part that it is of.
+    row, col : int
+        How many of that part's rows and columns are ahead of it.
+    """
+
+    part: Part
+    number: int
+    row: int
+    col: int
+
+
+def indices_of(rectangle: tuple[Extent, Extent], orders: Orders) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows and columns are at some positions."""
+    rows, cols = (
+        np.arange(*extent) if order is None else order.indices[slice(*extent)]
+        for extent, order in zip(rectangle, orders, strict=True)
+    )
+    return rows, cols
+
+
+def pieces_in(bound: BoundLayout, orders: Orders) -> Iterator[Piece]:
+    """Yield the parts of a matrix as rectangles of positions in other orders, part by part."""
+    for number, part in enumerate(bound.parts):
+        rows, cols = (
+            runs(own, extent, other)
+            for own, extent, other in zip(bound.orders, (part.rows, part.cols), orders, strict=True)
+        )
+        for row, col in itertools.product(rows, cols):
+            yield Piece(
+                Part(row.extent, col.extent, part.location, part.order, part.ld), number, row.offset, col.offset
+            )
+
+
+def reordered(bound: BoundLayout, orders: Orders) -> BoundLayout:
+    """Return a matrix with its rows and columns in other orders."""
+    if bound.orders == orders:
+        return bound
+    return BoundLayout(bound.shape, tuple(one.part for one in pieces_in(bound, orders)), bound.word, orders)
+
+
+def orders_for_product(
+    a: BoundLayout, b: BoundLayout, c: BoundLayout, trans_a: str, trans_b: str
+) -> tuple[Orders, Orders, Orders]:
+    """
+    Return the orders for A, B and C by which the matrices of op(A) op(B) are cut into the fewest pieces.
+
+    Rows of op(A) and C have one order, columns of op(B) and C, and columns of op(A) and rows of op(B).
+    """
+    (m_of_a, k_of_a), (k_of_b, n_of_b) = (
+        one.orders if trans == "N" else one.orders[::-1] for one, trans in ((a, trans_a), (b, trans_b))
+    )
+
+    def asked(m: CyclicOrder | None, n: CyclicOrder | None, k: CyclicOrder | None) -> tuple[Orders, Orders, Orders]:
+        return (m, k) if trans_a == "N" else (k, m), (k, n) if trans_b == "N" else (n, k), (m, n)
+
+    ways = itertools.product(
+        dict.fromkeys((c.orders[0], m_of_a)), dict.fromkeys((c.orders[1], n_of_b)), dict.fromkeys((k_of_a, k_of_b))
+    )
+    return min((asked(*way) for way in ways), key=lambda way: sum(map(num_pieces, (a, b, c), way)))
+
+
+def orders_for_copy(source: BoundLayout, target: BoundLayout) -> Orders:
+    """Return the orders by which two matrices of one shape are cut into the fewest pieces."""
+    (rows, cols), (others, more) = target.orders, source.orders
+    ways = itertools.product(dict.fromkeys((rows, others)), dict.fromkeys((cols, more)))
+    return min(ways, key=lambda way: num_pieces(source, way) + num_pieces(target, way))
+
+
+def num_pieces(bound: BoundLayout, orders: Orders) -> int:
+    """Return how many pieces a matrix is cut into by other orders."""
+    if bound.orders == orders:
+        return len(bound.parts)
+    return sum(
+        len(runs(bound.orders[0], part.rows, orders[0])) * len(runs(bound.orders[1], part.cols, orders[1]))
+        for part in bound.parts
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> Sequence[Run]:
+    """Return the runs of some positions of an order in another one, first things first."""
+    if own == other:
+        return (Run(0, *extent),)
+    indices = np.arange(*extent) if own is None else own.indices[slice(*extent)]
+    places = indices if other is None else other.positions[indices]
+    edges = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
+    firsts = places[edges[:-1]].tolist() if len(places) else []
+    return tuple(
+        Run(start, first, first + stop - start)
+        for (start, stop), first in zip(itertools.pairwise(edges), firsts, strict=False)
+    )
