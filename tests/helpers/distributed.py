@@ -26,8 +26,18 @@ def random_layout(rng, shape, size):
         edges = [0, *sorted(rng.randint(0, extent) for _ in range(parts - 1)), extent]
         return [stop - start for start, stop in itertools.pairwise(edges)]
 
+    grid = rows, size // rows
     return rng.choice(
         (
+            Layout.block_cyclic(
+                rng.randint(1, 9),
+                rng.randint(1, 9),
+                grid,
+                source=(rng.randrange(grid[0]), rng.randrange(grid[1])),
+                grid_order=rng.choice("RC"),
+                ranks=rng.choice((None, ranks)),
+            ),
+            Layout.block_cyclic(4, 3, grid, ranks=ranks),
             Layout.whole(ranks[0]),
             Layout.rows(cut(shape[0], size), ranks=ranks),
             Layout.cols(cut(shape[1], size), ranks=ranks),
@@ -70,8 +80,8 @@ def distributed(session, rng, data, orders):
     part = None
     if len(rows) and len(cols):
         mine, kind = memory[session.rank], DType.parse(data.dtype)
-        if mine == "shared" and layout.kind == "replicated":
-            mine = "host"  # replicas in one memory are one
+        if mine == "shared" and (layout.kind == "replicated" or layout.cyclic):
+            mine = "host"  # replicas in one memory are one, and blocks lie one behind the other in no part of it
         if mine == "shared":
             part = shared.array[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
         else:

@@ -194,7 +194,7 @@ def test_parts_on_devices_are_found_by_every_rank_and_unmapped_with_the_matrix(c
     before = dict(session._store.mappings._open)
     seen = []
     for number, held in enumerate(matrix.info.parts):
-        address = session._store.address(matrix, number)
+        address = session._store.address(matrix.info, number)
         seen.append(
             np.frombuffer((ctypes.c_double * (held.part.shape[0] * 3)).from_address(address)).reshape(-1, 3).copy()
         )

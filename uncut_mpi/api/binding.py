@@ -13,8 +13,8 @@ from uncut_mpi.api.flags import Flags
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Name, number_in
 from uncut_mpi.api.memory import Arena, HostArena
-from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order
-from uncut_mpi.api.request import Operands
+from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order, infos_in
+from uncut_mpi.api.request import Operands, infos_of
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.model.placement import MATRICES
@@ -163,14 +163,14 @@ class Binder:
         self.flags.abandon()
 
     def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
-        operands = in_schedule_order(plan.key.problem, matrices)
+        infos = in_schedule_order(plan.key.problem, infos_in(infos_of(matrices), plan.key.orders))
         buffers, owners, in_host = plan.schedule.buffers, plan.schedule.owners(), plan.schedule.in_host()
         addresses = np.zeros(len(buffers), np.int64)
         parts = _part_numbers(buffers)
         for index in plan.program.buffers_used():
             buffer = buffers[index]
             if buffer["role"] == Role.USER:
-                addresses[index] = self._store.address(operands[buffer["matrix"]], parts[index])
+                addresses[index] = self._store.address(infos[buffer["matrix"]], parts[index])
             else:
                 arena = self.host_softbuf if in_host[index] else self.softbuf
                 addresses[index] = arena.addresses[owners[index]] + buffer["offset"]

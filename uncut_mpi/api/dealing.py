@@ -199,6 +199,8 @@ def _type_of(counting: Mapping[int, Sequence[GivenArray]], kind: DType | None) -
 def _shape_of(layout: Layout, shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Return the shape that counts and arrays say."""
     extents = []
+    if layout.cyclic is not None:
+        raise ParamError(f"a layout {layout} does not say how many rows and columns there are: pass shape=")
     for axis, counts in enumerate((layout.row_counts, layout.col_counts)):
         if counts is None and not shapes:
             raise ParamError(f"no rank gave an array, so layout {layout} does not say the shape: pass shape=")

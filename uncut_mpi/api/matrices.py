@@ -36,6 +36,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
+from uncut_mpi.model.positions import indices_of
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -175,9 +176,9 @@ class MatrixStore:
             return a, b, c
         return self.check("A", a), self.check("B", b), self.check("C", c)
 
-    def address(self, matrix: Matrix, part: int) -> int:
+    def address(self, info: MatrixInfo, part: int) -> int:
         """Return where this rank finds a part: its own address, or the peer's memory mapped here. Local."""
-        held, (number, start) = self._held[matrix.info.number], matrix.info.origin(part)
+        held, (number, start) = self._held[info.number], info.origin(part)
         of = held.info.parts[number]
         if not held.addresses[number] and of.part.location.space == "device" and of.holder != self._group.rank:
             assert of.handle is not None  # else plans leave it to its owner
@@ -192,15 +193,16 @@ class MatrixStore:
         whole = Layout.whole(0)
         copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
         with agreement.collective(self._group, "downloading a matrix"):
-            for part, array, there, address in self._own_parts(matrix, copy.array):
+            for part, array, there, address in self._own_parts(matrix):
                 if part.location.space == "host":
-                    there[...] = array
-                elif part.order == copy.order:
-                    self._backend.to_host(address, part.ld, there if part.order == "F" else there.T)
+                    copy.array[there] = array
+                elif part.order == copy.order and isinstance(there[0], slice):
+                    block = copy.array[there]
+                    self._backend.to_host(address, part.ld, block if part.order == "F" else block.T)
                 else:
-                    block = np.empty(part.stored_shape, there.dtype, order="F")
+                    block = np.empty(part.stored_shape, copy.array.dtype, order="F")
                     self._backend.to_host(address, part.ld, block)
-                    there[...] = block if part.order == "F" else block.T
+                    copy.array[there] = block if part.order == "F" else block.T
         return copy
 
     def upload(self, source: Matrix, target: Matrix) -> None:
@@ -212,12 +214,13 @@ class MatrixStore:
                 raise ParamError(f"{source} is not in shared host memory: use empty_host")
             if not target.info.writeable:
                 raise ParamError(f"{target} {READ_ONLY}")
-            for part, array, there, address in self._own_parts(target, source.array):
+            for part, array, there, address in self._own_parts(target):
+                block = source.array[there]
                 if part.location.space == "host":
-                    array[...] = there
+                    array[...] = block
                 else:
                     self._backend.from_host(
-                        address, part.ld, np.asfortranarray(there if part.order == "F" else there.T)
+                        address, part.ld, np.asfortranarray(block if part.order == "F" else block.T)
                     )
 
     # -- releasing ---------------------------------------------------------------------------
@@ -397,13 +400,17 @@ class MatrixStore:
                 return grip.segment
         raise agreed(ParamError(f"no matrix of this session lies in {memory} any more"))
 
-    def _own_parts(self, matrix: Matrix, whole: np.ndarray) -> Iterator[tuple[Part, Any, np.ndarray, int]]:
-        """Yield this rank's parts: each with its array, its place in an array of all elements, and its address."""
+    def _own_parts(self, matrix: Matrix) -> Iterator[tuple[Part, Any, tuple[Any, ...], int]]:
+        """Yield this rank's parts: each with its array, its index in an array of all elements, and its address."""
+        orders = matrix.info.layout.orders
         for at, of in enumerate(matrix.info.parts):
             own = matrix.own_part(at)
             if own is not None and of.holder == self._group.rank and 0 not in of.part.shape:
-                (top, bottom), (left, right) = of.part.rows, of.part.cols
-                yield of.part, own[1], whole[top:bottom, left:right], own[0]
+                rectangle = of.part.rows, of.part.cols
+                there: tuple[Any, ...] = (slice(*rectangle[0]), slice(*rectangle[1]))
+                if orders != (None, None):
+                    there = np.ix_(*indices_of(rectangle, orders))
+                yield of.part, own[1], there, own[0]
 
     def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip]) -> Matrix:
         """

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from uncut_mpi.api.stored import turned
-from uncut_mpi.api.views import View, info_of, slices_of
+from uncut_mpi.api.views import View, info_of, piece_of, slices_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, Rectangle
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.positions import Orders, indices_of, pieces_in
 from uncut_mpi.model.problem import Order, StoredMatrix
 
 Name: TypeAlias = int | tuple[int, View]
@@ -77,7 +78,8 @@ class MatrixInfo:
     view : View or None
         What of the matrix of that number it is, if not all.
     origins : tuple of (int, int)
-        Of a view, for each part: the number of the part that it is of, and how many bytes of that are ahead of it.
+        Of a view, or in other orders, for each part: the number of the part that it is of, and how many bytes of that
+        are ahead of it.
     name : int or tuple
         By what calls know it: its number, of a view with what it is of that matrix.
     """
@@ -100,7 +102,20 @@ class MatrixInfo:
 
     def origin(self, part: int) -> tuple[int, int]:
         """Return the number of the part of all the matrix that a part is of, and how many bytes of it are ahead."""
-        return self.origins[part] if self.view is not None else (part, 0)
+        return self.origins[part] if self.origins or self.view is not None else (part, 0)
+
+    def in_orders(self, orders: Orders) -> MatrixInfo:
+        """Return the same matrix with its rows and columns in other orders, in as many parts as that takes."""
+        if self.layout.orders == orders:
+            return self
+        parts, origins = [], []
+        for piece in pieces_in(self.layout, orders):
+            held, start = piece_of(self.parts[piece.number], piece.part, piece.row, piece.col, self.dtype.itemsize)
+            number, before = self.origin(piece.number)
+            parts.append(held)
+            origins.append((number, before + start))
+        layout = BoundLayout(self.layout.shape, tuple(held.part for held in parts), self.layout.word, orders)
+        return dataclasses.replace(self, layout=layout, parts=tuple(parts) or self.parts, origins=tuple(origins))
 
     @property
     def in_parts(self) -> bool:
@@ -221,7 +236,8 @@ class Matrix:
         if own is None or view is None:
             return own
         part = (self._whole or self).info.parts[number].part
-        return own[0] + start, view.taken(own[1], (part.rows, part.cols))
+        whole = (self._whole or self).info
+        return own[0] + start, view.taken(own[1], (part.rows, part.cols), whole.layout.orders)
 
     @property
     def location(self) -> Location | None:
@@ -246,7 +262,10 @@ class Matrix:
         if not arrays and self.info.dealt is not None:
             arrays = (local.empty(*(stop - start for start, stop in local.rectangles[0])),)
         if view is not None:
-            arrays = tuple(map(view.taken, arrays, local.rectangles))
+            orders = (self._whole or self).info.layout.orders
+            arrays = tuple(
+                view.taken(array, where, orders) for array, where in zip(arrays, local.rectangles, strict=False)
+            )
         return arrays if self.info.dealt is None else arrays[0]
 
     @property
@@ -258,8 +277,9 @@ class Matrix:
         """
         rectangles, view = self._local.rectangles, self.info.view
         if view is not None:
-            rectangles = tuple(map(view.placed, rectangles))
-        found = tuple((np.arange(*rows), np.arange(*cols)) for rows, cols in rectangles)
+            orders = (self._whole or self).info.layout.orders
+            rectangles = tuple(view.placed(one, orders) for one in rectangles)
+        found = tuple(indices_of(one, self.info.layout.orders) for one in rectangles)
         return found[0] if self.info.dealt is not None else found
 
     @property
@@ -306,7 +326,7 @@ class Matrix:
             array, (rows, cols) = whole.array, whole.shape
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
             if array is not None:
-                found.array = view.taken(array, ((0, rows), (0, cols)))
+                found.array = view.taken(array, ((0, rows), (0, cols)), (None, None))
             elif not info.in_parts and (own := found.own_part(0)) is not None:
                 found.array = own[1]
             whole._views[view] = found

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.parts import Order
 from uncut_mpi.model.placement import Placement, Where
+from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 
 _T = TypeVar("_T")
+_PLAIN: Final[tuple[Orders, Orders, Orders]] = ((None, None), (None, None), (None, None))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,12 +92,15 @@ class PlanKey:
     private : tuple of int
         Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
         lie in device memory that peers cannot open, or in private host memory that cannot be page-locked.
+    orders : tuple of (CyclicOrder or None, CyclicOrder or None)
+        In which orders of their rows and columns the caller's A, B and C are multiplied.
     """
 
     problem: GemmProblem
     placement: Placement
     options: ScheduleOptions
     private: tuple[int, ...] = ()
+    orders: tuple[Orders, Orders, Orders] = _PLAIN
 
     @classmethod
     def of(cls, infos: Infos, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
@@ -117,19 +122,26 @@ class PlanKey:
             raise ParamError(
                 f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}, C is {c.dtype.name}; convert them to one"
             )
-        problem = GemmProblem.from_operands(
-            a.stored,
-            b.stored,
-            c.stored,
-            dtype=c.dtype,
-            trans_a=choices.trans_a,
-            trans_b=choices.trans_b,
-            reads_c=reads_c,
-            alpha_is_zero=scales_only,
-        )
+
+        def problem_of(infos: Infos) -> GemmProblem:
+            return GemmProblem.from_operands(
+                *(info.stored for info in infos),
+                dtype=c.dtype,
+                trans_a=choices.trans_a,
+                trans_b=choices.trans_b,
+                reads_c=reads_c,
+                alpha_is_zero=scales_only,
+            )
+
+        problem, orders = problem_of(infos), _PLAIN
         check_written(infos)
+        if any(one.layout.orders != (None, None) for one in infos):
+            bounds = a.layout, b.layout, c.layout
+            orders = orders_for_product(*bounds, choices.trans_a, choices.trans_b)
+            infos = infos_in(infos, orders)
+            problem = problem_of(infos)
         places = (_where(info, info.stored.order) for info in in_schedule_order(problem, infos))
-        return cls(problem, Placement(*places), choices.options, private_of(problem, infos))
+        return cls(problem, Placement(*places), choices.options, private_of(problem, infos), orders)
 
     @classmethod
     def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
@@ -149,6 +161,8 @@ class PlanKey:
             )
             raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
         check_written(infos)
+        both = orders_for_copy(source.layout, target.layout)
+        source, target = source.in_orders(both), target.in_orders(both)
         # What is not in the order in which the problem has both is transposed: as little as can be.
         orders = target.stored.order, source.stored.order
         reads = [(order, source.in_order(order), target.in_order(order)) for order in orders]
@@ -161,12 +175,19 @@ class PlanKey:
         )
         problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
         obstacles = [held.obstacle for held in a.parts], [""], [held.obstacle for held in c.parts]
-        return cls(problem, Placement(places[0], Location.host(), places[1]), choices.options, _private(obstacles))
+        placement = Placement(places[0], Location.host(), places[1])
+        return cls(problem, placement, choices.options, _private(obstacles), (both, both, both))
 
     @property
     def digest(self) -> bytes:
         """16 bytes that equal keys share on every rank."""
         return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
+
+
+def infos_in(infos: Infos, orders: tuple[Orders, Orders, Orders]) -> Infos:
+    """Return A, B and C with their rows and columns in other orders."""
+    a, b, c = (info.in_orders(one) for info, one in zip(infos, orders, strict=True))
+    return a, b, c
 
 
 def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tuple[_T, _T, _T]:

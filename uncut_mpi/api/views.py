@@ -14,6 +14,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.layout import Rectangle
 from uncut_mpi.model.parts import BoundLayout, Extent, Part
+from uncut_mpi.model.positions import Orders
 
 if TYPE_CHECKING:
     from uncut_mpi.api.matrix import HeldPart, MatrixInfo
@@ -47,23 +48,43 @@ class View(NamedTuple):
         (top, _), (left, _) = self.rows, self.cols
         return View((top + rows[0], top + rows[1]), (left + cols[0], left + cols[1]), self.turned)
 
-    def clipped(self, rectangle: Rectangle) -> Rectangle:
-        """Return which rows and columns it has of a rectangle of the matrix."""
+    def clipped(self, rectangle: Rectangle, orders: Orders) -> Rectangle:
+        """Return which positions it has of a rectangle of the matrix, in the matrix's orders of rows and columns."""
         rows, cols = (
-            (min(max(start, first), last), min(max(stop, first), last))
-            for (start, stop), (first, last) in zip(rectangle, (self.rows, self.cols), strict=True)
+            (min(max(extent[0], first), last), min(max(extent[1], first), last))
+            if order is None
+            else order.within(extent, first, last)
+            for extent, (first, last), order in zip(rectangle, (self.rows, self.cols), orders, strict=True)
         )
         return rows, cols
 
-    def placed(self, rectangle: Rectangle) -> Rectangle:
-        """Return the rows and columns of the view in which it has a rectangle of the matrix."""
-        (top, bottom), (left, right) = self.clipped(rectangle)
-        rows, cols = (top - self.rows[0], bottom - self.rows[0]), (left - self.cols[0], right - self.cols[0])
+    def placed(self, rectangle: Rectangle, orders: Orders) -> Rectangle:
+        """Return the positions of the view in which it has a rectangle of the matrix, transposed if it is."""
+        rows, cols = self.seen(rectangle, orders)
         return (cols, rows) if self.turned else (rows, cols)
 
-    def taken(self, array: Any, rectangle: Rectangle) -> Any:
+    def seen(self, rectangle: Rectangle, orders: Orders) -> Rectangle:
+        """Return the positions of the view in which it has a rectangle of the matrix."""
+        clipped = self.clipped(rectangle, orders)
+        rows, cols = (
+            (start - first, stop - first) if order is None else order.in_window(extent, first, last)
+            for extent, (start, stop), (first, last), order in zip(
+                rectangle, clipped, (self.rows, self.cols), orders, strict=True
+            )
+        )
+        return rows, cols
+
+    def orders(self, orders: Orders) -> Orders:
+        """Return the orders of its rows and columns, before it is transposed, of those of the matrix."""
+        rows, cols = (
+            None if order is None or (window := order.window(first, last)).is_plain else window
+            for order, (first, last) in zip(orders, (self.rows, self.cols), strict=True)
+        )
+        return rows, cols
+
+    def taken(self, array: Any, rectangle: Rectangle, orders: Orders) -> Any:
         """Return what it has of an array that holds a rectangle of the matrix."""
-        (top, bottom), (left, right) = self.clipped(rectangle)
+        (top, bottom), (left, right) = self.clipped(rectangle, orders)
         down, along = rectangle[0][0], rectangle[1][0]
         part = array[top - down : bottom - down, left - along : right - along]
         return part.T if self.turned else part
@@ -100,10 +121,12 @@ def slices_of(key: object, shape: tuple[int, int]) -> Rectangle:
 
 def info_of(matrix: MatrixInfo, view: View) -> MatrixInfo:
     """Return what every rank knows of a view of a matrix."""
-    found = [one for at, held in enumerate(matrix.parts) if (one := _part_of(held, at, view, matrix.dtype.itemsize))]
+    orders, item = matrix.layout.orders, matrix.dtype.itemsize
+    found = [one for at, held in enumerate(matrix.parts) if (one := _part_of(held, at, view, orders, item))]
     shape = view.rows[1] - view.rows[0], view.cols[1] - view.cols[0]
     dealt = None if matrix.dealt is None else matrix.dealt.sliced(matrix.layout.shape, view.rows, view.cols)
-    layout = BoundLayout(shape, tuple(held.part for held, _ in found), "" if dealt is None else str(dealt))
+    word = "" if dealt is None else str(dealt)
+    layout = BoundLayout(shape, tuple(held.part for held, _ in found), word, view.orders(orders))
     if not found:  # one that has no elements
         first = matrix.parts[0]
         part = dataclasses.replace(first.part, rows=(0, shape[0]), cols=(0, shape[1]), ld=0)
@@ -117,22 +140,35 @@ def info_of(matrix: MatrixInfo, view: View) -> MatrixInfo:
     return dataclasses.replace(matrix, layout=layout, parts=parts, dealt=dealt, view=view, origins=origins)
 
 
-def _part_of(held: HeldPart, number: int, view: View, itemsize: int) -> tuple[HeldPart, tuple[int, int]] | None:
+def _part_of(
+    held: HeldPart, number: int, view: View, orders: Orders, itemsize: int
+) -> tuple[HeldPart, tuple[int, int]] | None:
     """Return what a view has of a part, with the part's number and how many bytes of it are ahead; None for nothing."""
     part = held.part
-    rows, cols = view.clipped((part.rows, part.cols))
+    rows, cols = view.clipped((part.rows, part.cols), orders)
     if rows[0] == rows[1] or cols[0] == cols[1]:
         return None
-    across, along = rows[0] - part.rows[0], cols[0] - part.cols[0]
-    if part.order == "C":
-        across, along = along, across
-    start = (along * part.ld + across) * itemsize
-    top, left = view.rows[0], view.cols[0]
-    seen = Part((rows[0] - top, rows[1] - top), (cols[0] - left, cols[1] - left), part.location, part.order, part.ld)
+    seen = Part(*view.seen((part.rows, part.cols), orders), part.location, part.order, part.ld)
+    there, start = piece_of(held, seen, rows[0] - part.rows[0], cols[0] - part.cols[0], itemsize)
+    return there, (number, start)
+
+
+def piece_of(held: HeldPart, seen: Part, row: int, col: int, itemsize: int) -> tuple[HeldPart, int]:
+    """
+    Return what lies in a part from one of its elements on, and how many bytes of the part are ahead of it.
+
+    Parameters
+    ----------
+    seen : Part
+        What it is called, in the memory of the part.
+    row, col : int
+        The element, counted from the first one of the part.
+    """
+    across, along = (row, col) if held.part.order == "F" else (col, row)
+    start = (along * seen.ld + across) * itemsize
     nbytes = ((seen.stored_shape[1] - 1) * seen.ld + seen.stored_shape[0]) * itemsize
     pieces = tuple(one for piece in held.pieces if (one := _within(piece, start, nbytes)))
-    there = dataclasses.replace(held, part=seen, pieces=pieces, offset_bytes=held.offset_bytes + start)
-    return there, (number, start)
+    return dataclasses.replace(held, part=seen, pieces=pieces, offset_bytes=held.offset_bytes + start), start
 
 
 def _within(piece: Piece, start: int, nbytes: int) -> Piece | None:

@@ -63,7 +63,13 @@ def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memo
     rows, cols = shape_of(shape, kind.itemsize)
     if not isinstance(order, str) or order not in ("F", "C"):
         raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
-    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, memory_of(memory))
+    where = memory_of(memory)
+    if where == "shared" and layout.cyclic is not None:
+        raise ParamError(
+            f"memory = 'shared' with layout {layout}: a shared segment has all of it, and no rank has its "
+            "blocks one behind the other; use memory='host' or 'device'"
+        )
+    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, where)
 
 
 def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout | None = None) -> NewMatrix:
@@ -111,6 +117,10 @@ def _followed(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> Iterator[tupl
         elif dealt is not None and dealt.kind == (apart if trans == "N" else {"rows": "cols", "cols": "rows"}[apart]):
             counts = dealt.row_counts if dealt.kind == "rows" else dealt.col_counts
             yield (Layout.rows if apart == "rows" else Layout.cols)(counts, ranks=dealt.ranks), operand
+        elif dealt is not None and dealt.cyclic is not None:
+            turned = dealt if trans == "N" else dealt.transposed
+            if turned.cyclic is not None and turned.cyclic.grid[apart == "rows"] == 1:
+                yield turned, operand
 
 
 def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:

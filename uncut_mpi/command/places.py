@@ -10,7 +10,9 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location, Memory, memory_of
+from uncut_mpi.model.parts import BoundLayout
 from uncut_mpi.model.placement import MATRICES, Placement, Where
+from uncut_mpi.model.positions import orders_for_product, reordered
 from uncut_mpi.model.problem import GemmProblem
 
 
@@ -40,6 +42,8 @@ class Dealt:
         """Return which part of a matrix, stored column-major, lies where."""
         if self.memory == "shared":
             self.layout.rectangles(shape, num_ranks)
+            if self.layout.cyclic is not None:
+                raise ParamError(f"{self} cannot be: a shared segment has no rank's blocks one behind the other")
             return Location.host()
         location = Location.device if self.memory == "device" else Location.host
         bound = self.layout.bind(shape, [LocalArray(location(rank)) for rank in range(num_ranks)])
@@ -110,9 +114,19 @@ class Places:
             If counts of a layout do not add up to an extent.
         """
         places = zip((self.a, self.b, self.c), MATRICES, strict=True)
-        return Placement(
-            *(one.bound(problem.shape_of(of), num_ranks) if isinstance(one, Dealt) else one for one, of in places)
-        )
+        found = [one.bound(problem.shape_of(of), num_ranks) if isinstance(one, Dealt) else one for one, of in places]
+        if any(isinstance(one, BoundLayout) and one.orders != (None, None) for one in found):
+            a, b, c = (
+                BoundLayout.whole(problem.shape_of(of), one) if isinstance(one, Location) else one
+                for one, of in zip(found, MATRICES, strict=True)
+            )
+            orders = orders_for_product(a, b, c, problem.trans_a, problem.trans_b)
+            every = (reordered(one, order) for one, order in zip((a, b, c), orders, strict=True))
+            found = [
+                one if len(bound.parts) == 1 and isinstance(one, Location) else bound
+                for one, bound in zip(found, every, strict=True)
+            ]
+        return Placement(*found)
 
     def __str__(self) -> str:
         return f"{self.a},{self.b},{self.c}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ from uncut_mpi.command.output import OutputFile
 from uncut_mpi.command.places import Dealt, Place
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.positions import Orders, runs
 from uncut_mpi.model.problem import Order
 
 Fill = Callable[[np.ndarray, slice, slice], None]
@@ -286,16 +288,21 @@ def _placed(session: Session, source: Source, dtype: DType, place: Place) -> tup
 
 def _fill(session: Session, source: Source, host: Matrix, place: Place) -> None:
     """Write this rank's share into a host matrix: of one that is dealt what it has, else as much as the others."""
+    shape = source.rows, source.cols
+    orders: Orders = (None, None)
     rows, cols = (0, source.rows), (0, source.cols)
     readers: Sequence[int] = range(session.size)
     if isinstance(place, Dealt):
-        rows, cols = place.layout.rectangles((source.rows, source.cols), session.size)[session.rank]
+        rows, cols = place.layout.rectangles(shape, session.size)[session.rank]
         readers = place.layout.holders(session.size) if place.layout.kind == "replicated" else [session.rank]
-    if session.rank in readers and rows[0] < rows[1] and cols[0] < cols[1]:
-        start, stop = cols if source.order == "F" else rows
-        share = lines_of(stop - start, readers.index(session.rank), len(readers))
-        lines = slice(start + share.start, start + share.stop)
-        part = (slice(*rows), lines) if source.order == "F" else (lines, slice(*cols))
+        orders = place.layout.orders(shape)
+    if session.rank not in readers:
+        return
+    for down, along in itertools.product(runs(orders[0], rows, None), runs(orders[1], cols, None)):
+        lines, whole = (along, down) if source.order == "F" else (down, along)
+        share = lines_of(lines.stop - lines.start, readers.index(session.rank), len(readers))
+        some, all_of = slice(lines.start + share.start, lines.start + share.stop), slice(*whole.extent)
+        part = (all_of, some) if source.order == "F" else (some, all_of)
         source.fill(host.array[part], *part)
 
 
