@@ -11,8 +11,14 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import numpy as np
+
+NUMBERS: Final = re.compile(r"\d{1,18}(?:,\d{1,18})*")
+"""Whole numbers in a word; Python reads none of some thousand digits."""
 
 
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
@@ -123,3 +129,95 @@ def _positions(order: CyclicOrder) -> np.ndarray:
     found[order.indices] = np.arange(order.extent)
     found.flags.writeable = False
     return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cyclic:
+    """
+    How blocks are dealt to a process grid in turn.
+
+    Attributes
+    ----------
+    block : (int, int)
+        Rows and columns of a block.
+    grid : (int, int)
+        Rows and columns of the grid.
+    source : (int, int)
+        The process that has the first block.
+    grid_order : str
+        ``"R"`` where processes fill the grid row by row, ``"C"`` column by column.
+    skip : (int, int)
+        How many rows and columns the first blocks lack, of a part of a larger matrix.
+    """
+
+    block: tuple[int, int]
+    grid: tuple[int, int]
+    source: tuple[int, int] = (0, 0)
+    grid_order: Literal["R", "C"] = "R"
+    skip: tuple[int, int] = (0, 0)
+
+    def every_order(self, shape: tuple[int, int]) -> tuple[CyclicOrder, CyclicOrder]:
+        """Return the orders of rows and columns of a matrix of this shape."""
+        rows, cols = (
+            CyclicOrder(*about) for about in zip(shape, self.block, self.grid, self.source, self.skip, strict=True)
+        )
+        return rows, cols
+
+    def orders(self, shape: tuple[int, int]) -> tuple[CyclicOrder | None, CyclicOrder | None]:
+        """Return the same, None for an order that changes nothing."""
+        rows, cols = (None if order.is_plain else order for order in self.every_order(shape))
+        return rows, cols
+
+    def begun_at(self, row: int, col: int) -> Cyclic:
+        """Return how a matrix is dealt from some row and column on."""
+        rows, cols = (
+            order.window(start, start) for order, start in zip(self.every_order((0, 0)), (row, col), strict=True)
+        )
+        return dataclasses.replace(self, source=(rows.source, cols.source), skip=(rows.skip, cols.skip))
+
+    @property
+    def transposed(self) -> Cyclic:
+        """How the transposed matrix is dealt, to the same ranks."""
+        turned: Literal["R", "C"] = "C" if self.grid_order == "R" else "R"
+        return Cyclic(self.block[::-1], self.grid[::-1], self.source[::-1], turned, self.skip[::-1])
+
+    def row_by_row(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Return ranks of the processes, the grid read row by row."""
+        if self.grid_order == "R":
+            return ranks
+        height, width = self.grid
+        return [ranks[col * height + row] for row in range(height) for col in range(width)]
+
+    @property
+    def words(self) -> list[str]:
+        """It in words, those left out that say what is usual."""
+        found = [joined(self.block), joined(self.grid)]
+        found += [f"{name}={joined(pair)}" for name in ("source", "skip") if any(pair := getattr(self, name))]
+        return found + ["order=C"] * (self.grid_order == "C")
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Cyclic | None:
+        """Return what has these words, None if there is none."""
+        values: dict[str, tuple[int, int]] = {}
+        for at, word in enumerate(words):
+            name, _, text = word.rpartition("=")
+            name = name or {0: "block", 1: "grid"}.get(at, "")
+            if word == "order=C" and at == len(words) - 1:
+                break
+            numbers = split(text) if NUMBERS.fullmatch(text) else ()
+            if len(numbers) != 2 or name in values or name not in ("block", "grid", "source", "skip"):
+                return None
+            values[name] = numbers[0], numbers[1]
+        if "block" not in values or "grid" not in values:
+            return None
+        return cls(**values, grid_order="C" if words[-1] == "order=C" else "R")
+
+
+def joined(numbers: Sequence[int] | None) -> str:
+    """Return numbers in one word."""
+    return ",".join(map(str, numbers or ()))
+
+
+def split(text: str) -> tuple[int, ...]:
+    """Return the numbers in a word that `NUMBERS` matches."""
+    return tuple(map(int, text.split(",")))

@@ -17,7 +17,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, counted, items, shown
-from uncut_mpi.model.cyclic import CyclicOrder
+from uncut_mpi.model.cyclic import NUMBERS, Cyclic, CyclicOrder, joined, split
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part
 
@@ -28,7 +28,6 @@ Rectangle: TypeAlias = tuple[Extent, Extent]
 """Rows and columns of a matrix."""
 
 _WORD = re.compile(r"(whole|rows|cols|blocks|replicated|block_cyclic)(?:\(([^()]*)\))?")
-_NUMBERS = re.compile(r"\d{1,18}(?:,\d{1,18})*")  # Python reads no number of some thousand digits
 
 
 class LocalArray(NamedTuple):
@@ -48,88 +47,6 @@ class LocalArray(NamedTuple):
     location: Location
     order: Order = "F"
     ld: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cyclic:
-    """
-    How blocks are dealt to a process grid in turn.
-
-    Attributes
-    ----------
-    block : (int, int)
-        Rows and columns of a block.
-    grid : (int, int)
-        Rows and columns of the grid.
-    source : (int, int)
-        The process that has the first block.
-    grid_order : str
-        ``"R"`` where processes fill the grid row by row, ``"C"`` column by column.
-    skip : (int, int)
-        How many rows and columns the first blocks lack, of a part of a larger matrix.
-    """
-
-    block: tuple[int, int]
-    grid: tuple[int, int]
-    source: tuple[int, int] = (0, 0)
-    grid_order: Literal["R", "C"] = "R"
-    skip: tuple[int, int] = (0, 0)
-
-    def every_order(self, shape: tuple[int, int]) -> tuple[CyclicOrder, CyclicOrder]:
-        """Return the orders of rows and columns of a matrix of this shape."""
-        rows, cols = (
-            CyclicOrder(*about) for about in zip(shape, self.block, self.grid, self.source, self.skip, strict=True)
-        )
-        return rows, cols
-
-    def orders(self, shape: tuple[int, int]) -> tuple[CyclicOrder | None, CyclicOrder | None]:
-        """Return the same, None for an order that changes nothing."""
-        rows, cols = (None if order.is_plain else order for order in self.every_order(shape))
-        return rows, cols
-
-    def begun_at(self, row: int, col: int) -> Cyclic:
-        """Return how a matrix is dealt from some row and column on."""
-        rows, cols = (
-            order.window(start, start) for order, start in zip(self.every_order((0, 0)), (row, col), strict=True)
-        )
-        return dataclasses.replace(self, source=(rows.source, cols.source), skip=(rows.skip, cols.skip))
-
-    @property
-    def transposed(self) -> Cyclic:
-        """How the transposed matrix is dealt, to the same ranks."""
-        turned: Literal["R", "C"] = "C" if self.grid_order == "R" else "R"
-        return Cyclic(self.block[::-1], self.grid[::-1], self.source[::-1], turned, self.skip[::-1])
-
-    def row_by_row(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return ranks of the processes, the grid read row by row."""
-        if self.grid_order == "R":
-            return ranks
-        height, width = self.grid
-        return [ranks[col * height + row] for row in range(height) for col in range(width)]
-
-    @property
-    def words(self) -> list[str]:
-        """It in words, those left out that say what is usual."""
-        found = [_joined(self.block), _joined(self.grid)]
-        found += [f"{name}={_joined(pair)}" for name in ("source", "skip") if any(pair := getattr(self, name))]
-        return found + ["order=C"] * (self.grid_order == "C")
-
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> Cyclic | None:
-        """Return what has these words, None if there is none."""
-        values: dict[str, tuple[int, int]] = {}
-        for at, word in enumerate(words):
-            name, _, text = word.rpartition("=")
-            name = name or {0: "block", 1: "grid"}.get(at, "")
-            if word == "order=C" and at == len(words) - 1:
-                break
-            numbers = _split(text) if _NUMBERS.fullmatch(text) else ()
-            if len(numbers) != 2 or name in values or name not in ("block", "grid", "source", "skip"):
-                return None
-            values[name] = numbers[0], numbers[1]
-        if "block" not in values or "grid" not in values:
-            return None
-        return cls(**values, grid_order="C" if words[-1] == "order=C" else "R")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -322,11 +239,11 @@ class Layout:
 
     def __str__(self) -> str:
         if self.kind == "whole":
-            return f"whole({_joined(self.ranks)})"
-        lists = [_joined(counts) for counts in (self.row_counts, self.col_counts) if counts is not None]
+            return f"whole({joined(self.ranks)})"
+        lists = [joined(counts) for counts in (self.row_counts, self.col_counts) if counts is not None]
         lists += [] if self.cyclic is None else self.cyclic.words
         if self.ranks is not None:
-            lists.append(f"ranks={_joined(self.ranks)}")
+            lists.append(f"ranks={joined(self.ranks)}")
         return f"{self.kind}({';'.join(lists)})" if lists else self.kind
 
     @classmethod
@@ -345,17 +262,17 @@ class Layout:
             fields = [] if inside is None else inside.split(";")
             named = fields.pop().removeprefix("ranks=") if fields and fields[-1].startswith("ranks=") else None
             if kind == "block_cyclic" and (cyclic := Cyclic.parse(fields)) is not None:
-                if named is None or _NUMBERS.fullmatch(named):
+                if named is None or NUMBERS.fullmatch(named):
                     made = cls.block_cyclic(
                         *cyclic.block,
                         cyclic.grid,
                         source=cyclic.source,
                         grid_order=cyclic.grid_order,
-                        ranks=None if named is None else _split(named),
+                        ranks=None if named is None else split(named),
                     )
                     return dataclasses.replace(made, cyclic=cyclic)
-            elif all(_NUMBERS.fullmatch(field) for field in (*fields, *(() if named is None else (named,)))):
-                counts, ranks = [_split(field) for field in fields], None if named is None else _split(named)
+            elif all(NUMBERS.fullmatch(field) for field in (*fields, *(() if named is None else (named,)))):
+                counts, ranks = [split(field) for field in fields], None if named is None else split(named)
                 if kind == "whole" and ranks is None and sum(map(len, counts)) <= 1:
                     return cls.whole(*(one[0] for one in counts))
                 if kind == "blocks" and len(counts) == 2:
@@ -592,11 +509,3 @@ def _pair(name: str, values: object) -> tuple[int, int]:
     if len(numbers) != 2:
         raise ParamError(f"{name} = {shown(values)}: pass two whole numbers, of rows and of columns")
     return numbers[0], numbers[1]
-
-
-def _joined(numbers: Sequence[int] | None) -> str:
-    return ",".join(map(str, numbers or ()))
-
-
-def _split(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
