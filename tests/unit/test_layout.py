@@ -181,3 +181,29 @@ WRONG = (
 def test_other_words_are_refused_with_those_that_there_are(word):
     with pytest.raises(ParamError, match="is not known: write whole"):
         Layout.parse(word)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("foo",),
+        (None,),
+        ("blocks",),
+        ("blocks", (1, 2)),
+        ("whole",),
+        ("whole", None, None, (0, 1)),
+        ("rows", None, (3,)),
+        ("rows", (-2, 3)),
+        ("replicated", (3,)),
+        ("block_cyclic",),
+    ],
+)
+def test_a_layout_that_no_maker_makes_is_refused(fields):
+    with pytest.raises(ParamError):
+        Layout(*fields)
+
+
+def test_lists_of_counts_are_as_good_as_tuples():
+    assert Layout("rows", [2, 3]) == Layout.rows((2, 3))
+    with pytest.raises(ParamError):
+        Layout.parse("rows(\u0663)")

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-NUMBERS: Final = re.compile(r"\d{1,18}(?:,\d{1,18})*")
+NUMBERS: Final = re.compile(r"[0-9]{1,18}(?:,[0-9]{1,18})*")
 """Whole numbers in a word; Python reads none of some thousand digits."""
 
 
