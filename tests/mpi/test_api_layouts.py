@@ -339,6 +339,11 @@ BAD = {
         um.ParamError,
         ["parts overlap: [0:2, 0:3] at h0 and [1:3, 0:3] at h1", "of all parts rank 0: [0:2, 0:3], rank 1: [1:3"],
     ),
+    "a part twice": (
+        lambda s: s.distribute_parts([(np.ones((2, 3)), (2 * s.rank, 0))] * (1 + (s.rank == 0)), shape=(2 * s.size, 3)),
+        um.ParamError,
+        ["parts overlap: rank 0 gave [0:2, 0:3] more than once; of all parts rank 0: [0:2, 0:3] and [0:2, 0:3]"],
+    ),
     "parts leave something out": (
         lambda s: s.distribute_parts([(np.ones((2, 3)), (2 * s.rank, 0))], shape=(2 * s.size + 1, 3)),
         um.ParamError,
@@ -455,11 +460,63 @@ def test_a_matrix_in_parts_says_how_and_that_it_has_no_array(comm, session):
     session.release(matrix)
 
 
+@pytest.mark.parametrize("order", "CF")
+def test_single_rows_and_columns_are_stored_in_the_order_that_was_asked_for(comm, session, order):
+    for layout, shape in ((Layout.cols(), (9, comm.size)), (Layout.rows(), (comm.size, 9))):
+        matrix = session.empty(shape, "f64", layout, order=order)
+        collective_assert(comm, matrix.order == order, f"{matrix!r}, not {order}")
+        session.release(matrix)
+
+
+def test_what_has_no_elements_is_one_array_too(comm, session):
+    matrix = session.empty((8, 5), "f64", Layout.rows([8] + [0] * (comm.size - 1)), memory="host")
+    given = session.distribute(np.ones((8, 5)) if comm.rank == 0 else None, Layout.rows())
+    for one in (matrix, given):
+        collective_assert(comm, one.local is one.local, f"{one!r}")
+        wanted = (8, 5) if comm.rank == 0 else (0, 5)
+        collective_assert(comm, one.local.shape == wanted, f"{one.local.shape}")
+        session.release(one)
+
+
+def test_matrices_in_single_parts_are_copied_to_and_take_fresh_arrays(comm, session):
+    shape = (5 * comm.size, 4)
+    starts = [(3 * comm.rank, 0), (3 * comm.size + 2 * comm.rank, 0)]
+
+    def arrays(data):
+        return [data[row : row + rows].copy() for (row, _), rows in zip(starts, (3, 2), strict=True)]
+
+    first, second, right = (random_matrix(*shape, DType.f64, (seed,)) for seed in (1, 2, 3))
+    a = session.distribute_parts([*zip(arrays(first), starts, strict=True)], shape=shape)
+    whole = session.scatter(right if comm.rank == 0 else None, Layout.rows(), memory="host")
+    b, c = session.scatter(np.eye(4) if comm.rank == 0 else None, Layout.whole(0), memory="host"), None
+    session.redistribute(whole, None, out=a)
+    collective_assert(comm, all(map(np.array_equal, a.local, arrays(right))), f"{a.local}")
+    expect(comm, um.ParamError, ["out is of shape"], lambda: session.redistribute(b, None, out=a))
+    expect(comm, um.ParamError, ["layout = None"], lambda: session.redistribute(whole, None))
+    c = session.empty(shape, "f64", Layout.rows(), memory="host")
+    with session.plan(a, b, c, reads_c=False) as plan:
+        given = arrays(second)
+        plan.execute(a=given)
+        collective_assert(comm, np.allclose(c.local, second[np.ix_(*c.local_indices)]), f"{c.local}")
+        newest = max(session._store._held)
+        plan.execute(a=tuple(given))
+        collective_assert(comm, max(session._store._held) == newest, "the same arrays are another matrix")
+        words = ["A is of 1 array, and this rank has 2 parts"]
+        expect(comm, um.ParamError, words, lambda: plan.execute(a=given[:1]))
+    session.barrier()
+    for matrix in (a, b, c, whole):
+        session.release(matrix)
+
+
 def test_a_plan_takes_other_arrays_of_the_same_parts_only(comm, session):
     a, b, c = (session.empty((4, 4), "f64", Layout.whole(0), memory="host") for _ in range(3))
     with session.plan(a, b, c) as plan:
         other = session.distribute(np.ones((4, 5))[:, :4] if session.rank == 0 else None, Layout.whole(0))
-        words = ["A does not fit the plan", "leading dimension 4, at h0", "leading dimension 5, at h0"]
+        words = [
+            "A does not fit the plan",
+            "leading dimension 4, in host memory of rank 0",
+            "leading dimension 5, in host",
+        ]
         expect(comm, um.ParamError, words, lambda: plan.execute(a=other))
     for matrix in (a, b, c, other):
         session.release(matrix)

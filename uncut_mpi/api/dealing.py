@@ -6,6 +6,7 @@ Every rank knows what all ranks give, and comes to the same values or to the sam
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,7 +18,7 @@ from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
 from uncut_mpi.model.locations import Location, Memory
-from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.spmd import agreement
 
 _MOST_SHOWN: Final = 4
@@ -76,7 +77,11 @@ class Dealt:
 
 
 def by_layout(
-    given: Sequence[GivenArray | None], layout: Layout, shape: tuple[int, int] | None, kind: DType | None
+    given: Sequence[GivenArray | None],
+    layout: Layout,
+    shape: tuple[int, int] | None,
+    kind: DType | None,
+    order: Order = "C",
 ) -> Dealt:
     """
     Return the matrix of which each rank gives its part by a layout.
@@ -87,6 +92,8 @@ def by_layout(
         What each rank gives; an array without elements is as good as none.
     shape, kind : optional
         Where the arrays do not say it, or to be checked.
+    order : str
+        In which order arrays are stored where all of them may be read in either.
 
     Raises
     ------
@@ -118,7 +125,7 @@ def by_layout(
             layout, shape, [have if have == want else f"{have} instead of {want}" for have, want in compared]
         )
     helds = [counting[rank][0].held if _has_elements(shapes.get(rank, (0, 0))) else None for rank in range(len(given))]
-    stored = iter(_in_one_order([held.part for held in helds if held is not None]))
+    stored = iter(_in_one_order([held.part for held in helds if held is not None], order))
     parts = (None if held is None else next(stored) for held in helds)
     bound = layout.bind(
         shape, [None if part is None else LocalArray(part.location, part.order, part.ld) for part in parts]
@@ -150,6 +157,11 @@ def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kin
     parts = _in_one_order([held.part for held in helds])
     try:
         bound = BoundLayout(shape, tuple(parts))
+        times = collections.Counter((held.holder, held.part.rows, held.part.cols) for held in helds)
+        for held in helds:
+            if times[held.holder, held.part.rows, held.part.cols] > 1:
+                what = _rectangles_text([held.part])
+                raise ParamError(f"parts overlap: rank {held.holder} gave {what} more than once")
     except ParamError as error:
         texts = [_rectangles_text([one.held.part for one in ones if one.has_elements]) for ones in given]
         raise ParamError(f"{error}; of all parts {agreement.by_rank(texts)}") from None
@@ -218,12 +230,19 @@ def _without_elements(
     return (HeldPart(Part((0, shape[0]), (0, shape[1]), Location.host(holder)), holder, ()),)
 
 
-def _in_one_order(parts: Sequence[Part]) -> list[Part]:
-    """Return parts of which single rows and columns are stored in the order of most others, where they can be."""
+def _in_one_order(parts: Sequence[Part], usual: Order = "C") -> list[Part]:
+    """
+    Return parts of which single rows and columns are stored in the order of most others, where they can be.
+
+    Parameters
+    ----------
+    usual : str
+        The order where there are no others, or as many of both.
+    """
     others = [turned(part) for part in parts]
     fixed = [part for part, other in zip(parts, others, strict=True) if other is None]
     by_rows = sum((part.shape[0] * part.shape[1]) * (1 if part.order == "C" else -1) for part in fixed)
-    order = "C" if by_rows > 0 else "F"
+    order = "C" if by_rows > 0 else "F" if by_rows < 0 else usual
     return [part if other is None or part.order == order else other for part, other in zip(parts, others, strict=True)]
 
 

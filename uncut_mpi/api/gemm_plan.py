@@ -14,6 +14,7 @@ from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_wri
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.parts import Part
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import time_text
@@ -81,8 +82,9 @@ class GemmPlan:
             Instead of the matrices planned with: same shape, type, order, leading dimension and
             location. Where others of them can be used by their owner alone, the first such call plans.
             Instead of a Matrix each rank may pass an array, its part as of `Session.distribute`; one without elements
-            where it has none. They are made a matrix, which takes a little and page-locks host arrays, and are kept
-            until the plan is given others or goes. Passing the same ones again makes nothing.
+            where it has none. Of a matrix of `Session.distribute_parts` it passes a list of its parts. They are made a
+            matrix, which takes some milliseconds and page-locks host arrays, and are kept until the plan is given
+            others or goes. Passing the same ones again makes nothing.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
 
@@ -225,7 +227,14 @@ class GemmPlan:
         def check() -> None:
             self._check_open()
             for name, (planned, one) in arrays.items():
-                if planned.layout is None or not is_array(one):
+                several = planned.layout is None and planned.info.view is None and isinstance(one, tuple | list)
+                if several and all(map(is_array, one)):
+                    if len(one) != len(planned.rectangles):
+                        found = counted(len(planned.rectangles), "part")
+                        raise ParamError(
+                            f"{name} is of {counted(len(one), 'array')}, and this rank has {found}: pass one for each"
+                        )
+                elif planned.layout is None or not is_array(one):
                     store.check(name, one)
 
         text = f"{call} with arrays for {', '.join(arrays)}, each rank one, without elements where it has no part"
@@ -263,7 +272,9 @@ def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
         pair[matrix is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1]
     )
     part = next(differing, _parts_of(matrix)[0])
-    how = f"order {part.order}, leading dimension {part.ld}, at {part.location}"
+    at = part.location
+    owner = "" if at.rank is None else f" of rank {at.rank}"
+    how = f"order {part.order}, leading dimension {part.ld}, in {at.space} memory{owner}"
     if not matrix.info.in_parts:
         return how
     return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"

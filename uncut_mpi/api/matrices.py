@@ -104,7 +104,9 @@ class MatrixStore:
             # Of a matrix without elements its arrays say where it would lie.
             if 0 not in shape or (0 in wanted.shape and rank in wanted.layout.holders(size)):
                 array = self._new_array(wanted.memory, shape, wanted.dtype, wanted.order)
-        return self.distribute([] if array is None else [(array, (0, 0))], wanted.layout, wanted.shape, wanted.dtype)
+        self._collect()
+        given = [] if array is None else [(array, (0, 0))]
+        return self._deal(given, wanted.layout, wanted.shape, wanted.dtype, wanted.order)
 
     def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
         """See `Session.register`."""
@@ -145,8 +147,8 @@ class MatrixStore:
 
         Parameters
         ----------
-        given : array
-            This rank's part.
+        given : array, or sequence of arrays
+            This rank's part; of a matrix in single parts those that it has, in the order of `Matrix.local`.
         before : Matrix or None
             What this was asked for before; if all ranks give the same arrays again, it is returned.
         """
@@ -154,7 +156,10 @@ class MatrixStore:
         again = self._collect(int(same))
         if before is not None and all(again):
             return before
-        return self._deal([(given, (0, 0))], matrix.layout, matrix.shape, matrix.dtype)
+        if matrix.layout is not None:
+            return self._deal([(given, (0, 0))], matrix.layout, matrix.shape, matrix.dtype)
+        starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
+        return self._deal([*zip(given, starts, strict=True)], None, matrix.shape, matrix.dtype)
 
     # -- using -------------------------------------------------------------------------------
 
@@ -316,8 +321,9 @@ class MatrixStore:
         layout: Layout | None,
         shape: tuple[int, int] | None,
         kind: DType | None,
+        order: Order = "C",
     ) -> Matrix:
-        """Return the matrix that all ranks' arrays make; see `distribute`."""
+        """Return the matrix that all ranks' arrays make; see `distribute` and `by_layout`."""
         mine: list[_Mine] = []
         error: BaseException | None = None
         try:
@@ -334,7 +340,7 @@ class MatrixStore:
                     assert shape is not None  # which is no option without a layout
                     dealt = by_starts(of_ranks, shape, kind)
                 else:
-                    dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind)
+                    dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind, order)
             except UncutError as wrong:  # of the same values on all ranks
                 raise agreed(wrong) from None
             return self._publish(dealt, mine, grips)
@@ -486,6 +492,8 @@ def _view_of(segment: Segment, piece: Piece, info: MatrixInfo) -> np.ndarray:
 def _is_local(given: Any, matrix: Matrix) -> bool:
     """Return whether a caller gave what this rank has of a matrix; all that has no elements is alike."""
     local = matrix.local
+    if matrix.layout is None:
+        return len(given) == len(local) and all(one is other for one, other in zip(given, local, strict=True))
     return local is given or (0 in local.shape and not has_elements(given))
 
 

@@ -205,6 +205,7 @@ class Matrix:
         self.array = array
         self._local = local  # of a view what there is of all the matrix
         self._whole = whole  # of which it is a view
+        self._nothing: Any = None  # an array without elements, once it was asked for
         self._views: weakref.WeakValueDictionary[View, Matrix] = weakref.WeakValueDictionary()
         self.closed, self.home = False, home  # that of its session's store, until it is released
 
@@ -260,7 +261,10 @@ class Matrix:
         local, view = self._local, self.info.view
         arrays = local.arrays
         if not arrays and self.info.dealt is not None:
-            arrays = (local.empty(*(stop - start for start, stop in local.rectangles[0])),)
+            whole = self._whole or self
+            if whole._nothing is None:
+                whole._nothing = local.empty(*(stop - start for start, stop in local.rectangles[0]))
+            arrays = (whole._nothing,)
         if view is not None:
             orders = (self._whole or self).info.layout.orders
             arrays = tuple(
@@ -281,6 +285,11 @@ class Matrix:
             rectangles = tuple(view.placed(one, orders) for one in rectangles)
         found = tuple(indices_of(one, self.info.layout.orders) for one in rectangles)
         return found[0] if self.info.dealt is not None else found
+
+    @property
+    def rectangles(self) -> tuple[Rectangle, ...]:
+        """Where this rank's parts lie, as they were given: positions in the orders of rows and columns."""
+        return self._local.rectangles
 
     @property
     def memory(self) -> Memory:

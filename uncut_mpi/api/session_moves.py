@@ -91,7 +91,7 @@ class MovesMatrices(SessionBase):
 
     @public_call
     def redistribute(
-        self, matrix: Matrix, layout: Layout, *, out: Matrix | None = None, memory: Memory | None = None
+        self, matrix: Matrix, layout: Layout | None, *, out: Matrix | None = None, memory: Memory | None = None
     ) -> Matrix:
         """
         Copy a matrix into one that is dealt otherwise. Collective.
@@ -100,8 +100,8 @@ class MovesMatrices(SessionBase):
         ----------
         matrix : Matrix
             Of any layout.
-        layout : Layout
-            What each rank is to have.
+        layout : Layout or None
+            What each rank is to have; with `out` None stands for its layout, also where that has no name.
         out : Matrix, optional
             Where it is copied to: a matrix of this layout, and of the same shape and type. By default a new one. Parts
             that are stored in another order are transposed on their way.
@@ -119,21 +119,27 @@ class MovesMatrices(SessionBase):
             If arguments do not fit, or a rank has too little memory.
         """
 
-        def convert() -> tuple[Matrix, Layout, Matrix | None, Memory | None]:
+        def convert() -> tuple[Matrix, Layout | None, Matrix | None, Memory | None]:
             source = self._store.check("redistribute: matrix", matrix)
-            wanted = layout_of(layout)
-            wanted.rectangles(source.shape, self.size)
+            wanted = None if layout is None and out is not None else layout_of(layout)
+            if wanted is not None:
+                wanted.rectangles(source.shape, self.size)
             if out is None:
                 return source, wanted, None, None if memory is None else memory_of(memory)
             target = self._store.check("redistribute: out", out)
-            if memory is not None or target.layout != wanted.filled(source.shape, self.size):
+            if target.shape != source.shape:
+                raise ParamError(
+                    f"out is of shape {target.shape}, matrix of {source.shape}: pass one of the same shape"
+                )
+            fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
+            if memory is not None or not fits:
                 raise ParamError(
                     f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: pass the "
-                    "layout of out and no memory, or no out"
+                    "layout of out, or None, and no memory, or no out"
                 )
             return source, wanted, target, None
 
-        def text(asked: tuple[Matrix, Layout, Matrix | None, Memory | None]) -> str:
+        def text(asked: tuple[Matrix, Layout | None, Matrix | None, Memory | None]) -> str:
             return (
                 f"redistribute({matrix_text(asked[0])}, {asked[1]}, out={matrix_text(asked[2])}, memory={asked[3]!r})"
             )
@@ -141,6 +147,7 @@ class MovesMatrices(SessionBase):
         with self._gate.exclusive():
             source, wanted, target, where = self._begin_converted("redistribute", convert, text)
             if target is None:
+                assert wanted is not None  # which is an option with out alone
                 about = source.shape, source.dtype, source.order
                 target = self._store.empty(NewMatrix(*about, wanted, where or own_memory(source)))
             self._copy("redistribute", source, target)
