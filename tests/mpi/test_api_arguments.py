@@ -195,6 +195,6 @@ def test_an_odd_argument_of_a_session_on_one_rank_is_an_error_on_all(comm):
 
 
 def test_what_is_no_communicator_is_an_error():
-    for comm in (None, 3, "world", object()):
+    for comm in (None, 3, "world", object(), np.ones((3, 3))):
         with pytest.raises(um.ParamError, match="intracommunicator"):
             um.Session(comm, backend="host")

@@ -161,7 +161,7 @@ class Group:
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise ParamError(
                 f"a session needs an intracommunicator of mpi4py, not {type(comm).__name__}"
-                f"{' (COMM_NULL: this rank is not part of it)' if comm == MPI.COMM_NULL else ''}"
+                f"{' (COMM_NULL: this rank is not part of it)' if isinstance(comm, MPI.Comm) and not comm else ''}"
             )
         check_launcher()
         if not MPI.Is_thread_main():
