@@ -544,3 +544,28 @@ def test_of_tiles_that_are_dealt_out_each_rank_fetches_what_its_products_read():
 def test_a_schedule_without_cache_moves_more_than_the_least():
     moved = {one.link: one for one in traffic(make(caching=False)).links}["host_to_device"]
     assert moved.nbytes > moved.least_bytes
+
+
+def test_what_moves_while_products_run_is_counted_at_both_ends() -> None:
+    rng = np.random.default_rng(4)
+    for place, ranks in (("0,0,0", 2), ("h,h,h", 3), ("0,1,2", 3)):
+        problem, options = GemmProblem(600, 500, 400, DType.f64), ScheduleOptions(scheduler="kblocks")
+        schedule = plan(problem, Placement.parse(place), ranks, Machine.uniform(ranks), options).schedule
+        start = rng.random(len(schedule.tasks))
+        end = start + 0.3 * rng.random(len(schedule.tasks))
+        found = Timeline.of(schedule, start, end, "random").moved
+        # Second by second, in steps of a thousandth.
+        steps = np.arange(0.0, 1.4, 1e-3) + 5e-4
+        runs = (start[:, np.newaxis] <= steps) & (steps < end[:, np.newaxis])
+        products = schedule.tasks["kind"] == Kind.GEMM
+        busy = [runs[products & (schedule.tasks["rank"] == rank)].any(axis=0) for rank in range(ranks)]
+        total, hidden = 0, 0.0
+        for task, source, destination, nbytes in schedule.copies().tolist():
+            if source == destination:
+                continue
+            total += nbytes
+            shares = [busy[one][runs[task]].mean() for one in (source, destination) if one < ranks and runs[task].any()]
+            hidden += nbytes * min(shares, default=0.0)
+        assert found[0] == total > 0
+        assert found[1] == pytest.approx(hidden, abs=0.02 * total)
+        assert 0 < found[1] < total

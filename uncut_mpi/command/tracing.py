@@ -6,7 +6,7 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.trace import Trace
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.units import time_text
+from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.render import render
 from uncut_mpi.view.timeline import Timeline
 
@@ -29,5 +29,9 @@ def draw_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> tup
             measured = Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured", machine)
             content = render(path, [predicted, measured])
             times = f"predicted {time_text(predicted.seconds)}, measured {time_text(measured.seconds)}"
-            shown = f"{path}: {times}, task by task"
+            nbytes, hidden = measured.moved
+            of_it = (
+                f"; {100 * hidden / nbytes:.0f} % of {bytes_text(nbytes)} moved while products ran" if nbytes else ""
+            )
+            shown = f"{path}: {times}, task by task{of_it}"
     return content, shown

@@ -187,6 +187,33 @@ class Timeline:
         busy = np.array([self.covered_s(rows[self.activity[rows] <= Activity.COMBINE]) for rows in self.rows_of_rank])
         return 1.0 - busy / total if total > 0 else np.ones(self.num_ranks)
 
+    @functools.cached_property
+    def moved(self) -> tuple[int, float]:
+        """
+        Return how many bytes go from one memory to another, and how many of them while products run there.
+
+        A copy moves at an even pace. It counts as long as the devices at its ends multiply: of two the one that
+        multiplies less of that time.
+        """
+        multiplies = [self.coverage(rows[self.activity[rows] == Activity.GEMM]) for rows in self.rows_of_rank]
+        ends = np.full((len(self.schedule.tasks), 2), -1)
+        copies = self.schedule.copies()
+        ends[copies[:, 0]] = copies[:, 1:3]
+        total, hidden = 0, 0.0
+        for row in np.flatnonzero(self.nbytes).tolist():
+            source, destination = ends[self.task[row]].tolist()
+            start, end, nbytes = self.start_s[row], self.end_s[row], int(self.nbytes[row])
+            if source == destination:
+                continue
+            total += nbytes
+            of_ends = [
+                float(np.diff(np.interp((start, end), *multiplies[one]))[0])
+                for one in (source, destination)
+                if one < self.num_ranks
+            ]
+            hidden += nbytes * min(of_ends, default=0.0) / (end - start) if end > start else 0.0
+        return total, hidden
+
     def computing(self, rank: int) -> np.ndarray:
         """Return which tasks, of shape (n,), keep the device of a rank computing."""
         which: np.ndarray = (self.rank == rank) & (self.activity <= Activity.COMBINE)
