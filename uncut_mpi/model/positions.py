@@ -134,13 +134,15 @@ def num_pieces(bound: BoundLayout, orders: Orders) -> int:
 @functools.lru_cache(maxsize=256)
 def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> Sequence[Run]:
     """Return the runs of some positions of an order in another one, first things first."""
+    if extent[0] == extent[1]:
+        return ()
     if own == other:
         return (Run(0, *extent),)
     indices = np.arange(*extent) if own is None else own.indices[slice(*extent)]
     places = indices if other is None else other.positions[indices]
     edges = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
-    firsts = places[edges[:-1]].tolist() if len(places) else []
+    firsts = places[edges[:-1]].tolist()
     return tuple(
         Run(start, first, first + stop - start)
-        for (start, stop), first in zip(itertools.pairwise(edges), firsts, strict=False)
+        for (start, stop), first in zip(itertools.pairwise(edges), firsts, strict=True)
     )
