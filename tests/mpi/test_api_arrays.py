@@ -158,7 +158,7 @@ def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name)
             and matrix.array.dtype == there.dtype == matrix.dtype.numpy
             and (matrix.array.ctypes.data == there.ctypes.data or not there.size)
             and np.array_equal(matrix.array, there)
-            and matrix.info.writeable
+            and not matrix.info.read_only
         )
     collective_assert(comm, good, f"{matrix!r} {matrix.array!r}")
     copy = session.download(matrix)

@@ -444,7 +444,8 @@ def test_a_read_only_part_cannot_be_written(comm, session):
     c = session.distribute(part, Layout.rows())
     a = session.empty((2 * comm.size, 3), "f64", Layout.rows())
     b = session.empty((3, 2), "f64", Layout.replicated())
-    expect(comm, um.ParamError, ["C is a read-only array"], lambda: session.gemm(a, b, c))
+    where = " (rank 0)" if comm.size > 1 else ""
+    expect(comm, um.ParamError, [f"C is a read-only array{where}, or"], lambda: session.gemm(a, b, c))
     for matrix in (a, b, c):
         session.release(matrix)
 

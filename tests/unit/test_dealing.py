@@ -69,8 +69,8 @@ def test_a_matrix_without_elements_lies_where_the_first_array_does():
 def test_a_matrix_is_writeable_if_every_part_is():
     fixed = np.zeros((2, 2))
     fixed.flags.writeable = False
-    assert by_layout([given(np.zeros((2, 2)), 0)], Layout.rows(), None, None).writeable
-    assert not by_layout([given(np.zeros((2, 2)), 0), given(fixed, 1)], Layout.rows(), None, None).writeable
+    assert by_layout([given(np.zeros((2, 2)), 0)], Layout.rows(), None, None).read_only == ()
+    assert by_layout([given(np.zeros((2, 2)), 0), given(fixed, 1)], Layout.rows(), None, None).read_only == (1,)
 
 
 def test_what_does_not_add_up_says_what_each_rank_has():

@@ -62,7 +62,7 @@ class Dealt:
 
     Attributes
     ----------
-    layout, dtype, parts, dealt, writeable
+    layout, dtype, parts, dealt, read_only
         See `MatrixInfo`.
     rectangles : list of tuple of ((int, int), (int, int))
         Rows and columns of what each rank has, also without elements.
@@ -72,7 +72,7 @@ class Dealt:
     dtype: DType
     parts: tuple[HeldPart, ...]
     dealt: Layout | None
-    writeable: bool
+    read_only: tuple[int, ...]
     rectangles: list[tuple[Rectangle, ...]]
 
 
@@ -137,7 +137,7 @@ def by_layout(
         tuple(dataclasses.replace(held, part=part) for held, part in placed)
         or _without_elements(shape, counting, layout.holders(len(given))[0]),
         layout,
-        _writeable(counting),
+        _read_only(counting),
         [(rectangle,) for rectangle in rectangles],
     )
 
@@ -171,7 +171,7 @@ def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kin
         tuple(dataclasses.replace(held, part=part) for held, part in zip(helds, parts, strict=True))
         or _without_elements(shape, counting, 0),
         None,
-        _writeable(counting),
+        _read_only(counting),
         [tuple((one.held.part.rows, one.held.part.cols) for one in ones) for ones in given],
     )
 
@@ -246,8 +246,8 @@ def _in_one_order(parts: Sequence[Part], usual: Order = "C") -> list[Part]:
     return [part if other is None or part.order == order else other for part, other in zip(parts, others, strict=True)]
 
 
-def _writeable(counting: Mapping[int, Sequence[GivenArray]]) -> bool:
-    return all(one.writeable for ones in counting.values() for one in ones)
+def _read_only(counting: Mapping[int, Sequence[GivenArray]]) -> tuple[int, ...]:
+    return tuple(rank for rank, ones in counting.items() if not all(one.writeable for one in ones))
 
 
 def _do_not_fit(layout: Layout, shape: tuple[int, int], texts: Sequence[str]) -> ParamError:

@@ -18,7 +18,6 @@ from uncut_mpi.api.arrays import element_type, has_elements, take
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import Dealt, GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import (
-    READ_ONLY,
     HeldPart,
     LocalParts,
     Matrix,
@@ -217,8 +216,8 @@ class MatrixStore:
                 raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
             if source.location != Location.host():
                 raise ParamError(f"{source} is not in shared host memory: use empty_host")
-            if not target.info.writeable:
-                raise ParamError(f"{target} {READ_ONLY}")
+            if target.info.read_only:
+                raise ParamError(f"{target} {target.info.read_only_text}")
             for part, array, there, address in self._own_parts(target):
                 block = source.array[there]
                 if part.location.space == "host":
@@ -299,7 +298,7 @@ class MatrixStore:
         bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
         part = Part((0, rows), (0, cols), Location.host(), wanted.order)
         held = HeldPart(part, layout.holders(self._group.size)[0], (Piece(segment.memory, 0, nbytes),))
-        dealt = Dealt(bound, kind, (held,), layout, True, [(rectangle,) for rectangle in rectangles])
+        dealt = Dealt(bound, kind, (held,), layout, (), [(rectangle,) for rectangle in rectangles])
         grip = _Grip(segment.address, segment=segment)
         matrix = self._publish(dealt, [], [grip])
         self._pin(matrix.info.number, grip, nbytes)
@@ -430,7 +429,7 @@ class MatrixStore:
             What it holds of that; segments of other ranks' parts come to them.
         """
         self._next += 1
-        info = MatrixInfo(self._next, dealt.layout, dealt.dtype, dealt.parts, dealt.dealt, dealt.writeable)
+        info = MatrixInfo(self._next, dealt.layout, dealt.dtype, dealt.parts, dealt.dealt, dealt.read_only)
         addresses, arrays, array = [], {}, None
         ours = iter([one for one in mine if one.known.has_elements or 0 in info.layout.shape])
         for number, held in enumerate(info.parts):

@@ -19,11 +19,12 @@ from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.positions import Orders, indices_of, pieces_in
 from uncut_mpi.model.problem import Order, StoredMatrix
+from uncut_mpi.spmd.group import name_ranks
 
 Name: TypeAlias = int | tuple[int, View]
 """By what calls know a matrix: its number, of a view with what it is of that matrix."""
 
-READ_ONLY: Final = "is a read-only array, or lies in a file that a device may only read: pass a writeable one"
+_READ_ONLY: Final = "is a read-only array{where}, or lies in a file that a device may only read: pass a writeable one"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class MatrixInfo:
         Those of `layout`, in its order. Of a matrix without elements one that has none.
     dealt : Layout or None
         How it is dealt to ranks, with counts; None where single parts were given.
-    writeable : bool
-        Whether it may be C.
+    read_only : tuple of int
+        Ranks that have parts which may not be written; with any of them it cannot be C.
     view : View or None
         What of the matrix of that number it is, if not all.
     origins : tuple of (int, int)
@@ -89,7 +90,7 @@ class MatrixInfo:
     dtype: DType
     parts: tuple[HeldPart, ...]
     dealt: Layout | None = None
-    writeable: bool = True
+    read_only: tuple[int, ...] = ()
     view: View | None = None
     origins: tuple[tuple[int, int], ...] = ()
     name: Name = dataclasses.field(init=False, repr=False)
@@ -148,6 +149,11 @@ class MatrixInfo:
         """Return how many elements are stored in another order."""
         parts = (held.part for held in self.parts)
         return sum(part.shape[0] * part.shape[1] for part in parts if part.order != order)
+
+    @property
+    def read_only_text(self) -> str:
+        """Why it cannot be C, and what to do, where ranks have parts that may not be written."""
+        return _READ_ONLY.format(where=f" ({name_ranks(self.read_only)})" if self.in_parts else "")
 
     @property
     def obstacle(self) -> str:

@@ -6,7 +6,7 @@ import math
 import struct
 from typing import NamedTuple
 
-from uncut_mpi.api.matrix import READ_ONLY, Matrix, MatrixInfo
+from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.overlaps import overlapping, overlapping_itself
 from uncut_mpi.api.wording import product_text
 from uncut_mpi.errors import ParamError
@@ -133,8 +133,8 @@ def infos_of(matrices: Operands) -> Infos:
 def check_written(infos: Infos) -> None:
     """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
     a, b, c = infos
-    if not c.writeable:
-        raise ParamError(f"C {READ_ONLY}")
+    if c.read_only:
+        raise ParamError(f"C {c.read_only_text}")
     for name, info in (("A", a), ("B", b)):
         ranks = overlapping(info, c)
         if ranks:
