@@ -9,6 +9,7 @@ import numpy as np
 
 import uncut_mpi as um
 from tests.helpers import interpret
+from tests.helpers.collective import collective_assert
 from uncut_mpi import Layout, ScheduleOptions
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.executor import Disorder
@@ -92,6 +93,16 @@ def distributed(session, rng, data, orders):
     matrix = session.distribute(part, layout, shape=data.shape)
     session.release(shared)
     return matrix
+
+
+def check_copies(comm, session, matrix, data):
+    """Fail on all ranks if what is gathered or downloaded of a matrix is not `data`."""
+    array = session.gather(matrix)
+    collective_assert(comm, comm.rank > 0 or np.array_equal(array, data), f"{matrix!r} of {data}: gathered {array}")
+    copy = session.download(matrix)
+    collective_assert(comm, np.array_equal(copy.array, data), f"{matrix!r} of {data}: downloaded {copy.array}")
+    session.barrier()
+    session.release(copy)
 
 
 def cut_up(session, rng, data, orders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
+from tests.helpers.distributed import check_copies
 from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -72,12 +74,7 @@ def test_a_rank_has_its_blocks_and_views_of_them_at_any_offset(comm, session):
         collective_assert(comm, np.array_equal(view.local, part[np.ix_(*view.local_indices)]), told)
         wanted = view.layout.local_shape(view.shape, comm.rank)
         collective_assert(comm, view.local.shape == wanted and Layout.parse(str(view.layout)) == view.layout, told)
-        array = session.gather(view)
-        collective_assert(comm, comm.rank > 0 or np.array_equal(array, part), f"{told}, gathered {array}")
-        copy = session.download(view)
-        collective_assert(comm, np.array_equal(copy.array, part), f"{told}, downloaded {copy.array}")
-        session.barrier()
-        session.release(copy)
+        check_copies(comm, session, view, part)
     session.release(matrix)
 
 
@@ -110,13 +107,11 @@ def test_offsets_into_matrices_that_are_dealt_alike_and_otherwise(comm, session,
 
 
 def test_operands_that_are_dealt_alike_take_no_more_products_than_blocks_do(comm, session):
-    extent = 12 * comm.size
-    down, along = GRIDS[comm.size]
-    if down != along:
-        pytest.skip("a grid that is as high as wide has rows and columns dealt alike")
-    blocks = Layout.blocks([extent // down] * down, [extent // along] * along)
+    down = along = math.isqrt(comm.size)  # rows and columns are dealt alike
+    extent, ranks = 12 * comm.size * down, range(down * along)
+    blocks = Layout.blocks([extent // down] * down, [extent // along] * along, ranks=ranks)
     counts = []
-    for layout in (blocks, Layout.block_cyclic(2, 2, (down, along))):
+    for layout in (blocks, Layout.block_cyclic(2, 2, (down, along), ranks=ranks)):
         a, b, c = (session.empty((extent, extent), "f64", layout) for _ in range(3))
         options = um.ScheduleOptions(scheduler="kblocks", grid=(down, along), blocking=um.Blocking(columns=1))
         with session.plan(a, b, c, options=options) as plan:
@@ -161,8 +156,30 @@ def test_arrays_that_are_not_as_the_layout_says_are_refused_on_all_ranks(comm, s
         ["memory = 'shared'", str(layout)],
         lambda: session.empty(shape, "f64", layout, memory="shared"),
     )
+    host = session.empty_host(shape)
+    words = ["memory = 'shared'", str(layout)]
+    expect(comm, um.ParamError, words, lambda: session.redistribute(host, layout, memory="shared"))
+    expect(comm, um.ParamError, words, lambda: session.scatter(host.array, layout, memory="shared"))
+    session.release(host)
     if comm.size > 1:
         other = Layout.block_cyclic(3, 4 + comm.rank, GRIDS[comm.size])
         expect(
             comm, um.ParamError, ["rank 1", "block_cyclic(3,5"], lambda: session.distribute(mine, other, shape=shape)
         )
+
+
+def test_what_follows_shared_memory_is_cyclic_in_memory_of_each_rank(comm, session):
+    layout = layout_of(comm)
+    data = random_matrix(17, 17, DType.f64, (7,))
+    shared = session.empty_host((17, 17))
+    if comm.rank == 0:
+        shared.array[...] = data
+    session.barrier()
+    copy = session.redistribute(shared, layout)
+    product = session.gemm(shared, shared, out_layout=layout)
+    for matrix, wanted in ((copy, data), (product, data @ data)):
+        right = np.allclose(matrix.local, wanted[np.ix_(*matrix.local_indices)], 1e-13, 1e-13)
+        collective_assert(comm, right and matrix.memory == "host" and matrix.layout == layout, f"{matrix!r}")
+    session.barrier()
+    for matrix in (shared, copy, product):
+        session.release(matrix)

@@ -11,7 +11,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import address_of, distributed, fill, on_host
+from tests.helpers.distributed import address_of, check_copies, distributed, fill, on_host
 from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -84,12 +84,7 @@ def test_a_view_is_what_its_name_says_and_lasts_as_long_as_its_matrix(comm, sess
         collective_assert(comm, good and np.shares_memory(view.local, matrix.local) == bool(view.local.size), told)
         shapes = [view.layout.local_shape(view.shape, rank, num_ranks=comm.size) for rank in range(comm.size)]
         collective_assert(comm, shapes[comm.rank] == view.local.shape, f"{told}: {view.layout} says {shapes}")
-        array = session.gather(view)
-        collective_assert(comm, comm.rank > 0 or np.array_equal(array, part), f"{told}, gathered {array}")
-        copy = session.download(view)
-        collective_assert(comm, np.array_equal(copy.array, part), f"{told}, downloaded {copy.array}")
-        session.barrier()
-        session.release(copy)
+        check_copies(comm, session, view, part)
     collective_assert(comm, matrix.T.T is matrix and matrix[:, :] is matrix and matrix[2:] is cases[1][0], "made anew")
     shared = session.empty_host((7, 10))
     if comm.rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,10 +147,10 @@ def test_a_descriptor_says_shape_and_layout() -> None:
         ({"mb": 1.5}, "whole number"),
     ],
 )
-def test_what_is_no_layout_is_refused(given: dict[str, object], words: str) -> None:
-    asked = {"mb": 4, "nb": 4, "grid": (2, 2), **given}
+def test_what_is_no_layout_is_refused(given: dict[str, Any], words: str) -> None:
+    asked: dict[str, Any] = {"mb": 4, "nb": 4, "grid": (2, 2), **given}
     with pytest.raises(ParamError, match=words):
-        Layout.block_cyclic(**asked)  # type: ignore[arg-type]
+        Layout.block_cyclic(**asked)
 
 
 def test_a_grid_that_does_not_fit_the_ranks_is_refused() -> None:

@@ -103,9 +103,8 @@ class MatrixStore:
             # Of a matrix without elements its arrays say where it would lie.
             if 0 not in shape or (0 in wanted.shape and rank in wanted.layout.holders(size)):
                 array = self._new_array(wanted.memory, shape, wanted.dtype, wanted.order)
-        self._collect()
         given = [] if array is None else [(array, (0, 0))]
-        return self._deal(given, wanted.layout, wanted.shape, wanted.dtype, wanted.order)
+        return self.distribute(given, wanted.layout, wanted.shape, wanted.dtype, wanted.order)
 
     def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
         """See `Session.register`."""
@@ -126,6 +125,7 @@ class MatrixStore:
         layout: Layout | None,
         shape: tuple[int, int] | None,
         kind: DType | None,
+        order: Order = "C",
     ) -> Matrix:
         """
         See `Session.distribute` and `distribute_parts`.
@@ -136,9 +136,11 @@ class MatrixStore:
             What this rank has, and of which element on.
         layout : Layout or None
             How the parts are dealt, if not as this rank says; then it gives one array or none, from (0, 0) on.
+        order : str
+            As of `by_layout`.
         """
         self._collect()
-        return self._deal(given, layout, shape, kind)
+        return self._deal(given, layout, shape, kind, order)
 
     def like(self, matrix: Matrix, given: Any, before: Matrix | None) -> Matrix:
         """

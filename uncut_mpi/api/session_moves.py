@@ -44,7 +44,9 @@ class MovesMatrices(SessionBase):
         """
 
         def convert() -> tuple[int, Layout, Memory]:
-            return rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
+            place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
+            wanted.check_memory(where)
+            return place, wanted, where
 
         def text(asked: tuple[int, Layout, Memory]) -> str:
             return f"scatter(layout={asked[1]}, root={asked[0]}, memory={asked[2]!r})"
@@ -125,7 +127,10 @@ class MovesMatrices(SessionBase):
             if wanted is not None:
                 wanted.rectangles(source.shape, self.size)
             if out is None:
-                return source, wanted, None, None if memory is None else memory_of(memory)
+                where = None if memory is None else memory_of(memory)
+                if wanted is not None and where is not None:
+                    wanted.check_memory(where)
+                return source, wanted, None, where
             target = self._store.check("redistribute: out", out)
             if target.shape != source.shape:
                 raise ParamError(
@@ -149,7 +154,7 @@ class MovesMatrices(SessionBase):
             if target is None:
                 assert wanted is not None  # which is an option with out alone
                 about = source.shape, source.dtype, source.order
-                target = self._store.empty(NewMatrix(*about, wanted, where or own_memory(source)))
+                target = self._store.empty(NewMatrix(*about, wanted, where or own_memory(source, wanted)))
             self._copy("redistribute", source, target)
         return target
 

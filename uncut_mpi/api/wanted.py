@@ -64,11 +64,7 @@ def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memo
     if not isinstance(order, str) or order not in ("F", "C"):
         raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
     where = memory_of(memory)
-    if where == "shared" and layout.cyclic is not None:
-        raise ParamError(
-            f"memory = 'shared' with layout {layout}: a shared segment has all of it, and no rank has its "
-            "blocks one behind the other; use memory='host' or 'device'"
-        )
+    layout.check_memory(where)
     return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, where)
 
 
@@ -85,7 +81,7 @@ def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout 
         Its layout in the place of these.
     """
     rule, followed = next(_followed(a, b, trans_a, trans_b), (Layout.rows(), a))
-    memory = own_memory(followed)
+    memory = own_memory(followed, layout or rule)
     if layout is None and _is_whole(a) and _is_whole(b):
         rule, memory = Layout.whole(0), "shared"
     return NewMatrix(_result_shape(a, b, trans_a, trans_b), a.dtype, "C", layout or rule, memory)
@@ -97,7 +93,7 @@ def possible_results(a: Matrix, b: Matrix, trans_a: str, trans_b: str, size: int
     grid = ProcessGrid.most_square(size)
     even = Layout.rows(), Layout.cols(), Layout.blocks(even_counts(rows, grid.rows), even_counts(cols, grid.cols))
     found = [*_followed(a, b, trans_a, trans_b), *((layout, a) for layout in even)]
-    return [NewMatrix(shape, a.dtype, "C", layout, own_memory(followed)) for layout, followed in found]
+    return [NewMatrix(shape, a.dtype, "C", layout, own_memory(followed, layout)) for layout, followed in found]
 
 
 def _result_shape(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[int, int]:
@@ -146,10 +142,10 @@ def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
     return rows, cols
 
 
-def own_memory(matrix: Matrix) -> Memory:
-    """Return in what memory this rank makes its part of a matrix that follows another one."""
-    if matrix.memory == "shared" and matrix.info.in_parts:
-        return "host"  # it lies in several segments, or some parts are not shared
+def own_memory(matrix: Matrix, layout: Layout) -> Memory:
+    """Return in what memory this rank makes its part of a matrix of some layout that follows another one."""
+    if matrix.memory == "shared" and (matrix.info.in_parts or layout.cyclic is not None):
+        return "host"  # the other lies in several segments, or some parts are not shared; or a segment has no such part
     return matrix.memory
 
 

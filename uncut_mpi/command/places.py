@@ -42,8 +42,7 @@ class Dealt:
         """Return which part of a matrix, stored column-major, lies where."""
         if self.memory == "shared":
             self.layout.rectangles(shape, num_ranks)
-            if self.layout.cyclic is not None:
-                raise ParamError(f"{self} cannot be: a shared segment has no rank's blocks one behind the other")
+            self.layout.check_memory(self.memory)
             return Location.host()
         location = Location.device if self.memory == "device" else Location.host
         bound = self.layout.bind(shape, [LocalArray(location(rank)) for rank in range(num_ranks)])

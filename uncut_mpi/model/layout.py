@@ -17,9 +17,10 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, counted, items, shown
-from uncut_mpi.model.cyclic import NUMBERS, Cyclic, CyclicOrder, joined, split
-from uncut_mpi.model.locations import Location
+from uncut_mpi.model.cyclic import NUMBERS, Cyclic, joined, split
+from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part
+from uncut_mpi.model.positions import Orders, indices_of
 
 Kind: TypeAlias = Literal["whole", "rows", "cols", "blocks", "replicated", "block_cyclic"]
 """What a rank has: all, some rows, some columns, a block, all as every other one has, or every so many-th block."""
@@ -318,6 +319,14 @@ class Layout:
         """Whether it says how much each part has of the extent that it cuts."""
         return self.row_counts is not None or self.col_counts is not None
 
+    def check_memory(self, memory: Memory) -> None:
+        """Raise ParamError if a matrix that is dealt so cannot be made in a memory."""
+        if memory == "shared" and self.cyclic is not None:
+            raise ParamError(
+                f"memory = 'shared' with layout {self}: a shared segment has the matrix as a whole, and no rank's "
+                "blocks one behind the other; use host or device memory"
+            )
+
     def holders(self, num_ranks: int | None = None) -> Sequence[int]:
         """
         Return whose the parts are, one after another.
@@ -376,14 +385,9 @@ class Layout:
         shape, rank, num_ranks
             As of `local_shape`.
         """
-        rectangle = self._rectangle(shape, rank, num_ranks)
-        rows, cols = (
-            np.arange(*extent) if order is None else order.indices[slice(*extent)]
-            for extent, order in zip(rectangle, self.orders(shape), strict=True)
-        )
-        return rows, cols
+        return indices_of(self._rectangle(shape, rank, num_ranks), self.orders(shape))
 
-    def orders(self, shape: tuple[int, int]) -> tuple[CyclicOrder | None, CyclicOrder | None]:
+    def orders(self, shape: tuple[int, int]) -> Orders:
         """Return in which order of rows and of columns a rank has a rectangle; None where it is theirs."""
         return (None, None) if self.cyclic is None else self.cyclic.orders(shape)
 

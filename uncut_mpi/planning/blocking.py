@@ -129,7 +129,7 @@ def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     Notes
     -----
     They start at multiples of 256 elements, which a library's kernels compute at a time, if equal blocks have four
-    times as many. Else at multiples of 128, and so on. Products of other blocks took 2 to 23 % longer
+    times as many. Else at multiples of 128, and so on. Calls with other blocks took 1 to 23 % longer
     (``docs/performance.md``, 2026-11-26, blocks at multiples of 256).
     """
     return tuple(_native.block_edges(extent, blocks, step, HALVINGS))

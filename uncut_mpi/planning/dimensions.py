@@ -54,6 +54,7 @@ _ROWS: Final = 3
 """Row blocks at least when the order with row blocks is tried first: few columns may be many rows."""
 
 _BLOCKS: Final = 4
+"""Blocks of C, by columns or rows, where half types begin with all of k at once."""
 
 _LEAST_EDGE: Final = 128
 """More than a few equal blocks have at least so many columns: products of 64 take a third longer than expected."""

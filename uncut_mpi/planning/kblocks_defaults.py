@@ -26,9 +26,8 @@ def choose(
     grid or shares). k-blocks grow twofold from 256 to 2048, with half types, whose products read and write C in
     float32, to 8192, or to longer ones of which there are `MOST_K_BLOCKS`. A C in host memory is handed on in the order
     ``"columns"``, any other, or where `Blocking.tail` is given, in the order ``"k"``. In the order ``"corner"`` there
-    are as many row blocks as column blocks. Two products may have begun. Pieces
-    go by list scheduling unless links between devices are `even`. Ranks begin with what they hold of matrices in parts
-    whose parts are all on devices.
+    are as many row blocks as column blocks. Two products may have begun. Pieces go by list scheduling unless links
+    between devices are `even`. Ranks begin with what they hold of matrices in parts whose parts are all on devices.
     """
     asked = options.blocking
     if asked.is_complete:
