@@ -1,4 +1,4 @@
-"""Schedules of `kblocks` whose ranks begin with the k that they hold of matrices in parts."""
+"""Schedules of `kblocks` whose ranks begin with what they hold of matrices in parts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
+from uncut_mpi.view.timeline import Timeline
 
 ROWS, COLS = Layout.rows(), Layout.cols()
 
@@ -111,6 +114,64 @@ def test_bytes_are_those_of_the_stationary_form() -> None:
     schedule = planned(problem, placed(problem, ROWS, ROWS, ROWS))
     moved = sum(size for _, source, to, size in schedule.copies().tolist() if source != to)
     assert moved == 3 * 96 * 128 * 8  # each rank is sent what it lacks of B
+
+
+ACROSS = {
+    "rows": ((ROWS, COLS, COLS), (1, 4), {"order": "corner", "rows": 4, "columns": 1}),
+    "cols": ((ROWS, COLS, ROWS), (4, 1), {"order": "columns", "columns": 4}),
+    "cols of a corner": ((ROWS, COLS, ROWS), (4, 1), {"order": "corner", "rows": 1, "columns": 4}),
+}
+
+
+@pytest.mark.parametrize("which", ACROSS)
+@pytest.mark.parametrize("dtype", [DType.f64, DType.bf16])
+@pytest.mark.parametrize("trans", ["NN", "TT"])
+def test_a_rank_begins_with_rows_or_columns_of_c_for_which_it_holds_all(which: str, dtype: DType, trans: str) -> None:
+    """A is gathered by rows, or B by columns, while products run."""
+    layouts, grid, how = ACROSS[which]
+    if trans == "TT":
+        layouts = (COLS, ROWS, layouts[2])
+    problem = GemmProblem(4096, 4096, 64, dtype, *trans, reads_c=True)
+    options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(first=64, block=64, **how))
+    placement = placed(problem, *layouts)
+    schedule = kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0]
+    users = np.flatnonzero(schedule.buffers["role"] == Role.USER)
+    for task in first_products(schedule):
+        assert np.isin(schedule.regions["buffer"][schedule.operands_of(task)["region"][1:3]], users).all()
+        assert not schedule.tasks["num_awaits"][task]
+    assert all(source != to for source, to in copied(schedule))
+    assert sum(size for *_, size in schedule.copies().tolist()) == 3 * 4096 * 64 * dtype.itemsize
+    verify(schedule, lower(schedule))
+    served = {}
+    for _, source, to, _ in schedule.copies().tolist():
+        served.setdefault(to, source)
+    assert served == {0: 1, 1: 2, 2: 3, 3: 0}
+
+
+@pytest.mark.parametrize("counts", [(16, 16, 16, 16), (0, 31, 2, 31), (64, 0, 0, 0), (1, 3, 41, 19)])
+@pytest.mark.parametrize("which", ACROSS)
+@pytest.mark.parametrize("dtype", [DType.f64, DType.bf16])
+@pytest.mark.parametrize("first", [8, 64])
+def test_rows_and_columns_of_any_extents(counts: tuple[int, ...], which: str, dtype: DType, first: int) -> None:
+    layouts, grid, how = ACROSS[which]
+    problem = GemmProblem(64, 64, 40, dtype, reads_c=True)
+    placement = placed(problem, Layout.rows(counts), Layout.cols(counts), layouts[2])
+    options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(first=first, block=64, **how))
+    check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("shape", "layouts"), [((8192, 28672, 8192), (ROWS, COLS, COLS)), ((8192, 8192, 28672), (COLS, ROWS, ROWS))]
+)
+def test_tensor_parallel_products_move_most_bytes_while_they_multiply(ranks, shape, layouts) -> None:
+    """Tokens in rows are gathered and multiplied by columns of weights; the next product is reduced to rows again."""
+    problem = GemmProblem(*shape, DType.bf16, reads_c=False)
+    machine = load_machine("h200-4x").subset(range(ranks))
+    schedule = plan(problem, placed(problem, *layouts, ranks=ranks), ranks, machine).schedule
+    times = simulate(schedule, machine)
+    total, hidden = Timeline.of(schedule, times.start_s, times.end_s, "predicted").moved
+    assert hidden >= 0.9 * total > 0
 
 
 def test_it_is_faster_and_a_search_finds_it() -> None:

@@ -47,12 +47,14 @@ def random_case(seed: int) -> Schedule:
     problem = GemmProblem(m, n, k, dtype, rng.choice("NT"), rng.choice("NT"), reads_c=rng.random() < 0.6)
     shapes = problem.a_shape, problem.b_shape, (m, n)
     placement = Placement(*(random_layout(rng, shape, ranks, rng.choice(("F", "FC"))) for shape in shapes))
+    order = rng.choice(BLOCK_ORDERS)
     how = Blocking(
         splits=rng.choice([one for one in range(1, ranks + 1) if ranks % one == 0]),
-        first=rng.choice((4, 8, 16)),
-        block=16,
+        first=rng.choice((4, 8, 16, 64)),
+        block=64,
         columns=rng.randint(1, 3),
-        order=rng.choice(BLOCK_ORDERS),
+        rows=rng.randint(1, 3) if order == "corner" else 1,
+        order=order,
         lanes=rng.choice((1, 2)),
         delivery=rng.choice(DELIVERIES),
         combine=rng.choice(COMBINES),

@@ -98,16 +98,20 @@ std::int64_t Scheduler::first_taker(const KOrigin &origin, int split) const {
 void Scheduler::fetch(int matrix, Extent strip, const Blocks &blocks, const KStep &step) {
     if (blocks.empty()) return;
     if (how_.from_held) {
-        // Those that begin at one place have the same k at one time.
-        std::vector<std::int64_t> begins;
+        // Those that begin at one place have the same at one time.
+        const auto begin_of = [&](std::size_t block) {
+            const KBlock &one = block_of(block);
+            return std::array{member(block, step.split).begins, one.begin_row, one.begin_col};
+        };
+        std::vector<std::array<std::int64_t, 3>> begins;
         for (const std::size_t block : blocks)
-            begins.push_back(member(block, step.split).begins);
+            begins.push_back(begin_of(block));
         std::sort(begins.begin(), begins.end());
         begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
-        for (const std::int64_t from : begins) {
+        for (const std::array<std::int64_t, 3> &from : begins) {
             Blocks together;
             for (const std::size_t block : blocks)
-                if (member(block, step.split).begins == from) together.push_back(block);
+                if (begin_of(block) == from) together.push_back(block);
             each_extent(member(together.front(), step.split), step, [&](Extent k) {
                 KStep natural = step;
                 natural.first_k = k.first, natural.last_k = k.last;
@@ -129,7 +133,7 @@ void Scheduler::fetch_same_k(int matrix, Extent strip, const Blocks &blocks, con
     for (const std::size_t number : blocks) {
         const KBlock &block = block_of(number);
         for (const std::int64_t height : block.heights) {
-            const std::int64_t cut = block.rows.first + height;
+            const std::int64_t cut = block.rows.first + (height + block.begin_row) % block.rows.size();
             if (cut > strip.first && cut < strip.last) cuts.push_back(cut);
         }
     }
@@ -152,7 +156,8 @@ bool Scheduler::is_needed(const Blocks &blocks, const KStep &step, std::int64_t 
     for (const std::size_t number : blocks) {
         const KBlock &block = block_of(number);
         if (member(number, step.split).panel[matrix_a] < 0) continue;
-        const auto above = std::upper_bound(block.heights.begin(), block.heights.end(), row - block.rows.first);
+        const std::int64_t size = block.rows.size(), place = (row - block.rows.first + size - block.begin_row) % size;
+        const auto above = std::upper_bound(block.heights.begin(), block.heights.end(), place);
         const int at = static_cast<int>(above - block.heights.begin()) - 1;
         least = least < 0 ? at : std::min(least, at);
     }
@@ -182,7 +187,7 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
             std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
         if (own == holders.end()) {
             takers_.push_back(block);
-        } else if (!part.held[matrix].contains(what.k) || part.held[matrix].size() == 0) {
+        } else if (!part.reads_in_place(matrix, what.across, what.k)) {
             const Region held = store_.users(matrix, *own, rows_of(what), cols_of(what));
             arrives(block, step, what, push(part.rank, part.rank, here(block, step, what), held, -1));
         }

@@ -152,11 +152,56 @@ class Maker {
         block.round = round, block.rows = asked.rows, block.cols = asked.cols;
         block.heights = block_edges(block.rows.size(), how.rows, problem_.step, how.halvings);
         block.starts = block_edges(block.cols.size(), how.columns, problem_.step, how.halvings);
+        if (how_.from_held && unsplit()) turn(block, asked);
         block.parts.reserve(asked_.splits());
         for (std::size_t split = 0; split < asked_.splits(); ++split) {
             block.parts.push_back(part(asked, block, split));
             made_.workers[block.parts.back().worker].blocks.push_back(made_.blocks.size() - 1);
         }
+    }
+
+    // The matrix of which a block of C needs a part of the rows or columns for each of its own blocks, which come one
+    // after the other. None if products are about several of them.
+    int one_by_one() const {
+        const int rows = count_blocks(how_.rows, how_.halvings), columns = count_blocks(how_.columns, how_.halvings);
+        if (how_.order != by_columns && how_.order != from_corner) return no_matrix;
+        if (columns > 1 && rows == 1) return matrix_b;
+        return rows > 1 && columns == 1 ? matrix_a : no_matrix;
+    }
+
+    // Lets a rank begin with the rows or columns for which it holds A or B, so that its first products wait for
+    // nothing. Of a half type all sums have one place or none: what is apart of some blocks only is where they are
+    // counted from the first row and column.
+    void turn(KBlock &block, const KRequest::Block &asked) {
+        const int matrix = one_by_one();
+        if (matrix == no_matrix || (!asked.alignment.empty() && asked.alignment.front().copies[matrix])) return;
+        const bool some = std::ranges::any_of(
+            direct_, [](const Direct &direct) { return direct.any && (direct.down > 0 || direct.along > 0); });
+        if (problem_.half() && some) return;
+        const Extent across = matrix == matrix_a ? block.rows : block.cols;
+        const Extent k{asked_.k_starts.front(), asked_.k_starts.back()};
+        const KPiece *piece = problem_.held_across(matrix, asked_.places[asked.place].front(), across, k);
+        if (!piece) return;
+        const Extent its = KProblem::across_of(matrix, *piece).common(across);
+        const std::int64_t begin = up_to(its.first - across.first, problem_.step), end = its.last - across.first;
+        if (its.size() == across.size() || begin >= end) return;
+        (matrix == matrix_a ? block.begin_row : block.begin_col) = begin;
+        std::vector<std::int64_t> &edges = matrix == matrix_a ? block.heights : block.starts;
+        move_edge(edges, (end - begin) / problem_.step * problem_.step);
+        if (begin > 0) move_edge(edges, across.size() - begin);  // the last row or column
+    }
+
+    // Moves the edge nearest to a place there, but for the first and last ones.
+    static void move_edge(std::vector<std::int64_t> &edges, std::int64_t to) {
+        const auto nearest = std::min_element(
+            edges.begin() + 1, edges.end() - 1,
+            [&](std::int64_t one, std::int64_t other) { return std::abs(one - to) < std::abs(other - to); });
+        for (auto edge = edges.begin() + 1; edge != edges.end() - 1; ++edge)
+            if (edge < nearest)
+                *edge = std::min(*edge, to);
+            else if (edge > nearest)
+                *edge = std::max(*edge, to);
+        *nearest = to;
     }
 
     KPart part(const KRequest::Block &asked, const KBlock &block, std::size_t split) {
@@ -175,7 +220,7 @@ class Maker {
         if (how_.from_held) hold(made, block, alignment);
         const bool copies = alignment.copies[matrix_a] || alignment.copies[matrix_b];
         const bool resident = made.home[matrix_a] && made.home[matrix_b] && !copies;
-        const bool cut = made.holds[matrix_a] || made.holds[matrix_b];
+        const bool cut = std::ranges::any_of(made.held, [&](Extent k) { return k.size() > 0 && k != made.k; });
         const bool once = inner % made.k_step == 0 && !cut, c_is_here = made.home[matrix_c] != nullptr;
         const bool in_place = c_is_here && unsplit() && !alignment.apart && (!problem_.half() || (resident && once));
         const Direct &direct = direct_[c_is_here];
@@ -197,21 +242,38 @@ class Maker {
         return made;
     }
 
-    // What a rank reads in place of what it holds in part, and where it begins: with what saves most.
+    // What a rank reads in place of what it holds in part, and where along k it begins: with what saves most.
     void hold(KPart &part, const KBlock &block, const KAlignment &alignment) {
         std::int64_t most = 0;
         for (const int matrix : {matrix_a, matrix_b}) {
             const Extent across = matrix == matrix_a ? block.rows : block.cols;
             if (part.home[matrix] || alignment.copies[matrix]) continue;
             const KPiece *piece = problem_.held(matrix, part.rank, across, part.k);
-            if (!piece) continue;
+            if (!piece) {
+                if (matrix == one_by_one() && unsplit()) hold_across(part, block, matrix, across);
+                continue;
+            }
             const Extent k = KProblem::k_of(matrix, *piece).common(part.k);
-            part.holds[matrix] = piece, part.held[matrix] = k;
+            part.holds[matrix] = piece, part.held[matrix] = k, part.held_across[matrix] = across;
             if (k.size() * across.size() > most) {
                 most = k.size() * across.size();
                 part.begins = k.first - part.k.first;
             }
         }
+    }
+
+    // The blocks from the first on for which it holds all of k.
+    void hold_across(KPart &part, const KBlock &block, int matrix, Extent across) {
+        const KPiece *piece = problem_.held_across(matrix, part.rank, across, part.k);
+        if (!piece) return;
+        const Extent its = KProblem::across_of(matrix, *piece).common(across);
+        const std::int64_t begin = matrix == matrix_a ? block.begin_row : block.begin_col;
+        const std::vector<std::int64_t> &edges = matrix == matrix_a ? block.heights : block.starts;
+        if (across.first + begin != its.first) return;
+        const std::int64_t size = *std::prev(std::ranges::upper_bound(edges, its.size()));
+        if (size == 0) return;
+        part.holds[matrix] = piece, part.held[matrix] = part.k;
+        part.held_across[matrix] = {its.first, its.first + size};
     }
 
     // The owners of C, or, also where a part of it is in host memory, each of its ranks a slice of every column block;
@@ -255,13 +317,15 @@ class Maker {
         std::int64_t place = 0;
         Extent all;
         for (int at = 0; at < count; ++at) {
-            const std::int64_t start = block.cols.first + block.starts[static_cast<std::size_t>(at)];
-            Extent cols{start, block.cols.first + block.starts[static_cast<std::size_t>(at) + 1]};
+            Extent cols = block.cols_of({.first = at, .last = at + 1});
+            const std::int64_t start = cols.first;
             cols = at < begin || at >= end ? Extent{start, start} : share(cols);
             if (cols.size() <= 0) {
                 cols = {start, start};
+            } else if (all.size() == 0) {
+                all = cols;
             } else {
-                all = {all.size() > 0 ? all.first : cols.first, cols.last};
+                all = {std::min(all.first, cols.first), std::max(all.last, cols.last)};
             }
             adder.slices.push_back({cols, place});
             place += cols.size();

@@ -23,10 +23,17 @@ struct KPart {
     std::array<const KPiece *, 3> home{};      // what of A, B and C is all there where the rank is, else null
     std::int64_t direct_left = 0;              // the first column of the last one, from the block's first column
     bool is_direct = false;                    // whether it forms directly what can be
-    std::array<Extent, 2> held{};              // what of k it reads of A and B where the caller has them, in
+    std::array<Extent, 2> held{};              // what of k it reads of A and B where the caller has them,
+    std::array<Extent, 2> held_across{};       // of which rows and columns, in
     std::array<const KPiece *, 2> holds{};     // these pieces
     std::int64_t begins = 0;                   // where it begins, from the first of k; it ends before that
     std::int64_t k_step = 1;                   // its products have multiples of it along k, but for one with the rest
+
+    // The piece where it reads some rows of A or columns of B for some of k, null if it has copied them.
+    const KPiece *reads_in_place(int matrix, Extent across, Extent of_k) const {
+        const bool is_held = held[matrix].contains(of_k) && held_across[matrix].contains(across);
+        return is_held ? holds[matrix] : nullptr;
+    }
 };
 
 struct KAdder {
@@ -46,8 +53,10 @@ struct KAdder {
 struct KBlock {
     int round = 0;
     Extent rows, cols;
-    std::vector<std::int64_t> heights;  // where its row blocks start, from its first row, and their end
-    std::vector<std::int64_t> starts;   // of its column blocks, from its first column, and their end
+    // Which row and column its ranks begin with, from the first. Beyond the last one comes the first one.
+    std::int64_t begin_row = 0, begin_col = 0;
+    std::vector<std::int64_t> heights;  // where its row blocks start, from where it begins, and their end
+    std::vector<std::int64_t> starts;   // of its column blocks, and their end
     std::vector<KPart> parts;
     std::vector<KAdder> adders;
 
@@ -58,11 +67,13 @@ struct KBlock {
     }
     std::size_t num_cells() const { return (heights.size() - 1) * num_columns(); }
     Extent rows_to(std::size_t row) const { return {rows.first, rows.first + heights[row]}; }
-    Extent rows_of(const KStep &step) const {
-        return {rows.first + heights[step.top], rows.first + heights[step.bottom]};
-    }
-    Extent cols_of(const KStep &step) const {
-        return {cols.first + starts[step.first], cols.first + starts[step.last]};
+    // Of one block, none of which goes beyond the last row or column, or of all.
+    Extent rows_of(const KStep &step) const { return turned(rows, begin_row, heights[step.top], heights[step.bottom]); }
+    Extent cols_of(const KStep &step) const { return turned(cols, begin_col, starts[step.first], starts[step.last]); }
+    static Extent turned(Extent all, std::int64_t begin, std::int64_t first, std::int64_t last) {
+        if (last - first == all.size()) return all;
+        const std::int64_t at = all.first + (first + begin) % all.size();
+        return {at, at + last - first};
     }
 };
 

@@ -63,14 +63,25 @@ struct KProblem {
     const KPiece *held(int matrix, int rank, Extent across, Extent k) const {
         const KPiece *best = nullptr;
         for (const KPiece &one : pieces[matrix]) {
-            const Extent &its = matrix == matrix_a ? one.rows : one.cols;
-            if (!one.origin.on_device_of(rank) || !its.contains(across) || k_of(matrix, one).common(k).size() <= 0)
+            if (!one.origin.on_device_of(rank) || !across_of(matrix, one).contains(across) ||
+                k_of(matrix, one).common(k).size() <= 0)
                 continue;
             if (!best || k_of(matrix, one).common(k).size() > k_of(matrix, *best).common(k).size()) best = &one;
         }
         return best;
     }
+    // What of some rows of A or columns of B a rank's device has in one piece for all of k: the piece with most.
+    const KPiece *held_across(int matrix, int rank, Extent across, Extent k) const {
+        const KPiece *best = nullptr;
+        for (const KPiece &one : pieces[matrix]) {
+            const std::int64_t size = across_of(matrix, one).common(across).size();
+            if (!one.origin.on_device_of(rank) || !k_of(matrix, one).contains(k) || size <= 0) continue;
+            if (!best || size > across_of(matrix, *best).common(across).size()) best = &one;
+        }
+        return best;
+    }
     static const Extent &k_of(int matrix, const KPiece &one) { return matrix == matrix_a ? one.cols : one.rows; }
+    static const Extent &across_of(int matrix, const KPiece &one) { return matrix == matrix_a ? one.rows : one.cols; }
     // Calls for the pieces that together have a rectangle, of those that several have for the first, and for what of
     // the rectangle each has.
     template <typename What>
@@ -98,7 +109,7 @@ struct KBlocking {
     // goes by column blocks has all of k.
     bool far_apart = false;
     int lookahead = 0;  // products for which fetches are issued before a product is
-    // Whether each rank begins with the k that it holds of A or B, and reads that in place. And how much that is at
+    // Whether each rank begins with what it holds of A or B, and reads that in place. And how much of k that is at
     // least, of those that hold any.
     bool from_held = false;
     std::int64_t held = 0;

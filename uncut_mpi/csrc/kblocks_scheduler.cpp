@@ -173,11 +173,8 @@ void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
     const Region target = store_.at(block, part, panel_of_c(part, step), rows, cols);
     std::array<Operand, 3> reads;
     std::size_t num_reads = 2;
-    const auto held = [&](int matrix, Extent of) {
-        return part.holds[matrix] && part.held[matrix].contains(of) ? part.holds[matrix] : nullptr;
-    };
     const auto factors = [&](Extent of) {
-        const KPiece *a = held(matrix_a, of), *b = held(matrix_b, of);
+        const KPiece *a = part.reads_in_place(matrix_a, rows, of), *b = part.reads_in_place(matrix_b, cols, of);
         reads[0] = {a ? store_.users(matrix_a, *a, rows, of) : store_.at(block, part, matrix_a, rows, of), alpha,
                     problem_.trans_a};
         reads[1] = {b ? store_.users(matrix_b, *b, of, cols) : store_.at(block, part, matrix_b, of, cols), one,

@@ -98,7 +98,7 @@ class Dimensions:
     # -- who computes ------------------------------------------------------------------------
 
     def _parts(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """Grids on which a matrix in parts stays where it is, and whether ranks begin with the k that they hold."""
+        """Grids on which a matrix in parts stays where it is, and whether ranks begin with what they hold."""
         if not self._placement.in_parts:
             return
         whole = asked.devices is not None or is_cut(asked)

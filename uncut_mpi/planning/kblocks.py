@@ -73,7 +73,8 @@ def schedule(
       matrix itself reads it in place, unless it copies it so that its products are aligned
       (`uncut_mpi.planning.alignment`). Then a k that is no multiple of 16 bytes has a product for the rest, too. What a
       rank holds in part it copies beside the rest, or reads in place (`begin` = ``"held"``). Then it begins there, with
-      products that await nothing. It takes the rest of k as it goes round, from one holder after the other.
+      products that await nothing. It takes the rest of k as it goes round, from one holder after the other. So it
+      does with rows or columns of C for which it holds all of k of A or B, if it takes one block of C after the other.
     * **C** is handed on per block. Combined *at its owner* (`combine` = ``"owner"``, for a C on a device) the products
       travel and C does not. Combined *where it is computed* (``"worker"``) C is fetched. It goes into the products'
       place if the order has it there before the first of them, else beside them. Or the last few column blocks (`away`)

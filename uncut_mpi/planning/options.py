@@ -124,10 +124,11 @@ class Blocking:
     )
     begin: str = option(
         WORD,
-        """Where ranks begin along k. "first": all with its first elements, and what a rank holds of A or B in part
-        it copies beside the rest. "held": each with what its device holds of A or B in part, which it reads in
-        place; then it goes on from there, past the end of k to its start, so that each holder serves one rank at a
-        time. Left open: "held" where A or B is in parts and all of them are on devices.""",
+        """Where ranks begin. "first": all with the first elements of k and the first block of C, and what a rank
+        holds of A or B in part it copies beside the rest. "held": each with what its device holds of A or B in part,
+        which it reads in place. That is some of k, or all of k for some rows or columns of C, if blocks of C come one
+        after the other. Then it goes on from there, past the end to the start, so that each holder serves one rank
+        at a time. Left open: "held" where A or B is in parts and all of them are on devices.""",
         "kblocks",
         default="",
         words=BEGINS,

@@ -180,7 +180,7 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     if blocking.delivery == "earliest" and schedule.placement.on_device(Matrix.A, Matrix.B):
         lanes += ", earliest delivery"
     if blocking.begin == "held":
-        lanes += ", k from what is held"
+        lanes += ", beginning with what is held"
     depth = -(-schedule.problem.k // schedule.splits)
     first, block = min(blocking.first, depth), min(blocking.block, depth)
     blocks = f"k-blocks of {first} to {block}{growth}" if first < block else f"k-blocks of {first}"
