@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -180,6 +183,67 @@ def test_two_ranks_on_one_gpu_multiply_rightly_when_allowed(comm, open_session, 
     uuids = allgather(comm, names)
     devices = pairs(comm, cupy)
     collective_assert(comm, uuids == [uuids[devices.index(number)] for number in devices], f"{uuids}")
+
+
+# -- memory that is taken ------------------------------------------------------------------------
+
+LITTLE = 224 << 20  # of CUDA and cuBLAS: kernels that are loaded, and 32 MiB for each lane of each type
+
+
+@contextlib.contextmanager
+def taken(cupy, device, found):
+    """Fill `found` with the most bytes that are taken meanwhile: ``"device"`` of it, ``"host"`` of this process."""
+    with cupy.cuda.Device(device):
+        cupy.cuda.Device().synchronize()
+        free, resident = cupy.cuda.runtime.memGetInfo()[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found["device"], ended = 0, threading.Event()
+
+        def watch():
+            with cupy.cuda.Device(device):
+                while not ended.wait(0.0005):
+                    found["device"] = max(found["device"], free - cupy.cuda.runtime.memGetInfo()[0])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            found["device"] = max(found["device"], free - cupy.cuda.runtime.memGetInfo()[0])
+            found["host"] = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.multigpu(num=2)
+@pytest.mark.parametrize("memory", ["device", "host"])
+@pytest.mark.parametrize("kind", ["rows", "cols", "cyclic"])
+def test_no_memory_for_a_part_is_taken_that_is_there(comm, open_session, cupy, kind, memory):
+    cyclic = um.Layout.block_cyclic(256, 256, (1, comm.size))
+    layout = cyclic if kind == "cyclic" else getattr(um.Layout, kind)()
+    a_shape, c_shape, found = (4096 * comm.size, 16384), (4096 * comm.size, 8192), {}
+    with open_session(comm, devices=[*range(comm.size)]) as session:
+        shapes = a_shape, (16384, 8192), c_shape
+        a, b, c = (session.empty(one, "f64", layout, memory=memory) for one in shapes)
+        for matrix in (a, b):
+            matrix.local[...] = 1.5
+        session.barrier()
+        part_bytes = min(a.local.nbytes, b.local.nbytes)
+        with taken(cupy, comm.rank, found):
+            again = session.distribute(a.local, layout, shape=a_shape)
+        nothing = max(found.values()) < LITTLE < part_bytes // 2
+        collective_assert(comm, nothing, f"distribute took {found}, a part {part_bytes}")
+        options = um.ScheduleOptions("kblocks")
+        with taken(cupy, comm.rank, found):
+            session.gemm(again, b, c, options=options)
+        with session.plan(again, b, c, options=options) as plan:
+            ours = max(plan.summary.softbuf_bytes)
+        collective_assert(comm, found["device"] < ours + LITTLE, f"gemm took {found}, the SoftBuf {ours}")
+        collective_assert(comm, found["host"] < LITTLE, f"gemm took {found}")
+        with taken(cupy, comm.rank, found):
+            session.gemm(again, b, c, options=options)
+        collective_assert(comm, max(found.values()) < LITTLE // 16, f"gemm again took {found}")
+        collective_assert(comm, bool((c.local == 1.5 * 1.5 * 16384).all()), "the product is wrong")
 
 
 # -- cost ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import CapacityError, DeviceError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.schedule import Role
 
 _LEAST_SCRATCH_BYTES = 2 << 20
 _HOST_SCRATCH_BYTES = 4096
@@ -26,6 +27,18 @@ _PATIENCE_S = 60.0
 def kernel_signatures(program: OperationList) -> list[int]:
     """Return the kernels of ours that a list needs, those of products with factor 0 included."""
     return _native.cuda_kernel_signatures(*map(as_bytes, (program.operations, program.operands, program.lanes)))
+
+
+def own_memory(program: OperationList, addresses: np.ndarray) -> tuple[int, int]:
+    """Return the address and the bytes of what the buffers of a list's own rank take together; 0 without any."""
+    buffers = program.buffers
+    of_rank = np.flatnonzero((buffers["role"] != Role.USER) & (buffers["location"] == program.rank))
+    if not len(of_rank):
+        return 0, 0
+    sizes = [int(one["ld"]) * int(one["cols"]) * DType(int(one["dtype"])).itemsize for one in buffers[of_rank]]
+    ends = (int(addresses[at]) + size for at, size in zip(of_rank, sizes, strict=True))
+    base = int(addresses[of_rank].min())
+    return base, max(ends) - base
 
 
 class Preparation:
@@ -71,7 +84,10 @@ class Preparation:
 
     def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
         """
-        Run what a list needs and has not run yet, on scratch memory; synchronous.
+        Run what a list needs and has not run yet; synchronous. What its own buffers hold is lost.
+
+        It runs on memory of those buffers, which no call uses meanwhile. Where the largest operand of a product is
+        larger, it runs on scratch memory.
 
         Raises
         ------
@@ -99,12 +115,13 @@ class Preparation:
         ]
         if not (signatures or copies or kernels or new_handles):
             return
+        (base, room), scratch = own_memory(program, addresses), 0
         nbytes = fill(lambda signature: signature.lds)
-        try:
-            base = self._malloc(nbytes)
-        except CapacityError:
-            nbytes = fill(GemmSignature.compact_lds)
-            base = self._malloc(nbytes)
+        if nbytes > room:
+            try:
+                base = scratch = self._malloc(nbytes)
+            except CapacityError:
+                base = scratch = self._malloc(fill(GemmSignature.compact_lds))
         try:
             # Every handle multiplies once in every type: a handle may prepare itself at its first use.
             for dtype, lane in new_handles:
@@ -117,7 +134,7 @@ class Preparation:
                 self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=_PATIENCE_S).error
             )
         finally:
-            self._cupy.cuda.runtime.free(base)
+            self._cupy.cuda.runtime.free(scratch)
         self._warm.update(signatures)
         self._warm.update(("copies", *pair) for pair in copies)
         self._warm.update(("kernel", signature) for signature in kernels)
