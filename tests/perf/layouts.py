@@ -4,7 +4,8 @@ Products of matrices in parts on devices, beside the compute floor of the run an
     mpiexec -n 2 python3 -m mpi4py tests/perf/layouts.py OUT.json SECONDS "f64 8192 rows,rows,rows" ... [-- OPTIONS ...]
 
 A problem is TYPE, SIZE (N or MxNxK) and how A, B and C are dealt: rows, cols, or board, as many blocks each way as
-there are ranks, dealt so that each rank has one in every row and every column of blocks; or a rank that has all of it.
+there are ranks, dealt so that each rank has one in every row and every column of blocks; or a rank that has all of it;
+or a layout in words, as cyclic(64,64;1x2).
 The floor is one product of every rank at once with its share of the operations, cuBLAS called directly. It takes turns
 with the default schedule and those after ``--``, as in sweep.py, for a second or so: clocks sink with load, and dip
 when it has lasted a second. Every result is checked: C x beside alpha A (B x) + beta C x with a random vector. When
@@ -12,6 +13,7 @@ SECONDS have passed no more problems begin.
 """
 
 import json
+import re
 import statistics
 import sys
 import time
@@ -54,16 +56,23 @@ class Dealt:
         self.shape, self.dtype, self.parts = shape, dtype, []
         storage = np.uint16 if dtype in ("f16", "bf16") else DType[dtype].numpy
         pool = values[dtype].view(storage)
-        for rank, rows, cols in rectangles(shape, kind, session.size):
-            if rank != session.rank:
-                continue
-            height, width = rows.stop - rows.start, cols.stop - cols.start
+        layout = um.Layout.parse(kind) if "(" in kind else None
+        if layout:
+            mine = [tuple(map(np.asarray, layout.indices(shape, session.rank)))]
+        else:
+            parts = rectangles(shape, kind, session.size)
+            mine = [(np.r_[rows], np.r_[cols]) for rank, rows, cols in parts if rank == session.rank]
+        for rows, cols in mine:
+            height, width = len(rows), len(cols)
             flat = cupy.empty(height * width, storage)
             for at in range(0, len(flat), len(pool)):
                 flat[at : at + len(pool)] = pool[: len(flat) - at]
             flat = flat.view(np.float16) if dtype == "f16" else flat
             self.parts.append((flat.reshape((height, width), order="F"), rows, cols))
-        given = [(as_typed(array, dtype), (rows.start, cols.start)) for array, rows, cols in self.parts]
+        if layout:
+            self.matrix = session.distribute(as_typed(self.parts[0][0], dtype), layout, shape=shape)
+            return
+        given = [(as_typed(array, dtype), (int(rows[0]), int(cols[0]))) for array, rows, cols in self.parts]
         self.matrix = session.distribute_parts(given, shape=shape, dtype=dtype)
 
     def times(self, vector):
@@ -103,7 +112,7 @@ def measure(session, floor, values, text, variants):
     """Return what one problem took by each variant of options, its floor, and what was expected."""
     dtype, size, kinds = text.split()
     m, n, k = map(int, size.split("x")) if "x" in size else (int(size),) * 3
-    kinds = kinds.split(",")
+    kinds = re.split(r",(?![^(]*\))", kinds)
     share, _ = shares(m, n, k, session.size)
     a, b, c = (Dealt(session, s, kind, dtype, values) for s, kind in zip(((m, k), (k, n), (m, n)), kinds, strict=True))
     x = np.random.default_rng(5).random(n) - 0.5
