@@ -30,9 +30,9 @@ def kernel_signatures(program: OperationList) -> list[int]:
 
 
 def own_memory(program: OperationList, addresses: np.ndarray) -> tuple[int, int]:
-    """Return the address and the bytes of what the buffers of a list's own rank take together; 0 without any."""
-    buffers = program.buffers
-    of_rank = np.flatnonzero((buffers["role"] != Role.USER) & (buffers["location"] == program.rank))
+    """Return the address and the bytes of what a list uses of its own rank's buffers together; 0 if it uses none."""
+    buffers, used = program.buffers, addresses > 0
+    of_rank = np.flatnonzero(used & (buffers["role"] != Role.USER) & (buffers["location"] == program.rank))
     if not len(of_rank):
         return 0, 0
     sizes = [int(one["ld"]) * int(one["cols"]) * DType(int(one["dtype"])).itemsize for one in buffers[of_rank]]
