@@ -343,6 +343,18 @@ Code f_cuLaunchKernel(Function function, unsigned gx, unsigned gy, unsigned, uns
     if (gx == 0 || gy == 0 || gy > 65535 || bx * by > 1024 || bx == 0 || by == 0) return 1;
     const std::uint64_t signature = reinterpret_cast<std::uint64_t>(function) - (std::uint64_t{1} << 48);
     const CombineArguments arguments = *static_cast<CombineArguments *>(parameters[0]);
+    if (signature == packing)
+        return enqueue("cuLaunchKernel", stream, "pack " + number(arguments.rows), [=] {
+            // In no order, as the real one: the last first.
+            for (std::int64_t one = arguments.rows; one-- > 0;) {
+                const PackedCopy copy = reinterpret_cast<const PackedCopy *>(arguments.destination)[one];
+                for (std::int64_t line = 0; line < copy.lines; ++line)
+                    std::memcpy(reinterpret_cast<char *>(copy.to) + line * copy.to_apart,
+                                reinterpret_cast<const char *>(copy.from) + line * copy.from_apart,
+                                static_cast<std::size_t>(copy.width));
+            }
+            return true;
+        });
     const bool transposes = (signature & transposing) != 0;
     const std::string extents = number(arguments.rows) + "x" + number(arguments.cols);
     return enqueue("cuLaunchKernel", stream, (transposes ? "transpose " : "combine ") + extents, [=] {

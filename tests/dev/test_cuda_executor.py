@@ -24,7 +24,7 @@ from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi import _native
-from uncut_mpi.device.cuda.kernels import TRANSPOSING
+from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
 from uncut_mpi.device.cuda.preparation import kernel_signatures
 from uncut_mpi.device.cuda.warmup import WarmupList
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
@@ -293,6 +293,97 @@ def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(fake, dtype
         assert not memory[every >= record["rows"]].any()
 
 
+def packed_in(fake):
+    """How many copies each pack had, as they were launched."""
+    return [int(line.split()[-1]) for line in fake.log() if " pack " in line]
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("along", ["rows", "columns"])
+def test_runs_of_a_matrix_go_into_a_panel_by_one_kernel(fake, dtype, along):
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, dtype), Placement.parse("0,0,0"))
+    user = build.buffer(at=0, rows=42, cols=35, ld=45, dtype=dtype, role=Role.USER)
+    panel = build.buffer(at=0, rows=84, cols=70, ld=90, dtype=dtype, role=Role.PANEL)
+    for at in range(7):
+        if along == "rows":
+            ends = (RegionRef(panel, 12 * at, 3, 6, 35), RegionRef(user, 6 * at, 0, 6, 35))
+        else:
+            ends = (RegionRef(panel, 1, 10 * at, 42, 5), RegionRef(user, 0, 5 * at, 42, 5))
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], F.ONE, N)])
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    values = np.random.default_rng(3).integers(0, 256, (42, 35 * dtype.itemsize), np.uint8).view(dtype.numpy)
+    cluster.buffer(user)[...] = values
+    wanted = np.zeros((84, 70), dtype.numpy)
+    for at in range(7):
+        if along == "rows":
+            wanted[12 * at : 12 * at + 6, 3:38] = values[6 * at : 6 * at + 6]
+        else:
+            wanted[1:43, 10 * at : 10 * at + 5] = values[:, 5 * at : 5 * at + 5]
+    cluster.executables[0].prepare_trace()
+    for traced in (False, True):
+        cluster.buffer(panel)[...] = 0
+        fake.reset()
+        reports = cluster.run(traced=traced)
+        succeed(reports)
+        assert np.array_equal(bits_of(cluster.buffer(panel)), bits_of(wanted))
+        assert (reports[0].tasks, reports[0].copy_bytes) == (7, 42 * 35 * dtype.itemsize)
+        assert packed_in(fake) == [7]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_copies_that_need_an_order_are_not_packed_together(fake, seed):
+    """The fake makes the last copy of a pack first."""
+    rng = random.Random(seed)
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f32), Placement.parse("0,0,0"))
+    buffers = [
+        build.buffer(at=0, rows=12, cols=9, ld=rng.choice((12, 13, 16)), dtype=DType.f32, role=Role.STAGING)
+        for _ in range(rng.choice((2, 3)))
+    ]
+    moves = []
+    for _ in range(rng.randint(2, 10)):
+        to, of = rng.sample(buffers, 2)
+        rows, cols = rng.randint(1, 4), rng.randint(1, 4)
+        ends = [RegionRef(one, rng.randint(0, 12 - rows), rng.randint(0, 9 - cols), rows, cols) for one in (to, of)]
+        moves.append(ends)
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], F.ONE, N)])
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    wanted = np.random.default_rng(seed).random((len(buffers), 12, 9), np.float32)
+    for index, values in zip(buffers, wanted, strict=True):
+        cluster.buffer(index)[...] = values
+    for to, of in moves:
+        piece = wanted[buffers.index(of.buffer), of.row : of.row + of.rows, of.col : of.col + of.cols].copy()
+        wanted[buffers.index(to.buffer), to.row : to.row + to.rows, to.col : to.col + to.cols] = piece
+    succeed(cluster.run())
+    found = [cluster.buffer(index) for index in buffers]
+    assert np.array_equal(found, wanted)
+
+
+def test_copies_that_are_large_or_wait_are_issued_where_they_stand(fake):
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    user = build.buffer(at=0, rows=700, cols=600, dtype=DType.f64, role=Role.USER)
+    panel = build.buffer(at=0, rows=700, cols=600, dtype=DType.f64, role=Role.PANEL)
+    sums = build.buffer(at=0, rows=8, cols=8, dtype=DType.f64, role=Role.PANEL)
+    lane, regions = build.copy_lane(0, 0, 0), [RegionRef(user, 0, 10 * at, 8, 8) for at in range(5)]
+
+    def copy(col, cols, awaits=()):
+        ends = [RegionRef(one, 0, col, 700, cols) for one in (panel, user)]
+        return build.task(Kind.COPY, lane, ends[0], [(ends[1], F.ONE, N)], awaits)
+
+    copy(0, 10), copy(10, 10), copy(20, 10)  # one pack
+    copy(30, 500)  # 2.8 MB
+    copy(530, 10), copy(540, 10)  # another one
+    product = build.task(
+        Kind.GEMM, build.compute_lane(0), RegionRef(sums, 0, 0, 8, 8), [(regions[0], F.ONE, N), (regions[1], F.ONE, N)]
+    )
+    copy(550, 10, [product]), copy(560, 10, [product]), copy(570, 10)  # which wait for a product, once
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    cluster.buffer(user)[...] = np.random.default_rng(1).random((700, 600))
+    fake.reset()
+    succeed(cluster.run())
+    assert np.array_equal(cluster.buffer(panel)[:, :580], cluster.buffer(user)[:, :580])
+    assert packed_in(fake) == [3, 2, 3]
+
+
 def test_kernels_that_transpose_are_those_of_streams_and_run_once_before(fake):
     program = lower(transposing_copies(DType.tf32)).rank_list(0)
     assert kernel_signatures(program) == [TRANSPOSING | 4]
@@ -301,11 +392,13 @@ def test_kernels_that_transpose_are_those_of_streams_and_run_once_before(fake):
     todo = WarmupList(1)
     for size in (2, 4, 8):
         todo.kernel(TRANSPOSING | size)
+    todo.kernel(PACKING)
     scratch = np.arange(1024, dtype=np.uint8)
     flags, board = FlagTable(0, np.zeros(1, np.int64)), ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
     executable = bind(fake.device(), todo.program(), [scratch.ctypes.data, 0], flags, board)
     succeed({0: executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0)})
     assert [line.split()[-2:] for line in fake.log() if " transpose " in line] == [["transpose", "1x1"]] * 3
+    assert packed_in(fake) == [2]
 
 
 @pytest.mark.parametrize(

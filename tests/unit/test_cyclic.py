@@ -14,7 +14,14 @@ from uncut_mpi.model.cyclic import CyclicOrder, indxg2l, indxg2p, indxl2g, numro
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout
-from uncut_mpi.model.positions import num_pieces, orders_for_copy, orders_for_product, pieces_in, reordered
+from uncut_mpi.model.positions import (
+    LINES_OF_A_PIECE,
+    cost_of_cuts,
+    orders_for_copy,
+    orders_for_product,
+    pieces_in,
+    reordered,
+)
 
 
 def dealt(extent: int, block: int, parts: int, source: int) -> list[list[int]]:
@@ -197,7 +204,7 @@ def test_pieces_in_other_orders_have_every_element_where_its_holder_has_it() -> 
                 found[rows[row], cols[col]] = rank, *local
         wanted = [[element_at(one, row, col) for col in range(shape[1])] for row in range(shape[0])]
         assert np.array_equal(found, np.array(wanted))
-        assert len(pieces) == num_pieces(one, other.orders) == len(reordered(one, other.orders).parts)
+        assert len(pieces) == len(reordered(one, other.orders).parts)
         cut += len(pieces) > len(one.parts)
     assert cut > 20
 
@@ -208,7 +215,7 @@ def test_matrices_that_are_dealt_alike_are_not_cut() -> None:
     orders = orders_for_product(a, b, c, "N", "N")
     # k is dealt to 4 columns of ranks in A and to 2 rows of them in B, so one of the two is cut along it.
     assert orders[2] == c.orders
-    assert num_pieces(c, orders[2]) == 8
+    assert len(reordered(c, orders[2]).parts) == 8
     square = Layout.block_cyclic(64, 64, (2, 2))
     a, b, c = (bound(square, shape, 4) for shape in ((1000, 900), (900, 700), (1000, 700)))
     orders = orders_for_product(a, b, c, "N", "N")
@@ -218,17 +225,27 @@ def test_matrices_that_are_dealt_alike_are_not_cut() -> None:
     assert orders_for_copy(a, bound(square, (1000, 900), 4)) == a.orders
 
 
-def test_orders_are_those_that_cut_into_the_fewest_pieces() -> None:
+def test_cuts_cost_by_pieces_and_by_the_lines_that_they_make() -> None:
+    cyclic = bound(Layout.block_cyclic(64, 64, (2, 1)), (6400, 300), 2)
+    rows, cols = cyclic.orders
+    assert cost_of_cuts(cyclic, (rows, cols)) == 2 * (LINES_OF_A_PIECE + 300)
+    # Of 50 runs of rows on each rank all columns are lines of their own; of runs of columns none is shorter.
+    assert cost_of_cuts(cyclic, (None, cols)) == 2 * (50 * LINES_OF_A_PIECE + 50 * 300)
+    turned = bound(Layout.block_cyclic(64, 64, (1, 2)), (300, 6400), 2)
+    assert cost_of_cuts(turned, (turned.orders[0], None)) == 2 * (50 * LINES_OF_A_PIECE + 3200)
+
+
+def test_orders_are_those_whose_cuts_cost_least() -> None:
     shape = 6400, 6400
     cyclic, whole = (bound(layout, shape, 4) for layout in (Layout.block_cyclic(64, 64, (2, 2)), Layout.whole(0)))
-    orders = orders_for_product(cyclic, cyclic, whole, "N", "N")
-    # With the rows of C as they lie A has 50 runs of them on each rank, and C is cut along its columns alone. With both
-    # as A and B have them it is cut into 100 × 100 pieces.
-    assert sum(map(num_pieces, (cyclic, cyclic, whole), orders)) == 4 * 50 + 4 + 100
-    assert {*orders[2]} == {None, cyclic.orders[0]}
+    # Rather A and B are cut than C, which would be formed elsewhere.
+    assert orders_for_product(cyclic, cyclic, whole, "N", "N")[2] == (None, None)
+    # Of k the columns of A are cut, not the rows of B.
+    flat = bound(Layout.block_cyclic(64, 64, (1, 4)), shape, 4)
+    assert orders_for_product(flat, flat, flat, "N", "N")[0][1] is None
     rows = bound(Layout.rows(), shape, 4)
     both = orders_for_copy(cyclic, rows)
     ways = itertools.product((None, cyclic.orders[0]), (None, cyclic.orders[1]))
-    assert num_pieces(cyclic, both) + num_pieces(rows, both) == min(
-        num_pieces(cyclic, way) + num_pieces(rows, way) for way in ways
+    assert cost_of_cuts(cyclic, both) + cost_of_cuts(rows, both) == min(
+        cost_of_cuts(cyclic, way) + cost_of_cuts(rows, way) for way in ways
     )

@@ -547,6 +547,22 @@ def test_what_is_transposed_takes_a_kernel_of_a_device_and_a_worker_its_elements
     assert found.start_s[0] == pytest.approx(1e-4)
 
 
+def test_small_copies_of_a_user_s_matrix_are_one_kernel_where_the_first_is() -> None:
+    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    user = build.buffer(at=0, rows=1000, cols=1000, dtype=DType.f64, role=Role.USER)
+    panel = build.buffer(at=0, rows=1000, cols=1000, dtype=DType.f64, role=Role.PANEL)
+    for col, cols in ((0, 100), (100, 100), (200, 500), (700, 100), (800, 200)):  # the third has 4 MB
+        ends = [RegionRef(one, 0, col, 1000, cols) for one in (panel, user)]
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], Factor.ONE, Op.N)])
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    costs = IssueCosts(combine_s=1e-4, copy_s=1e-2, combine_start_s=1e-3)
+    found = simulate(schedule, machine_of(1, costs=costs, combine_gb_per_s=np.array([1000.0])))
+    taken = found.end_s - found.start_s
+    assert taken[[0, 1, 3, 4]] == pytest.approx([1e-3 + 2 * 1.6e6 / 1e12, 0.0, 1e-3 + 2 * 2.4e6 / 1e12, 0.0])
+    assert found.start_s[0] == pytest.approx(1e-4)
+    assert found.start_s[2] == pytest.approx(1e-2 + 1e-4)  # the second was issued with the first
+
+
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])
 def test_a_combine_takes_its_bytes_at_the_rate_of_its_type_and_a_start(dtype: str, each: int) -> None:
     build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType[dtype]), Placement.parse("0,0,0"))

@@ -70,6 +70,7 @@ std::vector<std::uint64_t> kernel_signatures(const Bytes &operations, const Byte
     const auto *operand = records<Operand>(operands, "operands");
     const auto *lane = records<LaneRecord>(lanes, "lanes");
     std::set<std::uint64_t> found;
+    std::set<std::int32_t> copying;  // lanes within the device that have a small copy
     for (std::size_t i = 0; i < operations.shape(0); ++i) {
         const Operation &op = operation[i];
         if (op.code > code_combine) continue;
@@ -80,10 +81,14 @@ std::vector<std::uint64_t> kernel_signatures(const Bytes &operations, const Byte
                           -1);
         const Operand *first = operand + op.first_operand;
         if (op.code == code_copy) {
-            const bool by_worker =
-                static_cast<std::size_t>(op.lane) < lanes.shape(0) && lane[op.lane].kind == host_lane;
-            if (first[op.num_operands - 1].op != 0 && !by_worker)
+            if (op.lane < 0 || static_cast<std::size_t>(op.lane) >= lanes.shape(0)) continue;
+            const LaneRecord &ends = lane[op.lane];
+            if (first[op.num_operands - 1].op != 0 && ends.kind != host_lane)
                 found.insert(transposing | static_cast<std::uint64_t>(bytes_of(first->dtype)));
+            else if (ends.kind == copy_lane && ends.source == ends.destination &&
+                     first->rows * first->cols * bytes_of(first->dtype) <= most_bytes_of_one &&
+                     !copying.insert(op.lane).second)
+                found.insert(packing);
         } else if (op.code == code_combine) {
             found.insert(combine_signature(first, op.num_operands));
         } else {

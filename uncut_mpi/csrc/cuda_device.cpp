@@ -243,6 +243,25 @@ std::uint64_t DeviceState::pointer_attribute(int attribute, Address address) con
     return value;
 }
 
+std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
+    const Driver &d = *driver_;
+    reserve(0, 1, 0);
+    use();
+    Address address = 0;
+    d.check("cuMemAlloc", d.cuMemAlloc(&address, bytes));
+    tables_->insert(address);
+    ++num_created_;
+    // Who holds it may outlive this object.
+    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [driver = driver_, tables = tables_](void *at) {
+        const auto held = reinterpret_cast<Address>(at);
+        if (tables->erase(held) > 0) driver->cuMemFree(held);
+    });
+    const Stream stream = copy_streams_.front();
+    d.check("cuMemcpyAsync", d.cuMemcpyAsync(address, reinterpret_cast<Address>(table), bytes, stream));
+    d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
+    return kept;
+}
+
 void DeviceState::close() {
     if (context_ == nullptr) return;
     const Driver &d = *driver_;
@@ -260,9 +279,12 @@ void DeviceState::close() {
         for (const auto *events : {&events_, &timing_events_, &caller_event_})
             for (Event event : *events)
                 d.cuEventDestroy(event);
+        for (const Address table : *tables_)
+            d.cuMemFree(table);
         if (progress_ != nullptr) d.cuMemFreeHost(progress_);
         d.cuDevicePrimaryCtxRelease(device_);
     }
+    tables_->clear();
     tuned_products_.clear();
     compute_lanes_.clear();
     copy_streams_.clear();

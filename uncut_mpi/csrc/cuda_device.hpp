@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "cuda_driver.hpp"
@@ -114,6 +115,8 @@ class DeviceState {
     // Set `count` 32-bit words at `address` and wait for it.
     void fill_words(Address address, std::size_t count, std::uint32_t value);
     std::uint64_t pointer_attribute(int attribute, Address address) const;
+    // A copy of a table in the device's memory, which it keeps as long as it is asked to and is open.
+    std::shared_ptr<void> keep(const void *table, std::size_t bytes);
 
     // Release everything; a second call does nothing. After a stall the streams still wait, and
     // freeing memory would wait with them: `abandon` then forgets everything instead.
@@ -136,6 +139,7 @@ class DeviceState {
     int greatest_priority_ = 0;
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
+    std::shared_ptr<std::set<Address>> tables_ = std::make_shared<std::set<Address>>();
     double least_operations_ = std::numeric_limits<double>::infinity();
     bool timing_ = false;
     std::map<ProductShape, Tuned> tuned_products_;

@@ -224,7 +224,9 @@ void Run::issue_copy(const Step &step) {
     if (copy.bytes == 0) return;
     const Driver &d = device_.driver();
     const Stream stream = executor_->lanes_[step.lane].stream;
-    if (copy.contiguous)
+    if (copy.packed) {
+        // Its pack stands before it.
+    } else if (copy.contiguous)
         fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), false, &step);
     else
         fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream), false, &step);

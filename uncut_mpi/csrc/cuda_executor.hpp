@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "cuda_device.hpp"
+#include "packing.hpp"
 #include "records.hpp"
 
 namespace uncut::cuda {
@@ -47,6 +48,14 @@ std::uint64_t combine_signature(const Operand *operands, std::size_t count);
 // Which kernel a COPY needs that transposes on a device: this, and the bytes of an element. It takes the arguments of a
 // COMBINE of one source, without factor.
 inline constexpr std::uint64_t transposing = std::uint64_t{1} << (4 * (max_summands + 1));
+
+// The kernel of packed copies: its destination is a table of these, as many as it has rows.
+inline constexpr std::uint64_t packing = 2 * transposing;
+struct PackedCopy {
+    Address to, from;
+    std::int64_t to_apart, from_apart, lines, width;  // bytes, and lines of so many that are so far apart
+};
+static_assert(sizeof(PackedCopy) == 48);
 
 // What an executor is built from; the tables live only during construction.
 struct Program {
@@ -116,6 +125,13 @@ class Executor {
         Address destination, source;
         std::size_t bytes;
         bool contiguous;
+        bool packed = false;  // made with an earlier one
+    };
+    // Copies that one kernel makes, where they read and write.
+    struct PackedCopies {
+        Pack pack;
+        std::vector<PackedCopy> all;
+        std::uint32_t first_payload = 0;
     };
     struct Gemm {
         BlasHandle handle;
@@ -154,6 +170,7 @@ class Executor {
         Address workspace = 0;
         std::int64_t weight = 0;  // of its steps
         std::vector<Checkpoint> checkpoints;
+        PackedCopies packed;  // those that the next copy may join
     };
 
     void bind_lanes(const Program &program);
@@ -162,6 +179,9 @@ class Executor {
     Address on_device(std::uint32_t *host_flag) const;
     static Copy copy_of(const Program &program, const Operation &operation);
     void add_copy(const Program &program, const Operation &operation);
+    void pack(const Program &program, const Operation &operation);
+    void end_pack(const Program &program, Lane &lane);
+    void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
     void tune_products();
     static ProductShape shape_of(const Gemm &gemm);
@@ -186,6 +206,9 @@ class Executor {
     std::vector<MemOp> mem_ops_;          // values of waits are those of the latest run
     std::vector<std::uint32_t> awaited_;  // value after the epoch of each of them that is a wait
     std::vector<Batch> batches_;
+    std::vector<PackedCopy> packed_;  // as they stand in the device's memory
+    std::vector<std::uint32_t> packs_;
+    std::shared_ptr<void> table_;
     std::uint32_t *board_;
     std::size_t board_words_, rank_;
     std::size_t num_bodies_ = 0;

@@ -17,7 +17,7 @@ constexpr std::uint32_t max_batch_ops = 96;
 
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned rows_per_thread = 4;
-constexpr unsigned blocks_per_multiprocessor = 16;
+constexpr unsigned blocks_per_multiprocessor = 16, packing_blocks_per_multiprocessor = 8;
 constexpr unsigned transposed_tile = 32;  // TILE of device/cuda/kernels.py
 
 [[noreturn]] void refuse(const Operation &operation, const std::string &what) {
@@ -46,6 +46,18 @@ std::int64_t rows_to_add(const Operand &a, const Operand &c) {
     if (a.op != 0 || a.dtype == dtype_f32) return 0;
     const std::int64_t step = alignment_bytes / bytes_of(a.dtype), more = (step - c.rows % step) % step;
     return more <= a.room && more <= c.room ? more : 0;
+}
+
+// Whether two sets of lines may have a byte in common; those of different distances are taken to if their ends do.
+bool meet(Address x, std::int64_t x_apart, const PackedCopy &of_x, Address y, std::int64_t y_apart,
+          const PackedCopy &of_y) {
+    const auto end = [](Address at, std::int64_t apart, const PackedCopy &copy) {
+        return at + static_cast<Address>(apart * (copy.lines - 1) + copy.width);
+    };
+    if (end(x, x_apart, of_x) <= y || end(y, y_apart, of_y) <= x) return false;
+    if (x_apart != y_apart || x_apart == 0) return true;
+    const auto apart = static_cast<Address>(x_apart), from_x = (y % apart + apart - x % apart) % apart;
+    return from_x < static_cast<Address>(of_x.width) || (apart - from_x) % apart < static_cast<Address>(of_y.width);
 }
 
 MemOp write_word(Address address, std::uint32_t value) {
@@ -110,12 +122,16 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                     issued.code = code_combine;  // by a kernel
                 } else {
                     add_copy(program, operation);
+                    pack(program, operation);
                 }
                 break;
             case code_gemm: add_gemm(program, operation); break;
             case code_combine: add_combine(program, operation); break;
-            case code_wait_flag: add_wait(program, operation, index); continue;
-            case code_wait_event:
+            case code_wait_flag:
+                end_pack(program, lanes_[operation.lane]);
+                add_wait(program, operation, index);
+                continue;
+            case code_wait_event: end_pack(program, lanes_[operation.lane]); [[fallthrough]];
             case code_record:
                 if (operation.slot < 0 || static_cast<std::size_t>(operation.slot) >= program.num_events)
                     refuse(operation, "its event does not exist");
@@ -143,6 +159,9 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         add_step(issued, index, static_cast<std::uint32_t>(payload - 1));
         add_checkpoint_if_due(operation, index);
     }
+    for (Lane &lane : lanes_)
+        end_pack(program, lane);
+    upload_packs();
     tune_products();
 }
 
@@ -330,6 +349,73 @@ void Executor::add_copy(const Program &program, const Operation &operation) {
         refuse(operation, "a leading dimension of " + std::to_string(pitch) +
                               " bytes exceeds the device's largest pitch of " +
                               std::to_string(device_->max_pitch_bytes()) + " bytes");
+}
+
+// The step of the copy that was added last is the next one.
+void Executor::pack(const Program &program, const Operation &operation) {
+    const LaneRecord &ends = program.lanes[operation.lane];
+    Lane &lane = lanes_[operation.lane];
+    Pack &pack = lane.packed.pack;
+    Copy &copy = copies_.back();
+    const auto bytes = static_cast<std::int64_t>(copy.bytes);
+    if (ends.kind != copy_lane || ends.source != ends.destination || bytes == 0 || bytes > most_bytes_of_one) {
+        end_pack(program, lane);
+        return;
+    }
+    const Memcpy2D &shape = copy.shape;
+    const std::int64_t lines = copy.contiguous ? 1 : static_cast<std::int64_t>(shape.height);
+    const PackedCopy one{copy.destination,
+                         copy.source,
+                         static_cast<std::int64_t>(shape.dst_pitch),
+                         static_cast<std::int64_t>(shape.src_pitch),
+                         lines,
+                         bytes / lines};
+    // In a kernel they have no order: none may write what another one reads or writes.
+    const auto beside = [&](const PackedCopy &other) {
+        return !meet(one.to, one.to_apart, one, other.to, other.to_apart, other) &&
+               !meet(one.to, one.to_apart, one, other.from, other.from_apart, other) &&
+               !meet(one.from, one.from_apart, one, other.to, other.to_apart, other);
+    };
+    if (pack.takes(bytes) && std::ranges::all_of(lane.packed.all, beside)) {
+        pack.add(bytes);
+        copy.packed = true;
+    } else {
+        end_pack(program, lane);
+        pack.begin(steps_.size(), bytes);
+        lane.packed.first_payload = static_cast<std::uint32_t>(copies_.size() - 1);
+    }
+    lane.packed.all.push_back(one);
+}
+
+void Executor::end_pack(const Program &program, Lane &lane) {
+    PackedCopies &packed = lane.packed;
+    if (packed.pack.count > 1) {
+        Combine made{};
+        made.function = kernel_of(program, packing);
+        made.copy_bytes = copies_[packed.first_payload].bytes;
+        made.arguments.destination = packed_.size() * sizeof(PackedCopy);
+        made.arguments.rows = static_cast<std::int64_t>(packed.all.size());
+        made.arguments.cols = 1;
+        made.block_x = threads_per_block;
+        made.block_y = 1;
+        const auto blocks = static_cast<unsigned>(packing_blocks_per_multiprocessor * device_->multiprocessors());
+        made.grid_y = static_cast<unsigned>(packed.all.size());
+        made.grid_x = std::max(1U, blocks / made.grid_y);
+        packed_.insert(packed_.end(), packed.all.begin(), packed.all.end());
+        combines_.push_back(made);
+        packs_.push_back(static_cast<std::uint32_t>(combines_.size() - 1));
+        Step &first = steps_[packed.pack.first];
+        first.code = code_combine;
+        first.payload = packs_.back();
+    }
+    packed = {};
+}
+
+void Executor::upload_packs() {
+    if (packed_.empty()) return;
+    table_ = device_->keep(packed_.data(), packed_.size() * sizeof(PackedCopy));
+    for (const std::uint32_t one : packs_)
+        combines_[one].arguments.destination += reinterpret_cast<Address>(table_.get());
 }
 
 void Executor::add_transposition(const Program &program, const Operation &operation) {

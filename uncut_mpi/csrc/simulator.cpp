@@ -128,6 +128,7 @@ void Simulator::State::issue() {
     for (std::size_t i = 0; i < count; ++i) {
         const TaskRecord &task = t_.tasks[i];
         double own = task.kind == gemm_task   ? m_.gemm_s
+                     : tasks_[i].packed       ? 0.0
                      : tasks_[i].is_kernel    ? m_.combine_s
                      : task.kind == copy_task ? m_.copy_s
                                               : 0.0;

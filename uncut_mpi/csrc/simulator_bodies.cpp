@@ -68,6 +68,44 @@ void Simulator::State::make_bodies() {
         if (task.kind == gemm_task) of.body = gemm_body(task);
         if (task.kind == combine_task) of.body = combine_body(task);
     }
+    pack_copies();
+}
+
+// As executors pack them, by what is known before a list is lowered.
+void Simulator::State::pack_copies() {
+    packs_.assign(t_.lanes.size(), {});
+    const auto make = [&](Pack &pack) {
+        if (pack.count > 1) {
+            Task &first = tasks_[pack.first];
+            first.is_kernel = true;
+            first.body = {};
+            const double seconds = 2 * static_cast<double>(pack.bytes) / m_.combine_rate[first.rank];
+            first.body.amount = m_.combine_start + seconds;
+        }
+        pack.end();
+    };
+    for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
+        const TaskRecord &task = t_.tasks[i];
+        const LaneRecord &ends = t_.lanes[task.lane];
+        if (task.kind != copy_task || ends.kind != copy_lane || ends.source != ends.destination) continue;
+        Pack &pack = packs_[task.lane];
+        const RegionRecord &to = t_.regions[operand(task, 0).region], &from = t_.regions[operand(task, 1).region];
+        const std::int64_t bytes = to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype);
+        const bool is_users = t_.buffers[from.buffer].role == user_role;
+        const bool brings = is_users != (t_.buffers[to.buffer].role == user_role);
+        if (tasks_[i].is_kernel || !brings || bytes == 0 || bytes > most_bytes_of_one) {
+            make(pack);
+        } else if (task.num_awaits == 0 && pack.takes(bytes)) {
+            pack.add(bytes);
+            tasks_[i].packed = tasks_[i].is_kernel = true;
+            tasks_[i].body = {};
+        } else {
+            make(pack);
+            pack.begin(i, bytes);
+        }
+    }
+    for (Pack &pack : packs_)
+        make(pack);
 }
 
 Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "packing.hpp"
 #include "shared_rates.hpp"
 #include "simulator.hpp"
 #include "timetable.hpp"
@@ -79,6 +80,7 @@ class Simulator::State {
         std::int32_t first_after = 0;  // in after_, whose waiters end where the next task's begin
         std::int32_t rank = 0;
         bool is_kernel = false, of_host = false;  // on a lane of the host
+        bool packed = false;                      // a copy that is made with an earlier one
     };
 
     // What it takes to issue a task.
@@ -103,6 +105,7 @@ class Simulator::State {
     Body gemm_body(const TaskRecord &task) const;
     Body combine_body(const TaskRecord &task) const;
     Body transposing_body(const TaskRecord &task) const;
+    void pack_copies();
     bool is_aligned(const RegionRecord &region) const;
     bool is_aligned(const TaskRecord &task) const;
 
@@ -150,6 +153,7 @@ class Simulator::State {
     std::vector<Task> tasks_;  // and one more behind the last
     std::vector<std::int32_t> after_, last_on_lane_;
     std::vector<Issue> issues_;
+    std::vector<Pack> packs_;  // by lane
     std::vector<std::int32_t> reach_;
     std::vector<double> clock_;
 

@@ -11,12 +11,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from uncut_mpi.model.cyclic import CyclicOrder
 from uncut_mpi.model.parts import BoundLayout, Extent, Part
+
+LINES_OF_A_PIECE: Final = 2000
+"""How many short lines are copied while a copy is issued: 4 us (two H100, ``docs/performance.md``, 2026-11-26)."""
+
+COST_OF_C: Final = 4
+"""How many times as much cuts of C cost: a C that is cut is formed elsewhere, and goes both ways."""
 
 Orders: TypeAlias = tuple[CyclicOrder | None, CyclicOrder | None]
 """Of rows and of columns; None where positions are indices."""
@@ -97,7 +103,7 @@ def orders_for_product(
     a: BoundLayout, b: BoundLayout, c: BoundLayout, trans_a: str, trans_b: str
 ) -> tuple[Orders, Orders, Orders]:
     """
-    Return the orders for A, B and C by which the matrices of op(A) op(B) are cut into the fewest pieces.
+    Return the orders for A, B and C by which copies of what op(A) op(B) needs cost least (`cost_of_cuts`).
 
     Rows of op(A) and C have one order, columns of op(B) and C, and columns of op(A) and rows of op(B).
     """
@@ -111,24 +117,37 @@ def orders_for_product(
     ways = itertools.product(
         dict.fromkeys((c.orders[0], m_of_a)), dict.fromkeys((c.orders[1], n_of_b)), dict.fromkeys((k_of_a, k_of_b))
     )
-    return min((asked(*way) for way in ways), key=lambda way: sum(map(num_pieces, (a, b, c), way)))
+
+    def cost(way: tuple[Orders, Orders, Orders]) -> int:
+        return sum(map(cost_of_cuts, (a, b, c), way)) + (COST_OF_C - 1) * cost_of_cuts(c, way[2])
+
+    return min((asked(*way) for way in ways), key=cost)
 
 
 def orders_for_copy(source: BoundLayout, target: BoundLayout) -> Orders:
-    """Return the orders by which two matrices of one shape are cut into the fewest pieces."""
+    """Return the orders by which copies from one matrix to another one of its shape cost least."""
     (rows, cols), (others, more) = target.orders, source.orders
     ways = itertools.product(dict.fromkeys((rows, others)), dict.fromkeys((cols, more)))
-    return min(ways, key=lambda way: num_pieces(source, way) + num_pieces(target, way))
+    return min(ways, key=lambda way: cost_of_cuts(source, way) + cost_of_cuts(target, way))
 
 
-def num_pieces(bound: BoundLayout, orders: Orders) -> int:
-    """Return how many pieces a matrix is cut into by other orders."""
-    if bound.orders == orders:
-        return len(bound.parts)
-    return sum(
-        len(runs(bound.orders[0], part.rows, orders[0])) * len(runs(bound.orders[1], part.cols, orders[1]))
-        for part in bound.parts
-    )
+def cost_of_cuts(bound: BoundLayout, orders: Orders) -> int:
+    """
+    Return what it costs to copy a matrix in the pieces that other orders make of it, in copied lines.
+
+    A line is what is contiguous: of a column, or of a row where rows are stored. So cuts across the lines are cheap.
+    Cuts of lines make many short ones, of which a device moves some 0.5 per ns, however short they are. A piece more
+    takes as long as `LINES_OF_A_PIECE` of them.
+    """
+    cost = 0
+    for part in bound.parts:
+        counts = [
+            len(runs(own, extent, other))
+            for own, extent, other in zip(bound.orders, (part.rows, part.cols), orders, strict=True)
+        ]
+        along = 0 if part.order == "F" else 1
+        cost += counts[0] * counts[1] * LINES_OF_A_PIECE + counts[along] * part.shape[1 - along]
+    return cost
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,8 +1,8 @@
 """
-The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; and COPY, transposing.
+The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; COPY, transposing or packed.
 
 A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first. That of a kernel
-that transposes is `TRANSPOSING` and the bytes of an element, whatever its type.
+that transposes is `TRANSPOSING` and the bytes of an element, whatever its type. `PACKING` makes many small copies.
 Halves are converted by integer arithmetic and PTX, so that no CUDA header is needed to compile.
 """
 
@@ -16,6 +16,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import MAX_SUMMANDS
 
 TRANSPOSING: Final = 1 << 4 * (MAX_SUMMANDS + 1)
+PACKING: Final = 2 * TRANSPOSING
 
 _TYPES: Final = {
     DType.f64: "double",
@@ -150,6 +151,29 @@ extern "C" __global__ void {name}(const arguments a) {{
         }}
 }}
 """
+# The destination is a table of `rows` copies, PackedCopy of csrc/cuda_executor.hpp. Lines go by the widest words that
+# all of them begin and end at.
+_PACK: Final = """
+struct packed {{ unsigned long long to, from; long long to_apart, from_apart, lines, width; }};
+template <typename W> __device__ inline void copy_lines(const packed &a) {{
+    // One copy has 2 MiB at most.
+    const unsigned words = (unsigned)(a.width / (long long)sizeof(W)), all = words * (unsigned)a.lines;
+    for (unsigned at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {{
+        const unsigned line = at / words, word = at - line * words;
+        ((W *)(a.to + line * a.to_apart))[word] = ((const W *)(a.from + line * a.from_apart))[word];
+    }}
+}}
+extern "C" __global__ void {name}(const arguments a) {{
+    for (long long one = blockIdx.y; one < a.rows; one += gridDim.y) {{
+        const packed copy = ((const packed *)a.destination)[one];
+        const unsigned long long ends = copy.to | copy.from | copy.to_apart | copy.from_apart | copy.width;
+        if (ends % 16 == 0) copy_lines<uint4>(copy);
+        else if (ends % 8 == 0) copy_lines<unsigned long long>(copy);
+        else if (ends % 4 == 0) copy_lines<unsigned int>(copy);
+        else copy_lines<unsigned short>(copy);
+    }}
+}}
+"""
 _WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 
@@ -171,6 +195,8 @@ def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
 
 def kernel_name(signature: int) -> str:
     """Return the name of the kernel of a signature."""
+    if signature == PACKING:
+        return "pack"
     if signature & TRANSPOSING:
         return f"transpose_{transposed_bytes(signature)}"
     written, reads = types_of(signature)
@@ -190,6 +216,8 @@ def kernel_source(signatures: Iterable[int]) -> str:
 
 
 def _one(signature: int) -> str:
+    if signature == PACKING:
+        return _PACK.format(name=kernel_name(signature))
     if signature & TRANSPOSING:
         return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[transposed_bytes(signature)])
     written, reads = types_of(signature)

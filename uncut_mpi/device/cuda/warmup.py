@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.device.cuda.kernels import transposed_bytes, types_of
+from uncut_mpi.device.cuda.kernels import PACKING, transposed_bytes, types_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index, location_table
 from uncut_mpi.planning.lower import BOUND_OPERAND_DTYPE, OPERATION_DTYPE, Code, OperationList
@@ -160,7 +160,13 @@ class WarmupList:
         self._add(Code.GEMM, operands, lane)
 
     def kernel(self, signature: int) -> None:
-        """Add a COMBINE, or a COPY that transposes, of one element."""
+        """Add a COMBINE, or a COPY that transposes, of one element, or two small copies that are packed."""
+        if signature == PACKING:
+            for offset in (0, 16):
+                ends = ((0, offset), (512, offset))
+                of_ends = [(_SCRATCH, DType.f64, Factor.ONE, Op.N, 0, at + of, 1, 1, 1) for at, of in ends]
+                self._add(Code.COPY, of_ends, self._num_lanes)
+            return
         size = transposed_bytes(signature)
         if size:
             dtype = next(dtype for dtype in DType if dtype.itemsize == size)
@@ -189,7 +195,11 @@ class WarmupList:
             num_ranks=1,
             operations=np.array(self._operations, OPERATION_DTYPE),
             operands=np.array(self._operands, BOUND_OPERAND_DTYPE),
-            lanes=np.array([(0, LaneKind.COMPUTE, NO_SOURCE, lane) for lane in range(self._num_lanes)], LANE_DTYPE),
+            lanes=np.array(
+                [(0, LaneKind.COMPUTE, NO_SOURCE, lane) for lane in range(self._num_lanes)]
+                + [(0, LaneKind.COPY, 0, 0)],
+                LANE_DTYPE,
+            ),
             buffers=buffers,
             locations=location_table(1),
             num_events=0,
