@@ -95,6 +95,16 @@ class Meeting:
     @property
     def pending(self) -> bool: ...
 
+def capsule(
+    address: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    type: tuple[int, int],
+    device: tuple[int, int],
+    keep: Any,
+) -> Any:
+    """Return memory as a capsule of DLPack: strides in elements, the type's code and bits. It keeps `keep` alive."""
+
 class KBlocksProblem:
     """What all schedules of a problem on a machine have in common; planning/kblocks_request.py makes it."""
 

@@ -76,6 +76,7 @@ REFUSED = {
     "tensor of complex": (lambda: Tensor(data("c8")), ["complex64", "use one of"]),
     "tensor of float8": (lambda: Tensor(data("u1"), (10, 8)), ["code 10", "8 bits"]),
     "tensor of a copy": (lambda: Tensor(data(), flags=2), ["copy"]),
+    "tensor of all ranks": (lambda: foreign.of_torch("DTensor")(data()), ["session.from_dtensor"]),
     "tensor with gradient": (lambda: Tensor(data(), requires_grad=True), ["gradient", "detach()"]),
     "conjugated tensor": (lambda: Tensor(data(), is_conj=lambda: True), ["resolve_conj()"]),
     "negated tensor": (lambda: Tensor(data(), is_neg=lambda: True), ["resolve_neg()"]),

@@ -15,6 +15,7 @@ void bind_simulator(nb::module_ &m);
 void bind_follower(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
 void bind_meeting(nb::module_ &m);
+void bind_capsule(nb::module_ &m);
 }  // namespace uncut
 
 NB_MODULE(_native, m) {
@@ -30,4 +31,5 @@ NB_MODULE(_native, m) {
     uncut::bind_follower(m);
     uncut::bind_cuda(m);
     uncut::bind_meeting(m);
+    uncut::bind_capsule(m);
 }

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
@@ -93,6 +94,40 @@ class _Interface:
             "typestr": f"|V{shown.dtype.itemsize}",
             "version": 3,
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shown:
+    """
+    A matrix of numpy or cupy, shown by DLPack whatever its elements are: numpy shows no bfloat16.
+
+    Attributes
+    ----------
+    array : numpy.ndarray or cupy.ndarray
+        Whose memory it is, kept alive by all that is made of it. Nobody is at work on it, so no stream has to wait.
+    strides : tuple of int
+        Elements from one to the next along rows and along columns.
+    """
+
+    array: Any
+    strides: tuple[int, int]
+
+    @property
+    def address(self) -> int:
+        """Of the first element."""
+        words = getattr(self.array, "__cuda_array_interface__", None) or self.array.__array_interface__
+        return int(words["data"][0])
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, index = self.array.__dlpack_device__()
+        return int(kind), int(index)
+
+    def __dlpack__(self, **words: object) -> Any:
+        dtype = self.array.dtype
+        code = _BFLOAT if dtype == DType.bf16.numpy else next(at for at, kind in _KINDS.items() if kind == dtype.kind)
+        return _native.capsule(
+            self.address, self.array.shape, self.strides, (code, 8 * dtype.itemsize), self.__dlpack_device__(), self
+        )
 
 
 @contextlib.contextmanager
@@ -211,9 +246,9 @@ def _refuse_pending(given: Any) -> None:
     if any(_is_of_torch(base) and base.__name__ == "Tensor" for base in type(given).__mro__) and not (
         _is_of_torch(type(given)) and type(given).__name__ in _PLAIN_TENSORS
     ):
+        mend = "use session.from_dtensor" if type(given).__name__ == "DTensor" else "pass a plain tensor"
         raise ParamError(
-            f"{name} was registered, a kind of torch.Tensor that may mean more than what lies in its memory: "
-            "pass a plain tensor"
+            f"{name} was registered, a kind of torch.Tensor that may mean more than what lies in its memory: {mend}"
         )
     if getattr(given, "requires_grad", False) is True:
         raise ParamError(
