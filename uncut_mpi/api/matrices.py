@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import Dealt, GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import (
     HeldPart,
+    Home,
     LocalParts,
     Matrix,
     MatrixInfo,
@@ -42,6 +43,10 @@ from uncut_mpi.spmd.group import Group
 
 Start = tuple[int, int]
 """First row and column of a part."""
+
+
+HOST_ALIGNMENT: Final = 64
+"""Bytes of which a new array in host memory begins at a multiple: JAX uses no other memory as it is."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -81,14 +86,13 @@ class MatrixStore:
     with the same arguments.
     """
 
-    def __init__(self, group: Group, backend: Backend, counters: Counters) -> None:
-        self._group, self._backend, self._counters = group, backend, counters
+    def __init__(self, group: Group, backend: Backend, counters: Counters, home: Home) -> None:
+        self._group, self._backend, self._counters, self._home = group, backend, counters, home
         self.mappings = PeerMappings(backend)
         self._held: dict[int, _Held] = {}
         self._dropped: set[int] = set()
         self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
-        self._home = object()
         self.on_release: list[Any] = []
 
     # -- making ------------------------------------------------------------------------------
@@ -312,7 +316,10 @@ class MatrixStore:
             self._counters.allocations += 1
             return self._backend.empty(*shape, dtype, order)
         try:
-            return np.empty(shape, dtype.numpy, order=order)
+            nbytes = shape[0] * shape[1] * dtype.itemsize
+            flat = np.empty(nbytes + HOST_ALIGNMENT, np.uint8)
+            start = -flat.ctypes.data % HOST_ALIGNMENT
+            return flat[start : start + nbytes].view(dtype.numpy).reshape(shape, order=order)
         except MemoryError as error:
             raise CapacityError(f"there is no host memory for a part of {shape[0]}×{shape[1]}: {error}") from error
 

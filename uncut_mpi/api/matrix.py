@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.stored import turned
 from uncut_mpi.api.views import View, info_of, piece_of, slices_of
 from uncut_mpi.errors import ParamError
@@ -20,6 +21,9 @@ from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.positions import Orders, indices_of, pieces_in
 from uncut_mpi.model.problem import Order, StoredMatrix
 from uncut_mpi.spmd.group import name_ranks
+
+Home: TypeAlias = weakref.ref[Any]
+"""A session, as its matrices know it: they do not keep it."""
 
 Name: TypeAlias = int | tuple[int, View]
 """By what calls know a matrix: its number, of a view with what it is of that matrix."""
@@ -205,7 +209,7 @@ class Matrix:
     """
 
     def __init__(
-        self, info: MatrixInfo, *, array: Any, local: LocalParts, home: object = None, whole: Matrix | None = None
+        self, info: MatrixInfo, *, array: Any, local: LocalParts, home: Home | None = None, whole: Matrix | None = None
     ) -> None:
         self.info = info
         self.array = array
@@ -213,7 +217,7 @@ class Matrix:
         self._whole = whole  # of which it is a view
         self._nothing: Any = None  # an array without elements, once it was asked for
         self._views: weakref.WeakValueDictionary[View, Matrix] = weakref.WeakValueDictionary()
-        self.closed, self.home = False, home  # that of its session's store, until it is released
+        self.closed, self.home = False, home  # until it is released
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -351,6 +355,66 @@ class Matrix:
         """Mark the matrix and its views as released. Local."""
         for matrix in (self, *self._views.values()):
             matrix.closed, matrix.home = True, None
+
+    # -- other libraries ---------------------------------------------------------------------
+
+    @public_call
+    def to_dtensor(self, mesh: Any) -> Any:
+        """
+        Return the matrix as a DTensor of PyTorch over the same memory. Collective.
+
+        Parameters
+        ----------
+        mesh : torch.distributed.device_mesh.DeviceMesh
+            Each process of it is a rank of the session, in any order; ranks that are not in it pass it too.
+
+        Returns
+        -------
+        torch.distributed.tensor.DTensor
+            Placed by ``Shard`` and ``Replicate`` so that each rank's local tensor has the memory of `local`, and keeps
+            it alive. Products into the matrix change it.
+
+        Raises
+        ------
+        ParamError
+            On all ranks. If no placements deal it so: parts must be those of ``torch.chunk``, in the order of the
+            mesh; the error names a layout to redistribute to. If it lies in memory of another kind than the mesh is of,
+            or is read-only.
+        """
+        return self._shown("to_dtensor", mesh)
+
+    @public_call
+    def to_jax(self, mesh: Any) -> Any:
+        """
+        Return the matrix as an array of JAX over the same memory. Collective.
+
+        Parameters
+        ----------
+        mesh : jax.sharding.Mesh
+            Each device of it is one rank's, in any order. So with several ranks JAX has to know of all of them
+            (``jax.distributed.initialize``).
+
+        Returns
+        -------
+        jax.Array
+            With a `NamedSharding`, of which each shard has the memory of `local`, and keeps it alive. JAX takes it for
+            a constant: write the matrix again only when what JAX computes of it is ready.
+
+        Raises
+        ------
+        ParamError
+            On all ranks. If no sharding deals it so: parts must be of one shape, in the order of the mesh; the error
+            names a layout to redistribute to. If JAX would have to copy: it takes memory without gaps between rows or
+            columns, on the host from a multiple of 64 bytes on (`Session.empty` makes such). If elements have 64 bits
+            and ``jax_enable_x64`` is not set.
+        """
+        return self._shown("to_jax", mesh)
+
+    def _shown(self, call: str, mesh: Any) -> Any:
+        session = None if self.home is None else self.home()
+        if session is None:
+            raise ParamError(f"{self} was released, or its session was closed: there is nothing to show")
+        return session._shown(call, self, mesh)
 
     # -- what numpy and operators make of it -------------------------------------------------
 

@@ -3,12 +3,13 @@ Sessions: a communicator with its devices, buffers and bounded plan cache.
 
 Every method marked collective must be called by all ranks of the session, in the same order and with the same
 arguments. Where ranks differ in either, all of them raise the same error. Those that make matrices, copy them and
-multiply are in `session_matrices`, `session_moves` and `session_products`.
+multiply are in `session_matrices`, `session_interop`, `session_moves` and `session_products`.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,6 +25,7 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
+from uncut_mpi.api.session_interop import Interoperates
 from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.session_moves import MovesMatrices
 from uncut_mpi.api.session_products import Multiplies
@@ -40,7 +42,7 @@ from uncut_mpi.spmd.runtime import is_fork
 logger = logging.getLogger("uncut_mpi")
 
 
-class Session(MakesMatrices, MovesMatrices, Multiplies):
+class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
     """
     A communicator with its devices, buffers and bounded plan cache. Collective.
 
@@ -168,7 +170,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies):
             self.counters = Counters()
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
             self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
-            self._store = MatrixStore(self._group, self._backend, self.counters)
+            self._store = MatrixStore(self._group, self._backend, self.counters, weakref.ref(self))
             self._maker = PlanMaker(self._group, self.counters, self.machine, verify=verify)
             self._calls = calls = Calls(
                 self._group,
