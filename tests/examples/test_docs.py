@@ -20,7 +20,7 @@ PARSERS = {
     "bench": make_bench_parser(),
     "calibrate": make_calibrate_parser(),
 }
-HAS_TORCH = importlib.util.find_spec("torch") is not None
+MISSING = [name for name in ("torch", "jax") if importlib.util.find_spec(name) is None]
 
 # What a reader has at hand who tries a block of a recipe: a session on all ranks and three matrices.
 PRELUDE = """\
@@ -62,7 +62,9 @@ def test_the_programs_run_on_two_ranks(path, tmp_path):
     assert blocks
     # Errors name the document and count its lines.
     runnable = [
-        (path.name, "\n" * (line - 1) + text) for line, text in blocks if HAS_TORCH or "import torch" not in text
+        (path.name, "\n" * (line - 1) + text)
+        for line, text in blocks
+        if not any(f"import {name}" in text for name in MISSING)
     ]
     program = tmp_path / "blocks.py"
     program.write_text(PRELUDE.format(blocks=runnable))
