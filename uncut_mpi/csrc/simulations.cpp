@@ -1,7 +1,5 @@
 #include "simulations.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
@@ -25,17 +23,7 @@ inline void relax() {
 #endif
 }
 
-// Threads for which there are processors that other ranks do not need. More than a few find nothing to do.
-std::size_t free_processors(int num_ranks) {
-    cpu_set_t ours;
-    const int count = sched_getaffinity(0, sizeof ours, &ours) == 0 ? CPU_COUNT(&ours) : 1;
-    return static_cast<std::size_t>(std::clamp(count - num_ranks, 1, 3));
-}
-
 }  // namespace
-
-Simulations::Simulations(const SimulatedMachine &machine)
-    : machine_(machine), most_threads_(free_processors(machine.num_ranks)) {}
 
 template <typename Condition>
 void Simulations::wait_for(std::condition_variable &condition, const std::atomic<std::uint64_t> &count,
@@ -61,9 +49,9 @@ void Simulations::begin(std::int64_t ticket, Make make) {
         if (closed_) throw std::out_of_range("simulations are closed");
         jobs_.push_back(std::make_shared<Job>(Job{ticket, std::move(make)}));
         ++begun_;
-        if (threads_.empty() || (threads_.size() < most_threads_ && begun_ - ended_ > threads_.size())) {
+        if (!thread_.joinable()) {
             try {
-                threads_.emplace_back(&Simulations::work, this);
+                thread_ = std::thread(&Simulations::work, this);
             } catch (const std::system_error &) {
                 // No more threads are to be had: who waits makes them.
             }
@@ -100,19 +88,18 @@ Simulated Simulations::wait(std::int64_t ticket) {
 }
 
 void Simulations::close() {
-    std::vector<std::thread> threads;
+    std::thread thread;
     {
         std::unique_lock lock(mutex_);
         closed_ = true;
-        ++begun_;  // that threads look
+        ++begun_;  // that the thread looks
         jobs_.clear();
-        threads.swap(threads_);
+        thread.swap(thread_);
         done_.wait(lock, [this] { return running_ == 0; });
         workplaces_.clear();
     }
-    to_do_.notify_all();
-    for (std::thread &thread : threads)
-        thread.join();
+    to_do_.notify_one();
+    if (thread.joinable()) thread.join();
 }
 
 void Simulations::work() {

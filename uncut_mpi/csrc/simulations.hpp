@@ -1,5 +1,5 @@
-// Simulations beside other work: threads take them in order, and who waits for one makes those that none has begun.
-// What is simulated may have to be scheduled first, which is then done there too.
+// Simulations beside other work: one thread makes them in order, and who waits for one makes those that it has not
+// begun. What is simulated may have to be scheduled first, which is then done there too.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ class Simulations {
   public:
     using Make = std::function<Simulated(Workplace &)>;
 
-    explicit Simulations(const SimulatedMachine &machine);
+    explicit Simulations(const SimulatedMachine &machine) : machine_(machine) {}
     ~Simulations() { close(); }
     Simulations(const Simulations &) = delete;
     Simulations &operator=(const Simulations &) = delete;
@@ -41,7 +41,7 @@ class Simulations {
     // Throws what `make` threw, and std::out_of_range for a ticket that is not there, or no more.
     Simulated wait(std::int64_t ticket);
 
-    // Ends the threads after the simulations at hand; the others are dropped.
+    // Ends the thread after the simulations at hand; the others are dropped.
     void close();
 
   private:
@@ -67,12 +67,11 @@ class Simulations {
     std::mutex mutex_;
     std::condition_variable to_do_, done_;
     std::deque<std::shared_ptr<Job>> jobs_;
-    std::vector<std::unique_ptr<Workplace>> workplaces_;  // where nobody is: one for each thread, one for who waits
+    std::vector<std::unique_ptr<Workplace>> workplaces_;  // where nobody is: one for the thread, one for who waits
     int running_ = 0;
     bool closed_ = false;
     std::atomic<std::uint64_t> begun_{0}, ended_{0};  // how many, for who looks without the lock
-    std::vector<std::thread> threads_;                // as simulations wait for one
-    const std::size_t most_threads_;
+    std::thread thread_;                              // from the first simulation on
 };
 
 }  // namespace uncut
