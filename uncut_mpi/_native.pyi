@@ -23,8 +23,8 @@ class UncutInput:
     most_tasks: int
     rows: int
     cols: int
-    trans_a: bool
-    trans_b: bool
+    op_a: int
+    op_b: int
     reads_c: bool
     product: bool
     half: bool
@@ -113,8 +113,8 @@ class KBlocksProblem:
         *,
         num_ranks: int,
         serial_copies: bool,
-        trans_a: bool,
-        trans_b: bool,
+        op_a: int,
+        op_b: int,
         reads_c: bool,
         dtype: int,
         buffers: np.ndarray,
@@ -577,8 +577,10 @@ class CudaExecutor:
         rank: int,
         kernels: dict[int, int],
     ) -> None: ...
-    def start(self, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> CudaRun: ...
-    def run(self, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> CudaRunResult: ...
+    def start(self, alpha: complex, beta: complex, epoch: int, timeout_s: float, traced: bool = False) -> CudaRun: ...
+    def run(
+        self, alpha: complex, beta: complex, epoch: int, timeout_s: float, traced: bool = False
+    ) -> CudaRunResult: ...
     def prepare_trace(self) -> None: ...
 
 def cuda_kernel_signatures(operations: np.ndarray, operands: np.ndarray, lanes: np.ndarray) -> list[int]: ...

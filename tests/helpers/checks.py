@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from tests.helpers.numbers import op_of
 from uncut_mpi.command.check import CheckResult, check_shared
 from uncut_mpi.command.data import fill
 from uncut_mpi.model.dtypes import DType
@@ -19,8 +20,8 @@ class Case:
     c_in: np.ndarray | None
     c_out: np.ndarray
     dtype: DType
-    alpha: float = 1.2345
-    beta: float = 1.1154
+    alpha: complex = 1.2345
+    beta: complex = 1.1154
     trans_a: str = "N"
     trans_b: str = "N"
     nearest: bool = True
@@ -48,8 +49,8 @@ def tensor_float(array: np.ndarray, nearest: bool, bits: int = 13) -> np.ndarray
 def multiply(case: Case, start: int = 0, stop: int | None = None) -> np.ndarray:
     """The product as a device computes it: sums in the accumulator's type, one rounding at the end."""
     wide = case.dtype.accumulator.numpy.type
-    a = (case.a if case.trans_a == "N" else case.a.T).astype(wide)[:, start:stop]
-    b = (case.b if case.trans_b == "N" else case.b.T).astype(wide)[start:stop]
+    a = op_of(case.trans_a, case.a).astype(wide)[:, start:stop]
+    b = op_of(case.trans_b, case.b).astype(wide)[start:stop]
     if case.dtype is DType.tf32:
         a, b = (tensor_float(operand, case.nearest) for operand in (a, b))
     with np.errstate(over="ignore", invalid="ignore"):

@@ -169,7 +169,7 @@ def multiply_another_k_block(schedule: Schedule, rng: random.Random) -> Schedule
 
 
 def take_an_operand_the_other_way_round(schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """Transpose what a GEMM multiplies or does not, or do not where a COPY transposes; of more than a row or column."""
+    """Use what a GEMM multiplies, or a COPY transposes, by another op; of more than a row or column."""
     large = (schedule.regions["rows"] > 1) & (schedule.regions["cols"] > 1)
     places = []
     for record in schedule.tasks:
@@ -182,7 +182,8 @@ def take_an_operand_the_other_way_round(schedule: Schedule, rng: random.Random) 
     if not places:
         return None
     operands = schedule.operands.copy()
-    operands["op"][rng.choice(places)] ^= 1
+    place = rng.choice(places)
+    operands["op"][place] = Op.N if operands["op"][place] == Op.T else Op.T
     return changed(schedule, operands=operands)
 
 

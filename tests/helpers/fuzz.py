@@ -142,8 +142,8 @@ def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: 
     problem = GemmProblem(
         m=m, n=n, k=k,
         dtype=draw(st.sampled_from(DType)),
-        trans_a="N" if copies else draw(st.sampled_from("NT")),
-        trans_b="N" if copies else draw(st.sampled_from("NT")),
+        trans_a="N" if copies else draw(st.sampled_from("NTC")),
+        trans_b="N" if copies else draw(st.sampled_from("NTC")),
         reads_c=not copies and draw(st.booleans()),
         scales_only=kind == "scales",
         swapped=draw(st.booleans()),

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.helpers.layouts import user_parts
+from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
@@ -27,16 +28,16 @@ class Data:
     a: np.ndarray
     b: np.ndarray
     c: np.ndarray
-    alpha: float
-    beta: float
+    alpha: complex
+    beta: complex
 
 
-def random_data(problem: GemmProblem, seed: int = 0, *, alpha: float = 1.2345, beta: float = 1.1154) -> Data:
+def random_data(problem: GemmProblem, seed: int = 0, *, alpha: complex = 1.2345, beta: complex = 1.1154) -> Data:
     """Return full-mantissa values in (−1, 1); what must not be read (C for beta 0, A and B for alpha 0) is NaN."""
     rng = np.random.default_rng(seed)
 
     def values(shape: tuple[int, int]) -> np.ndarray:
-        return rng.uniform(-1.0, 1.0, shape).astype(problem.dtype.numpy)
+        return random_values(rng, shape, problem.dtype)
 
     data = Data(values(problem.a_shape), values(problem.b_shape), values((problem.m, problem.n)), alpha, beta)
     if not problem.reads_c or beta == 0:
@@ -48,26 +49,26 @@ def random_data(problem: GemmProblem, seed: int = 0, *, alpha: float = 1.2345, b
 
 def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return the product in float64 and the elementwise error bound.
+    Return the product in float64 or complex128 and the elementwise error bound.
 
     |C − Ĉ| ≤ γ |alpha| |op(A)| |op(B)| + 4u |beta| |C| with γ = (k+4)u / (1 − (k+4)u), u of the accumulator
     (Higham 2002, section 3.5), plus two roundings of the result to the type (half a
-    subnormal each where the result is that small).
+    subnormal each where the result is that small). Complex ones: `steps_of`, `of_both_parts`.
     """
-    a, b = data.a.astype(np.float64), data.b.astype(np.float64)
-    a = a.T if problem.trans_a == "T" else a
-    b = b.T if problem.trans_b == "T" else b
-    result = np.zeros((problem.m, problem.n))
-    magnitude = np.zeros_like(result)
+    wide = wide_of(problem.dtype)
+    a, b = op_of(problem.trans_a, data.a.astype(wide)), op_of(problem.trans_b, data.b.astype(wide))
+    result = np.zeros((problem.m, problem.n), wide)
+    magnitude = np.zeros(result.shape)
     if problem.has_product and data.alpha != 0:
         result = data.alpha * (a @ b)
         magnitude = abs(data.alpha) * (np.abs(a) @ np.abs(b))
-    old = data.beta * data.c.astype(np.float64) if data.beta != 0 else np.zeros_like(result)
+    old = data.beta * data.c.astype(wide) if data.beta != 0 else np.zeros_like(result)
     u = problem.dtype.accumulator.unit_roundoff
-    steps = (problem.k + 4) * u
+    steps = steps_of(problem.dtype, problem.k) * u
     result = result + old
     bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * problem.dtype.unit_roundoff * np.abs(result)
-    return result, bound + float(ml_dtypes.finfo(problem.dtype.numpy).smallest_subnormal)
+    least = float(ml_dtypes.finfo(problem.dtype.real.numpy).smallest_subnormal)
+    return result, of_both_parts(problem.dtype) * (bound + least)
 
 
 def global_order(schedule: Schedule) -> np.ndarray:
@@ -107,7 +108,7 @@ def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -
     known = np.zeros(result.shape, bool)
     for at, held, place in user_parts(schedule, Matrix.C, memory):
         outside = memory[at][int(schedule.buffers["rows"][at]) :, :]
-        assert np.isnan(outside.astype(np.float64)).all(), "a task wrote between the columns of C"
+        assert np.isnan(outside.astype(wide_of(schedule.problem.dtype))).all(), "a task wrote between the columns of C"
         assert np.array_equal(held[known[place]], result[place][known[place]], equal_nan=True), "replicas"
         result[place], known[place] = held, True
     return result
@@ -115,7 +116,7 @@ def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -
 
 def mismatch(schedule: Schedule, data: Data, order: np.ndarray | None = None) -> str:
     """Return what is wrong with the C that the schedule makes; empty if nothing."""
-    found = interpret(schedule, data, order).astype(np.float64)
+    found = interpret(schedule, data, order).astype(wide_of(schedule.problem.dtype))
     result, bound = reference(schedule.problem, data)
     good = np.abs(found - result) <= bound  # NaN is not good
     if good.all():
@@ -143,7 +144,7 @@ def _run(schedule: Schedule, memory: list[np.ndarray], task: int, data: Data) ->
         region = schedule.regions[operand["region"]]
         row, col, rows, cols = (int(region[name]) for name in ("row", "col", "rows", "cols"))
         array = memory[int(region["buffer"])][row : row + rows, col : col + cols]
-        operands.append((array.T if operand["op"] == Op.T else array, scalars[Factor(int(operand["factor"]))]))
+        operands.append((op_of(Op(operand["op"]).name, array), scalars[Factor(int(operand["factor"]))]))
     kind = Kind(int(schedule.tasks[task]["kind"]))
     if kind is Kind.JOIN:
         return

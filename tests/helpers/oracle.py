@@ -2,7 +2,7 @@
 Whether a schedule is right, found out the slow way: by running it on numbers and comparing all pairs.
 
 Independent of `uncut_mpi.planning.verify`, whose verdicts it judges. Types are ignored: everything
-is computed in float64 on poisoned memory.
+is computed in float64, of complex types in complex128, on poisoned memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.helpers.layouts import user_parts
+from tests.helpers.numbers import op_of, random_values, wide_of
 from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
@@ -36,19 +38,18 @@ def wrong_result(schedule: Schedule) -> str:
     """Run the tasks in the global order; return what is wrong with them or with the result."""
     problem = schedule.problem
     rng = np.random.default_rng(7)
-    memory = [np.full((row["rows"], row["cols"]), np.nan) for row in schedule.buffers]
+    wide = wide_of(problem.dtype)
+    memory = [np.full((row["rows"], row["cols"]), np.nan, wide) for row in schedule.buffers]
     before = {}
     for matrix in MATRICES:
-        before[matrix] = np.full(problem.shape_of(matrix), np.nan)
+        before[matrix] = np.full(problem.shape_of(matrix), np.nan, wide)
         if problem.reads_c if matrix is Matrix.C else problem.has_product:
-            before[matrix][...] = rng.uniform(-1, 1, before[matrix].shape)
+            before[matrix][...] = random_values(rng, before[matrix].shape, DType.parse(wide))
         for _, held, place in user_parts(schedule, matrix, memory):
             held[...] = before[matrix][place]
-    expected = np.zeros((problem.m, problem.n))
+    expected = np.zeros((problem.m, problem.n), wide)
     if problem.has_product:
-        a = before[Matrix.A] if problem.trans_a == "N" else before[Matrix.A].T
-        b = before[Matrix.B] if problem.trans_b == "N" else before[Matrix.B].T
-        expected += ALPHA * a @ b
+        expected += ALPHA * op_of(problem.trans_a, before[Matrix.A]) @ op_of(problem.trans_b, before[Matrix.B])
     if problem.reads_c:
         expected += BETA * before[Matrix.C]
     for task in range(len(schedule.tasks)):
@@ -74,7 +75,7 @@ def _run_task(schedule: Schedule, task: int, memory: list[np.ndarray]) -> str:
     refs = [region(schedule, operand["region"]) for operand in operands]
     views = [view(memory, ref) for ref in refs]
     terms = [
-        (VALUE[Factor(operand["factor"])], part.T if operand["op"] == Op.T else part)
+        (VALUE[Factor(operand["factor"])], op_of(Op(operand["op"]).name, part))
         for operand, part in zip(operands[1:], views[1:], strict=True)
     ]
     accumulates = kind == Kind.GEMM and len(refs) == 4
@@ -95,7 +96,7 @@ def _run_task(schedule: Schedule, task: int, memory: list[np.ndarray]) -> str:
     else:
         if any(part.shape != target.shape for _, part in terms):
             return "shapes"
-        result = np.zeros(target.shape)
+        result = np.zeros(target.shape, target.dtype)
     for factor, part in terms:
         if factor:
             result = result + factor * part

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
 from uncut_mpi import Matrix, Session
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -26,8 +27,8 @@ class Case:
     trans_b: str = "N"
     orders: str = "FFF"
     pad: tuple[int, int, int] = (0, 0, 0)
-    alpha: float = 1.2345
-    beta: float = 1.1154
+    alpha: complex = 1.2345
+    beta: complex = 1.1154
     seed: int = 0
 
     def __str__(self) -> str:
@@ -51,8 +52,8 @@ class Operands:
 
 
 def random_matrix(rows: int, cols: int, dtype: DType, seed: tuple[int, ...]) -> np.ndarray:
-    """Return full-mantissa values in (−1, 1), rounded to the type."""
-    return np.random.default_rng(seed).uniform(-1.0, 1.0, (rows, cols)).astype(dtype.numpy)
+    """Return `random_values` by a seed."""
+    return random_values(np.random.default_rng(seed), (rows, cols), dtype)
 
 
 def place_matrix(
@@ -143,30 +144,28 @@ def as_numpy(matrix: Matrix) -> np.ndarray | None:
 
 def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return the product in float64 and the elementwise error bound.
+    Return the product in float64 or complex128 and the elementwise error bound.
 
     |C − Ĉ| ≤ γ_{k+2} |alpha| |op(A)| |op(B)| + 3u |beta| |C| with γ_n = n u/(1 − n u), u of the
     accumulator (Higham 2002, section 3.5), plus one rounding of the result to the type, and for tf32 one of each
-    element of op(A) and op(B), 2 u_o (1 + u_o) |alpha| |op(A)| |op(B)|.
+    element of op(A) and op(B), 2 u_o (1 + u_o) |alpha| |op(A)| |op(B)|. Complex ones: `steps_of`, `of_both_parts`.
     """
     dtype = DType[case.dtype]
-    a = operands.a_MK.astype(np.float64)
-    b = operands.b_KN.astype(np.float64)
-    a = a if case.trans_a == "N" else a.T
-    b = b if case.trans_b == "N" else b.T
-    product = np.zeros((case.m, case.n))
+    wide = wide_of(dtype)
+    a, b = op_of(case.trans_a, operands.a_MK.astype(wide)), op_of(case.trans_b, operands.b_KN.astype(wide))
+    product = np.zeros((case.m, case.n), wide)
     magnitude = np.zeros((case.m, case.n))
     if case.alpha != 0 and case.k > 0:
         product = case.alpha * (a @ b)
         magnitude = abs(case.alpha) * (np.abs(a) @ np.abs(b))
-    old = case.beta * operands.c_MN.astype(np.float64) if case.beta != 0 else np.zeros((case.m, case.n))
+    old = case.beta * operands.c_MN.astype(wide) if case.beta != 0 else np.zeros((case.m, case.n))
     u = dtype.accumulator.unit_roundoff
-    steps = (case.k + 4) * u
+    steps = steps_of(dtype, case.k) * u
     result = product + old
     rounded = dtype.operand_roundoff
     of_products = (steps / (1 - steps) + 2 * rounded * (1 + rounded)) * magnitude
     bound = of_products + 4 * u * np.abs(old) + 2 * dtype.unit_roundoff * np.abs(result)
-    return result, bound + np.finfo(np.float64).tiny
+    return result, of_both_parts(dtype) * bound + np.finfo(np.float64).tiny
 
 
 def mismatch(case: Case, operands: Operands) -> str:
@@ -175,7 +174,7 @@ def mismatch(case: Case, operands: Operands) -> str:
     if found is None:
         return ""
     result, bound = expected(case, operands)
-    error = np.abs(found.astype(np.float64) - result)
+    error = np.abs(found.astype(result.dtype) - result)
     good = error <= bound  # NaN is not good
     if good.all():
         return ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -81,7 +82,7 @@ class Pushed:
             whole = RegionRef(panel(r, (self.m, j[1]), wide), 0, 0, self.m, j[1])
             last = -1
             for step, p in enumerate(steps):
-                reads = [(a_piece(r, p), F.ALPHA, Op[self.trans_a]), (b_piece(r, p, j), F.ONE, Op[self.trans_b])]
+                reads = [(a_piece(r, p), F.ALPHA, Op[problem.trans_a]), (b_piece(r, p, j), F.ONE, Op[problem.trans_b])]
                 awaits = arrived.get((step, r), [])
                 if awaits:
                     awaits = [build.task(Kind.JOIN, build.compute_lane(r, 1), awaits=awaits)]
@@ -110,22 +111,24 @@ class Pushed:
     def values(self, schedule: Schedule, index: int, seed: int) -> np.ndarray:
         """Return the values of A, B or C (buffers 0, 1, 2), the same wherever they are asked for."""
         shape = (int(schedule.buffers["rows"][index]), int(schedule.buffers["cols"][index]))
-        return np.random.default_rng((seed, index)).uniform(-1, 1, shape).astype(self.dtype.numpy)
+        return random_values(np.random.default_rng((seed, index)), shape, self.dtype)
 
-    def is_right(self, schedule: Schedule, found: np.ndarray, alpha: float, beta: float, seed: int) -> bool:
+    def is_right(self, schedule: Schedule, found: np.ndarray, alpha: complex, beta: complex, seed: int) -> bool:
         """
-        Whether every element is within its bound of the product in float64.
+        Whether every element is within its bound of the product in float64, or complex128.
 
-        The bound is (k + 4) u of the accumulator, 2 u of the type and what rounding two operands may change, times the
-        sum of absolute values (Higham 2002, section 3.5).
+        The bound is k + 4 (complex: √2(2k + 8)) u of the accumulator, 2 u of the type and what rounding two operands
+        may change, times the sum of absolute values (Higham 2002, sections 3.5 and 3.6).
         """
-        a, b, c = (self.values(schedule, index, seed).astype(np.float64) for index in range(3))
-        a, b = (a if self.trans_a == "N" else a.T), (b if self.trans_b == "N" else b.T)
+        wide = wide_of(self.dtype)
+        a, b, c = (self.values(schedule, index, seed).astype(wide) for index in range(3))
+        a, b = op_of(self.trans_a, a), op_of(self.trans_b, b)
         product = alpha * (a @ b) + beta * c
         scale = abs(alpha) * (np.abs(a) @ np.abs(b)) + np.abs(beta * c)
-        bound = self.dtype.accumulator.unit_roundoff * (self.k + 4) + self.dtype.unit_roundoff * 2
+        bound = self.dtype.accumulator.unit_roundoff * steps_of(self.dtype, self.k) + self.dtype.unit_roundoff * 2
         bound += 2.01 * self.dtype.operand_roundoff
-        return bool((np.abs(found.astype(np.float64) - product) <= bound * scale).all())
+        bound *= of_both_parts(self.dtype)
+        return bool((np.abs(found.astype(wide) - product) <= bound * scale).all())
 
 
 def cuts(extent: int, parts: int) -> list[tuple[int, int]]:

@@ -98,8 +98,8 @@ def random_case(rng: random.Random, max_ranks: int = 8, max_extent: int = 40) ->
         n=extent(),
         k=rng.choice((0, extent(), extent(), extent(), extent())),
         dtype=rng.choice(list(DType)),
-        trans_a=rng.choice("NT"),
-        trans_b=rng.choice("NT"),
+        trans_a=rng.choice("NTC"),
+        trans_b=rng.choice("NTC"),
         reads_c=rng.random() < 0.7,
         scales_only=rng.random() < 0.05,
     )

@@ -34,7 +34,7 @@ def transposing_copies(dtype: DType, shapes: Sequence[tuple[int, int]] = SHAPES)
 
 
 def bits_of(values: np.ndarray) -> np.ndarray:
-    return values.view(f"u{values.dtype.itemsize}")
+    return values.view(f"V{values.dtype.itemsize}")
 
 
 def filled(schedule: Schedule, write: Callable[[int, np.ndarray], None], seed: int) -> list[np.ndarray]:
@@ -44,8 +44,8 @@ def filled(schedule: Schedule, write: Callable[[int, np.ndarray], None], seed: i
     for index, record in enumerate(schedule.buffers):
         dtype = DType(int(record["dtype"])).numpy
         shape = int(record["rows"]), int(record["cols"])
-        bits = rng.integers(0, 1 << 8 * dtype.itemsize, shape, f"u{dtype.itemsize}")
-        contents.append(bits.view(dtype))
+        bits = rng.bytes(shape[0] * shape[1] * dtype.itemsize)
+        contents.append(np.frombuffer(bits, dtype).reshape(shape).copy())
         write(index, contents[-1])
     for source, target in zip(contents[::2], contents[1::2], strict=True):
         bits_of(target)[INSIDE] = bits_of(source)[INSIDE].T

@@ -27,7 +27,7 @@ RECORDS = {
     "bound_operands": lower.BOUND_OPERAND_DTYPE,
 }
 ENUMERATIONS = (
-    schedule.Kind, schedule.Factor, schedule.Matrix, schedule.Role, schedule.LaneKind, lower.Code
+    schedule.Kind, schedule.Factor, schedule.Op, schedule.Matrix, schedule.Role, schedule.LaneKind, lower.Code
 )  # fmt: skip
 
 

@@ -76,6 +76,9 @@ def test_errors_can_be_caught_as_the_builtin_they_extend(cls: type[UncutError], 
         ("float32", DType.f32),
         (np.float16, DType.f16),
         ("tf32", DType.tf32),
+        ("c64", DType.c64),
+        (complex, DType.c128),
+        (np.dtype("<c8"), DType.c64),
         (np.float32, DType.f32),
         (np.dtype("<f8"), DType.f64),
         (ml_dtypes.bfloat16, DType.bf16),
@@ -86,9 +89,9 @@ def test_dtypes_are_parsed_from_names_and_numpy_types(value: object, expected: D
     assert DType.parse(value) is expected
 
 
-@pytest.mark.parametrize("value", ["f128", "int32", np.complex128, np.dtype(">f8"), object(), "", 3])
+@pytest.mark.parametrize("value", ["f128", "int32", np.clongdouble, np.dtype(">f8"), object(), "", 3])
 def test_other_dtypes_are_refused_with_the_choice(value: object) -> None:
-    with pytest.raises(ParamError, match="use one of f64, f32, f16, bf16"):
+    with pytest.raises(ParamError, match="use one of f64, f32, f16, bf16, tf32, c64, c128"):
         DType.parse(value)
 
 
@@ -179,6 +182,39 @@ def test_every_order_and_transposition_becomes_the_same_product(orders, trans) -
     np.testing.assert_allclose(memory, expected, rtol=1e-14)
 
 
+@pytest.mark.parametrize("orders", list(itertools.product("FC", repeat=3)))
+@pytest.mark.parametrize("trans", list(itertools.product("NTCR", repeat=2)))
+def test_a_conjugated_factor_is_op_c_where_its_order_allows_it(orders, trans) -> None:
+    stored = [StoredMatrix(4, 4, order) for order in orders]
+    ops = list(zip(trans, orders[:2], strict=True))
+    # It is transposed where its order is that of C, or it is not to be transposed and its order is the other one.
+    if any((op == "C" and order != orders[2]) or (op == "R" and order == orders[2]) for op, order in ops):
+        with pytest.raises(ParamError, match="conjugated and not transposed"):
+            GemmProblem.from_operands(*stored, dtype=DType.c64, trans_a=trans[0], trans_b=trans[1])
+    else:
+        problem = GemmProblem.from_operands(*stored, dtype=DType.c64, trans_a=trans[0], trans_b=trans[1])
+        found = (problem.trans_b, problem.trans_a) if problem.swapped else (problem.trans_a, problem.trans_b)
+        assert [op == "C" for op in found] == [op in "CR" for op in trans]
+    real = GemmProblem.from_operands(*stored, dtype=DType.f64, trans_a=trans[0], trans_b=trans[1])
+    plain = {"C": "T", "R": "N"}
+    assert real == GemmProblem.from_operands(
+        *stored, dtype=DType.f64, **{f"trans_{name}": plain.get(op, op) for name, op in zip("ab", trans, strict=True)}
+    )
+
+
+def test_op_c_of_a_real_problem_is_op_t() -> None:
+    assert GemmProblem(3, 4, 5, DType.f32, "C", "C") == GemmProblem(3, 4, 5, DType.f32, "T", "T")
+    assert GemmProblem(3, 4, 5, DType.c64, "C") != GemmProblem(3, 4, 5, DType.c64, "T")
+
+
+def test_a_machine_without_a_complex_rate_has_a_quarter_of_the_real_one() -> None:
+    rates = {"f64": 60.0, "f32": 40.0, "c64": 12.0}
+    machine = Machine.uniform(2, gemm_tflop_per_s=rates)
+    assert machine.gemm_rate(DType.c128).tolist() == [15e12, 15e12]
+    assert machine.typical_gemm_rate(DType.c64).tolist() == [12e12, 12e12]
+    assert not Machine.uniform(2, gemm_tflop_per_s={"f32": 40.0}).has_gemm_rate(DType.c128)
+
+
 def test_a_swapped_problem_exchanges_m_n_and_leading_dimensions() -> None:
     problem = GemmProblem.from_operands(
         StoredMatrix(3, 5, "F", 10), StoredMatrix(5, 4, "C", 20), StoredMatrix(3, 4, "C", 30), dtype=DType.f32
@@ -205,11 +241,11 @@ def test_a_problem_refuses_matrices_that_cannot_be_addressed() -> None:
 
 @pytest.mark.parametrize("trans", ["X", "n", ""])
 def test_unknown_transpositions_are_refused(trans: str) -> None:
-    with pytest.raises(ParamError, match="use 'N' or 'T'"):
+    with pytest.raises(ParamError, match="use 'N', 'T' or 'C'"):
         GemmProblem.from_operands(
             StoredMatrix(2, 2), StoredMatrix(2, 2), StoredMatrix(2, 2), dtype=DType.f64, trans_b=trans
         )
-    with pytest.raises(ParamError, match="use 'N' or 'T'"):
+    with pytest.raises(ParamError, match="use 'N', 'T' or 'C'"):
         GemmProblem(2, 2, 2, DType.f64, trans_a=trans)
 
 

@@ -28,7 +28,7 @@ from uncut_mpi.planning.buffers import user_pieces, user_table
 from uncut_mpi.planning.kblocks_request import problem_in_core
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions, changed
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, Op, Schedule, native_tables
 from uncut_mpi.planning.simulate import Simulations, simulate
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.ways import Ways
@@ -83,7 +83,8 @@ def test_digests_are_those_of_the_golden_file() -> None:
 
 PROBLEM = {
     "num_ranks": 2,
-    **dict.fromkeys(("serial_copies", "trans_a", "trans_b", "reads_c"), False),
+    **dict.fromkeys(("serial_copies", "reads_c"), False),
+    **dict.fromkeys(("op_a", "op_b"), Op.N),
     "dtype": DType.f64,
     "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "pieces": user_pieces(GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
@@ -150,7 +151,7 @@ def test_the_request_that_others_vary_is_good() -> None:
     [
         *(("lanes", lanes) for lanes in (0, -1, 3)),
         *((size, 0) for size in ("min_slice_bytes", "first", "step")),
-        ("dtype", 5),
+        ("dtype", len(DType)),
         *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
         *(("most_summands", most) for most in (0, 1, 2)),
         *(("first_at_worker", first) for first in (-1, 5)),

@@ -92,7 +92,7 @@ def test_random_schedules_are_proven(most_ranks: int, scheduler: str) -> None:
     assert kinds[Kind.GEMM] > CASES[most_ranks]
     if most_ranks > 1 or scheduler == "cyclic":  # else bands have nowhere to go
         assert kinds[Kind.COPY] > CASES[most_ranks]
-        assert kinds[Kind.COMBINE] > CASES[most_ranks] // 4
+        assert kinds[Kind.COMBINE] >= CASES[most_ranks] // 4
     assert relayed > 0 or most_ranks not in (3, 4, 8) or scheduler == "bands"
 
 

@@ -727,15 +727,17 @@ def test_a_dropped_wait_is_refused_unless_another_implies_it(code: Code) -> None
 
 
 @pytest.mark.parametrize("code", [Code.SIGNAL, Code.RECORD, Code.COPY, Code.GEMM, Code.COMBINE])
-def test_a_dropped_signal_record_or_body_is_always_refused(code: Code) -> None:
+def test_a_dropped_signal_record_or_body_is_refused_unless_a_later_signal_says_as_much(code: Code) -> None:
     tried = 0
     for seed in SEEDS:
         rng, schedule, lists = busy_case(seed)
         candidates = places(lists, code)
         if candidates:
             rank, at = rng.choice(candidates)
-            assert list_refusal(schedule, with_operations(lists, rank, np.delete(lists[rank].operations, at))), seed
-            tried += 1
+            mutant = with_operations(lists, rank, np.delete(lists[rank].operations, at))
+            said = list_refusal(schedule, mutant)
+            assert said or (code is Code.SIGNAL and not oracle.lists_lose_order(schedule, mutant)), seed
+            tried += bool(said)
     assert tried >= 15
 
 

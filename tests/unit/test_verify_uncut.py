@@ -49,7 +49,7 @@ def random_machine(rng: random.Random, num_ranks: int) -> Machine:
         latency_s=values.uniform(0, 2e-5, (size, size)),
         gemm_tflop_per_s={dtype.name: values.uniform(1, 60, num_ranks) for dtype in DType},
         typical_gemm_tflop_per_s={dtype.name: values.uniform(0.5, 1, num_ranks) for dtype in DType},
-        memory_bytes=np.full(num_ranks, rng.choice((500_000, 10**10))),  # either way enough for the panels
+        memory_bytes=np.full(num_ranks, rng.choice((10**6, 10**10))),  # either way enough for the panels
     )
 
 

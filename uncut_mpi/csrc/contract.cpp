@@ -67,6 +67,7 @@ nb::dict enumerations() {
     found["Kind"] = codes(Name{"COPY", copy_task}, Name{"GEMM", gemm_task}, Name{"COMBINE", combine_task},
                           Name{"JOIN", join_task}, Name{"SEND", send_task}, Name{"RECV", receive_task});
     found["Factor"] = codes(Name{"ZERO", zero}, Name{"ONE", one}, Name{"ALPHA", alpha}, Name{"BETA", beta});
+    found["Op"] = codes(Name{"N", op_n}, Name{"T", op_t}, Name{"C", op_c});
     found["Matrix"] = codes(Name{"A", matrix_a}, Name{"B", matrix_b}, Name{"C", matrix_c}, Name{"NONE", no_matrix});
     found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
                           Name{"STAGING", staging_role});

@@ -241,7 +241,9 @@ Follower::Extents Follower::input(std::uint8_t matrix, const Operand &operand) {
         if (fragment->content != content)
             throw RuleBroken(name + " reads pieces that do not belong side by side in " + text_of_place(operand));
     const std::uint8_t op = matrix == matrix_a ? problem_.op_a : problem_.op_b;
-    if ((operand.op != op) != content.turned)
+    // Of what is stored transposed, op(X) is op T of X or the other way round; nothing conjugates without transposing.
+    const bool right = content.turned ? operand.op + op == op_t : operand.op == op;
+    if (!right)
         throw RuleBroken(name + " is " + name_of_op(operand.op) + ", the problem says " + name_of_op(op) +
                          (content.turned ? ", and it is stored transposed" : ""));
     const Rect rect = content.turned ? operand.rect.transposed() : operand.rect;

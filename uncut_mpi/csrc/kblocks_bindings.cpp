@@ -53,14 +53,14 @@ void bind_kblocks_scheduler(nb::module_ &m) {
     nb::class_<KProblem>(m, "KBlocksProblem", "What all schedules of a problem on a machine have in common.")
         .def(
             "__init__",
-            [](KProblem *self, int num_ranks, bool serial_copies, bool trans_a, bool trans_b, bool reads_c,
+            [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
                std::uint8_t dtype, nb::handle buffers, nb::handle pieces, std::int64_t step, int most_summands,
                std::int64_t min_slice_bytes, std::int64_t buffer_alignment, std::int64_t column_alignment,
                nb::handle ways) {
                 KProblem made{num_ranks,
                               serial_copies,
-                              trans_a,
-                              trans_b,
+                              op_a,
+                              op_b,
                               reads_c,
                               dtype,
                               {},
@@ -74,12 +74,13 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
                 const auto users = buffer_bytes.records<BufferRecord>();
                 made.users.assign(users.begin(), users.end());
-                made.pieces = pieces_of(num_ranks, trans_a, trans_b, users, piece_bytes.records<PieceRecord>());
+                made.pieces =
+                    pieces_of(num_ranks, op_a != op_n, op_b != op_n, users, piece_bytes.records<PieceRecord>());
                 new (self) KProblem(std::move(made));
             },
-            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "trans_a"_a, "trans_b"_a, "reads_c"_a, "dtype"_a,
-            "buffers"_a, "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a,
-            "column_alignment"_a, "ways"_a);
+            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtype"_a, "buffers"_a,
+            "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a, "column_alignment"_a,
+            "ways"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",

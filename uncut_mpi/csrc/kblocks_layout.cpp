@@ -367,8 +367,8 @@ class Maker {
         for (const KStep &step : made_.steps)
             most_k = std::max(most_k, step.last_k - step.first_k);
         for (const KBlock &block : made_.blocks)
-            rows = std::max({rows, block.rows.size(), problem_.trans_b ? block.cols.size() : most_k,
-                             problem_.trans_a ? most_k : 0});
+            rows = std::max({rows, block.rows.size(), problem_.transposed(matrix_b) ? block.cols.size() : most_k,
+                             problem_.transposed(matrix_a) ? most_k : 0});
         for (const bool sums : {false, true}) {
             if (sums && !(problem_.half() && asked_.combines)) continue;
             const std::int64_t itemsize = sums ? problem_.accumulator_itemsize() : problem_.itemsize();

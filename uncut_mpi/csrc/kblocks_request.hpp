@@ -27,7 +27,8 @@ inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t numb
 struct KProblem {
     int num_ranks = 0;
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
-    bool trans_a = false, trans_b = false, reads_c = false;
+    std::uint8_t op_a = op_n, op_b = op_n;
+    bool reads_c = false;
     std::uint8_t dtype = dtype_f64;
     std::vector<BufferRecord> users;  // the caller's A, B and C
     Pieces pieces;
@@ -41,7 +42,7 @@ struct KProblem {
     std::uint8_t accumulator() const { return element_types[dtype].accumulator; }
     std::int64_t itemsize() const { return bytes_of(dtype); }
     std::int64_t accumulator_itemsize() const { return bytes_of(accumulator()); }
-    bool transposed(int matrix) const { return matrix == matrix_a ? trans_a : matrix == matrix_b ? trans_b : false; }
+    bool transposed(int matrix) const { return (matrix == matrix_a ? op_a : matrix == matrix_b ? op_b : op_n) != op_n; }
     // Whether a part of a matrix lies on a device.
     bool on_device(int matrix) const {
         return std::ranges::any_of(pieces[matrix], [](const KPiece &one) { return !one.origin.on_host; });

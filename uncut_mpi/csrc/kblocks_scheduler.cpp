@@ -176,9 +176,9 @@ void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
     const auto factors = [&](Extent of) {
         const KPiece *a = part.reads_in_place(matrix_a, rows, of), *b = part.reads_in_place(matrix_b, cols, of);
         reads[0] = {a ? store_.users(matrix_a, *a, rows, of) : store_.at(block, part, matrix_a, rows, of), alpha,
-                    problem_.trans_a};
+                    problem_.op_a};
         reads[1] = {b ? store_.users(matrix_b, *b, of, cols) : store_.at(block, part, matrix_b, of, cols), one,
-                    problem_.trans_b};
+                    problem_.op_b};
     };
     awaits_.clear();
     const Cell &first = cells[block.cell(step.top, step.first)];

@@ -46,7 +46,7 @@ struct Region {
 struct Operand {
     Region region;
     std::uint8_t factor = one;
-    bool transposed = false;
+    std::uint8_t op = op_n;
 };
 
 using Tasks = std::span<const std::int32_t>;
@@ -124,7 +124,7 @@ class TableWriter {
         record.first_await = static_cast<std::int32_t>(out_->awaits.size());
         out_->operands.push_back({region(write), one, 0, 0});
         for (const Operand &read : reads)
-            out_->operands.push_back({region(read.region), read.factor, static_cast<std::uint8_t>(read.transposed), 0});
+            out_->operands.push_back({region(read.region), read.factor, read.op, 0});
         for (const Tasks &some : {awaits, more_awaits})
             for (const std::int32_t awaited : some)
                 if (awaited >= 0 && out_->tasks[awaited].lane != on) out_->awaits.push_back(awaited);

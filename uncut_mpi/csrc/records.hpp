@@ -18,26 +18,39 @@ enum Kind : std::uint8_t {
     receive_task = 9
 };
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
+enum OpCode : std::uint8_t { op_n = 0, op_t = 1, op_c = 2 };
 inline constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2, no_matrix = 255;
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2, host_lane = 3 };
 
 // Element types: model/dtypes.py.
-enum DTypeCode : std::uint8_t { dtype_f64 = 0, dtype_f32 = 1, dtype_f16 = 2, dtype_bf16 = 3, dtype_tf32 = 4 };
+enum DTypeCode : std::uint8_t {
+    dtype_f64 = 0,
+    dtype_f32 = 1,
+    dtype_f16 = 2,
+    dtype_bf16 = 3,
+    dtype_tf32 = 4,
+    dtype_c64 = 5,
+    dtype_c128 = 6
+};
 struct ElementType {
     const char *name;
     std::int64_t bytes;
     DTypeCode accumulator;  // in which products are summed
     constexpr bool is_half() const { return bytes == 2; }
 };
-inline constexpr std::array<ElementType, 5> element_types = {{
+inline constexpr std::array<ElementType, 7> element_types = {{
     {"f64", 8, dtype_f64},
     {"f32", 4, dtype_f32},
     {"f16", 2, dtype_f32},
     {"bf16", 2, dtype_f32},
     {"tf32", 4, dtype_tf32},
+    {"c64", 8, dtype_c64},
+    {"c128", 16, dtype_c128},
 }};
 constexpr std::int64_t bytes_of(int dtype) { return element_types[static_cast<std::size_t>(dtype)].bytes; }
+
+constexpr bool is_complex(int dtype) { return dtype == dtype_c64 || dtype == dtype_c128; }
 
 inline constexpr std::size_t max_summands = 8;       // regions that one COMBINE reads
 inline constexpr std::size_t max_lanes = 256;        // of one rank

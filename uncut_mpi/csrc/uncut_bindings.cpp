@@ -93,8 +93,8 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("most_tasks", &Input::most_tasks)
         .def_rw("rows", &Input::rows)
         .def_rw("cols", &Input::cols)
-        .def_rw("trans_a", &Input::trans_a)
-        .def_rw("trans_b", &Input::trans_b)
+        .def_rw("op_a", &Input::op_a)
+        .def_rw("op_b", &Input::op_b)
         .def_rw("reads_c", &Input::reads_c)
         .def_rw("product", &Input::product)
         .def_rw("half", &Input::half)
@@ -134,7 +134,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def("set_pieces",
              [](Input &self, nb::handle buffers, nb::handle pieces) {
                  const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
-                 self.pieces = pieces_of(self.num_ranks, self.trans_a, self.trans_b,
+                 self.pieces = pieces_of(self.num_ranks, self.op_a != op_n, self.op_b != op_n,
                                          buffer_bytes.records<BufferRecord>(), piece_bytes.records<PieceRecord>());
              })
         .def("set_routing", [](Input &self, int routing) {

@@ -16,7 +16,7 @@ Scheduler::Scheduler(const Input &in)
       host_(host_location(in.num_ranks)),
       ends_(host_ + 1),
       locations_(ends_ + in.num_ranks),
-      outer_is_row_{!in.trans_a, in.trans_b},
+      outer_is_row_{in.op_a == op_n, in.op_b != op_n},
       cache_room_(in.cache_room),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}),
       free_(index(ends_, 0) + in.num_ranks, 0),
@@ -267,8 +267,8 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     const std::size_t a_tile = tile_index(s.i, s.p), b_tile = tile_index(s.j, s.p);
     const bool awaits_c = first && c_is_input_;
     const std::int32_t sum = c_region(w, s.i, s.j, sum_place(c));
-    const OperandSpec a_read{read_region(w, side_a, s.i, s.p), alpha, in_.trans_a};
-    const OperandSpec b_read{read_region(w, side_b, s.j, s.p), one, in_.trans_b};
+    const OperandSpec a_read{read_region(w, side_a, s.i, s.p), alpha, in_.op_a};
+    const OperandSpec b_read{read_region(w, side_b, s.j, s.p), one, in_.op_b};
     const bool beta_now = first && in_.reads_c && !in_.half && (c.home >= 0 || c_is_input_);
     std::int32_t task;
     if (first && !beta_now) {

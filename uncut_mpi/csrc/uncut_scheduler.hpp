@@ -20,7 +20,8 @@ struct Input {
     std::int64_t m = 0, n = 0, k = 0, tile = 0;
     int num_ranks = 0, rows = 0, cols = 0;  // of the grid that computes
     std::int64_t most_tasks = 0;            // a schedule of more is given up
-    bool trans_a = false, trans_b = false, reads_c = false, product = false, half = false;
+    std::uint8_t op_a = op_n, op_b = op_n;
+    bool reads_c = false, product = false, half = false;
     std::int64_t itemsize = 0, accumulator_itemsize = 0;
     Pieces pieces;
 

@@ -156,7 +156,7 @@ struct Route {
 struct OperandSpec {
     std::int32_t region;
     std::uint8_t factor;
-    bool transposed = false;
+    std::uint8_t op = op_n;
 };
 
 enum class CPlace { user, panel, staging };

@@ -92,7 +92,7 @@ std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::i
     task.first_operand = static_cast<std::int32_t>(out_.operands.size());
     task.first_await = static_cast<std::int32_t>(out_.awaits.size());
     for (const OperandSpec &o : operands)
-        out_.operands.push_back({o.region, o.factor, static_cast<std::uint8_t>(o.transposed), 0});
+        out_.operands.push_back({o.region, o.factor, o.op, 0});
     for (const std::int32_t awaited : awaits)  // a lane is first in, first out
         if (awaited >= 0 && out_.tasks[awaited].lane != lane) out_.awaits.push_back(awaited);
     const auto first = out_.awaits.begin() + task.first_await;

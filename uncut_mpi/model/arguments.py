@@ -17,6 +17,9 @@ import numpy as np
 from uncut_mpi.errors import ParamError
 
 BackendName: TypeAlias = Literal["auto", "cuda", "host"]
+Number: TypeAlias = float | complex
+"""A factor: of real types a float."""
+
 BACKENDS: Final[tuple[BackendName, ...]] = get_args(BackendName)
 """What a caller may ask for; auto is one of the others."""
 
@@ -140,6 +143,21 @@ def real_number(name: str, value: object, *, finite: bool = False) -> float:
     if finite and not math.isfinite(number):
         raise ParamError(f"{name} = {number} is not finite: pass a finite number")
     return number
+
+
+def number(name: str, value: object) -> Number:
+    """
+    Return a caller's number: a complex if its type is complex, else a float as `real_number` does.
+
+    Raises
+    ------
+    ParamError
+        If it is no number.
+    """
+    of_array = _attribute(_attribute(value, "dtype"), "kind") == "c" and not _attribute(value, "ndim")
+    if isinstance(value, complex) or of_array:
+        return complex(value)  # type: ignore[no-any-return,call-overload]
+    return real_number(name, value)
 
 
 def flag(name: str, value: object) -> bool:

@@ -18,7 +18,7 @@ class DType(enum.IntEnum):
 
     ``f32`` is strict: no TF32 or other reduced-precision mode is used for it. ``tf32`` is float32 in memory. Its
     products first round the elements of A and B to 11 significant bits, which tensor cores multiply several times as
-    fast, and add up in float32.
+    fast, and add up in float32. ``c64`` and ``c128`` are complex, of two float32 or float64.
     """
 
     f64 = 0
@@ -26,13 +26,15 @@ class DType(enum.IntEnum):
     f16 = 2
     bf16 = 3
     tf32 = 4
+    c64 = 5
+    c128 = 6
 
     __hash__ = int.__hash__  # that of enumerations is a call into Python, at every lookup of a problem
 
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
-        return _ITEMSIZE[self]
+        return _NUMPY[self].itemsize
 
     @property
     def numpy(self) -> np.dtype:
@@ -50,9 +52,19 @@ class DType(enum.IntEnum):
         return self in (DType.f16, DType.bf16)
 
     @property
+    def is_complex(self) -> bool:
+        """Whether elements have an imaginary part."""
+        return self in _PARTS
+
+    @property
+    def real(self) -> DType:
+        """Type of real and imaginary part; of a real type the type itself."""
+        return _PARTS.get(self, self)
+
+    @property
     def unit_roundoff(self) -> float:
-        """Unit roundoff u = 2**-t for t significand bits (Higham 2002, section 2.1)."""
-        return _ROUNDOFF[self]
+        """Unit roundoff u = 2**-t for t significand bits (Higham 2002, section 2.1), of complex types that of parts."""
+        return _ROUNDOFF[self.real]
 
     @property
     def operand_roundoff(self) -> float:
@@ -71,7 +83,7 @@ class DType(enum.IntEnum):
         Raises
         ------
         ParamError
-            If the type is not one of f64, f32, f16, bf16, tf32.
+            If the type is not one of f64, f32, f16, bf16, tf32, c64, c128.
         """
         if isinstance(value, DType):
             return value
@@ -85,18 +97,20 @@ class DType(enum.IntEnum):
             if dtype == known:
                 return code
         raise ParamError(
-            f"dtype {shown(value, str)} is not supported: use one of f64, f32, f16, bf16, tf32 "
-            "(numpy float64, float32, float16, ml_dtypes.bfloat16; tf32 is float32 in memory)"
+            f"dtype {shown(value, str)} is not supported: use one of {', '.join(cls.__members__)} "
+            "(numpy float64, float32, float16, complex64, complex128, ml_dtypes.bfloat16; tf32 is float32 in memory)"
         )
 
 
-_ITEMSIZE: Final = {DType.f64: 8, DType.f32: 4, DType.f16: 2, DType.bf16: 2, DType.tf32: 4}
+_PARTS: Final = {DType.c64: DType.f32, DType.c128: DType.f64}
 _NUMPY: Final[dict[DType, np.dtype]] = {
     DType.f64: np.dtype(np.float64),
     DType.f32: np.dtype(np.float32),
     DType.f16: np.dtype(np.float16),
     DType.bf16: np.dtype(ml_dtypes.bfloat16),
     DType.tf32: np.dtype(np.float32),
+    DType.c64: np.dtype(np.complex64),
+    DType.c128: np.dtype(np.complex128),
 }
 _ROUNDOFF: Final = {
     DType.f64: 2.0**-53,

@@ -61,7 +61,8 @@ class Machine(Remade):
     latency_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
         [source, destination], time of a transfer of few bytes.
     gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
-        Best rate of one large product per dtype name.
+        Best rate of one large product per dtype name: 2mnk operations over its time, complex ones of complex types. A
+        complex type that is missing has a quarter of the rate of its parts.
     memory_bytes : ndarray of int64, shape (num_ranks,)
         Device memory of each rank.
     typical_gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
@@ -266,8 +267,13 @@ class Machine(Remade):
     def _known_rate(rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray | None:
         if not isinstance(dtype, DType):
             raise ParamError(f"dtype = {shown(dtype)} is {type_text(dtype)}: pass a DType (DType.parse)")
+        if dtype.name in rates:
+            return rates[dtype.name]
+        if dtype.is_complex:  # each of its operations is four real ones
+            real = rates.get(dtype.real.name)
+            return None if real is None else real / 4
         # A machine measured before there was tf32 has the rate of f32 for it, which is no faster.
-        return rates.get(dtype.name, rates.get(DType.f32.name) if dtype is DType.tf32 else None)
+        return rates.get(DType.f32.name) if dtype is DType.tf32 else None
 
     def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
         rate = self._known_rate(rates, dtype)

@@ -5,6 +5,10 @@ C := alpha op(A) op(B) + beta C, op(A) m×k, op(B) k×n, C m×n, every matrix st
 array is its own transpose stored column-major. So an input of that order becomes a column-major matrix with its
 transposition flipped. A C-order result is computed as Cᵀ = op(B)ᵀ op(A)ᵀ, for which the caller's A and B change places
 (`GemmProblem.swapped`).
+
+A complex operand may be conjugated too. Of an operand in C's order that changes nothing: op C stays C, since Bᴴ
+transposed is conj(B), and B's memory read by columns is Bᵀ. In another order than C's it would be conjugated and not
+transposed, which no BLAS does. Such an operand is read in C's order, and copies transpose it (`planning.staging`).
 """
 
 from __future__ import annotations
@@ -19,8 +23,16 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.parts import Order as Order
 from uncut_mpi.model.placement import Matrix
 
-Trans: TypeAlias = Literal["N", "T"]
-"""Whether op transposes."""
+Trans: TypeAlias = Literal["N", "T", "C"]
+"""Whether op leaves a matrix as it is, transposes it, or conjugates it too; of real types C is T."""
+
+_TRANSPOSED: Final = {"N": "T", "T": "N", "C": "R", "R": "C"}
+"""The op of the transposed matrix; R conjugates without transposing."""
+OP_MARKS: Final = {"N": "", "T": "ᵀ", "C": "ᴴ"}
+"""How an op is written behind the name of a matrix."""
+
+_REAL: Final = {"N": "N", "T": "T", "C": "T", "R": "N"}
+"""What an op is for real types."""
 
 MOST_BYTES: Final = 1 << 62
 """No matrix is as large: offsets, and sums of a few of them, fit 64 bits."""
@@ -117,7 +129,7 @@ class GemmProblem:
     dtype : DType
         Type of A, B and C. Half types accumulate in float32 and are rounded once.
     trans_a, trans_b : str
-        ``"N"`` or ``"T"``: whether op transposes the stored matrix.
+        ``"N"``, ``"T"`` or ``"C"``: whether op transposes the stored matrix, and conjugates it; of real types never C.
     lda, ldb, ldc : int
         Leading dimensions of the stored column-major matrices (elements).
     reads_c : bool
@@ -157,7 +169,8 @@ class GemmProblem:
         if self.copies and (self.k, self.reads_c) != (0, False):
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         for name in ("trans_a", "trans_b"):
-            object.__setattr__(self, name, _transposition(name, getattr(self, name)))
+            trans = transposition(name, getattr(self, name))
+            object.__setattr__(self, name, "T" if trans == "C" and not self.dtype.is_complex else trans)
         for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, max(1, rows))
@@ -176,14 +189,14 @@ class GemmProblem:
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """Stored rows and columns of A: m×k, or k×m when trans_a is T; m×n if it is copied."""
+        """Stored rows and columns of A: m×k, or k×m when trans_a is not N; m×n if it is copied."""
         if self.copies:
             return self.m, self.n
         return (self.m, self.k) if self.trans_a == "N" else (self.k, self.m)
 
     @property
     def b_shape(self) -> tuple[int, int]:
-        """Stored rows and columns of B: k×n, or n×k when trans_b is T."""
+        """Stored rows and columns of B: k×n, or n×k when trans_b is not N."""
         return (self.k, self.n) if self.trans_b == "N" else (self.n, self.k)
 
     def shape_of(self, matrix: Matrix) -> tuple[int, int]:
@@ -209,7 +222,11 @@ class GemmProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations counted the usual way, 2mnk (the beta term is ignored)."""
+        """
+        Operations counted the usual way, 2mnk (the beta term is ignored).
+
+        Those of complex types are complex: each is as much work as four real ones, and rates are counted alike.
+        """
         return 2 * self.m * self.n * self.k
 
     @property
@@ -238,29 +255,38 @@ class GemmProblem:
         """
         Return the column-major problem for the caller's matrices.
 
+        Here ``trans_a`` and ``trans_b`` may be ``"R"`` too: conjugated, not transposed.
+
         Raises
         ------
         ParamError
-            If a shape does not fit the others; the message gives all three.
+            If a shape does not fit the others; the message gives all three. If an operand would be conjugated and not
+            transposed (see module).
         """
         for name, matrix in (("A", a), ("B", b), ("C", c)):
             if not isinstance(matrix, StoredMatrix):
                 raise ParamError(f"{name} = {shown(matrix)} is {type_text(matrix)}: pass a StoredMatrix")
-        trans_a, trans_b = _transposition("trans_a", trans_a), _transposition("trans_b", trans_b)
-        m, k = (a.rows, a.cols) if trans_a == "N" else (a.cols, a.rows)
-        k_b, n = (b.rows, b.cols) if trans_b == "N" else (b.cols, b.rows)
+        for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
+            if trans != "R":
+                transposition(name, trans)
+        m, k = (a.rows, a.cols) if trans_a in "NR" else (a.cols, a.rows)
+        k_b, n = (b.rows, b.cols) if trans_b in "NR" else (b.cols, b.rows)
         if k != k_b or (c.rows, c.cols) != (m, n):
             raise ParamError(
                 f"shapes do not fit: op(A) is {m}×{k}, op(B) is {k_b}×{n}, C is {c.rows}×{c.cols}; "
                 "the columns of op(A) must equal the rows of op(B), and C must be rows of op(A) × columns of op(B)"
             )
-        flip = {"N": "T", "T": "N"}
+        if isinstance(dtype, DType) and not dtype.is_complex:
+            trans_a, trans_b = _REAL[trans_a], _REAL[trans_b]
+        flip = _TRANSPOSED
         stored_a = (trans_a if a.order == "F" else flip[trans_a], a.ld)
         stored_b = (trans_b if b.order == "F" else flip[trans_b], b.ld)
         if c.order == "F":
             first, second, rows, cols = stored_a, stored_b, m, n
         else:
             first, second, rows, cols = (flip[stored_b[0]], stored_b[1]), (flip[stored_a[0]], stored_a[1]), n, m
+        if "R" in (first[0], second[0]):
+            raise ParamError("an operand would be conjugated and not transposed: read it in the other order")
         return cls(
             m=rows,
             n=cols,
@@ -277,7 +303,13 @@ class GemmProblem:
         )
 
 
-def _transposition(name: str, value: object) -> str:
-    if not isinstance(value, str) or value not in ("N", "T"):
-        raise ParamError(f"{name} = {shown(value)}: use 'N' or 'T'")
+def conjugated(trans: str) -> str:
+    """Return the op that conjugates besides; of one that conjugates already the op that does not."""
+    return {"N": "R", "T": "C", "C": "T", "R": "N"}[trans]
+
+
+def transposition(name: str, value: object) -> str:
+    """Return a caller's op, or raise ParamError for what is none."""
+    if not isinstance(value, str) or value not in ("N", "T", "C"):
+        raise ParamError(f"{name} = {shown(value)}: use 'N', 'T' or 'C' (conjugate transpose)")
     return str.__str__(value)

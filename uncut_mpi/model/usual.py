@@ -45,6 +45,9 @@ _CUDA_FIGURES: Final = {
     "f16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
     "bf16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1),
     "tf32": (128, 128, 260, 7e-6, 5.5e5, 3e-13, 0.2, 1.9, 0.46),
+    # Derived from f32 and f64: what is counted in operations is a quarter, for a complex one is four real ones.
+    "c64": (128, 64, 9.5, 1e-5, 5e3, 2.5e-13, 0.05, 0.02, 1.0),
+    "c128": (64, 64, 9.75, 4e-6, 1.4e4, 2.2e-13, 0.02, 0.21, 0.7),
 }
 _CUDA_SHAPES: Final = {dtype: GemmShape(*figures, waves=False) for dtype, figures in _CUDA_FIGURES.items()}
 _HOST_SHAPES: Final = {
@@ -53,6 +56,8 @@ _HOST_SHAPES: Final = {
     "f16": GemmShape(overhead_s=3e-5),
     "bf16": GemmShape(overhead_s=2e-5),
     "tf32": GemmShape(overhead_s=2e-5),
+    "c64": GemmShape(half_depth=1, overhead_s=1.5e-5),
+    "c128": GemmShape(half_depth=1, overhead_s=1e-5),
 }
 
 # Rows 64 KiB apart, the device multiplying meanwhile.

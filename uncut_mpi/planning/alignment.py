@@ -88,7 +88,7 @@ def choose_alignment(
         return Alignment()
     rows, cols, inner = part
     step, item = elements_aligned(problem), problem.dtype.itemsize
-    along_k = problem.trans_a == "T" or problem.trans_b == "N"
+    along_k = problem.trans_a != "N" or problem.trans_b == "N"
     along_columns = {  # what is stored one after the other
         Matrix.A: (rows.start, len(rows)) if problem.trans_a == "N" else (inner.start,),
         Matrix.B: (inner.start if problem.trans_b == "N" else cols.start,),
@@ -101,7 +101,7 @@ def choose_alignment(
     ]
     copied = tuple(one for one in wrong if one != Matrix.C)
     rest = along_k and len(inner) % step > 0
-    stays = (problem.trans_a == "T" and len(rows) % step > 0) or (Matrix.C in wrong and not may_sum_apart)
+    stays = (problem.trans_a != "N" and len(rows) % step > 0) or (Matrix.C in wrong and not may_sum_apart)
     if stays or not (wrong or rest):
         return Alignment()
 
@@ -113,7 +113,7 @@ def choose_alignment(
     last = [one for one in products if one.k_stop == len(inner)]
     last_k = sum((one.k_stop - one.k_start) * one.size for one in last) / num_blocks
     gain_s = shape.misaligned * per_k_s * (len(inner) if wrong or whole else last_k)
-    if problem.trans_b == "T" and len(cols) % step:
+    if problem.trans_b != "N" and len(cols) % step:
         gain_s *= 1.0 - _with_last_columns(products, len(cols), step)
 
     fetches = {Matrix.A: StepKind.FETCH_A, Matrix.B: StepKind.FETCH_B}

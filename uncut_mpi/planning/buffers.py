@@ -158,7 +158,7 @@ def homes(
     found: dict[Matrix, Part] = {}
     for matrix, part in parts:
         down, along = inner if matrix is Matrix.B else rows, inner if matrix is Matrix.A else cols
-        if {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix) == "T":
+        if {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix, "N") != "N":
             down, along = along, down
         (top, bottom), (left, right) = part.rows, part.cols
         if top <= down.start and down.stop <= bottom and left <= along.start and along.stop <= right:

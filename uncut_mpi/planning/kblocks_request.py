@@ -28,7 +28,7 @@ from uncut_mpi.planning.buffers import (
 )
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
-from uncut_mpi.planning.schedule import MAX_SUMMANDS
+from uncut_mpi.planning.schedule import MAX_SUMMANDS, Op
 from uncut_mpi.planning.ways import ways_of
 
 MIN_SLICE_BYTES: Final = 128 * 1024
@@ -40,8 +40,8 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
     return _native.KBlocksProblem(
         num_ranks=machine.num_ranks,
         serial_copies=machine.serial_copies,
-        trans_a=problem.trans_a == "T",
-        trans_b=problem.trans_b == "T",
+        op_a=Op[problem.trans_a],
+        op_b=Op[problem.trans_b],
         reads_c=problem.reads_c,
         dtype=problem.dtype,
         buffers=user_table(machine.num_ranks, problem, placement),

@@ -77,7 +77,7 @@ class Factor(enum.IntEnum):
 
 
 class Op(enum.IntEnum):
-    """Whether an operand is used as stored, transposed, or conjugated too (C: reserved, as are complex types)."""
+    """Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone)."""
 
     N = 0
     T = 1
@@ -314,7 +314,7 @@ class Schedule(Remade):
             problem = {**about["problem"], "dtype": DType[about["problem"]["dtype"]]}
             for name, value in _reserved(GemmProblem(**problem)).items():
                 if about[name] != value:
-                    raise ScheduleError(f"{name} of the schedule is {about[name]}: reserved, so far it is {value}")
+                    raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")
             schedule = cls(
                 num_ranks=about["num_ranks"],
                 problem=GemmProblem(**problem),
@@ -376,8 +376,8 @@ class Schedule(Remade):
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
-            (operands["factor"] <= max(Factor)) & (operands["op"] <= Op.T),
-            "an operand's factor or op is unknown, or reserved",
+            (operands["factor"] <= max(Factor)) & (operands["op"] <= (Op.C if self.problem.dtype.is_complex else Op.T)),
+            "an operand's factor or op is unknown, or conjugates what is real",
         )
         require((regions["buffer"] >= 0) & (regions["buffer"] < len(buffers)), "a region's buffer does not exist")
         if len(regions):
@@ -489,8 +489,9 @@ class Schedule(Remade):
 
 
 def _reserved(problem: GemmProblem) -> dict[str, object]:
-    """Return what the header holds for later: a type per operand, where each begins in its matrix, kind of scalars."""
-    return {"dtypes": [problem.dtype.name] * 3, "offsets": [[0, 0]] * 3, "scalars": "real"}
+    """Return what the header holds beside: a type per operand, where each begins in its matrix, kind of scalars."""
+    scalars = "complex" if problem.dtype.is_complex else "real"
+    return {"dtypes": [problem.dtype.name] * 3, "offsets": [[0, 0]] * 3, "scalars": scalars}
 
 
 def native_tables(

@@ -65,7 +65,7 @@ def _extents(
 ) -> tuple[list[int], list[int], dict[tuple[int, int], int]] | None:
     """Return cuts of op(matrix) along rows and columns, and the rank of each part that they make; None if some lack."""
     parts = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
-    turned = {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix) == "T"
+    turned = {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix, "N") != "N"
     places = [(part.cols, part.rows) if turned else (part.rows, part.cols) for part in parts]
     ranks = [part.location.rank for part in parts if part.location.rank is not None]
     if len(parts) < 2 or len({*ranks}) < len(parts):

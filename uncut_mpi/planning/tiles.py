@@ -27,7 +27,7 @@ from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import Matrix, Role, Schedule, native_tables
+from uncut_mpi.planning.schedule import Matrix, Op, Role, Schedule, native_tables
 
 MIN_CHUNK_COLUMNS: Final = 100
 """Fewest stored columns in a chunk of a batched fetch."""
@@ -301,7 +301,7 @@ def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers
     tasks = products
     for blocks, others, matrix, inner_is_columns in (
         (rows, cols, Matrix.A, problem.trans_a == "N"),
-        (cols, rows, Matrix.B, problem.trans_b == "T"),
+        (cols, rows, Matrix.B, problem.trans_b != "N"),
     ):
         takers = len(others) - placement.on_device(matrix)  # the owner of a matrix fetches none of it
         sizes: Counter[int] = sum((_tiles_by_size(extent, workers.tile) for extent in blocks), Counter())
@@ -395,7 +395,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     """Return what a problem and a machine say alone."""
     given = _native.UncutInput()
     given.m, given.n, given.k, given.num_ranks = problem.m, problem.n, problem.k, machine.num_ranks
-    given.trans_a, given.trans_b = problem.trans_a == "T", problem.trans_b == "T"
+    given.op_a, given.op_b = Op[problem.trans_a], Op[problem.trans_b]
     given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
     given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
     given.set_pieces(user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement))

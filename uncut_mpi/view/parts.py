@@ -69,7 +69,7 @@ def _names(schedule: Schedule, held: np.ndarray) -> dict[_Operand, str]:
             spans.append([_span(first, last) for first, last in zip(*(one.tolist() for one in tiles), strict=True)])
         # From stored tiles to those of op(A) and op(B), and from the column-major problem to the caller's.
         trans = {Matrix.A: problem.trans_a, Matrix.B: problem.trans_b}.get(matrix, "N")
-        if (trans == "T") != problem.swapped:
+        if (trans != "N") != problem.swapped:
             spans.reverse()
         operands = zip(held["task"][of].tolist(), held["operand"][of].tolist(), strict=True)
         for operand, row, col in zip(operands, *spans, strict=True):

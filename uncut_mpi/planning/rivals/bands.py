@@ -207,8 +207,8 @@ class _Bands:
         wide = problem.dtype.accumulator
         height, width = min(tile, problem.m), min(tile, problem.n)
         for matrix, shape, turned in (
-            (Matrix.A, (height, problem.k), problem.trans_a == "T"),
-            (Matrix.B, (problem.k, width), problem.trans_b == "T"),
+            (Matrix.A, (height, problem.k), problem.trans_a != "N"),
+            (Matrix.B, (problem.k, width), problem.trans_b != "N"),
         ):
             if self._owner[matrix] != device:
                 stored = shape[::-1] if turned else shape
@@ -234,8 +234,8 @@ class _Bands:
         a, a_slot = self._band(device, Matrix.A, row, rows)
         b, b_slot = self._band(device, Matrix.B, col, cols)
         factors = [
-            (a, Factor.ALPHA, Op.T if problem.trans_a == "T" else Op.N),
-            (b, Factor.ONE, Op.T if problem.trans_b == "T" else Op.N),
+            (a, Factor.ALPHA, Op[problem.trans_a]),
+            (b, Factor.ONE, Op[problem.trans_b]),
         ]
         lane = build.compute_lane(device)
         target = RegionRef(_USER[Matrix.C], rows.start, cols.start, len(rows), len(cols))
@@ -267,7 +267,7 @@ class _Bands:
         problem, owner = self._problem, self._owner[matrix]
         rows, cols = (len(extent), problem.k) if matrix == Matrix.A else (problem.k, len(extent))
         row, col = (extent.start, 0) if matrix == Matrix.A else (0, extent.start)
-        if (problem.trans_a if matrix == Matrix.A else problem.trans_b) == "T":
+        if (problem.trans_a if matrix == Matrix.A else problem.trans_b) != "N":
             rows, cols, row, col = cols, rows, col, row
         origin = RegionRef(_USER[matrix], row, col, rows, cols)
         if owner == device:
