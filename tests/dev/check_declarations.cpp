@@ -45,10 +45,10 @@ UNCUT_DRIVER_FUNCTIONS(CHECK_DRIVER)
 #define CHECK_BLAS(name, ...)                                                                                          \
     static_assert(Compatible<own::signature::name##_t, std::remove_reference_t<decltype(::name)>>::value, #name);
 UNCUT_BLAS_FUNCTIONS(CHECK_BLAS)
-static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T);
+static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T && own::blas_op_c == CUBLAS_OP_C);
 static_assert(own::blas_pointer_mode_host == CUBLAS_POINTER_MODE_HOST);
 static_assert(own::blas_exact_reductions == CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
-static_assert(own::blas_compute_32f == CUBLAS_COMPUTE_32F);
+static_assert(own::blas_compute_32f == CUBLAS_COMPUTE_32F && own::blas_compute_64f == CUBLAS_COMPUTE_64F);
 static_assert(own::blas_compute_32f_fast_tf32 == CUBLAS_COMPUTE_32F_FAST_TF32);
 static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
 static_assert(own::lt_product_op_a == CUBLASLT_MATMUL_DESC_TRANSA &&
@@ -66,6 +66,7 @@ static_assert(sizeof(own::LtProposal) == sizeof(cublasLtMatmulHeuristicResult_t)
 static_assert(offsetof(own::LtProposal, workspace_bytes) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
 static_assert(offsetof(own::LtProposal, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
 static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && own::type_r_16bf == CUDA_R_16BF);
+static_assert(own::type_c_32f == CUDA_C_32F && own::type_c_64f == CUDA_C_64F);
 #endif
 
 #define SAME_PLACE(ours, theirs)                                                                                       \

@@ -3,6 +3,7 @@
 // Streams are queues: an operation runs when everything before it on its stream has run and, for a
 // wait, its flag or event has come. Device addresses are host addresses. A kernel's handle is
 // 2^48 + its signature. Every call can be made to fail, and what was issued is logged.
+#include <complex>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -101,7 +102,11 @@ bool wait_is_over(const MemOp::Value &wait) {
     return static_cast<std::int32_t>(flag - wait.value) >= 0;
 }
 
-double load(Address base, std::int64_t at, int dtype) {
+using Number = std::complex<double>;
+
+Number load(Address base, std::int64_t at, int dtype) {
+    if (dtype == dtype_c128) return reinterpret_cast<const Number *>(base)[at];
+    if (dtype == dtype_c64) return Number(reinterpret_cast<const std::complex<float> *>(base)[at]);
     if (dtype == dtype_f64) return reinterpret_cast<const double *>(base)[at];
     if (dtype == dtype_f32 || dtype == dtype_tf32) return reinterpret_cast<const float *>(base)[at];
     const std::uint32_t bits = std::uint32_t{reinterpret_cast<const std::uint16_t *>(base)[at]} << 16;  // bf16
@@ -110,8 +115,13 @@ double load(Address base, std::int64_t at, int dtype) {
     return value;
 }
 
-void store(Address base, std::int64_t at, int dtype, double value) {
-    if (dtype == dtype_f64) {
+void store(Address base, std::int64_t at, int dtype, Number of) {
+    const double value = of.real();
+    if (dtype == dtype_c128) {
+        reinterpret_cast<Number *>(base)[at] = of;
+    } else if (dtype == dtype_c64) {
+        reinterpret_cast<std::complex<float> *>(base)[at] = std::complex<float>(of);
+    } else if (dtype == dtype_f64) {
         reinterpret_cast<double *>(base)[at] = value;
     } else if (dtype == dtype_f32 || dtype == dtype_tf32) {
         reinterpret_cast<float *>(base)[at] = static_cast<float>(value);
@@ -124,20 +134,23 @@ void store(Address base, std::int64_t at, int dtype, double value) {
     }
 }
 
-void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, Address a, std::int64_t lda,
-              Address b, std::int64_t ldb, double beta, Address c, std::int64_t ldc, int dtype, int dtype_c) {
+Number used(Number value, int op) { return op == blas_op_c ? std::conj(value) : value; }
+
+void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, Number alpha, Address a, std::int64_t lda,
+              Address b, std::int64_t ldb, Number beta, Address c, std::int64_t ldc, int dtype, int dtype_c) {
     for (std::int64_t j = 0; j < n; ++j)
         for (std::int64_t i = 0; i < m; ++i) {
-            double sum = 0.0;
+            Number sum = 0.0;
             for (std::int64_t p = 0; p < k; ++p)
-                sum += load(a, ta != 0 ? i * lda + p : p * lda + i, dtype) *
-                       load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype);
-            store(c, j * ldc + i, dtype_c, alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : 0.0));
+                sum += used(load(a, ta != 0 ? i * lda + p : p * lda + i, dtype), ta) *
+                       used(load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype), tb);
+            store(c, j * ldc + i, dtype_c,
+                  alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : Number()));
         }
 }
 
 Code gemm(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
-          double alpha, Address a, std::int64_t lda, Address b, std::int64_t ldb, double beta, Address c,
+          Number alpha, Address a, std::int64_t lda, Address b, std::int64_t ldb, Number beta, Address c,
           std::int64_t ldc, int dtype, int dtype_c) {
     auto *blas = reinterpret_cast<FakeBlas *>(handle);
     if (!blas->workspace || lda < (ta != 0 ? k : m) || ldb < (tb != 0 ? n : k) || ldc < m) return 7;
@@ -152,12 +165,12 @@ Code gemm(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, s
 void combine(const CombineArguments &a, std::uint64_t signature) {
     for (std::int64_t j = 0; j < a.cols; ++j)
         for (std::int64_t i = 0; i < a.rows; ++i) {
-            double sum = 0.0;
+            Number sum = 0.0;
             int source = 0;
             for (std::uint64_t rest = signature >> 4; rest != 0; rest >>= 4, ++source)
-                if (a.factor[source] != 0.0)
-                    sum += a.factor[source] *
-                           load(a.source[source], j * a.source_ld[source] + i, static_cast<int>(rest & 15) - 1);
+                if (const Number factor{a.factor[source], a.imaginary[source]}; factor != 0.0)
+                    sum +=
+                        factor * load(a.source[source], j * a.source_ld[source] + i, static_cast<int>(rest & 15) - 1);
             store(a.destination, j * a.ld + i, static_cast<int>(signature & 15), sum);
         }
 }
@@ -405,6 +418,15 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                     reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
                     *static_cast<const float *>(beta), reinterpret_cast<Address>(c), ldc, dtype_f32, dtype_f32);
     }
+    if (type_a == type_c_64f && type_b == type_a && type_c == type_a && compute == blas_compute_64f)
+        return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const Number *>(alpha),
+                    reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
+                    *static_cast<const Number *>(beta), reinterpret_cast<Address>(c), ldc, dtype_c128, dtype_c128);
+    if (type_a == type_c_32f && type_b == type_a && type_c == type_a && compute == blas_compute_32f)
+        return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, Number(*static_cast<const std::complex<float> *>(alpha)),
+                    reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
+                    Number(*static_cast<const std::complex<float> *>(beta)), reinterpret_cast<Address>(c), ldc,
+                    dtype_c64, dtype_c64);
     if (type_a != type_r_16bf || type_b != type_r_16bf || compute != blas_compute_32f) return 15;
     return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const float *>(alpha), reinterpret_cast<Address>(a),
                 lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta), reinterpret_cast<Address>(c),

@@ -82,7 +82,7 @@ def test_every_kernel_that_schedules_use_compiles(tmp_path):
     signatures = [signature(t, *reads) for t in DType for reads in ((), (t,), (t, t))]
     for t in (DType.f16, DType.bf16):
         signatures += [signature(t, wide, t), signature(t, wide), signature(wide, t, wide), signature(t, *[wide] * 8)]
-    signatures += [TRANSPOSING | size for size in (2, 4, 8)]
+    signatures += [TRANSPOSING | size for size in (2, 4, 8, 16)]
     source = tmp_path / "kernels.cu"
     source.write_text(kernel_source(signatures))
     command = [nvcc, "-std=c++14", "-arch=sm_75", "-ptx", "-o", str(tmp_path / "kernels.ptx"), str(source)]

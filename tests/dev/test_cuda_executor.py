@@ -20,6 +20,7 @@ from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers import interpret
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.layouts import even, user_parts
+from tests.helpers.numbers import factors_of
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
@@ -44,20 +45,22 @@ from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
 F, N = Factor, Op.N
+PRODUCT_TYPES = DType.f64, DType.f32, DType.c64, DType.c128
 
 
 # -- results ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16, DType.tf32], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("dtype", [*PRODUCT_TYPES, DType.bf16, DType.tf32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT", "CN", "TC"])
 def test_a_product_over_three_ranks_is_right_and_can_be_repeated(fake, dtype, trans):
     case = Pushed(dtype=dtype, trans_a=trans[0], trans_b=trans[1])
+    factors = factors_of(dtype)
     cluster = FakeCluster(fake, case.build(), epoch=2**32 - 1)  # the second call's epoch wraps round
     for call in range(3):
         load(case, cluster, seed=call)
-        succeed(cluster.run(1.2345, 1.1154))
-        assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, call)
+        succeed(cluster.run(*factors))
+        assert case.is_right(cluster.schedule, cluster.buffer(2), *factors, call)
 
 
 @pytest.mark.parametrize(("dtype", "computed"), [(DType.f64, 38), (DType.bf16, 40), (DType.tf32, 40), (DType.f32, 37)])
@@ -276,7 +279,7 @@ def test_a_worker_s_copies_go_on_over_many_turns(fake, pad):
             assert not every[between].any()
 
 
-@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16, DType.c128], ids=lambda dtype: dtype.name)
 def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(fake, dtype):
     # The last takes a worker several turns.
     cluster = FakeCluster(fake, transposing_copies(dtype, [*SHAPES, (2100, 1601)]))

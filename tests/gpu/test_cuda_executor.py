@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.ranks import Processes, ProcessRanks, ThreadedRanks
+from tests.helpers.numbers import factors_of, of_both_parts, op_of, random_values, steps_of, wide_of
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
@@ -99,11 +100,11 @@ def load(case, ranks, seed=0):
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT", "CN", "TC"])
 def test_a_product_over_three_ranks_is_right_and_can_be_repeated(started, lasting_processes, dtype, trans):
     case = Pushed(m=137, n=129, k=141, dtype=dtype, trans_a=trans[0], trans_b=trans[1])
     ranks = started(ProcessRanks, case.build(), lasting_processes(), epoch=2**32 - 1)
-    for call, (alpha, beta) in enumerate([(1.2345, 1.1154), (1.2345, 0.0), (-0.5, 1.0)]):
+    for call, (alpha, beta) in enumerate([factors_of(dtype), (1.2345, 0.0), (-0.5, 1.0)]):
         load(case, ranks, seed=call)
         reports = ranks.run(alpha, beta)
         succeed(reports)
@@ -171,15 +172,16 @@ def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(start
             contents = np.full(shape, np.nan, DType(int(record["dtype"])).numpy)
             if record["role"] == Role.USER:
                 if problem.reads_c or record["matrix"] != Matrix.C:
-                    contents = np.random.default_rng(index).uniform(-1, 1, shape).astype(contents.dtype)
+                    contents = random_values(np.random.default_rng(index), shape, DType(int(record["dtype"])))
                 values[Matrix(record["matrix"])], at[Matrix(record["matrix"])] = contents, index
             ranks.write(index, contents)
         reports = ranks.run(1.5, 0.5)
         succeed(reports)
-        wanted, magnitude = np.zeros((2, problem.m, problem.n))
+        wide = wide_of(problem.dtype)
+        wanted, magnitude = np.zeros((problem.m, problem.n), wide), np.zeros((problem.m, problem.n))
         if problem.has_product:
-            a, b = values[Matrix.A].astype(float), values[Matrix.B].astype(float)
-            a, b = 1.5 * (a if problem.trans_a == "N" else a.T), b if problem.trans_b == "N" else b.T
+            a, b = values[Matrix.A].astype(wide), values[Matrix.B].astype(wide)
+            a, b = 1.5 * op_of(problem.trans_a, a), op_of(problem.trans_b, b)
             wanted += a @ b
             magnitude += np.abs(a) @ np.abs(b)
         if problem.reads_c:
@@ -211,11 +213,11 @@ def test_an_operand_whose_factor_is_zero_is_not_read(started, dtype, alpha, beta
     ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
     rng = np.random.default_rng(0)
     values = [
-        rng.uniform(-1, 1, shape).astype(t.numpy)
-        for shape, t in (((m, k), dtype), ((k, n), dtype), ((m, n), wide), ((m, n), dtype))
+        random_values(rng, shape, t) for shape, t in (((m, k), dtype), ((k, n), dtype), ((m, n), wide), ((m, n), dtype))
     ]
-    va, vb, vc, vd = (value.astype(np.float64) for value in values)
-    product, rounded = np.zeros((2, m, n))
+    exact = wide_of(dtype)
+    va, vb, vc, vd = (value.astype(exact) for value in values)
+    product, rounded = np.zeros((m, n), exact), np.zeros((m, n))
     if alpha:
         product += alpha * va @ vb
         rounded += 2.01 * dtype.operand_roundoff * alpha * np.abs(va) @ np.abs(vb)
@@ -229,13 +231,13 @@ def test_an_operand_whose_factor_is_zero_is_not_read(started, dtype, alpha, beta
     for index, value in enumerate(values):
         ranks.write(index, value)
     succeed(ranks.run(alpha, beta))
-    tolerance = 4 * (k + 4) * wide.unit_roundoff
-    error = np.abs(ranks.read(c).astype(float) - product)
+    tolerance = 4 * steps_of(dtype, k) * wide.unit_roundoff
+    error = np.abs(ranks.read(c).astype(exact) - product)
     np.testing.assert_array_less(error, tolerance * (1 + np.abs(product)) + rounded)
     combined = (alpha * product if alpha else 0.0) + (beta * vd if beta else 0.0)
     combined = np.broadcast_to(combined, (m, n))
     tolerance += 2 * dtype.unit_roundoff
-    error = np.abs(ranks.read(d).astype(float) - combined)
+    error = np.abs(ranks.read(d).astype(exact) - combined)
     np.testing.assert_array_less(error, tolerance * (4 + np.abs(combined)) + alpha * rounded)
 
 
@@ -275,18 +277,32 @@ def test_combine_sums_weighs_converts_and_rounds_once(started, rows, cols, dtype
     build.task(Kind.COMBINE, build.compute_lane(0), target, [*reads, (target, F.BETA, N)])
     ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
     rng = np.random.default_rng(1)
-    before = rng.uniform(-1, 1, (rows + 2, cols)).astype(dtype.numpy)
-    values = [rng.uniform(-1, 1, (rows, cols)).astype(wide.numpy) for _ in parts]
+    before = random_values(rng, (rows + 2, cols), dtype)
+    values = [random_values(rng, (rows, cols), wide) for _ in parts]
     for index, value in enumerate([before, *values]):
         ranks.write(index, value)
-    succeed(ranks.run(1.5, 0.25))
-    found = ranks.read(out)
+    alpha, beta = (1.5 - 0.75j, 0.25j) if dtype.is_complex else (1.5, 0.25)
+    succeed(ranks.run(alpha, beta))
+    found, number = ranks.read(out), wide_of(dtype)
     assert np.array_equal(found[[0, -1]], before[[0, -1]])
-    terms = [f * v.astype(np.float64) for f, v in zip((1.0, 1.5, 0.25, 1.0), values, strict=True)]
-    terms.append(0.25 * before[1:-1].astype(np.float64))
+    terms = [f * v.astype(number) for f, v in zip((1.0, alpha, beta, 1.0), values, strict=True)]
+    terms.append(beta * before[1:-1].astype(number))
     exact, scale = sum(terms), sum(np.abs(term) for term in terms)
-    error = np.abs(found[1:-1].astype(np.float64) - exact)
-    assert (error <= 8 * wide.unit_roundoff * scale + 1.01 * dtype.unit_roundoff * np.abs(exact)).all()
+    error = np.abs(found[1:-1].astype(number) - exact)
+    # A part of a complex sum has two fused steps per term, and both parts are off by √2 of what one is.
+    steps = 16 * of_both_parts(dtype) if dtype.is_complex else 8
+    assert (error <= steps * wide.unit_roundoff * scale + 1.01 * dtype.unit_roundoff * np.abs(exact)).all()
+
+
+@pytest.mark.parametrize("dtype", [DType.c64, DType.c128], ids=lambda dtype: dtype.name)
+def test_a_real_factor_of_complex_numbers_makes_no_nan_of_an_infinity(started, dtype):
+    build = ScheduleBuilder(1, GemmProblem(4, 4, 1, dtype), Placement.parse("0,0,0"))
+    target = RegionRef(build.buffer(at=0, rows=4, cols=4, dtype=dtype, role=Role.PANEL, offset=0), 0, 0, 4, 4)
+    build.task(Kind.COMBINE, build.compute_lane(0), target, [(target, F.BETA, N)])
+    ranks = started(ThreadedRanks, build.build(scheduler="test", grid=(1, 1), tile=0))
+    ranks.write(0, np.full((4, 4), complex(np.inf, 1.0), dtype.numpy))
+    succeed(ranks.run(1.0, 2.0))
+    assert (ranks.read(0) == complex(np.inf, 2.0)).all()
 
 
 @pytest.mark.parametrize("dtype", [DType.f16, DType.bf16], ids=lambda dtype: dtype.name)

@@ -15,6 +15,7 @@ import pytest
 import threadpoolctl
 
 from tests.helpers.host_copies import contents, copied, random_copies
+from tests.helpers.numbers import factors_of, of_both_parts, random_values, wide_of
 from tests.helpers.pushed import Pushed
 from tests.helpers.transposed import bits_of, filled, transposing_copies
 from uncut_mpi.device.host import Disorder, HostBackend, bodies
@@ -176,11 +177,11 @@ def test_a_stall_says_which_lane_of_which_rank_is_awaited():
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT", "CN", "TC"])
 def test_a_product_over_three_ranks_is_right(dtype, trans):
     case = Pushed(dtype=dtype, trans_a=trans[0], trans_b=trans[1])
     with Cluster(case.build()) as cluster:
-        assert run_and_judge(case, cluster, 1.2345, 1.1154)
+        assert run_and_judge(case, cluster, *factors_of(dtype))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 7), (9, 1, 7), (8, 3, 1), (5, 3, 2)])
@@ -671,7 +672,7 @@ def run_one(schedule: Schedule, contents: Mapping[int, np.ndarray | float], alph
 
 
 def uniform(*shape: int, dtype: DType = DType.f64, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(dtype.numpy)
+    return random_values(np.random.default_rng(seed), shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
@@ -679,9 +680,11 @@ def test_beta_zero_never_reads_c(dtype):
     a, b = uniform(6, 4, dtype=dtype), uniform(4, 5, dtype=dtype, seed=1)
     reads = [(6, 4, dtype, F.ALPHA, N), (4, 5, dtype, F.ONE, N), (F.BETA, N)]
     found = run_one(one_task(Kind.GEMM, (6, 5, dtype), reads), {0: np.nan, 1: a, 2: b}, 2.0, 0.0)
-    product = 2.0 * (a.astype(np.float64) @ b.astype(np.float64))
+    wide = wide_of(dtype)
+    product = 2.0 * (a.astype(wide) @ b.astype(wide))
     bound = 8.0 * (5 * dtype.unit_roundoff + 2.01 * dtype.operand_roundoff)  # |sum| <= 2 k
-    assert (np.abs(found.astype(np.float64) - product) <= bound).all()
+    bound *= 4 * of_both_parts(dtype) if dtype.is_complex else 1  # twice as many terms, each twice as large
+    assert (np.abs(found.astype(wide) - product) <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
@@ -802,7 +805,7 @@ def test_device_arrays_and_their_views_are_known_and_can_be_opened_by_handle(bac
     opened = backend.open(adopted.handle)
     assert opened != adopted.address - adopted.offset_bytes
     seen = np.ndarray(view.shape, view.dtype, buffer=_span(opened + adopted.offset_bytes, view), strides=view.strides)
-    assert np.array_equal(seen.astype(np.float64), view.astype(np.float64))
+    assert np.array_equal(seen.astype(wide_of(dtype)), view.astype(wide_of(dtype)))
     backend.close_peer(opened)
 
 

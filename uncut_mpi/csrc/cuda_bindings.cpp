@@ -1,6 +1,7 @@
 // The CUDA classes as Python sees them: plain integers, buffers and values; policy stays in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/complex.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -206,13 +207,15 @@ void bind_cuda(nb::module_ &m) {
              nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
         .def(
             "start",
-            [](std::shared_ptr<Executor> self, double alpha, double beta, std::uint32_t epoch, double timeout_s,
+            [](std::shared_ptr<Executor> self, std::complex<double> alpha, std::complex<double> beta,
+               std::uint32_t epoch, double timeout_s,
                bool traced) { return std::make_shared<Run>(std::move(self), alpha, beta, epoch, timeout_s, traced); },
             nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "run",
-            [](Executor &self, double alpha, double beta, std::uint32_t epoch, double timeout_s, bool traced) {
+            [](Executor &self, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
+               double timeout_s, bool traced) {
                 // The caller keeps it until this returns; sharing it with Python takes an allocation.
                 const std::shared_ptr<Executor> kept(std::shared_ptr<Executor>(), &self);
                 return Run(kept, alpha, beta, epoch, timeout_s, traced).finish();

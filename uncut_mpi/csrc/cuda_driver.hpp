@@ -103,15 +103,19 @@ inline constexpr std::uint32_t lt_any_reduction = 7;
 
 inline constexpr int blas_op_n = 0;
 inline constexpr int blas_op_t = 1;
+inline constexpr int blas_op_c = 2;
 inline constexpr int blas_pointer_mode_host = 0;
 // By default cuBLAS adds up parts of k in the type of C, so that a half type is rounded several times.
 inline constexpr int blas_exact_reductions = 16;
 inline constexpr int blas_compute_32f = 68;
 inline constexpr int blas_compute_32f_fast_tf32 = 77;
+inline constexpr int blas_compute_64f = 70;
 inline constexpr int blas_gemm_default = -1;
 inline constexpr int type_r_32f = 0;
 inline constexpr int type_r_16f = 2;
 inline constexpr int type_r_16bf = 14;
+inline constexpr int type_c_32f = 4;
+inline constexpr int type_c_64f = 5;
 
 // Every driver function in use: X(name, version of the prototype, return type and parameters). The
 // version is the newest up to `stated_version`.

@@ -25,15 +25,15 @@ constexpr std::uint64_t context_lost = std::uint64_t{1} << 63;  // in the abort 
 
 void Executor::prepare_trace() { device_->reserve_timing(1 + 2 * num_bodies_); }
 
-Run::Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uint32_t epoch, double timeout_s,
-         bool traced)
+Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
+         double timeout_s, bool traced)
     : executor_(std::move(executor)),
       device_(*executor_->device_),
       traced_(traced),
       epoch_(epoch),
       call_(std::uint64_t{epoch} + 1),
-      factors_f64_{0.0, 1.0, alpha, beta},
-      factors_f32_{0.0F, 1.0F, static_cast<float>(alpha), static_cast<float>(beta)},
+      factors_{0.0, 1.0, alpha, beta},
+      factors_f32_{0.0F, 1.0F, std::complex<float>(alpha), std::complex<float>(beta)},
       most_outstanding_(traced ? max_outstanding_traced : max_outstanding),
       created_before_(device_.num_created()),
       timeout_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
@@ -236,37 +236,44 @@ void Run::issue_copy(const Step &step) {
 void Run::issue_gemm(const Step &step) {
     const Executor::Gemm &g = executor_->gemms_[step.payload];
     if (g.m == 0 || g.n == 0) return;
-    if (g.k == 0 || factors_f64_[g.factor_product] == 0.0) {
+    if (g.k == 0 || factors_[g.factor_product] == 0.0) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
-        if (factors_f64_[g.factor_c] != 1.0)
+        if (factors_[g.factor_c] != 1.0)
             launch(executor_->combines_[g.scale], executor_->lanes_[step.lane].stream, step);
         return;
     }
     const Blas &b = device_.blas();
+    const void *alpha = factor(g.dtype, g.factor_product), *beta = factor(g.dtype, g.factor_c);
     if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
-             g.tuned->run(g.handle, &factors_f32_[g.factor_product], g.a, g.b, &factors_f32_[g.factor_c], g.c,
+             g.tuned->run(g.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta), g.c,
                           g.workspace, executor_->lanes_[step.lane].stream),
              true, &step);
     } else if (g.dtype == dtype_f64) {
         fail("cublasDgemm_v2_64",
-             b.cublasDgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, &factors_f64_[g.factor_product],
+             b.cublasDgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, static_cast<const double *>(alpha),
                                  reinterpret_cast<const double *>(g.a), g.lda, reinterpret_cast<const double *>(g.b),
-                                 g.ldb, &factors_f64_[g.factor_c], reinterpret_cast<double *>(g.c), g.ldc),
+                                 g.ldb, static_cast<const double *>(beta), reinterpret_cast<double *>(g.c), g.ldc),
              true, &step);
     } else {
         fail(g.dtype == dtype_f32 ? "cublasSgemm_v2_64" : "cublasGemmEx_64",
-             usual_product(b, g.handle, Executor::shape_of(g), &factors_f32_[g.factor_product], g.a, g.b,
-                           &factors_f32_[g.factor_c], g.c),
-             true, &step);
+             usual_product(b, g.handle, Executor::shape_of(g), alpha, g.a, g.b, beta, g.c), true, &step);
     }
+}
+
+// A factor in the type that sums: a complex number begins with its real part.
+const void *Run::factor(int dtype, std::uint8_t number) const {
+    if (dtype == dtype_f64 || dtype == dtype_c128) return &factors_[number];
+    return &factors_f32_[number];
 }
 
 void Run::launch(const Executor::Combine &combine, Stream stream, const Step &step) {
     if (combine.arguments.rows == 0 || combine.arguments.cols == 0) return;
     CombineArguments arguments = combine.arguments;
-    for (std::size_t i = 0; i < combine.num_sources; ++i)
-        arguments.factor[i] = factors_f64_[combine.factors[i]];
+    for (std::size_t i = 0; i < combine.num_sources; ++i) {
+        arguments.factor[i] = factors_[combine.factors[i]].real();
+        arguments.imaginary[i] = factors_[combine.factors[i]].imag();
+    }
     void *parameters[] = {&arguments};
     fail("cuLaunchKernel",
          device_.driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,

@@ -15,7 +15,9 @@
 // even ask.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <complex>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -38,9 +40,9 @@ struct CombineArguments {
     std::int64_t ld, rows, cols;
     Address source[max_summands];
     std::int64_t source_ld[max_summands];
-    double factor[max_summands];
+    double factor[max_summands], imaginary[max_summands];  // parts of the factors; of real types the latter are 0
 };
-static_assert(sizeof(CombineArguments) == 224);
+static_assert(sizeof(CombineArguments) == 288);
 
 // Which kernel a COMBINE needs: 4 bits for the written type, then 4 bits (code + 1) per source.
 std::uint64_t combine_signature(const Operand *operands, std::size_t count);
@@ -219,8 +221,8 @@ class Executor {
 class Run {
   public:
     // Issue what can be issued without waiting.
-    Run(std::shared_ptr<Executor> executor, double alpha, double beta, std::uint32_t epoch, double timeout_s,
-        bool traced);
+    Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
+        double timeout_s, bool traced);
     ~Run();
     Run(const Run &) = delete;
     Run &operator=(const Run &) = delete;
@@ -246,6 +248,7 @@ class Run {
     void issue(const Step &step);
     void issue_copy(const Step &step);
     void issue_gemm(const Step &step);
+    const void *factor(int dtype, std::uint8_t number) const;
     void launch(const Executor::Combine &combine, Stream stream, const Step &step);
     void issue_batch(const Step &step);
     void signal(const Step &step);
@@ -272,8 +275,8 @@ class Run {
     const bool traced_;
     const std::uint32_t epoch_;
     const std::uint64_t call_;  // its value in the abort word
-    const double factors_f64_[4];
-    const float factors_f32_[4];
+    const std::array<std::complex<double>, 4> factors_;
+    const std::array<std::complex<float>, 4> factors_f32_;
     const std::int64_t most_outstanding_, created_before_;
     const Clock::duration timeout_;
     const Clock::time_point began_;

@@ -32,6 +32,8 @@ bool transposes(const Program &program, const Operation &copy) {
     return program.operands[copy.first_operand + copy.num_operands - 1].op != 0;
 }
 
+int blas_op(std::uint8_t op) { return op == op_n ? blas_op_n : op == op_t ? blas_op_t : blas_op_c; }
+
 unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
     unsigned power = 1;
     while (power < most && power < value)
@@ -451,8 +453,9 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
         refuse(operation, "cuBLAS has no product for its types");
     Gemm gemm{};
     gemm.handle = lanes_[operation.lane].handle;
-    gemm.op_a = a.op != 0 ? blas_op_t : blas_op_n;
-    gemm.op_b = b.op != 0 ? blas_op_t : blas_op_n;
+    if ((a.op == op_c || b.op == op_c) && !is_complex(a.dtype)) refuse(operation, "only complex types are conjugated");
+    gemm.op_a = blas_op(a.op);
+    gemm.op_b = blas_op(b.op);
     gemm.m = c.rows;
     gemm.n = c.cols;
     gemm.k = a.op != 0 ? a.rows : a.cols;

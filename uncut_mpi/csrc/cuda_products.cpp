@@ -8,13 +8,23 @@ namespace {
 constexpr int most_proposals = 16;
 constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
-int type_of(int dtype) { return dtype == dtype_f16 ? type_r_16f : dtype == dtype_bf16 ? type_r_16bf : type_r_32f; }
+int type_of(int dtype) {
+    switch (dtype) {
+        case dtype_f16: return type_r_16f;
+        case dtype_bf16: return type_r_16bf;
+        case dtype_c64: return type_c_32f;
+        case dtype_c128: return type_c_64f;
+        default: return type_r_32f;
+    }
+}
 
-int compute_of(int dtype) { return dtype == dtype_tf32 ? blas_compute_32f_fast_tf32 : blas_compute_32f; }
+int compute_of(int dtype) {
+    return dtype == dtype_tf32 ? blas_compute_32f_fast_tf32 : dtype == dtype_c128 ? blas_compute_64f : blas_compute_32f;
+}
 
 }  // namespace
 
-bool is_tunable(int dtype) { return dtype != dtype_f64; }
+bool is_tunable(int dtype) { return dtype != dtype_f64 && !is_complex(dtype); }
 
 std::size_t ProductShape::bytes_of_c() const {
     const bool half = dtype_c == dtype_f16 || dtype_c == dtype_bf16;
@@ -26,12 +36,13 @@ std::uint32_t alignment_of(Address address) {
     return static_cast<std::uint32_t>(lowest == 0 ? 256 : std::min<Address>(lowest, 256));
 }
 
-Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const float *alpha, Address a,
-                   Address b, const float *beta, Address c) {
+Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
+                   Address b, const void *beta, Address c) {
     if (shape.dtype == dtype_f32)
-        return blas.cublasSgemm_v2_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
-                                      reinterpret_cast<const float *>(a), shape.lda, reinterpret_cast<const float *>(b),
-                                      shape.ldb, beta, reinterpret_cast<float *>(c), shape.ldc);
+        return blas.cublasSgemm_v2_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k,
+                                      static_cast<const float *>(alpha), reinterpret_cast<const float *>(a), shape.lda,
+                                      reinterpret_cast<const float *>(b), shape.ldb, static_cast<const float *>(beta),
+                                      reinterpret_cast<float *>(c), shape.ldc);
     const int type = type_of(shape.dtype);
     return blas.cublasGemmEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
                                 reinterpret_cast<const void *>(a), type, shape.lda, reinterpret_cast<const void *>(b),

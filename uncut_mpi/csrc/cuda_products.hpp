@@ -11,7 +11,8 @@
 
 namespace uncut::cuda {
 
-// Whether products of a type are worth it: the library's choice for f64 is within 1 % of the best in the mean.
+// Whether products of a type are worth it: the library's choice for f64 is within 1 % of the best in the mean. Complex
+// ones were not looked at.
 bool is_tunable(int dtype);
 
 // All that the library looks at when it chooses.
@@ -29,9 +30,10 @@ struct ProductShape {
 
 std::uint32_t alignment_of(Address address);
 
-// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory. Of all types but f64.
-Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const float *alpha, Address a,
-                   Address b, const float *beta, Address c);
+// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory, of the type that sums. Of all
+// types but f64.
+Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
+                   Address b, const void *beta, Address c);
 
 // One shape's descriptions, and what the library proposes for it.
 class TunedProduct {

@@ -135,7 +135,10 @@ bool HostWorker::copy(Lane &lane, const HostStep &step) {
             bytes = std::min(block_rows * item, step.width - lane.row);
             columns = std::min(block_columns, step.columns - lane.column);
             const std::byte *const from = step.source + lane.row / item * step.from_pitch + lane.column * item;
-            const auto make = item == 8 ? transpose<8> : item == 4 ? transpose<4> : transpose<2>;
+            const auto make = item == 16  ? transpose<16>
+                              : item == 8 ? transpose<8>
+                              : item == 4 ? transpose<4>
+                                          : transpose<2>;
             make(to, step.to_pitch, from, step.from_pitch, bytes / item, columns);
         }
         left -= std::min(left, bytes * columns);

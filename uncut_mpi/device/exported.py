@@ -287,7 +287,7 @@ def _dtype_of(tensor: _Tensor, given: Any) -> np.dtype[Any]:
     lanes = f" and {tensor.lanes} lanes" if tensor.lanes != 1 else ""
     raise ParamError(
         f"{type_text(given)} has elements of a type that is not supported (DLPack's code {code} of {bits} bits{lanes})"
-        ": use float64, float32, float16 or bfloat16"
+        ": use float64, float32, float16, bfloat16, complex64 or complex128"
     )
 
 

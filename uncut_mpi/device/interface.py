@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.planning.schedule import MAX_LANES
@@ -238,7 +239,7 @@ class Executable(abc.ABC):
     span: int
 
     @abc.abstractmethod
-    def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """
         Begin a run and return soon; one run of the list at a time, and finish it.
 
@@ -250,7 +251,7 @@ class Executable(abc.ABC):
 
         Parameters
         ----------
-        alpha, beta : float
+        alpha, beta : float or complex
             Values of the symbols; an operand whose factor is 0 is not read.
         epoch : int
             What no flag is ahead of when the run begins. A signal writes epoch + value; a wait is over when
@@ -262,7 +263,9 @@ class Executable(abc.ABC):
             Take the time of every body; `prepare_trace` comes first.
         """
 
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
+    def run(
+        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False
+    ) -> ExecutionReport:
         """Issue every operation in order and wait until all have finished; see `start`."""
         return self.start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced).finish()
 

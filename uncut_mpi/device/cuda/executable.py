@@ -10,6 +10,7 @@ from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
 from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
 from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import NO_SOURCE, LaneKind
@@ -93,7 +94,7 @@ class CudaExecutable(Executable):
                 kernels=dict(kernels),
             )
 
-    def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """See `Executable.start`."""
         try:
             with self.running:
@@ -102,7 +103,9 @@ class CudaExecutable(Executable):
             return CudaRun(self, None, timeout_s, traced, ExecutionReport(error=error))
         return CudaRun(self, run, timeout_s, traced)
 
-    def run(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> ExecutionReport:
+    def run(
+        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False
+    ) -> ExecutionReport:
         """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
         try:
             with self.running:

@@ -24,6 +24,8 @@ _TYPES: Final = {
     DType.f16: "half_bits",
     DType.bf16: "bfloat_bits",
     DType.tf32: "float",
+    DType.c64: "complex<float>",
+    DType.c128: "complex<double>",
 }
 
 # `arguments` is CombineArguments of csrc/cuda_executor.hpp, field by field.
@@ -35,10 +37,11 @@ struct arguments {
     long long ld, rows, cols;
     unsigned long long source[MAX_SUMMANDS];
     long long source_ld[MAX_SUMMANDS];
-    double factor[MAX_SUMMANDS];
+    double factor[MAX_SUMMANDS], imaginary[MAX_SUMMANDS];
 };
 struct half_bits { unsigned short bits; };
 struct bfloat_bits { unsigned short bits; };
+template <typename T> struct alignas(2 * sizeof(T)) complex { T re, im; };
 
 __device__ inline double widen(double x) { return x; }
 __device__ inline float widen(float x) { return x; }
@@ -48,6 +51,7 @@ __device__ inline float widen(half_bits x) {
     return y;
 }
 __device__ inline float widen(bfloat_bits x) { return __uint_as_float((unsigned)x.bits << 16); }
+template <typename T> __device__ inline complex<T> widen(complex<T> x) { return x; }
 
 // cupy compiles with -ftz=true, which would flush subnormal float32; PTX says what is meant.
 __device__ inline double fused(double x, double y, double z) { return fma(x, y, z); }
@@ -56,10 +60,28 @@ __device__ inline float fused(float x, float y, float z) {
     asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(x), "f"(y), "f"(z));
     return sum;
 }
+// A factor without imaginary part is a real number: an infinity times its 0 would be NaN.
+template <typename T> __device__ inline complex<T> fused(complex<T> x, complex<T> y, complex<T> z) {
+    z.re = fused(x.re, y.re, z.re);
+    z.im = fused(x.re, y.im, z.im);
+    if (x.im != 0) {
+        z.re = fused(-x.im, y.im, z.re);
+        z.im = fused(x.im, y.re, z.im);
+    }
+    return z;
+}
+
+__device__ inline void take(const arguments &a, int i, double &factor) { factor = a.factor[i]; }
+__device__ inline void take(const arguments &a, int i, float &factor) { factor = (float)a.factor[i]; }
+template <typename T> __device__ inline void take(const arguments &a, int i, complex<T> &factor) {
+    factor.re = (T)a.factor[i];
+    factor.im = (T)a.imaginary[i];
+}
 
 __device__ inline void narrow(double x, double &y) { y = x; }
 __device__ inline void narrow(float x, float &y) { y = x; }
 __device__ inline void narrow(double x, float &y) { y = (float)x; }
+template <typename T> __device__ inline void narrow(complex<T> x, complex<T> &y) { y = x; }
 __device__ inline void narrow(float x, half_bits &y) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }
@@ -116,7 +138,7 @@ extern "C" __global__ void {name}(const arguments a) {{
         for (long long row = aligned ? 4 * thread : thread; row < a.rows; row += 4 * step) {{
             const long long left = a.rows - row;
             const bool whole = aligned && left >= 4;
-            {sum} sum[4] = {{0, 0, 0, 0}};
+            {sum} sum[4] = {{}};
 {reads}
             put(({written} *)a.destination + col * a.ld + row, apart, left, whole, sum);
         }}
@@ -124,9 +146,11 @@ extern "C" __global__ void {name}(const arguments a) {{
 """
 
 # A region whose factor is 0 is not read, so that NaN in it stays out.
-_READ: Final = """            if (a.factor[{i}] != 0.0)
-                add((const {read} *)a.source[{i}] + col * a.source_ld[{i}] + row, apart, left, whole,
-                    ({sum})a.factor[{i}], sum);"""
+_READ: Final = """            if (a.factor[{i}] != 0.0 || a.imaginary[{i}] != 0.0) {{
+                {sum} factor;
+                take(a, {i}, factor);
+                add((const {read} *)a.source[{i}] + col * a.source_ld[{i}] + row, apart, left, whole, factor, sum);
+            }}"""
 _ALIGNED: Final = " && fits<{read}>(a.source[{i}], a.source_ld[{i}])"
 
 
@@ -174,7 +198,7 @@ extern "C" __global__ void {name}(const arguments a) {{
     }}
 }}
 """
-_WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+_WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
 
 def transposed_bytes(signature: int) -> int:
@@ -210,7 +234,7 @@ def kernel_source(signatures: Iterable[int]) -> str:
     Raises
     ------
     DeviceError
-        If a signature mixes f64 with a half type, which no schedule does.
+        If a signature mixes f64 with a half type, or a complex type with another, which no schedule does.
     """
     return _PRELUDE + "".join(_one(signature) for signature in signatures)
 
@@ -225,9 +249,10 @@ def _one(signature: int) -> str:
         raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SUMMANDS} are supported")
     involved = (written, *reads)
     wide = DType.f64 in involved
-    if wide and any(dtype.is_half for dtype in involved):
+    mixed = any(dtype.is_complex for dtype in involved) and len({*involved}) > 1
+    if mixed or (wide and any(dtype.is_half for dtype in involved)):
         raise DeviceError(f"a COMBINE cannot mix {' and '.join(sorted({t.name for t in involved}))}")
-    total = "double" if wide else "float"
+    total = _TYPES[written] if written.is_complex else "double" if wide else "float"
     return _KERNEL.format(
         name=kernel_name(signature),
         written=_TYPES[written],

@@ -15,6 +15,7 @@ import numpy as np
 
 from uncut_mpi.device.host.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
@@ -40,6 +41,7 @@ class Operand:
     dtype: DType
     factor: Factor
     place: tuple[int, ...]
+    conjugated: bool = False
 
     def same_region(self, other: Operand) -> bool:
         """Whether both are one and the same region, used alike."""
@@ -74,13 +76,13 @@ class Body(Protocol):
     write: Operand
     copy_bytes: int
 
-    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """
         Do it.
 
         Parameters
         ----------
-        scalars : list of float
+        scalars : list of float or complex
             The value of each `Factor`.
         advance : callable
             Called between the parts of a body that may take long, so that others see it get on.
@@ -98,10 +100,10 @@ class Copy:
         self.write = write
         self.copy_bytes = write.array.nbytes
         # As integers: every bit pattern passes unchanged, also where a type has no fast copy.
-        bits = np.dtype(f"u{write.dtype.itemsize}")
+        bits = np.dtype(f"u{write.dtype.itemsize}") if write.dtype.itemsize <= 8 else write.dtype.numpy
         self._target, self._source = write.array.view(bits), reads[0].array.view(bits)
 
-    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         np.copyto(self._target, self._source)
 
@@ -137,18 +139,18 @@ class Gemm:
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
         self._sum = max((one.dtype.accumulator for one in (write, a, b)), key=lambda kind: kind.itemsize)
-        self._part_columns = max(1, min(n, _PART_OPERATIONS // max(1, 2 * m * k)))
+        self._part_columns = max(1, min(n, _PART_OPERATIONS // max(1, (8 if self._sum.is_complex else 2) * m * k)))
         self._columns = min(_block_columns(m, n), self._part_columns)
         self._scratch = scratch
         for name, operand in (("a", a), ("b", b)):
-            if operand.dtype is not self._sum or operand.dtype is DType.tf32:
+            if operand.dtype is not self._sum or operand.dtype is DType.tf32 or operand.conjugated:
                 scratch.reserve(name, self._sum, operand.array.size)
         if self._factor_c != Factor.ZERO or write.dtype is not self._sum:
             scratch.reserve("product", self._sum, m * self._columns)
         if self._factor_c != Factor.ZERO and write.dtype is not self._sum:
             scratch.reserve("term", self._sum, m * self._columns)
 
-    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         factor_a, factor_c = scalars[self._factor_a], scalars[self._factor_c]
         target = self.write.array
@@ -177,7 +179,7 @@ class Gemm:
                 np.multiply(product, factor_a, out=product)
             self._accumulate(part, product, factor_c)
 
-    def _accumulate(self, part: Array, product: Array, factor_c: float) -> None:
+    def _accumulate(self, part: Array, product: Array, factor_c: Number) -> None:
         """Part := factor_c part + product."""
         if self.write.dtype is self._sum:
             if factor_c != 1.0:
@@ -191,7 +193,7 @@ class Gemm:
             np.add(product, term, out=product)
         np.copyto(part, product, casting="unsafe")
 
-    def _scale(self, target: Array, factor_c: float) -> None:
+    def _scale(self, target: Array, factor_c: Number) -> None:
         if factor_c == 0.0:
             target[...] = 0
         elif factor_c != 1.0:
@@ -202,6 +204,9 @@ class Gemm:
             rounded = self._scratch.matrix(name, self._sum, *operand.array.shape)
             round_to_tf32(operand.array, rounded)
             return rounded
+        if operand.conjugated:
+            conjugate = self._scratch.matrix(name, self._sum, *operand.array.shape)
+            return np.conjugate(operand.array, out=conjugate)
         if operand.dtype is self._sum:
             return operand.array
         wide = self._scratch.matrix(name, self._sum, *operand.array.shape)
@@ -237,7 +242,7 @@ class Combine:
         for name in ("product", "term"):
             scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
 
-    def __call__(self, scalars: list[float], advance: Callable[[], None]) -> None:
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         target = self.write.array
         terms = [(self._detached(read), scalars[read.factor]) for read in self._reads if scalars[read.factor] != 0.0]
@@ -254,7 +259,7 @@ class Combine:
             if not direct:
                 np.copyto(part, total, casting="unsafe")
 
-    def _block(self, total: Array, terms: list[tuple[Array, float]], in_place: bool) -> None:
+    def _block(self, total: Array, terms: list[tuple[Array, Number]], in_place: bool) -> None:
         """Total := the sum of the terms, the first of which is already there if `in_place`."""
         array, factor = terms[0]
         if not in_place:
@@ -321,7 +326,8 @@ def _operand(program: OperationList, addresses: Array, index: int) -> Operand:
     if base == 0 and rows and cols:
         raise ScheduleError(f"buffer {buffer} is used on rank {program.rank} and has no address there")
     array = matrix_at(base + offset, rows, cols, ld, dtype.numpy)
-    return Operand(array.T if op is Op.T else array, dtype, factor, (base + offset, rows, cols, ld, dtype, op))
+    place = base + offset, rows, cols, ld, dtype, op
+    return Operand(array if op is Op.N else array.T, dtype, factor, place, conjugated=op is Op.C)
 
 
 def _block_columns(rows: int, cols: int) -> int:

@@ -29,6 +29,7 @@ from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError, release_frames
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, NO_SOURCE, LaneKind
@@ -118,7 +119,7 @@ class HostExecutable(Executable):
                 words[index] = words_at(int(flags.peers[peer]) + 4 * slot, 1)
         return words
 
-    def start(self, *, alpha: float, beta: float, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """See `Executable.start`: there is nothing to issue, so no body runs yet."""
         if not self._open:
             raise DeviceError("this executable is closed: bind the operation list again")
@@ -136,7 +137,7 @@ class HostExecutable(Executable):
     def prepare_trace(self) -> None:
         """Do nothing: a clock is always there."""
 
-    def execute(self, index: int, scalars: list[float], advance: Callable[[], None], report: ExecutionReport) -> None:
+    def execute(self, index: int, scalars: list[Number], advance: Callable[[], None], report: ExecutionReport) -> None:
         """Run the body of an operation and count it."""
         body = self.bodies[index]
         if body is None:
@@ -190,11 +191,11 @@ class _Aborted(Exception):
 class HostRun(Run):
     """One run of an operation list; the thread that polls it computes."""
 
-    def __init__(self, program: HostExecutable, alpha: float, beta: float, epoch: int, timeout_s: float) -> None:
+    def __init__(self, program: HostExecutable, alpha: Number, beta: Number, epoch: int, timeout_s: float) -> None:
         self._program, self._epoch, self._timeout_s = program, epoch, timeout_s
         self._patience: _Patience | None = None  # while nothing is ready
         self._report = ExecutionReport()
-        self._scalars = [0.0, 1.0, float(alpha), float(beta)]  # by Factor
+        self._scalars = [0.0, 1.0, alpha, beta]  # by Factor
         self._at = [0] * len(program.lanes)
         self._recorded = [0] * len(program.lanes)  # of each lane, the sequence of the last task with a record
         self._late: list[list[int]] = [[] for _ in program.lanes]
