@@ -8,6 +8,7 @@ import pytest
 
 from uncut_mpi.api.request import Choices, Request, Scalars
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import ScheduleOptions
 
 OTHERS = [(1.5, 2.5), (2.5, 1.5), (1.5, -2.5), (0.0, 0.0), (-0.0, 0.0), (0.0, -0.0), (1.5, np.nextafter(2.5, 3.0))]
@@ -28,18 +29,26 @@ def test_equal_scalars_of_any_type_give_the_same_bytes():
         assert asked.mixed_with(7) == plain.mixed_with(7)
 
 
+def test_complex_scalars_that_differ_give_other_bytes():
+    values = (1.0, 2.0, 1 + 2j, 2 + 1j, 1j, 2j)
+    made = [Scalars.of(alpha, beta).mixed_with(7) for alpha, beta in itertools.product(values, repeat=2)]
+    assert len(set(made)) == len(made)
+    assert Scalars.of(1 + 0j, 2.0).mixed_with(7) == Scalars.of(1.0, 2.0).mixed_with(7)
+    assert Scalars.of(np.complex64(1 + 2j), np.array(2j)) == Scalars(1 + 2j, 2j)
+
+
 @pytest.mark.parametrize("value", [1e-50, -1e39])
 def test_a_scalar_that_float32_does_not_have_is_named(value):
     with pytest.raises(ParamError, match=r"beta = .* in float32"):
-        Scalars(1.0, value).check_float32()
+        Scalars(1.0, value).check(DType.f32)
     for fits in (0.0, np.inf, np.nan, 1e-45, -3e38):
-        Scalars(fits, fits).check_float32()
+        Scalars(fits, fits).check(DType.f32)
 
 
 def test_choices_are_words_and_options():
     made = Choices.of(np.str_("T"), "N", None)
     assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions()), str)
-    for wrong in ("C", "n", b"N", None, 1, [], np.array(["N", "T"])):
+    for wrong in ("R", "n", b"N", None, 1, [], np.array(["N", "T"])):
         with pytest.raises(ParamError, match="trans_b = "):
             Choices.of("N", wrong, None)
     with pytest.raises(ParamError, match="options is a dict"):

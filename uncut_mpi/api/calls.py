@@ -145,8 +145,9 @@ class Calls:
         digest = _NO_DIGEST
         matrices, scalars = request.matrices, request.scalars
         try:
-            if matrices[2].info.dtype is not DType.f64:
-                scalars.check_float32()
+            dtype = matrices[2].info.dtype
+            if dtype is not DType.f64 or complex in map(type, scalars):
+                scalars.check(dtype)
             if type(plan) is Plan:
                 binding = self.binder.find(plan, matrices)
                 digest = scalars.mixed_with(digest_of(plan, matrices) if binding is None else binding.digest)

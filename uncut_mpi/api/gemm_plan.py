@@ -14,7 +14,7 @@ from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_wri
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.parts import Part
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import time_text
@@ -63,8 +63,8 @@ class GemmPlan:
 
     def execute(
         self,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
         *,
         a: Any = None,
         b: Any = None,
@@ -76,7 +76,7 @@ class GemmPlan:
 
         Parameters
         ----------
-        alpha, beta : float
+        alpha, beta : float or complex
             Scalars; beta must be 0 if the plan was made with ``reads_c=False``.
         a, b, c : Matrix or array, optional
             Instead of the matrices planned with: same shape, type, order, leading dimension and
@@ -105,8 +105,8 @@ class GemmPlan:
     @public_call
     def trace(
         self,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
         *,
         a: Any = None,
         b: Any = None,
@@ -170,7 +170,7 @@ class GemmPlan:
         """The plan, or while several are tried the one predicted best."""
         return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
 
-    def _execute(self, alpha: float, beta: float, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
+    def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
         with self._calls.gate.exclusive():
             request = self._request("execute", alpha, beta, a, b, c, stream)
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
@@ -256,7 +256,8 @@ class GemmPlan:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):
             if new is old:
                 continue
-            if new.dtype is not old.dtype or _parts_of(new) != _parts_of(old):
+            alike = new.dtype is old.dtype and new.info.conjugated == old.info.conjugated
+            if not alike or _parts_of(new) != _parts_of(old):
                 wanted, found = (f"{m.shape[0]}×{m.shape[1]} {m.dtype.name}, {_text(m, old, new)}" for m in (old, new))
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
         check_written(infos_of(matrices))
@@ -275,6 +276,8 @@ def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
     at = part.location
     owner = "" if at.rank is None else f" of rank {at.rank}"
     how = f"order {part.order}, leading dimension {part.ld}, in {at.space} memory{owner}"
+    if matrix.info.conjugated:
+        how = f"conjugated, {how}"
     if not matrix.info.in_parts:
         return how
     return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"

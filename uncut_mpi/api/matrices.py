@@ -203,6 +203,7 @@ class MatrixStore:
         whole = Layout.whole(0)
         copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
         with agreement.collective(self._group, "downloading a matrix"):
+            matrix.info.check_in_memory()
             for part, array, there, address in self._own_parts(matrix):
                 if part.location.space == "host":
                     copy.array[there] = array
@@ -218,6 +219,8 @@ class MatrixStore:
     def upload(self, source: Matrix, target: Matrix) -> None:
         """See `Session.upload`."""
         with agreement.collective(self._group, "uploading a matrix"):
+            source.info.check_in_memory()
+            target.info.check_in_memory()
             if source.shape != target.shape or source.dtype is not target.dtype:
                 raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
             if source.location != Location.host():

@@ -155,6 +155,16 @@ class MatrixInfo:
         return sum(part.shape[0] * part.shape[1] for part in parts if part.order != order)
 
     @property
+    def conjugated(self) -> bool:
+        """Whether it is a view whose elements are the conjugates of those in memory."""
+        return self.view is not None and self.view.conjugated
+
+    def check_in_memory(self) -> None:
+        """Raise ParamError for a conjugated view, which only products can use."""
+        if self.conjugated:
+            raise ParamError(f"{self} is conjugated, which products alone do: pass the matrix, or its .T, instead")
+
+    @property
     def read_only_text(self) -> str:
         """Why it cannot be C, and what to do, where ranks have parts that may not be written."""
         return _READ_ONLY.format(where=f" ({name_ranks(self.read_only)})" if self.in_parts else "")
@@ -198,14 +208,15 @@ class Matrix:
     numpy takes it for its array where this rank has all of it in host memory: ``numpy.asarray(matrix)`` is that array,
     and ``numpy.allclose(matrix, x)`` compares it. Elements and operators are the array's.
 
-    ``matrix[2:5, :3]`` and ``matrix.T`` are views: matrices of the same session in the same memory, that can be A, B or
-    C, and keep the matrix alive. Any rank may make one, at any time; in a call all ranks pass the same one.
+    ``matrix[2:5, :3]``, ``matrix.T`` and ``matrix.H`` are views: matrices of the same session in the same memory. They
+    can be A, B or (but for `H`) C, and keep the matrix alive. Any rank may make one, at any time; in a call all ranks
+    pass the same one.
 
     Attributes
     ----------
     array : numpy.ndarray, cupy.ndarray or None
         All of the matrix as this rank sees it: the shared array for host matrices that all ranks read, the holder's
-        array for those of one rank and replicas. None where this rank does not see all of it.
+        array for those of one rank and replicas. None where this rank does not see all of it, and of a conjugated view.
     """
 
     def __init__(
@@ -266,7 +277,7 @@ class Matrix:
         What this rank has of the matrix: the very array that was given, of the part's shape; without rows 0×n.
 
         Of a matrix in shared memory a view of this rank's part, of replicas this rank's. Of one that was made by
-        `Session.distribute_parts` a tuple of arrays, as they were given.
+        `Session.distribute_parts` a tuple of arrays, as they were given. Of a conjugated view a conjugated copy.
         """
         local, view = self._local, self.info.view
         arrays = local.arrays
@@ -280,6 +291,8 @@ class Matrix:
             arrays = tuple(
                 view.taken(array, where, orders) for array, where in zip(arrays, local.rectangles, strict=False)
             )
+            if view.conjugated:
+                arrays = tuple(array.conj() for array in arrays)
         return arrays if self.info.dealt is None else arrays[0]
 
     @property
@@ -330,6 +343,12 @@ class Matrix:
         return self._view(self._seen.transposed)
 
     @property
+    def H(self) -> Matrix:
+        """The conjugate transpose in the same memory; of a real matrix `T`. It can be A or B."""
+        seen = self._seen.transposed
+        return self._view(seen._replace(conjugated=self.dtype.is_complex and not seen.conjugated))
+
+    @property
     def _seen(self) -> View:
         return self.info.view or View((0, self.shape[0]), (0, self.shape[1]))
 
@@ -344,7 +363,9 @@ class Matrix:
             info = info_of(whole.info, view)
             array, (rows, cols) = whole.array, whole.shape
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
-            if array is not None:
+            if view.conjugated:
+                pass  # no array has its elements
+            elif array is not None:
                 found.array = view.taken(array, ((0, rows), (0, cols)), (None, None))
             elif not info.in_parts and (own := found.own_part(0)) is not None:
                 found.array = own[1]
@@ -430,6 +451,8 @@ class Matrix:
         if self.closed:
             raise ParamError(f"{self} was released, or its session was closed: numpy can have no array of it")
         array = self.array
+        if self.info.conjugated:
+            array = np.conj(np.asarray(self._view(self._seen._replace(conjugated=False))))
         if not isinstance(array, np.ndarray):
             location = self.location
             if array is not None:

@@ -49,6 +49,7 @@ _LATENCY_BYTES = 4096
 _MEASURED = ("cuda-", "host-")
 _MOST_BYTES = 1 << 26  # of a kept file, samples included
 _REPEATS = 3
+_PROBED = tuple(dtype for dtype in DType if not dtype.is_complex)  # those have a quarter of the rate
 _SAMPLES = 5
 _SAMPLE_S = {"cuda": 0.01, "host": 0.01}
 # How far a median may lie below the best on a machine that is not busy with something else.
@@ -176,7 +177,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         work: dict[str, Callable[[], Probe]] = {
             "host to device": lambda: backend.copy_probe(scratch.address, mine, nbytes),
             "device to host": lambda: backend.copy_probe(mine, scratch.address, nbytes),
-            **{dtype.name: functools.partial(backend.gemm_probe, edge, dtype) for dtype in DType},
+            **{dtype.name: functools.partial(backend.gemm_probe, edge, dtype) for dtype in _PROBED},
         }
         seconds = _sample_together(group, work, sample_s)
         with agreement.collective(group, "closing the peers' link probe"):
@@ -320,7 +321,9 @@ def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
     except (OSError, ValueError, OverflowError):
         return ""  # none kept, damaged, or of an older format: measure
     complete = all(
-        dtype.name in rates for rates in (machine.gemm_tflop_per_s, machine.typical_gemm_tflop_per_s) for dtype in DType
+        dtype.name in rates
+        for rates in (machine.gemm_tflop_per_s, machine.typical_gemm_tflop_per_s)
+        for dtype in _PROBED
     )
     good = machine.steady and complete and machine.key == key and machine.num_ranks == num_ranks
     # Without the samples that a calibration adds, which no session needs.

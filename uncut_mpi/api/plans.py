@@ -17,7 +17,7 @@ from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.parts import Order
 from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
@@ -122,25 +122,32 @@ class PlanKey:
             raise ParamError(
                 f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}, C is {c.dtype.name}; convert them to one"
             )
+        op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
 
-        def problem_of(infos: Infos) -> GemmProblem:
-            return GemmProblem.from_operands(
-                *(info.stored for info in infos),
+        def read(infos: Infos) -> tuple[GemmProblem, Infos, tuple[Order, Order, Order]]:
+            a, b, c = infos
+            (a, stored_a), (b, stored_b) = _as_read(a, op_a, c.stored), _as_read(b, op_b, c.stored)
+            problem = GemmProblem.from_operands(
+                stored_a,
+                stored_b,
+                c.stored,
                 dtype=c.dtype,
-                trans_a=choices.trans_a,
-                trans_b=choices.trans_b,
+                trans_a=op_a,
+                trans_b=op_b,
                 reads_c=reads_c,
                 alpha_is_zero=scales_only,
             )
+            return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
-        problem, orders = problem_of(infos), _PLAIN
+        problem, infos, read_in = read(infos)
         check_written(infos)
+        orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             bounds = a.layout, b.layout, c.layout
             orders = orders_for_product(*bounds, choices.trans_a, choices.trans_b)
-            infos = infos_in(infos, orders)
-            problem = problem_of(infos)
-        places = (_where(info, info.stored.order) for info in in_schedule_order(problem, infos))
+            problem, infos, read_in = read(infos_in(infos, orders))
+        both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
+        places = itertools.starmap(_where, zip(*both, strict=True))
         return cls(problem, Placement(*places), choices.options, private_of(problem, infos), orders)
 
     @classmethod
@@ -154,6 +161,7 @@ class PlanKey:
             If shapes, types or overlaps do not allow it.
         """
         source, _, target = infos
+        source.check_in_memory()
         shapes = source.layout.shape, target.layout.shape
         if shapes[0] != shapes[1] or source.dtype is not target.dtype:
             found = " and ".join(
@@ -194,6 +202,20 @@ def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tupl
     """Return what A, B and C have as the schedule counts them, which for a C in row-major order multiplies B by A."""
     a, b, c = of_three
     return (b, a, c) if problem.swapped else of_three
+
+
+def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, StoredMatrix]:
+    """
+    Return an operand and how it is read: as it is stored, or in the order in which op conjugates and transposes it.
+
+    What is stored otherwise is transposed by copies then: nothing conjugates without transposing.
+    """
+    stored = info.stored
+    if op not in ("C", "R") or not info.dtype.is_complex or (stored.order == c.order) == (op == "C"):
+        return info, stored
+    order: Order = "C" if stored.order == "F" else "F"
+    info = info.in_order(order)
+    return info, info.stored if info.stored.order == order else StoredMatrix(stored.rows, stored.cols, order)
 
 
 def _where(info: MatrixInfo, order: Order) -> Where:

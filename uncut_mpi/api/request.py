@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from typing import NamedTuple
@@ -10,7 +11,9 @@ from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.overlaps import overlapping, overlapping_itself
 from uncut_mpi.api.wording import product_text
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import real_number, shown, type_text
+from uncut_mpi.model.arguments import Number, number, type_text
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import transposition
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd.group import name_ranks
 
@@ -33,35 +36,45 @@ class Scalars(NamedTuple):
 
     Attributes
     ----------
-    alpha, beta : float
+    alpha, beta : float or complex
         C := alpha op(A) op(B) + beta C.
     """
 
-    alpha: float
-    beta: float
+    alpha: Number
+    beta: Number
 
     @classmethod
     def of(cls, alpha: object, beta: object) -> Scalars:
-        """Return a caller's scalars, or raise ParamError for what is no real number."""
+        """Return a caller's scalars, or raise ParamError for what is no number."""
         # Mostly floats already, and this is part of every call.
-        factor = alpha if type(alpha) is float else real_number("alpha", alpha)
-        scale = beta if type(beta) is float else real_number("beta", beta)
+        factor = alpha if type(alpha) is float else number("alpha", alpha)
+        scale = beta if type(beta) is float else number("beta", beta)
         return tuple.__new__(cls, (factor, scale))  # half the time of its constructor
 
     def mixed_with(self, digest: int) -> bytes:
         """Return 16 bytes that differ for other scalars, and for other digests of what they scale."""
         alpha, beta = self
-        return (digest ^ int.from_bytes(_pack(alpha, beta), "little")).to_bytes(16, "little")
+        if type(alpha) is type(beta) is float or alpha.imag == beta.imag == 0:
+            packed = _pack(alpha.real, beta.real)
+        else:
+            parts = _pack(alpha.real, alpha.imag) + _pack(beta.real, beta.imag)
+            packed = hashlib.blake2b(parts, digest_size=16).digest()
+        return (digest ^ int.from_bytes(packed, "little")).to_bytes(16, "little")
 
-    def check_float32(self) -> None:
-        """Raise ParamError for a finite scalar that float32 has as an infinity or as 0."""
+    def check(self, dtype: DType) -> None:
+        """Raise ParamError for a complex scalar of a real type, and for a finite one that float32 has not or as 0."""
         for name, value in zip(self._fields, self, strict=True):
-            if value and not _LEAST_FLOAT32 < abs(value) < _MOST_FLOAT32 and math.isfinite(value):
-                becomes = "0" if abs(value) < 1 else "infinite"
-                raise ParamError(
-                    f"{name} = {value} becomes {becomes} in float32, in which products of this type are scaled: "
-                    "scale the matrices instead, or use float64"
-                )
+            if type(value) is complex and not dtype.is_complex:
+                raise ParamError(f"{name} = {value} is complex, and the matrices are {dtype.name}: pass a real number")
+            if dtype.accumulator.real is DType.f64:
+                continue
+            for part in (value.real, value.imag):
+                if part and not _LEAST_FLOAT32 < abs(part) < _MOST_FLOAT32 and math.isfinite(part):
+                    becomes = "0" if abs(part) < 1 else "infinite"
+                    raise ParamError(
+                        f"{name} = {value} becomes {becomes} in float32, in which products of this type are scaled: "
+                        "scale the matrices instead, or use float64"
+                    )
 
 
 class Choices(NamedTuple):
@@ -71,7 +84,7 @@ class Choices(NamedTuple):
     Attributes
     ----------
     trans_a, trans_b : str
-        ``"N"`` or ``"T"``.
+        ``"N"``, ``"T"`` or ``"C"``.
     options : ScheduleOptions
         What is fixed about the schedule.
     """
@@ -90,8 +103,7 @@ class Choices(NamedTuple):
         elif not isinstance(options, ScheduleOptions):
             raise ParamError(f"options is {type_text(options)}: pass a ScheduleOptions")
         for name, value in (("trans_a", trans_a), ("trans_b", trans_b)):
-            if not isinstance(value, str) or value not in ("N", "T"):
-                raise ParamError(f"{name} = {shown(value)}: use 'N' or 'T'")
+            transposition(name, value)
         return tuple.__new__(cls, (str(trans_a), str(trans_b), options))
 
 
@@ -133,6 +145,7 @@ def infos_of(matrices: Operands) -> Infos:
 def check_written(infos: Infos) -> None:
     """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
     a, b, c = infos
+    c.check_in_memory()
     if c.read_only:
         raise ParamError(f"C {c.read_only_text}")
     for name, info in (("A", a), ("B", b)):

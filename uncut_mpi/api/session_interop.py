@@ -114,7 +114,8 @@ class Interoperates(SessionBase):
         def convert() -> tuple[Matrix, TorchMesh | JaxMesh, tuple[int, ...], list[tuple[int, ...]]]:
             self._backend.mark_caller()
             mesh = TorchMesh(given) if call == "to_dtensor" else JaxMesh(given)
-            return self._store.check(call, matrix), mesh, mesh.shape, mesh.places
+            self._store.check(call, matrix).info.check_in_memory()
+            return matrix, mesh, mesh.shape, mesh.places
 
         with self._gate.exclusive():
             found, mesh, shape, places = self._begin_converted(

@@ -14,7 +14,7 @@ from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, new_result, out_layout_of, possible_results
 from uncut_mpi.api.wording import product_text
 from uncut_mpi.errors import ParamError, UncutError, agreed
-from uncut_mpi.model.arguments import flag
+from uncut_mpi.model.arguments import Number, flag
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import ScheduleOptions
@@ -29,8 +29,8 @@ class Multiplies(SessionBase):
         b: Matrix,
         out: Matrix | None = None,
         *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
         trans_a: Trans = "N",
         trans_b: Trans = "N",
         options: ScheduleOptions | None = None,
@@ -49,10 +49,10 @@ class Multiplies(SessionBase):
             `empty_device`, ``Layout.whole()``) it is a host matrix of all ranks (`empty_host`). Else it is dealt as
             op(A) if that leaves k whole, or as op(B) if that does, or by even rows. It lies in memory of the same kind
             as the operand that it follows, or A.
-        alpha, beta : float
-            Scalars. With beta = 0 C is not read, with alpha = 0 A and B are not.
-        trans_a, trans_b : {"N", "T"}
-            Whether op transposes.
+        alpha, beta : float or complex
+            Scalars, complex of complex matrices alone. With beta = 0 C is not read, with alpha = 0 A and B are not.
+        trans_a, trans_b : {"N", "T", "C"}
+            Whether op transposes, or transposes and conjugates.
         options : ScheduleOptions, optional
             What to fix about the schedule.
         out_layout : Layout or "auto", optional
@@ -136,8 +136,8 @@ class Multiplies(SessionBase):
         a: Matrix,
         b: Matrix,
         out: Matrix | None,
-        alpha: float,
-        beta: float,
+        alpha: Number,
+        beta: Number,
         trans_a: Trans,
         trans_b: Trans,
         options: ScheduleOptions | None,

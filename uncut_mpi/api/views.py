@@ -28,13 +28,14 @@ class View(NamedTuple):
     ----------
     rows, cols : (int, int)
         Which of the matrix's rows and columns.
-    turned : bool
-        Whether it is seen transposed.
+    turned, conjugated : bool
+        Whether it is seen transposed, and conjugated.
     """
 
     rows: Extent
     cols: Extent
     turned: bool = False
+    conjugated: bool = False
 
     @property
     def transposed(self) -> View:
@@ -46,7 +47,7 @@ class View(NamedTuple):
         if self.turned:
             rows, cols = cols, rows
         (top, _), (left, _) = self.rows, self.cols
-        return View((top + rows[0], top + rows[1]), (left + cols[0], left + cols[1]), self.turned)
+        return self._replace(rows=(top + rows[0], top + rows[1]), cols=(left + cols[0], left + cols[1]))
 
     def clipped(self, rectangle: Rectangle, orders: Orders) -> Rectangle:
         """Return which positions it has of a rectangle of the matrix, in the matrix's orders of rows and columns."""
@@ -91,7 +92,8 @@ class View(NamedTuple):
 
     def __str__(self) -> str:
         (top, bottom), (left, right) = self.rows, self.cols
-        return f"[{top}:{bottom}, {left}:{right}]{'.T' if self.turned else ''}"
+        seen = (".H" if self.turned else ".H.T") if self.conjugated else ".T" if self.turned else ""
+        return f"[{top}:{bottom}, {left}:{right}]{seen}"
 
 
 def slices_of(key: object, shape: tuple[int, int]) -> Rectangle:

@@ -97,7 +97,7 @@ def possible_results(a: Matrix, b: Matrix, trans_a: str, trans_b: str, size: int
 
 
 def _result_shape(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[int, int]:
-    return a.shape[trans_a == "T"], b.shape[trans_b == "N"]
+    return a.shape[trans_a != "N"], b.shape[trans_b == "N"]
 
 
 def _is_whole(matrix: Matrix) -> bool:

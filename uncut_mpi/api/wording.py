@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import shown, type_text
+from uncut_mpi.model.arguments import Number, shown, type_text
 from uncut_mpi.planning.options import ScheduleOptions
 
 
 def product_text(
-    call: str, matrices: Iterable[Matrix], scalars: tuple[float, float], choices: tuple[str, str, ScheduleOptions]
+    call: str, matrices: Iterable[Matrix], scalars: tuple[Number, Number], choices: tuple[str, str, ScheduleOptions]
 ) -> str:
     """Return a product's call with those of A, B and C that it has, and what else it was called with."""
     names = (f"{name}={matrix_text(matrix)}" for name, matrix in zip("abc", matrices, strict=False))
