@@ -106,6 +106,17 @@ def test_a_c_file_is_added_unless_beta_says_otherwise():
     assert parse([*words, "--beta", "0.25"]).beta == 0.25
 
 
+@pytest.mark.parametrize("text", ["1+2j", "-1e-3-2j", "-2j", "1j"])
+def test_scalars_of_complex_types_may_be_complex(text):
+    made = parse(["--dtype", "c64", "--alpha", text, "--beta", text])
+    assert made.alpha == made.beta == complex(text)
+    for words in (["--dtype", "f64"], []):
+        with pytest.raises(ParamError, match=r"is complex, and the matrices are f64: add --dtype c128"):
+            parse([*words, "--alpha", text])
+    with pytest.raises(ParamError, match="finite"):
+        parse(["--dtype", "c64", "--alpha", "1+infj"])
+
+
 @pytest.mark.parametrize("text", ["-1.5", "-1e-3", "-2E+1"])
 def test_negative_scalars_need_no_equals_sign(text):
     assert parse(["--alpha", text, "--beta", text]).alpha == float(text)

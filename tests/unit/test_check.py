@@ -33,7 +33,7 @@ def test_a_correct_product_passes(method, dtype, shape):
 
 @BOTH_CHECKS
 @ALL_DTYPES
-@pytest.mark.parametrize(("trans_a", "trans_b"), [("T", "N"), ("N", "T"), ("T", "T")])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [("T", "N"), ("N", "T"), ("T", "T"), ("C", "N"), ("T", "C")])
 def test_transposed_operands_of_either_order_pass(method, dtype, trans_a, trans_b):
     a = generate(*((40, 60) if trans_a == "N" else (60, 40)), dtype, "A", "C")
     b = generate(*((60, 50) if trans_b == "N" else (50, 60)), dtype, "B", "C")
@@ -292,6 +292,8 @@ def test_nan_and_infinity_of_the_inputs_are_wanted_in_c_where_they_spread_to_and
         ((5, 0), 0.5), ((9, 1), -case.c_out[9, 1]), ((9, 1), np.nan), ((20, 30), np.nan), ((9, 8), np.inf),
         ((30, 3), np.inf), ((0, 0), np.nan), ((0, 0), np.inf), ((0, 0), 17.0),
     ):  # fmt: skip
+        if dtype.is_complex and place != (0, 0) and not np.isfinite(value):
+            continue  # whatever is not finite is right there
         wrong = case.c_out.copy()
         wrong[place] = value
         result = case.check("full", c_out=wrong)

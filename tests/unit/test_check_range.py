@@ -14,7 +14,8 @@ from uncut_mpi.command import check
 from uncut_mpi.command.tolerance import Tolerance
 from uncut_mpi.model.dtypes import DType
 
-ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+REAL_DTYPES = pytest.mark.parametrize("dtype", [one for one in DType if not one.is_complex], ids=lambda one: one.name)
+COMPLEX_DTYPES = pytest.mark.parametrize("dtype", [DType.c64, DType.c128], ids=lambda one: one.name)
 BOTH_CHECKS = pytest.mark.parametrize("method", ["full", "freivalds"])
 SIGNS = pytest.mark.parametrize("sign", [1, -1], ids=["plus", "minus"])
 NAN, INF = math.nan, math.inf
@@ -26,6 +27,8 @@ LARGEST = {
     DType.tf32: float(np.finfo(np.float32).max),
     DType.f16: 65504.0,
     DType.bf16: (2 - 2.0**-7) * 2.0**127,
+    DType.c64: float(np.finfo(np.float32).max),
+    DType.c128: np.finfo(np.float64).max,
 }
 
 
@@ -55,7 +58,7 @@ def passes(case: Case, value: float, method: str = "full") -> bool:
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 @SIGNS
 def test_a_value_beyond_the_type_must_be_the_infinity_of_its_sign(method, dtype, sign):
     case = with_a_large_element(dtype, 1.5, sign)
@@ -74,7 +77,7 @@ def test_a_value_beyond_the_type_must_be_the_infinity_of_its_sign(method, dtype,
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 def test_the_other_elements_of_a_row_with_an_infinity_are_checked(method, dtype):
     case = with_a_large_element(dtype, 1.5, 1)
     assert case.check(method).passed
@@ -87,7 +90,7 @@ def test_the_other_elements_of_a_row_with_an_infinity_are_checked(method, dtype)
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 @SIGNS
 def test_a_value_that_can_be_held_must_be_finite(method, dtype, sign):
     case = with_a_large_element(dtype, 0.9, sign)
@@ -97,6 +100,22 @@ def test_a_value_that_can_be_held_must_be_finite(method, dtype, sign):
         other = case.c_out.copy()
         other[5, 7] = wrong
         assert not case.check(method, c_out=other).passed, wrong
+
+
+@BOTH_CHECKS
+@COMPLEX_DTYPES
+@pytest.mark.parametrize("turn", [1, 1j, -1, -1j])
+def test_a_complex_value_beyond_the_type_must_not_be_finite_and_one_that_can_be_held_must_be(method, dtype, turn):
+    for size, right, wrong in ((1.5, (INF, NAN), (LARGEST[dtype], 17.0, 0.0)), (0.9, (), (INF, NAN, 17.0))):
+        case = with_a_large_element(dtype, size, 1)
+        case.a[5, 0] *= turn
+        case.c_out = multiply(case)
+        assert np.isfinite(case.c_out[5, 7]) == (not right)
+        assert case.check(method).passed
+        other = case.c_out.copy()
+        for value in (*right, *wrong):
+            other[5, 7] = value
+            assert case.check(method, c_out=other).passed == (value in right), (size, value)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +142,7 @@ def test_near_the_limit_either_is_right_where_rounding_decides(dtype, terms, rig
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 def test_k_of_zero_may_scale_c_beyond_the_type(method, dtype):
     case = make(30, 20, 0, dtype, beta=2.0)
     case.c_in = case.c_in.copy()
@@ -288,7 +307,7 @@ def test_whatever_an_order_of_summation_gives_is_right(dtype):
 # -- many rows -----------------------------------------------------------------------------------------
 
 
-@ALL_DTYPES
+@REAL_DTYPES
 def test_a_product_full_of_infinities_is_checked_within_bounds(dtype, monkeypatch):
     case = make(400, 300, 16, dtype)
     case.a = (case.a.astype(np.float64) * (math.sqrt(LARGEST[dtype]) * 2)).astype(dtype.numpy)
@@ -373,7 +392,7 @@ def test_the_rms_error_of_very_large_and_small_doubles_is_a_number(method, of_a,
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 def test_gradual_underflow_is_held_to_and_flushing_to_zero_is_not(method, dtype):
     smallest_normal = {DType.f64: 2.0**-1022, DType.f16: 2.0**-14}.get(dtype, 2.0**-126)
     case = make(30, 20, 1, dtype, alpha=1.0, beta=0.0)
@@ -387,7 +406,7 @@ def test_gradual_underflow_is_held_to_and_flushing_to_zero_is_not(method, dtype)
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 @pytest.mark.parametrize("factor", [0.0, 2.0**-1073])
 def test_results_no_larger_than_the_tolerance_are_held_to_it_in_absolute_terms(method, dtype, factor):
     case = make(30, 20, 40, dtype, alpha=1.0, beta=0.0)
@@ -452,7 +471,7 @@ def test_subnormal_operands_of_tf32_lose_more_of_themselves(method, nearest):
 
 
 @BOTH_CHECKS
-@ALL_DTYPES
+@REAL_DTYPES
 def test_zeros_of_either_sign_are_one_value(method, dtype):
     case = make(30, 20, 8, dtype, alpha=1.0, beta=0.0)
     case.a[3] = 0
@@ -472,7 +491,7 @@ def test_an_inherited_nan_may_have_any_payload_and_sign():
         assert case.check("full").passed, hex(bits)
 
 
-@ALL_DTYPES
+@REAL_DTYPES
 def test_inherited_infinities_stand_beside_those_of_large_values(dtype):
     case = with_a_large_element(dtype, 1.5, 1)
     case.a[9, 3], case.b[4, 11] = INF, NAN

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.numbers import wide_of
 from uncut_mpi.command.data import fill, poison
 from uncut_mpi.model.dtypes import DType
 
@@ -55,11 +56,19 @@ def test_matrices_and_seeds_have_values_of_their_own():
 
 @ALL_DTYPES
 def test_values_are_uniform_between_minus_one_and_one(dtype):
-    values = whole(300, 300, dtype).astype(np.float64)
-    assert np.abs(values).max() <= 1
-    assert abs(values.mean()) < 0.01
-    counts, _ = np.histogram(values, bins=10, range=(-1, 1))
-    assert abs(counts / values.size - 0.1).max() < 0.005
+    values = whole(300, 300, dtype).astype(wide_of(dtype))
+    for part in (values.real, values.imag) if dtype.is_complex else (values,):
+        assert np.abs(part).max() <= 1
+        assert abs(part.mean()) < 0.01
+        counts, _ = np.histogram(part, bins=10, range=(-1, 1))
+        assert abs(counts / part.size - 0.1).max() < 0.005
+
+
+@pytest.mark.parametrize("dtype", [DType.c64, DType.c128], ids=lambda one: one.name)
+def test_parts_of_complex_values_are_not_correlated_and_the_real_one_is_that_of_the_real_type(dtype):
+    values = whole(300, 300, dtype)
+    assert np.array_equal(values.real, whole(300, 300, dtype.real))
+    assert abs(np.corrcoef(values.real.ravel(), values.imag.ravel())[0, 1]) < 0.01
 
 
 @pytest.mark.parametrize(("dtype", "word", "significand"), [(DType.f64, np.uint64, 52), (DType.f32, np.uint32, 23)])
@@ -82,7 +91,9 @@ def test_elements_of_rows_and_columns_are_not_correlated():
 def test_poison_is_nan_everywhere(dtype):
     array = np.zeros((4, 5), dtype.numpy)
     poison(array)
-    assert np.isnan(array.astype(np.float64)).all()
+    array = array.astype(wide_of(dtype))
+    assert np.isnan(array.real).all()
+    assert np.isnan(array.imag).all() or not dtype.is_complex
 
 
 def test_an_empty_part_is_left_alone():

@@ -60,7 +60,7 @@ PLAIN = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 2), }"
         ((1, 0), PLAIN.replace("'<f8'", "'|O'"), "Python objects"),
         ((1, 0), PLAIN.replace("'<f8'", "[('a', '<f8'), ('b', '<f8')]"), "records of 2 fields"),
         ((3, 0), PLAIN.replace("'<f8'", "[('ä', '<f8'), ('β', '<f8')]"), "records of 2 fields"),
-        ((3, 0), PLAIN.replace("'<f8'", "'<c16'"), "complex128"),
+        ((3, 0), PLAIN.replace("'<f8'", "'<c32'"), "complex256"),
         ((1, 0), PLAIN.replace("'<f8'", "('<f8', (2,))"), "convert"),
         ((1, 0), PLAIN.replace("(2, 2)", "(-2, -2)"), "negative"),
         ((1, 0), PLAIN.replace("(2, 2)", "(2**70, 2)"), "not a .npy file"),

@@ -8,11 +8,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
+from uncut_mpi.command.flag_values import scalar_text
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, join_negative_values, make_parser
 from uncut_mpi.command.places import Places
 from uncut_mpi.command.schedule_flags import FLAGS
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import BackendName
+from uncut_mpi.model.arguments import BackendName, Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import MOST_TRIED, ScheduleOptions
@@ -38,8 +39,8 @@ class GemmArguments:
     dtype : DType or None
         None: f64 for generated matrices, the files' own type otherwise.
     trans_a, trans_b : str
-        ``"N"`` or ``"T"``.
-    alpha, beta : float
+        ``"N"``, ``"T"`` or ``"C"``.
+    alpha, beta : float or complex
         Scalars, finite.
     place : Places
         Where A, B and C live.
@@ -82,8 +83,8 @@ class GemmArguments:
     dtype: DType | None
     trans_a: Trans
     trans_b: Trans
-    alpha: float
-    beta: float
+    alpha: Number
+    beta: Number
     place: Places
     backend: BackendName
     devices: tuple[int, ...] | None
@@ -221,7 +222,7 @@ def extents_of(given: argparse.Namespace) -> tuple[int | None, int | None, int |
     return given.m, given.m if given.n is None else given.n, given.m if given.k is None else given.k
 
 
-def scalars_of(given: argparse.Namespace) -> tuple[float, float]:
+def scalars_of(given: argparse.Namespace) -> tuple[Number, Number]:
     """Return alpha and beta, by default those for generated matrices or for files."""
     generated = given.a is None
     alpha = given.alpha if given.alpha is not None else (GENERATED_ALPHA if generated else 1.0)
@@ -233,6 +234,13 @@ def scalars_of(given: argparse.Namespace) -> tuple[float, float]:
         beta = GENERATED_BETA
     else:
         beta = 1.0 if given.c is not None else 0.0
+    dtype = given.dtype or (DType.f64 if generated else DType.c128)  # files say theirs later
+    for flag, value in (("--alpha", alpha), ("--beta", beta)):
+        if isinstance(value, complex) and not dtype.is_complex:
+            raise ParamError(
+                f"{flag} {scalar_text(value)} is complex, and the matrices are {dtype.name}: add --dtype c128, or give "
+                "a real number"
+            )
     return alpha, beta
 
 

@@ -227,7 +227,11 @@ def make_bench_parser() -> argparse.ArgumentParser:
         "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
     )
     problems.add_argument(
-        "--dtypes", type=_dtypes, default=(DType.f64,), metavar="T0,T1,…", help="f64, f32, tf32, f16, bf16; default f64"
+        "--dtypes",
+        type=_dtypes,
+        default=(DType.f64,),
+        metavar="T0,T1,…",
+        help="f64, f32, tf32, f16, bf16, c64, c128; default f64",
     )
     problems.add_argument(
         "--seed", type=whole(0, MOST_EXTENT), default=0, metavar="N", help="of random data; default %(default)s"

@@ -246,7 +246,7 @@ class Measurer:
             for location in placement.whole()
         )
         compute = tuple(dict.fromkeys(self._device_of[rank] for rank in one.ranks(self._session)))
-        task = shared.task(arguments.alpha, arguments.beta, (a, b, c_place), compute)
+        task = shared.task(arguments.alpha.real, arguments.beta.real, (a, b, c_place), compute)
         begun = process.ask({"do": "begin", "task": task.to_json(), "settings": self._settings.get(one)})
         self._settings[one] = [begun["setting"]]
         return begun

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from uncut_mpi.command.check_elements import check_elements
 from uncut_mpi.command.check_findings import Finding, Gather, Operands
 from uncut_mpi.command.check_sums import VECTORS, check_sums
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 
 # Up to so many multiplications every element is compared with a float64 product.
@@ -75,8 +76,8 @@ def check_shared(
     dtype: DType,
     trans_a: str = "N",
     trans_b: str = "N",
-    alpha: float,
-    beta: float,
+    alpha: Number,
+    beta: Number,
     seed: int = 0,
     share: tuple[int, int] = (0, 1),
     gather: Gather = lambda value: [value],
@@ -92,9 +93,9 @@ def check_shared(
         A and B are not read where alpha is 0.
     dtype : DType
         Their type, which bounds the error.
-    trans_a, trans_b : {"N", "T"}
-        Whether op transposes.
-    alpha, beta : float
+    trans_a, trans_b : {"N", "T", "C"}
+        Whether op transposes, and conjugates.
+    alpha, beta : float or complex
         Scalars.
     seed : int
         Of the random vectors.
@@ -115,8 +116,8 @@ def check_shared(
     if beta != 0 and c_in is None:
         raise ParamError(f"beta = {beta} needs C as it was before the call, and none was given")
     operands = Operands(
-        a=a if trans_a == "N" else a.T,
-        b=b if trans_b == "N" else b.T,
+        a=_op(trans_a, a),
+        b=_op(trans_b, b),
         c_in=None if beta == 0 else c_in,
         c_out=c_out,
         dtype=dtype,
@@ -132,6 +133,24 @@ def check_shared(
             what = f"all {c_out.size} elements against a float64 product"
             return _verdict(operands, elements, elements, what, c_out.size)
         return _check_large(operands, seed, share, gather)
+
+
+class _Conjugated:
+    """A matrix whose elements are conjugated when they are taken, without a whole copy of it."""
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._matrix = matrix
+        self.shape, self.size = matrix.shape, matrix.size
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        part: np.ndarray = np.conj(self._matrix[key])
+        return part
+
+
+def _op(trans: str, matrix: np.ndarray) -> Any:
+    if trans == "N":
+        return matrix
+    return _Conjugated(matrix.T) if trans == "C" and np.iscomplexobj(matrix) else matrix.T
 
 
 def _check_large(operands: Operands, seed: int, share: tuple[int, int], gather: Gather) -> CheckResult:

@@ -7,6 +7,7 @@ infinite or NaN only where the type cannot hold what it must. `check_elements` h
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
 import math
 from typing import Any, Final
@@ -23,6 +24,7 @@ from uncut_mpi.command.tolerance import (
     raise_subnormal,
     scalar_error,
 )
+from uncut_mpi.model.dtypes import DType
 
 # Where sums or bounds in float64 reach this, elements are computed again in long double.
 _FLOAT64_REACH: Final = 2.0**1000
@@ -81,6 +83,10 @@ def check_elements(
     **Inputs.** An element whose row of op(A), column of op(B) or element of C_in holds NaN or infinity must be
     NaN (any NaN), or the infinity, that the float64 product gives.
 
+    **Complex elements** have no sign. What a sum on the way can meet is S, in either part. The larger part of v says
+    whether the element must be infinite, or may be. Any that is not finite is right then, and where inputs are not
+    finite: products of complex infinities have no one value.
+
     **Small numbers.** Subnormal results are held to the same bounds, which allow for one rounding to the grid of
     subnormal numbers per operation. Flushing them to zero is an error: numpy, cuBLAS and tensor cores do not.
     """
@@ -116,14 +122,17 @@ def _expect(
     """Return what the elements of these rows and columns should be, computed in the type `real`."""
     at_rows, at_cols = _range(rows), _range(cols)
     shape = rows.size, cols.size
-    product, magnitude, partial, block, squares = (np.zeros(shape, real) for _ in range(5))
+    complexes = operands.dtype.is_complex
+    number, taken = _types(real, operands.dtype), _types(np.float64, operands.dtype)
+    product = np.zeros(shape, number)
+    magnitude, partial, block, squares = (np.zeros(shape, real) for _ in range(4))
     inherited, rounds_up = np.zeros(shape, bool), np.zeros(shape, bool)
-    scalars_are_finite = math.isfinite(operands.alpha) and math.isfinite(operands.beta)
+    scalars_are_finite = cmath.isfinite(operands.alpha) and cmath.isfinite(operands.beta)
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
-        a = _take(operands.a, at_rows, slice(start, start + width), np.float64)
-        b = _take(operands.b, slice(start, start + width), at_cols, np.float64)
-        product += _product(a, b, real)
+        a = _take(operands.a, at_rows, slice(start, start + width), taken)
+        b = _take(operands.b, slice(start, start + width), at_cols, taken)
+        product += _product(a, b, number)
         inherited |= ~np.isfinite(a).all(axis=1)[:, None] | ~np.isfinite(b).all(axis=0)
         a, b = np.abs(a), np.abs(b)
         if tolerance.operands:
@@ -137,14 +146,17 @@ def _expect(
         magnitude += of_block
         np.maximum(block, of_block, out=block)
         np.maximum(partial, np.abs(product), out=partial)
-    alpha, beta = real(operands.alpha), real(operands.beta)
-    up, down = 0.5 * (magnitude + product), 0.5 * (magnitude - product)
+    alpha, beta = number(operands.alpha), number(operands.beta)
+    up, down = (magnitude, magnitude) if complexes else (0.5 * (magnitude + product), 0.5 * (magnitude - product))
     # Of terms of one sign, the differences leave the reference's own rounding, which may be large itself.
-    if (tolerance.reference * magnitude * max(1, abs(alpha)) >= overflow_limit(operands.dtype.accumulator)).any():
+    if (
+        not complexes
+        and (tolerance.reference * magnitude * max(1, abs(alpha)) >= overflow_limit(operands.dtype.accumulator)).any()
+    ):
         up, down = _sums_by_sign(operands, at_rows, at_cols, real)
     plausible = partial_sum_bound(magnitude, partial, block)
     up, down = np.minimum(up, plausible), np.minimum(down, plausible)
-    if alpha < 0:
+    if not complexes and alpha < 0:
         up, down = down, up
     summed = abs(alpha) * plausible
     rounded = np.abs(product) * scalar_error(operands.dtype, operands.alpha)
@@ -154,13 +166,15 @@ def _expect(
         rounded += tolerance.operand_bound(magnitude, np.abs(value), abs(alpha) * np.sqrt(squares))
     before, behind = (up, down), (abs(alpha) * up, abs(alpha) * down)
     if operands.c_in is not None:
-        scaled = _take(operands.c_in, at_rows, at_cols, real)
+        scaled = _take(operands.c_in, at_rows, at_cols, number)
         inherited |= ~np.isfinite(scaled)
         rounded += np.abs(scaled) * scalar_error(operands.dtype, operands.beta)
         scaled *= beta
         value += scaled
-        behind = np.maximum(behind[0], behind[0] + scaled), np.maximum(behind[1], behind[1] - scaled)
-        np.abs(scaled, out=scaled)
+        size = np.abs(scaled)
+        more, less = (size, size) if complexes else (scaled, -scaled)
+        behind = np.maximum(behind[0], behind[0] + more), np.maximum(behind[1], behind[1] + less)
+        scaled = size
         magnitude += scaled
         summed += scaled
     up, down = (np.maximum(*pair) * (1 + min(1.0, tolerance.always)) for pair in zip(before, behind, strict=True))
@@ -199,7 +213,8 @@ def _judge(
     counts: dict[str, Any] = {}
     if inherited.any():
         inherited = inherited & considered
-        kept = inherited & ((found == expected.value) | (np.isnan(found) & np.isnan(expected.value)))
+        same = (found == expected.value) | (np.isnan(found) & np.isnan(expected.value))
+        kept = inherited & (~np.isfinite(found) if operands.dtype.is_complex else same)
         right |= kept
         counts = {
             "inherited": int(np.count_nonzero(inherited)),
@@ -210,10 +225,15 @@ def _judge(
     if not (expected.reach[considered] < limit).all():
         summing = overflow_limit(operands.dtype.accumulator)
         up, down = expected.up >= summing, expected.down >= summing
-        plus, minus = expected.value + expected.bound >= limit, expected.value - expected.bound <= -limit
-        beyond = considered & (np.abs(expected.value) - expected.bound >= limit)
-        infinite = np.where(found > 0, plus | up, minus | down) & np.isinf(found)
-        not_finite = considered & (infinite | (np.isnan(found) & up & down))
+        if operands.dtype.is_complex:
+            larger = np.maximum(np.abs(expected.value.real), np.abs(expected.value.imag))
+            beyond = considered & (larger - expected.bound >= limit)
+            not_finite = considered & (up | (larger + expected.bound >= limit)) & ~np.isfinite(found)
+        else:
+            plus, minus = expected.value + expected.bound >= limit, expected.value - expected.bound <= -limit
+            beyond = considered & (np.abs(expected.value) - expected.bound >= limit)
+            infinite = np.where(found > 0, plus | up, minus | down) & np.isinf(found)
+            not_finite = considered & (infinite | (np.isnan(found) & up & down))
         right |= not_finite
         saturated = beyond & np.isfinite(found)
         wrong = saturated if wrong is None else wrong | saturated
@@ -226,15 +246,15 @@ def _judge(
     return dataclasses.replace(finding, **counts)
 
 
-def _product(a: np.ndarray, b: np.ndarray, real: type[np.floating[Any]]) -> np.ndarray:
+def _product(a: np.ndarray, b: np.ndarray, real: Any) -> np.ndarray:
     """
-    Return the product of float64 matrices in the type `real`, of long double with the significant bits of float64.
+    Return the product of float64 or complex128 matrices in the type `real`, with the significant bits of float64.
 
     numpy multiplies matrices of long double a hundred times slower. So numbers from 1 up and those below are multiplied
     apart, the former scaled so that no product overflows; what underflows is nothing beside sums that need this.
     """
     product: np.ndarray = a @ b
-    if real is np.float64:
+    if real in (np.float64, np.complex128):
         return product
     plain = np.abs(a) @ np.abs(b)
     (a_large, a_small), (b_large, b_small) = (
@@ -246,15 +266,18 @@ def _product(a: np.ndarray, b: np.ndarray, real: type[np.floating[Any]]) -> np.n
     return wide
 
 
+def _types(real: type[np.floating[Any]], dtype: DType) -> Any:
+    """Return the type in which numbers of a type are taken where real ones are in `real`."""
+    return np.result_type(real, np.complex64).type if dtype.is_complex else real
+
+
 def _range(places: np.ndarray) -> slice | np.ndarray:
     """Return a slice where these places follow each other: it selects much faster."""
     first, last = int(places[0]), int(places[-1])
     return slice(first, last + 1) if last - first + 1 == places.size else places
 
 
-def _take(
-    matrix: np.ndarray, rows: slice | np.ndarray, cols: slice | np.ndarray, real: type[np.floating[Any]]
-) -> np.ndarray:
+def _take(matrix: np.ndarray, rows: slice | np.ndarray, cols: slice | np.ndarray, real: Any) -> np.ndarray:
     """Return a part in another type; one selection after the other, since two lists of places at once mean pairs."""
     part = matrix[rows][:, cols] if isinstance(rows, slice) else matrix[:, cols][rows]
     return part.astype(real)

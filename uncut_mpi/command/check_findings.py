@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import agreed, from_wire, to_wire
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 
 # Rows and columns that are taken at a time.
@@ -33,8 +34,8 @@ class Operands:
     c_in: np.ndarray | None
     c_out: np.ndarray
     dtype: DType
-    alpha: float
-    beta: float
+    alpha: Number
+    beta: Number
     has_product: bool
 
     @property
@@ -133,6 +134,8 @@ def compare(
 
 def row_norms(rows: np.ndarray) -> np.ndarray:
     """Return the 2-norms of rows, also of those whose squares overflow or underflow."""
+    if np.iscomplexobj(rows):
+        rows = np.abs(rows)
     squares = np.einsum("ij,ij->i", rows, rows)
     norms: np.ndarray = np.sqrt(squares)
     least, most = _SAFE_SQUARES
@@ -146,7 +149,8 @@ def row_norms(rows: np.ndarray) -> np.ndarray:
 
 def _norm(values: np.ndarray) -> np.longdouble:
     """Return the 2-norm of all values."""
-    scale = _power_of_two(np.abs(values).max(initial=0.0))
+    values = np.abs(values)
+    scale = _power_of_two(values.max(initial=0.0))
     norm: np.longdouble = np.longdouble(scale) * np.longdouble(np.sqrt(np.square(values / scale).sum()))
     return norm
 

@@ -94,14 +94,14 @@ class _ThinProduct:
 
 def _check_rows(operands: Operands, tolerance: Tolerance, signs: np.ndarray, of_b: _ThinProduct, rows: slice) -> Sums:
     height = rows.stop - rows.start
-    product = np.zeros((height, VECTORS))
+    product = np.zeros((height, VECTORS), of_b.sums.dtype)
     magnitude, partial, block = (np.zeros(height) for _ in range(3))
     squares = np.zeros((height, VECTORS))
     spoilt = np.full(height, bool(of_b.reaches.any()))
     width = block_width(operands.k)
     for start in range(0, operands.k, width):
         at = slice(start, start + width)
-        a = operands.a[rows, at].astype(np.float64)
+        a = operands.a[rows, at].astype(of_b.sums.dtype)
         product += a @ of_b.sums[at]
         a = np.abs(a)
         spoilt |= ~(a < math.inf).all(axis=1)
@@ -146,18 +146,19 @@ def _check_rows(operands: Operands, tolerance: Tolerance, signs: np.ndarray, of_
 
 
 def _thin_product(matrix: np.ndarray, signs: np.ndarray, size: float) -> _ThinProduct:
-    """Multiply by the signs in float64, without a whole copy of the matrix; find rows with elements of that size."""
+    """Multiply by the signs in float64 (complex128), without a whole copy; find rows with elements of that size."""
     rows, cols = matrix.shape
-    product = np.zeros((rows, signs.shape[1]))
+    wide = np.complex128 if np.iscomplexobj(matrix) else np.float64
+    product = np.zeros((rows, signs.shape[1]), wide)
     norms = np.zeros(rows)
     reaches = np.zeros(rows, bool)
     for row in range(0, rows, BLOCK):
         here = slice(row, row + BLOCK)
         for col in range(0, cols, BLOCK):
-            part = matrix[here, col : col + BLOCK].astype(np.float64)
+            part = matrix[here, col : col + BLOCK].astype(wide)
             product[here] += part @ signs[col : col + BLOCK]
             norms[here] = np.hypot(norms[here], row_norms(part))
-            reaches[here] |= ~(np.abs(part, out=part) < size).all(axis=1)
+            reaches[here] |= ~(np.abs(part) < size).all(axis=1)
     return _ThinProduct(product, norms, reaches)
 
 

@@ -26,7 +26,7 @@ def fill(view: np.ndarray, matrix: str, seed: int, *, rows: int, row0: int = 0, 
     Parameters
     ----------
     view : ndarray, shape (part rows, part cols)
-        Part of the matrix to fill; of dtype float64, float32, float16 or bfloat16, any layout.
+        Part of the matrix to fill; of dtype float64, float32, float16, bfloat16, complex64 or complex128, any layout.
     matrix : str
         ``"A"``, ``"B"`` or ``"C"``; each has its own values.
     seed : int
@@ -39,12 +39,17 @@ def fill(view: np.ndarray, matrix: str, seed: int, *, rows: int, row0: int = 0, 
     Notes
     -----
     Element (i, j) of float64 is made of the (j·rows + i)-th 64-bit word of a PCG64DXSM stream: its upper 54 bits, as a
-    signed number. For float32 and half types it is the half word of that number: its upper 25 bits.
+    signed number. For float32 and half types it is the half word of that number: its upper 25 bits. Imaginary parts
+    have a stream of their own.
     """
     part_rows, part_cols = view.shape
     if part_rows == 0 or part_cols == 0:
         return
     dtype = DType.parse(view.dtype)
+    if dtype.is_complex:
+        fill(view.real, matrix, seed, rows=rows, row0=row0, col0=col0)
+        fill(view.imag, matrix.lower(), seed, rows=rows, row0=row0, col0=col0)
+        return
     make = _float64 if dtype is DType.f64 else _float32
     stream = np.random.PCG64DXSM(np.random.SeedSequence([seed, ord(matrix)]))
     start = stream.state
@@ -65,7 +70,7 @@ def fill(view: np.ndarray, matrix: str, seed: int, *, rows: int, row0: int = 0, 
 
 def poison(view: np.ndarray) -> None:
     """Fill an array with NaN, so that an element that nobody writes cannot pass a check."""
-    view.fill(np.nan)
+    view.fill(complex(np.nan, np.nan) if np.iscomplexobj(view) else np.nan)
 
 
 def _float64(stream: np.random.PCG64DXSM, first: int, count: int) -> np.ndarray:

@@ -251,10 +251,12 @@ def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType
         raise DataFileError(
             f"{path} holds Python objects, which are not unpickled: convert them to float64 and save those"
         )
-    known = {one.numpy: one for one in (DType.f64, DType.f32, DType.f16)}
+    known = {one.numpy: one for one in (DType.f64, DType.f32, DType.f16, DType.c64, DType.c128)}
     element = known.get(found)
     if element is None:
-        raise DataFileError(f"{path} holds {found}: convert it to float64, float32, float16 or bfloat16")
+        raise DataFileError(
+            f"{path} holds {found}: convert it to float64, float32, float16, bfloat16, complex64 or complex128"
+        )
     if asked is DType.tf32 and element is DType.f32:
         return asked
     if asked is not None and element is not asked:

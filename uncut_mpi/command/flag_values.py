@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import cmath
 import json
 import math
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Final
 
 from uncut_mpi.command.places import Places
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.regular import read_regular, reason
 from uncut_mpi.view.render import check_suffix
@@ -34,10 +36,10 @@ def shown(text: str) -> str:
     return quoted if len(quoted) <= _SHOWN else f"{quoted[: _SHOWN // 2]}…{quoted[-_SHOWN // 4 :]}"
 
 
-def is_number(text: str) -> bool:
+def is_number(text: str, kind: type[float] | type[complex] = float) -> bool:
     """Return whether a text is a number, with or without a fraction, an exponent or a sign."""
     try:
-        float(text)
+        kind(text)
     except ValueError:
         return False
     return True
@@ -69,6 +71,26 @@ def finite(text: str) -> float:
     if value == 0 and any(int(digit) for digit in text.lower().partition("e")[0] if digit.isdecimal()):
         raise argparse.ArgumentTypeError(f"{shown(text)} is too small: as a number of 64 bits it would be 0")
     return value
+
+
+def scalar(text: str) -> Number:
+    """Return the finite number that a flag's value is, complex if it has an imaginary part as in ``1+2j``."""
+    if is_number(text) or not is_number(text, complex):
+        return finite(text)
+    value = complex(text)
+    if not cmath.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a finite number")
+    return value
+
+
+def scalar_text(value: Number) -> str:
+    """Return a scalar as a user writes it."""
+    return f"{value:g}".strip("()")
+
+
+def scalar_json(value: Number) -> float | str:
+    """Return a scalar as JSON knows it: a complex one, which it does not know, as text."""
+    return str(value).strip("()") if isinstance(value, complex) else value
 
 
 def positive(text: str) -> float:

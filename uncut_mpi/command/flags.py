@@ -12,7 +12,6 @@ from uncut_mpi.command.flag_values import (
     MOST_EXTENT,
     MOST_RANKS,
     dtype_of,
-    finite,
     is_number,
     numbers,
     one_of,
@@ -20,6 +19,7 @@ from uncut_mpi.command.flag_values import (
     picture,
     places_of,
     positive,
+    scalar,
     whole,
     written,
 )
@@ -275,18 +275,23 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
     ):
         group.add_argument(f"-{name}", type=whole(0, MOST_EXTENT), metavar=name.upper(), help=text)
     group.add_argument(
-        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16", help=f"element type; default f64{own}"
+        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16|c64|c128", help=f"element type; default f64{own}"
     )
     for name in ("a", "b"):
         group.add_argument(
             f"--trans-{name}",
-            type=one_of("N", "T"),
+            type=one_of("N", "T", "C"),
             default="N",
-            metavar="N|T",
-            help=f"op({name.upper()}); default %(default)s",
+            metavar="N|T|C",
+            help=f"op({name.upper()}), C the conjugate transpose; default %(default)s",
         )
-    group.add_argument("--alpha", type=finite, metavar="X", help=f"factor of the product; default 1.2345{with_files}")
-    group.add_argument("--beta", type=finite, metavar="X", help=f"factor of C; default 1.1154{with_files}{without_c}")
+    group.add_argument(
+        "--alpha",
+        type=scalar,
+        metavar="X",
+        help=f"factor of the product, of complex types also as 1+2j; default 1.2345{with_files}",
+    )
+    group.add_argument("--beta", type=scalar, metavar="X", help=f"factor of C; default 1.1154{with_files}{without_c}")
     group.add_argument(
         "--place",
         type=places_of,
@@ -373,7 +378,7 @@ def join_negative_values(argv: Sequence[str]) -> list[str]:
     """Return the words with scalars joined to their flags: argparse takes -1e-3 for an option, though not -0.001."""
     joined: list[str] = []
     for word in argv:
-        if joined and joined[-1] in ("--alpha", "--beta") and is_number(word):
+        if joined and joined[-1] in ("--alpha", "--beta") and is_number(word, complex):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.command.flag_values import scalar_json, scalar_text
 from uncut_mpi.command.report import explained
-from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.problem import OP_MARKS, GemmProblem
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -49,7 +50,7 @@ class PlanFacts:
         The product.
     place : str
         Where its matrices live, in words.
-    alpha, beta : float
+    alpha, beta : float or complex
         Scalars.
     result : SearchResult
         The schedules tried, the best first.
@@ -76,8 +77,8 @@ class PlanFacts:
     machine: Machine
     problem: GemmProblem
     place: str
-    alpha: float
-    beta: float
+    alpha: Number
+    beta: Number
     result: SearchResult
     search_s: float
     simulation: Simulation
@@ -139,8 +140,8 @@ def to_json(facts: PlanFacts) -> str:
         "trans_a": problem.trans_a,
         "trans_b": problem.trans_b,
         "dtype": problem.dtype.name,
-        "alpha": facts.alpha,
-        "beta": facts.beta,
+        "alpha": scalar_json(facts.alpha),
+        "beta": scalar_json(facts.beta),
         "place": facts.place,
         "machine": facts.machine.name,
         "machine_provenance": facts.machine.provenance,
@@ -200,12 +201,10 @@ def _labelled(label: str, contents: Sequence[str]) -> list[str]:
 
 def _problem(facts: PlanFacts) -> str:
     problem = facts.problem
-    first, second = (
-        f"{name}ᵀ" if trans == "T" else name for name, trans in (("A", problem.trans_a), ("B", problem.trans_b))
-    )
-    old = f" + {facts.beta:g} C" if problem.reads_c else ""
+    first, second = (f"{name}{OP_MARKS[trans]}" for name, trans in (("A", problem.trans_a), ("B", problem.trans_b)))
+    old = f" + {scalar_text(facts.beta)} C" if problem.reads_c else ""
     return (
-        f"C := {facts.alpha:g} {first} {second}{old}, m×n×k = {problem.shape_text}, "
+        f"C := {scalar_text(facts.alpha)} {first} {second}{old}, m×n×k = {problem.shape_text}, "
         f"{problem.dtype.name}, A, B, C at {facts.place}"
     )
 
@@ -359,4 +358,8 @@ def _borrowed_rate(machine: Machine, dtype: DType) -> list[str]:
     """Say so where a machine was measured before there was the type, and its products are planned as slower ones."""
     if dtype.name in machine.typical_gemm_tflop_per_s or not machine.has_gemm_rate(dtype):
         return []
-    return [_line("rates", f"none measured for {dtype.name}: those of f32 are taken, so predictions are too long")]
+    if dtype.is_complex:
+        found = f"a quarter of those of {dtype.real.name} is taken: a complex operation is four real ones"
+    else:
+        found = "those of f32 are taken, so predictions are too long"
+    return [_line("rates", f"none measured for {dtype.name}: {found}")]

@@ -16,6 +16,7 @@ from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.places import Dealt, Places
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
 from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -53,7 +54,7 @@ class PlanArguments:
     ----------
     problem : GemmProblem
         The product, every matrix column-major.
-    alpha, beta : float
+    alpha, beta : float or complex
         Scalars; of their values only 0 matters to a plan.
     place : Places
         Where A, B and C live.
@@ -76,8 +77,8 @@ class PlanArguments:
     """
 
     problem: GemmProblem
-    alpha: float
-    beta: float
+    alpha: Number
+    beta: Number
     place: Places
     machine: str
     ranks: int | None

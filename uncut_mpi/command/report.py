@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from uncut_mpi.command.flag_values import scalar_json, scalar_text
 from uncut_mpi.command.nonfinite import NonFinite
-from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.arguments import Number, counted
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import OP_MARKS
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation
 
@@ -69,7 +72,7 @@ class About:
         Extents (elements).
     dtype, trans_a, trans_b, place : str
         As on the command line.
-    alpha, beta : float
+    alpha, beta : float or complex
         Scalars.
     nonfinite : sequence of NonFinite
         NaN and infinity in the input files that are read.
@@ -99,8 +102,8 @@ class About:
     trans_a: str
     trans_b: str
     place: str
-    alpha: float
-    beta: float
+    alpha: Number
+    beta: Number
     nonfinite: Sequence[NonFinite] = ()
     metric: str = "time"
     note: str = ""
@@ -346,13 +349,16 @@ def _inputs(about: About) -> list[str]:
     return [_line("input", f"{one}; they spread to C as in any BLAS") for one in about.nonfinite]
 
 
+def _rate(facts: Facts) -> str:
+    four = f", of real operations {4 * facts.tflop_per_s:.4g}" if DType[facts.about.dtype].is_complex else ""
+    return f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median{four})"
+
+
 def _problem(about: About) -> str:
-    first, second = (
-        f"{name}ᵀ" if trans == "T" else name for name, trans in (("A", about.trans_a), ("B", about.trans_b))
-    )
-    old = f" + {about.beta:g} C" if about.beta != 0 else ""
+    first, second = (f"{name}{OP_MARKS[trans]}" for name, trans in (("A", about.trans_a), ("B", about.trans_b)))
+    old = f" + {scalar_text(about.beta)} C" if about.beta != 0 else ""
     return (
-        f"C := {about.alpha:g} {first} {second}{old}, m×n×k = {about.m}×{about.n}×{about.k}, {about.dtype}, "
+        f"C := {scalar_text(about.alpha)} {first} {second}{old}, m×n×k = {about.m}×{about.n}×{about.k}, {about.dtype}, "
         f"A, B, C at {about.place}"
     )
 
@@ -387,7 +393,7 @@ def _times(facts: Facts) -> list[str]:
     return [
         _line("first call", time_text(facts.first_call_s)),
         _line("calls", _calls(facts)),
-        _line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median)"),
+        _line("rate", _rate(facts)),
         _line("predicted", _against(facts.predicted_s, facts.median_s, _basis(facts))),
         _line("bound", _against(facts.bound_s, facts.median_s, facts.bound_formula)),
     ]
@@ -428,6 +434,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
             "nodes",
         )
     }
+    value |= {name: scalar_json(value[name]) for name in ("alpha", "beta")}
     value["scheduler"] = facts.scheduler
     value["grid"] = f"{facts.grid[0]}x{facts.grid[1]}"
     for name in ("tile", "tasks", "plan_s", "first_call_s", "median_s", "min_s", "max_s", "tflop_per_s", "bound_s"):

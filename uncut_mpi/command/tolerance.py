@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 
 # Chance that a correct product of a whole run is called wrong.
@@ -24,6 +25,7 @@ _ORDER_MARGIN: Final = 4.0
 
 _TRUNCATED_PRODUCTS: Final = 8
 
+# The tables are of real types; complex ones are looked up by that of their parts.
 # Powers of two that are just beyond the types.
 _EXPONENT: Final = {DType.f64: 1024, DType.f32: 128, DType.f16: 16, DType.bf16: 128, DType.tf32: 128}
 
@@ -102,6 +104,12 @@ class Tolerance:
     sum of all rounding errors of a row is one Azuma–Hoeffding sum, so that λ appears once there too.
     :math:`\|(|A||B|)_r\|_2` is bounded by :math:`\sum_p |a_{rp}| \|b_p\|_2` with the 2-norms of the rows of B.
 
+    **Complex types.** Each part of an element is a real sum of 2k products, and alpha and beta add four more. So 2k + 3
+    takes the place of k, for either part. The terms of a part add up to |A||B| at most, moduli meant (Cauchy and
+    Schwarz), so that both parts together are off by :math:`\sqrt2` of what one may be. This is Higham 2002 [1]_,
+    section 3.6, where a complex product costs :math:`\sqrt2\gamma_2`, for sums in any order and for fused ones. There
+    are twice as many events.
+
     References
     ----------
     .. [1] N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., SIAM, 2002.
@@ -123,34 +131,37 @@ class Tolerance:
     deviations: float = 0.0
 
     @classmethod
-    def for_elements(cls, dtype: DType, k: int, elements: int, alpha: float = 1.0) -> Tolerance:
+    def for_elements(cls, dtype: DType, k: int, elements: int, alpha: Number = 1.0) -> Tolerance:
         """Return the factors for every single one of `elements` elements."""
-        deviations = _deviations(elements)
+        k, parts, both = _in_parts(dtype, k)
+        deviations = _deviations(parts * elements)
         step = _step_roundoff(dtype)
         bias = k / _TRUNCATED_PRODUCTS * step if dtype.is_half else 0.0
         return cls(
-            always=_gamma(k + 3, step),
-            likely=deviations * math.sqrt(2 * k + 3) * step + bias,
-            reference=_gamma(k + 3, DType.f64.unit_roundoff),
+            always=both * _gamma(k + 3, step),
+            likely=both * deviations * math.sqrt(2 * k + 3) * step + bias,
+            reference=both * _gamma(k + 3, DType.f64.unit_roundoff),
             output=dtype.unit_roundoff if dtype.is_half else 0.0,
-            absolute=_underflow(k, alpha, dtype.accumulator) + _underflow(k, alpha, DType.f64) + _SMALLEST[dtype],
+            absolute=both
+            * (_underflow(k, alpha, dtype.accumulator) + _underflow(k, alpha, DType.f64) + _SMALLEST[dtype.real]),
             operands=dtype.operand_roundoff,
             deviations=deviations,
         )
 
     @classmethod
-    def for_signed_sums(cls, dtype: DType, k: int, n: int, sums: int, alpha: float = 1.0) -> Tolerance:
+    def for_signed_sums(cls, dtype: DType, k: int, n: int, sums: int, alpha: Number = 1.0) -> Tolerance:
         """Return the factors for `sums` sums of n elements with random signs; P, S and |C| are row norms then."""
         each = cls.for_elements(dtype, k, 1, alpha)
+        k, parts, both = _in_parts(dtype, k)
         # Three kinds of error, each with its own chance to deviate.
-        deviations = _deviations(3 * sums)
+        deviations = _deviations(3 * parts * sums)
         step = _step_roundoff(dtype)
         bias = k / _TRUNCATED_PRODUCTS * step if dtype.is_half else 0.0
         return cls(
             always=deviations * each.always,
-            likely=deviations * (math.sqrt(2 * k + 3) * step + bias),
+            likely=both * deviations * (math.sqrt(2 * k + 3) * step + bias),
             # In float64 and always true: row sums of |·| are at most √n times the row norms.
-            reference=math.sqrt(max(1, n)) * _gamma(k + n + 4, DType.f64.unit_roundoff),
+            reference=both * math.sqrt(max(1, n)) * _gamma(k + n + 4, DType.f64.unit_roundoff),
             output=deviations * each.output,
             absolute=n * each.absolute,
             operands=dtype.operand_roundoff,
@@ -185,14 +196,14 @@ class Tolerance:
 
 def largest(dtype: DType) -> float:
     """
-    Return the largest finite number of a type.
+    Return the largest finite number of a type, of complex types that of their parts.
 
     Examples
     --------
     >>> largest(DType.f16), float(overflow_limit(DType.f16))
     (65504.0, 65520.0)
     """
-    return math.ldexp(1.0 - dtype.unit_roundoff, _EXPONENT[dtype])
+    return math.ldexp(1.0 - dtype.unit_roundoff, _EXPONENT[dtype.real])
 
 
 def overflow_limit(dtype: DType) -> Any:
@@ -204,9 +215,9 @@ def overflow_limit(dtype: DType) -> Any:
     float or longdouble
         The latter for float64, which cannot hold it.
     """
-    if dtype is DType.f64:
-        return np.ldexp(1 - np.longdouble(dtype.unit_roundoff) / 2, _EXPONENT[dtype])
-    return math.ldexp(1.0 - dtype.unit_roundoff / 2, _EXPONENT[dtype])
+    if dtype.real is DType.f64:
+        return np.ldexp(1 - np.longdouble(dtype.unit_roundoff) / 2, _EXPONENT[dtype.real])
+    return math.ldexp(1.0 - dtype.unit_roundoff / 2, _EXPONENT[dtype.real])
 
 
 def operand_limit(dtype: DType) -> float:
@@ -231,10 +242,13 @@ def raised_norm(n: int) -> float:
     return math.sqrt(n) * _SMALLEST_NORMAL[DType.f32]
 
 
-def scalar_error(dtype: DType, scalar: float) -> float:
+def scalar_error(dtype: DType, scalar: Number) -> float:
     """Return what rounding alpha or beta to the type that sums changes of it, beyond a unit roundoff of itself."""
-    wide = dtype.accumulator
-    return _SMALLEST[wide] / 2 if wide is not DType.f64 and 0 < abs(scalar) < _SMALLEST_NORMAL[wide] else 0.0
+    wide = dtype.accumulator.real
+    if wide is DType.f64:
+        return 0.0
+    subnormal = [0 < abs(part) < _SMALLEST_NORMAL[wide] for part in (scalar.real, scalar.imag)]
+    return _SMALLEST[wide] / 2 * sum(subnormal)
 
 
 def block_width(k: int) -> int:
@@ -263,9 +277,14 @@ def _deviations(events: int) -> float:
     return math.sqrt(2.0 * math.log(2.0 * max(1, events) / FALSE_ALARM))
 
 
-def _underflow(k: int, alpha: float, dtype: DType) -> float:
+def _in_parts(dtype: DType, k: int) -> tuple[int, int, float]:
+    """Return how many terms a part of an element has, how many parts, and the error of both over that of one."""
+    return (2 * k + 3, 2, math.sqrt(2)) if dtype.is_complex else (k, 1, 1.0)
+
+
+def _underflow(k: int, alpha: Number, dtype: DType) -> float:
     """Return what k products and the operations with alpha and beta may lose to underflow."""
-    least = _SMALLEST[dtype]
+    least = _SMALLEST[dtype.real]
     return k * (max(1.0, abs(alpha)) * least) + 3 * least  # the smallest first: k times alpha may overflow
 
 
