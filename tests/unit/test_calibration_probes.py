@@ -137,11 +137,11 @@ def test_products_lie_in_the_memory_of_their_effort(dtype):
         for product in effort.products:
             probe = probes.products(2, product, dtype, 4, effort.compute_bytes)
             lds = probe.schedule.buffers["ld"][3:] * dtype.itemsize
-            assert product.aligned == (lds % 16 == 0).all()
+            assert (product.aligned or dtype.itemsize % 16 == 0) == (lds % 16 == 0).all()
             assert len(probe.schedule.lanes) == 2 * product.lanes
             assert (probe.schedule.tasks["kind"] == Kind.GEMM).all()
             assert max(last for _, _, last, _, _ in spans(probe, 2)) <= 2 * effort.compute_bytes
-        combined = spans(probes.combines(2, *effort.combine, dtype, 1, effort.compute_bytes), 2)
+        combined = spans(probes.combines(2, *effort.combine, DType.f64, 1, effort.compute_bytes), 2)
         assert max(last for _, _, last, _, _ in combined) <= 2 * effort.compute_bytes
 
 

@@ -10,12 +10,17 @@ from uncut_mpi.baselines.library import Unsupported
 from uncut_mpi.model.dtypes import DType
 
 # Numbers of cudaDataType, and of cublasComputeType_t for the accumulator; CUBLAS_OP_N; CUBLAS_GEMM_DEFAULT.
-_DATA = {DType.f64: 1, DType.f32: 0, DType.f16: 2, DType.bf16: 14, DType.tf32: 0}
-_COMPUTE = {DType.f64: 70, DType.f32: 68, DType.tf32: 77}
+_DATA = {DType.f64: 1, DType.f32: 0, DType.f16: 2, DType.bf16: 14, DType.tf32: 0, DType.c64: 4, DType.c128: 5}
+_COMPUTE = {DType.f64: 70, DType.f32: 68, DType.tf32: 77, DType.c64: 68, DType.c128: 70}
 _SCALAR = {DType.f64: ctypes.c_double, DType.f32: ctypes.c_float, DType.tf32: ctypes.c_float}
 _N, _DEFAULT_ALGO = 0, -1
 _EXACT_REDUCTIONS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
-_XT_GEMM = {DType.f64: "cublasXtDgemm", DType.f32: "cublasXtSgemm"}
+_XT_GEMM = {
+    DType.f64: "cublasXtDgemm",
+    DType.f32: "cublasXtSgemm",
+    DType.c64: "cublasXtCgemm",
+    DType.c128: "cublasXtZgemm",
+}
 
 XT_TYPES = frozenset(_XT_GEMM)
 """Types that cuBLASXt multiplies."""
@@ -77,8 +82,8 @@ class BlasLibrary:
     ) -> None:
         """Multiply packed column-major matrices of one device; returns at once."""
         m, n, k = extents
-        scalar, data = _SCALAR[dtype.accumulator], ctypes.c_int(_DATA[dtype])
-        alpha, beta = (ctypes.byref(scalar(value)) for value in scalars)
+        data = ctypes.c_int(_DATA[dtype])
+        alpha, beta = (_scalar(dtype, value) for value in scalars)
         a, b, c = (ctypes.c_void_p(address) for address in addresses)
         op = ctypes.c_int(_N)
         self.call(
@@ -88,6 +93,11 @@ class BlasLibrary:
             *(beta, c, data, ctypes.c_int(m)),
             *(ctypes.c_int(_COMPUTE[dtype.accumulator]), ctypes.c_int(_DEFAULT_ALGO)),
         )
+
+
+def _scalar(dtype: DType, value: float) -> Any:
+    """Return a scalar as cuBLAS takes it, by reference; of complex types with an imaginary part of 0."""
+    return ctypes.byref((_SCALAR[dtype.accumulator.real] * 2)(value, 0.0))
 
 
 class XtHandle:
@@ -126,8 +136,8 @@ class XtHandle:
     ) -> None:
         """Multiply packed column-major matrices of one of `XT_TYPES`, wherever they are; C is complete on return."""
         m, n, k = extents
-        scalar, size = _SCALAR[dtype], ctypes.c_size_t
-        alpha, beta = (ctypes.byref(scalar(value)) for value in scalars)
+        size = ctypes.c_size_t
+        alpha, beta = (_scalar(dtype, value) for value in scalars)
         a, b, c = (ctypes.c_void_p(address) for address in addresses)
         op = ctypes.c_int(_N)
         self._library.call(

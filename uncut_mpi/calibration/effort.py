@@ -6,6 +6,7 @@ import dataclasses
 from typing import Final
 
 from uncut_mpi.calibration.probes import Product
+from uncut_mpi.model.dtypes import DType
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ class Effort:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of the largest operand of a product or COMBINE, in the widest type."""
+        """Bytes of the largest operand of a product in the widest type, or of a COMBINE in f64."""
         # Columns end on 64 bytes: less than 64 elements more each.
         area = [max(m * n, n * k, m * k) + 64 * max(n, k) for m, n, k in (one.shape for one in self.products)]
-        return 8 * max(*area, self.combine[0] * self.combine[1])
+        return max(max(one.itemsize for one in DType) * max(area), 8 * self.combine[0] * self.combine[1])
 
 
 _BLOCKS: Final = ((512, 256, 4096), (512, 512, 4096), (1024, 512, 4096), (1024, 1024, 4096))

@@ -231,8 +231,8 @@ def _expecting(port: Port, typical_gb_per_s: float) -> Port:
 
 
 def _rate_of(parameters: Mapping[str, float], dtype: str) -> float:
-    """Return a type's factor; a half type that was not observed has that of the other."""
-    other = {"f16": "bf16", "bf16": "f16"}.get(dtype, dtype)
+    """Return a type's factor; one that was not observed has that of the other half type, or of the real type."""
+    other = {"f16": "bf16", "bf16": "f16", "c64": "f32", "c128": "f64"}.get(dtype, dtype)
     return parameters.get(f"rate {dtype}", parameters.get(f"rate {other}", 1.0))
 
 
