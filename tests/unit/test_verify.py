@@ -741,6 +741,18 @@ def test_a_dropped_signal_record_or_body_is_refused_unless_a_later_signal_says_a
     assert tried >= 15
 
 
+@pytest.mark.parametrize("said", "TC")
+def test_a_conjugated_factor_is_not_a_transposed_one(said: str) -> None:
+    problem = GemmProblem(37, 29, 41, DType.c64, said, "C")
+    right = summa(problem, Placement.parse("0,0,0"), 2, grid=(1, 2))
+    assert not refusal(right)
+    operands = right.operands.copy()
+    (places,) = np.nonzero(operands["op"] == Op[said])
+    operands["op"][places[0]] = Op.C if said == "T" else Op.T
+    told = refusal(dataclasses.replace(right, operands=operands))
+    assert f"the problem says {said}" in told
+
+
 def test_a_flag_slot_used_twice_is_always_refused() -> None:
     tried = 0
     for seed in SEEDS:
