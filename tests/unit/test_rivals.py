@@ -30,7 +30,7 @@ from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.verify import verify
 
-CASES = {1: 60, 2: 80, 3: 80, 4: 100, 8: 80, 31: 15, 64: 12}
+CASES = {1: 60, 2: 80, 3: 80, 4: 100, 8: 80, 31: 15, 64: 16}
 """How many random cases with at most so many ranks."""
 
 SCHEDULERS = ("cyclic", "bands")
@@ -92,7 +92,7 @@ def test_random_schedules_are_proven(most_ranks: int, scheduler: str) -> None:
     assert kinds[Kind.GEMM] > CASES[most_ranks]
     if most_ranks > 1 or scheduler == "cyclic":  # else bands have nowhere to go
         assert kinds[Kind.COPY] > CASES[most_ranks]
-        assert kinds[Kind.COMBINE] >= CASES[most_ranks] // 4
+        assert kinds[Kind.COMBINE] > CASES[most_ranks] // 4
     assert relayed > 0 or most_ranks not in (3, 4, 8) or scheduler == "bands"
 
 
