@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from uncut_mpi.command.places import Places
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import search as searching
 from uncut_mpi.planning.dimensions import DIMENSIONS, Dimensions

@@ -9,11 +9,11 @@ import pytest
 
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.help import HelpRequested
-from uncut_mpi.command.places import Dealt, Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -292,6 +292,10 @@ def test_a_place_is_bound_to_the_extents_of_its_matrix():
         ((0, 6), (0, 8), "h1"),
     ]
     assert bound.c == Location.host()
+    turned = Places.parse("cols@C,rows@host@C,cols@F")
+    assert (str(turned), turned.c.order) == ("cols@C,rows@host@C,cols@F", "F")
+    found = turned.bound(problem, 2)
+    assert [{part.order for part in one.parts} for one in (found.a, found.b, found.c)] == [{"C"}, {"C"}, {"F"}]
     whole = Places.parse("whole(1),rows(0,6)@host,h").bound(problem, 2)
     assert (whole.a, whole.b, whole.c) == (Location.device(1), Location.host(1), Location.host())
     for text, words in (("h,h,rows(3,6)", "has 9 rows, the matrix 10"), ("h,h,rows(3,6,1)", "3 parts for 2 ranks")):

@@ -11,13 +11,13 @@ import sys
 import numpy as np
 import pytest
 
-from uncut_mpi.command.places import Places
 from uncut_mpi.errors import PlanError, UncutError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import duplex_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation, ranks, search

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.helpers.random_kblocks import slow_where_misaligned
-from uncut_mpi.command.places import Places
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.datasets import uncut_irregular
@@ -22,6 +21,7 @@ from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from uncut_mpi.command.flag_values import scalar_text
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, join_negative_values, make_parser
-from uncut_mpi.command.places import Places
 from uncut_mpi.command.schedule_flags import FLAGS
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName, Number
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import MOST_TRIED, ScheduleOptions
 

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from uncut_mpi.command.places import Places
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.places import Places
 from uncut_mpi.regular import read_regular, reason
 from uncut_mpi.view.render import check_suffix
 

@@ -24,10 +24,10 @@ from uncut_mpi.command.flag_values import (
     written,
 )
 from uncut_mpi.command.help import HelpRequested
-from uncut_mpi.command.places import Places
 from uncut_mpi.command.schedule_flags import add_schedule
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
+from uncut_mpi.model.places import Places
 from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.planning.options import (
     MOST_TRIED,
@@ -299,7 +299,8 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
         metavar="A,B,C",
         help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device, h and a "
         "number = host memory of that rank alone; or how each is dealt to ranks, as rows, cols(3,4), blocks(3,4;5,6) "
-        "or replicated, on their devices or with @host or @shared in host memory; default %(default)s",
+        "or replicated, on their devices or with @host or @shared in host memory, and @C for parts stored row-major; "
+        "default %(default)s",
     )
 
 

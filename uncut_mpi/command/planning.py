@@ -13,7 +13,6 @@ from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
-from uncut_mpi.command.places import Dealt, Places
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.arguments import Number
@@ -23,6 +22,7 @@ from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan

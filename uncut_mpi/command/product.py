@@ -17,9 +17,9 @@ from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.files import MatrixFile
 from uncut_mpi.command.lines import index, lines_of
 from uncut_mpi.command.output import OutputFile
-from uncut_mpi.command.places import Dealt, Place
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.places import Dealt, Place
 from uncut_mpi.model.positions import Orders, runs
 from uncut_mpi.model.problem import Order
 
@@ -308,7 +308,7 @@ def _fill(session: Session, source: Source, host: Matrix, place: Place) -> None:
 
 def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place, order: Order) -> Matrix:
     if isinstance(place, Dealt):
-        return session.empty(shape, dtype, place.layout, order=order, memory=place.memory)
+        return session.empty(shape, dtype, place.layout, order=place.order or order, memory=place.memory)
     if place.space == "device":
         assert place.rank is not None  # a device has an owner
         return session.empty_device(shape, dtype, rank=place.rank, order=order)

@@ -10,7 +10,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location, Memory, memory_of
-from uncut_mpi.model.parts import BoundLayout
+from uncut_mpi.model.parts import BoundLayout, Order
 from uncut_mpi.model.placement import MATRICES, Placement, Where
 from uncut_mpi.model.positions import orders_for_product, reordered
 from uncut_mpi.model.problem import GemmProblem
@@ -27,31 +27,45 @@ class Dealt:
         What each rank has.
     memory : str
         ``"device"``, ``"host"`` (each rank's own) or ``"shared"``.
+    order : str or None
+        In which order each part is stored, ``"F"`` or ``"C"``; None: in that of the others.
     """
 
     layout: Layout
     memory: Memory
+    order: Order | None = None
 
     @classmethod
     def parse(cls, text: str) -> Dealt:
-        """Parse a layout, with ``@host``, ``@shared`` or ``@device`` (as without); ParamError for anything else."""
-        layout, _, memory = text.partition("@")
-        return cls(Layout.parse(layout), memory_of(memory or "device"))
+        """
+        Parse a layout, with ``@host``, ``@shared`` or ``@device`` (as without), and ``@C`` or ``@F`` behind that.
+
+        Raises
+        ------
+        ParamError
+            If it is none.
+        """
+        layout, *words = text.split("@")
+        order: Order | None = None
+        if words and words[-1] in ("C", "F"):
+            order = "C" if words.pop() == "C" else "F"
+        return cls(Layout.parse(layout), memory_of("@".join(words) or "device"), order)
 
     def bound(self, shape: tuple[int, int], num_ranks: int) -> Where:
-        """Return which part of a matrix, stored column-major, lies where."""
+        """Return which part of a matrix, stored column-major unless it says otherwise, lies where."""
         if self.memory == "shared":
             self.layout.rectangles(shape, num_ranks)
             self.layout.check_memory(self.memory)
             return Location.host()
         location = Location.device if self.memory == "device" else Location.host
-        bound = self.layout.bind(shape, [LocalArray(location(rank)) for rank in range(num_ranks)])
+        bound = self.layout.bind(shape, [LocalArray(location(rank), self.order or "F") for rank in range(num_ranks)])
         if len(bound.parts) > 1:
             return bound
         return bound.parts[0].location if bound.parts else location(self.layout.holders(num_ranks)[0])
 
     def __str__(self) -> str:
-        return str(self.layout) if self.memory == "device" else f"{self.layout}@{self.memory}"
+        memory = "" if self.memory == "device" else f"@{self.memory}"
+        return f"{self.layout}{memory}{'' if self.order is None else f'@{self.order}'}"
 
 
 Place: TypeAlias = Location | Dealt
@@ -105,7 +119,7 @@ class Places:
 
     def bound(self, problem: GemmProblem, num_ranks: int) -> Placement:
         """
-        Return where a product's matrices, all stored column-major, live.
+        Return where a product's matrices, stored column-major unless a place says otherwise, live.
 
         Raises
         ------
