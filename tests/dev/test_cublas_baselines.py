@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.baselines import expected, make_task
-from uncut_mpi.baselines.cublas import CublasProduct, XtProduct
+from uncut_mpi.baselines.cublas import CublasProduct, FloorProduct, XtProduct
 from uncut_mpi.baselines.cublas_calls import BlasLibrary
 from uncut_mpi.baselines.library import Unsupported
 from uncut_mpi.model.dtypes import DType
@@ -35,6 +35,9 @@ class FakeMemory:
     def copy(self, device, destination, source, nbytes):
         ctypes.memmove(destination, source, nbytes)
 
+    def use(self, device):
+        self.used = device
+
     def finish(self, device):
         self.finished.append(device)
 
@@ -56,6 +59,29 @@ def path(compiler, tmp_path_factory):
 def blas(path):
     """It, as baselines reach it."""
     return BlasLibrary(path)
+
+
+@pytest.mark.parametrize(("extents", "blocks"), [((8, 6, 10), (2, 1, 1)), ((3, 2, 24), (1, 1, 2))])
+def test_the_floor_is_a_share_of_the_product_on_every_device(blas, extents, blocks):
+    memory, used = FakeMemory(), []
+    m, n, k = extents
+    with make_task(m, n, k, DType.f64, ("rows", "rows", "rows"), (1, 0)) as (task, matrices):
+        gemm = blas.gemm
+        blas.gemm = lambda *arguments: (used.append((memory.used, arguments[2])), gemm(*arguments))
+        product = FloorProduct(blas, dict.fromkeys((1, 0), blas.handle()), memory, task, matrices)
+        (setting,) = product.settings
+        product.call(setting)
+        down, along, deep = blocks if blocks[2] > 1 else blocks[1::-1] + blocks[2:]
+        share = m // down, n // along, k // deep
+        assert used == [(1, share), (0, share)]
+        assert memory.finished[-2:] == [1, 0]
+        # On each device the last block, of the last part of k, as the product of what is there.
+        a, b = matrices.a[m - share[0] :, k - share[2] :], matrices.b[k - share[2] :, n - share[1] :]
+        wanted = task.alpha * a @ b + task.beta * matrices.c[m - share[0] :, n - share[1] :]
+        for kept in (memory.kept[2], memory.kept[5]):
+            np.testing.assert_allclose(kept.view(np.float64).reshape(share[1::-1]).T, wanted, rtol=0, atol=1e-14)
+        product.close()
+    assert memory.closed == 1
 
 
 PLACES = [(None, None, None), (0, 0, 0), (2, 1, None), (None, 1, 0)]

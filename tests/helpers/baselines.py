@@ -8,6 +8,8 @@ import numpy as np
 
 from uncut_mpi.baselines.task import Matrices
 from uncut_mpi.command.bench_baselines import SharedTask
+from uncut_mpi.model.datasets import OTHERWISE, Case
+from uncut_mpi.model.places import Places
 
 ALPHA, BETA = 1.2345, 1.1154
 
@@ -30,3 +32,47 @@ def expected(task, matrices):
     """Return C as it should be, in float64."""
     a, b, c = (matrix.astype(np.float64) for matrix in (matrices.a, matrices.b, matrices.c))
     return task.alpha * a @ b + task.beta * c
+
+
+DEALT = {
+    (96, 64, 80): (
+        "rows,rows,rows",
+        "cols,cols,cols",
+        "blocks,blocks,blocks",
+        "cyclic:8,cyclic:8,cyclic:8",
+        *OTHERWISE,
+    ),
+    (48, 64, 32): ("cyclic:16:8,cyclic:8,cyclic:16:8", "blocks,cols@C,rows@host", "rows,cols@host,cols@C"),
+}
+"""Placements to try, by extents: those of the dataset, with blocks as small as the matrices, and others."""
+
+
+def dealt_tasks(dtype, ranks):
+    """Yield placements, of many ranks some, and tasks of matrices that are dealt so with what `make_task` yields."""
+    for (m, n, k), placements in DEALT.items():
+        for placement in placements[:: 1 if ranks <= 2 else 2]:
+            words = Case(m, n, k, placement.replace("256", "16").replace("64", "8")).places(ranks)
+            places = Places.parse(words)
+            place = tuple(map(str, (places.a, places.b, places.c)))
+            with make_task(m, n, k, dtype, place, tuple(range(ranks))) as made:
+                yield placement, *made
+
+
+def check_every_setting(ask, task, matrices, what):
+    """Multiply by each setting of a process that answers `ask`, check the results and return the settings."""
+    begun = ask({"do": "begin", "task": task.to_json()})
+    assert not begun["failed"], f"{what}: {begun['failed']}"
+    wanted = expected(task, matrices)
+    # γ_k of the accumulator on sums below k·1.24 + 1.2, and one rounding of the type (Higham 2002, section 3.1).
+    most = 1.24 * task.k + 1.2
+    half = task.dtype.unit_roundoff if task.dtype.is_half else 0
+    bound = most * ((task.k + 4) * task.dtype.accumulator.unit_roundoff + half)
+    for setting in begun["settings"]:
+        ask({"do": "begin", "task": task.to_json(), "settings": [setting]})
+        # C goes on from call to call, and is set back at the end.
+        assert len(ask({"do": "time", "count": 2})["samples_s"]) == 2
+        matrices.out.fill(np.nan)
+        ask({"do": "end"})
+        found = matrices.out.astype(np.float64)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=bound, err_msg=f"{what}, {setting}")
+    return list(begun["settings"])

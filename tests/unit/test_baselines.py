@@ -5,18 +5,24 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from tests.helpers.baselines import expected, make_task
+from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task
+from uncut_mpi.baselines.job import as_cyclic
 from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges, splits
 from uncut_mpi.baselines.serve import _Server, load, serve
-from uncut_mpi.baselines.task import Task, words
+from uncut_mpi.baselines.task import MOVED, Task, words
+from uncut_mpi.command import bench_baselines
 from uncut_mpi.command.bench_baselines import BASELINES, BaselineError, BaselineProcess, environment
 from uncut_mpi.device.cuda.library import import_cupy
+from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 
 
 class Counting(Library):
@@ -57,11 +63,11 @@ class CountingProduct(Product):
 def pretended(monkeypatch):
     """Calls take the time that the setting's name says."""
 
-    def timed(product, setting):
+    def timed(self, product, setting):
         product.call(setting)
         return float(setting)
 
-    monkeypatch.setattr(_Server, "_timed", staticmethod(timed))
+    monkeypatch.setattr(_Server, "_timed", timed)
 
 
 def converse(library, *messages):
@@ -153,14 +159,25 @@ def test_a_library_that_is_missing_is_said_to_every_task():
 # -- processes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"numpy"}))
+@pytest.mark.parametrize("name", sorted(set(BASELINES) - {"numpy", "pdgemm"}))
 def test_a_library_that_is_not_installed_says_what_is_missing(name, monkeypatch):
-    wanted = name if name in ("jax", "torch") else "cupy"
+    modules = {"jax": "jax", "scipy": "scipy.linalg.blas", **dict.fromkeys(("torch", "dtensor", "cublasmp"), "torch")}
+    wanted = modules.get(name, "cupy")
     monkeypatch.setitem(sys.modules, wanted, None)  # as if it were not there
     import_cupy.cache_clear()
     with pytest.raises(Unsupported, match="needs cupy" if wanted == "cupy" else "is not installed"):
         load(name, "cuda", 1)
     import_cupy.cache_clear()
+
+
+def test_a_library_of_several_processes_that_is_not_installed_says_so(monkeypatch):
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    started = BaselineProcess("cublasmp", "cuda", ["GPU-a", "GPU-b"])
+    with pytest.raises(BaselineError, match=r"PyTorch is not installed|does not see a GPU for each of 2 ranks"):
+        started.ask({"do": "begin"})
+    assert started.alive
+    started.close()
 
 
 def test_a_library_that_does_not_exist_is_none():
@@ -222,6 +239,29 @@ def test_a_silent_process_is_ended():
     assert not process.alive
 
 
+def test_of_several_processes_the_first_that_fails_is_told_and_none_is_waited_for(monkeypatch):
+    monkeypatch.setattr(bench_baselines, "_END_S", 0.2)
+    started = BaselineProcess("numpy", "host", ["0"])
+    started._count, others = 2, []
+    for _ in range(2):
+        ours, other = socket.socketpair()
+        started._lines[ours] = ours.makefile("rb")
+        others.append(other)
+    others[0].sendall(words({"samples_s": [1.0]}))
+    others[1].sendall(words({"samples_s": [1.0]}))
+    assert started.ask({"do": "time"}) == {"samples_s": [1.0]}
+    others[1].sendall(words({"error": "no room", "ends": False}))
+    began = time.monotonic()
+    with pytest.raises(BaselineError, match="no room"):
+        started.ask({"do": "time"})
+    assert time.monotonic() - began < 5
+    assert not started.alive
+    assert [other.recv(100) for other in others] == [words({"do": "time"}) * 2] * 2
+    assert [other.recv(100) for other in others] == [b"", b""]  # and are told that nobody asks any more
+    for other in others:
+        other.close()
+
+
 def test_the_environment_has_all_devices_and_nothing_of_the_job():
     ours = {
         "PATH": "/bin",
@@ -237,6 +277,35 @@ def test_the_environment_has_all_devices_and_nothing_of_the_job():
     assert found["CUDA_VISIBLE_DEVICES"] == ""
     assert found["JAX_PLATFORMS"] == "cpu"
     assert found["XLA_FLAGS"] == "--xla_force_host_platform_device_count=3"
+
+
+def test_a_job_has_a_part_of_the_cores_and_a_launcher_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/here")
+    ours = bench_baselines.job_environment(str(tmp_path), 2)
+    assert (ours["LD_LIBRARY_PATH"], ours["OMP_NUM_THREADS"]) == (f"{tmp_path}:/here", "4")
+    found = environment({**ours, "PMI_RANK": "0", "OMPI_MCA_ess": "x"}, "cuda", ["GPU-b", "GPU-a"], job=True)
+    assert found["OMP_NUM_THREADS"] == "4"
+    assert found["OMPI_MCA_hwloc_base_binding_policy"] == "none"
+    assert not {"PMI_RANK", "OMPI_MCA_ess"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("library", "place", "said"),
+    [
+        ((True, False), ("rows", "rows", "rows"), "it multiplies matrices that lie in one memory each"),
+        ((False, True), (None, None, None), "it multiplies matrices that are dealt to ranks"),
+        ((True, True), ("rows", None, None), "it multiplies matrices that are dealt to ranks"),
+        ((True, True), ("rows", "cols", "rows"), None),
+    ],
+)
+def test_matrices_that_a_library_does_not_take_are_said(pretended, library, place, said):
+    counting = Counting(["1"])
+    counting.takes_whole, counting.takes_dealt = library
+    with make_task(2, 2, 2, DType.f64, place, (0,)) as (task, _):
+        (answer,) = converse(counting, begin(task))
+    assert answer.get("error") == said
+    assert answer.get("setting") == (None if said else "1")
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -288,3 +357,60 @@ def test_uneven_extents_go_to_jax_in_the_ways_it_can(monkeypatch):
         assert product.settings[:2] == ["1 device", "1x4 blocks of C"]
         assert product.settings[2:] == ["1 device, page-locked", "1x4 blocks of C, page-locked"]
         product.close()
+
+
+PDGEMM = [("pdgemm", 1, DType.f64), ("pdgemm", 2, DType.f64), ("pdgemm", 2, DType.f32), ("pdgemm", 4, DType.f64)]
+DTENSOR = [("dtensor", 2, DType.f32), ("dtensor", 2, DType.bf16), ("dtensor", 4, DType.f64)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "dtype"), PDGEMM + DTENSOR)
+def test_each_process_multiplies_what_it_has_or_moves_it_first(name, ranks, dtype):
+    if name == "dtensor":
+        pytest.importorskip("torch")
+    process = BaselineProcess(name, "host", list(map(str, range(ranks))))
+    moved, refused = {}, {}
+    for placement, task, matrices in dealt_tasks(dtype, ranks):
+        try:
+            settings = check_every_setting(process.ask, task, matrices, placement)
+        except BaselineError as error:
+            if "is not installed" in str(error):
+                process.close()
+                pytest.skip(str(error))
+            refused[placement] = str(error)
+        else:
+            moved[placement] = {setting.startswith(MOVED) for setting in settings}
+    assert process.alive
+    process.close()
+    # ScaLAPACK has no word for these.
+    assert all("block-cyclic matrices alone" in said for said in refused.values()), refused
+    assert all(name == "pdgemm" and ("uneven" in one or one.endswith("@C")) for one in refused), refused
+    if ranks > 1:
+        assert False in moved["rows,rows,rows"]
+        assert (False in moved["rows,cols,rows"]) == (name == "dtensor")
+        assert ranks > 2 or (False in moved["cyclic:8,cyclic:8,cyclic:8"]) == (name == "pdgemm")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "dtype"),
+    [("jax", 2, DType.f64), ("jax", 4, DType.bf16), ("scipy", 2, DType.f64), ("scipy", 1, DType.f32)],
+)
+def test_one_process_multiplies_what_is_dealt_to_its_devices(name, ranks, dtype, monkeypatch):
+    pytest.importorskip(name)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    server = _Server(load(name, "host", ranks))
+    for placement, task, matrices in dealt_tasks(dtype, ranks):
+        settings = check_every_setting(server.answer, task, matrices, placement)
+        moves = name == "jax" and ("cyclic" in placement or "uneven" in placement)
+        assert {setting.startswith(MOVED) for setting in settings} == {moves}, placement
+
+
+def test_a_layout_is_block_cyclic_if_every_process_has_just_that():
+    cyclic = Layout.block_cyclic(3, 2, (2, 2), source=(1, 0), grid_order="C")
+    assert as_cyclic(cyclic, (10, 9), 4) == cyclic.cyclic
+    assert as_cyclic(Layout.rows((3, 4, 3)), (10, 9), 3) is None
+    assert as_cyclic(Layout.rows((4, 4, 2)), (10, 9), 3) == Cyclic((4, 9), (3, 1))
+    assert as_cyclic(Layout.cols(), (10, 9), 3) == Cyclic((10, 3), (1, 3))
+    assert as_cyclic(Layout.blocks((6, 4), (5, 4)), (10, 9), 4) == Cyclic((6, 5), (2, 2))
+    assert as_cyclic(Layout.blocks((4, 6), (5, 4)), (10, 9), 4) is None
+    assert as_cyclic(Layout.rows(ranks=(1, 0)), (10, 9), 2) is None

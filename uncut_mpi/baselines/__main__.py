@@ -1,18 +1,20 @@
-"""``python -m uncut_mpi.baselines NAME BACKEND DEVICES READ WRITE``: started by the bench command, not by hand."""
+"""``python -m uncut_mpi.baselines NAME BACKEND DEVICES SOCKET``: started by the bench command, not by hand."""
 
 from __future__ import annotations
 
-import os
+import socket
 import sys
 
 from uncut_mpi.baselines.serve import load, serve
 
 
 def main(argv: list[str]) -> None:
-    """Serve one library over two pipes."""
-    name, backend, devices, asked, answers = argv
-    with os.fdopen(int(asked), "rb") as reading, os.fdopen(int(answers), "wb") as writing:
-        serve(reading, writing, lambda: load(name, backend, int(devices)))
+    """Serve one library over a socket; of a library in several processes each serves over its own."""
+    name, backend, devices, path = argv
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        with connection.makefile("rb") as asked, connection.makefile("wb") as answers:
+            serve(asked, answers, lambda: load(name, backend, int(devices)))
 
 
 if __name__ == "__main__":

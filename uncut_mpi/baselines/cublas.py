@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from uncut_mpi.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHandle
 from uncut_mpi.baselines.cuda_memory import CudaMemory
-from uncut_mpi.baselines.library import Library, Product, Unsupported
+from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges
 from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.planning.grid import ProcessGrid
 
 _BLOCKS = (512, 1024, 2048, 4096, 8192)
 
@@ -25,6 +27,9 @@ class Memory(Protocol):
 
     def copy(self, device: int, destination: int, source: int, nbytes: int) -> None:
         """See `CudaMemory.copy`."""
+
+    def use(self, device: int) -> None:
+        """See `CudaMemory.use`."""
 
     def finish(self, device: int) -> None:
         """See `CudaMemory.finish`."""
@@ -67,11 +72,25 @@ class CublasLibrary(Library):
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
-        device = task.compute[0]
+        handle = self._handle(task.compute[0])
+        return CublasProduct(self._blas, handle, CudaMemory(self._runtime), task, matrices)
+
+    def _handle(self, device: int) -> Any:
         self._runtime.setDevice(device)
         if device not in self._handles:
             self._handles[device] = self._blas.handle()
-        return CublasProduct(self._blas, self._handles[device], CudaMemory(self._runtime), task, matrices)
+        return self._handles[device]
+
+
+class FloorLibrary(CublasLibrary):
+    """cuBLAS on every GPU at once, each with an equal share of the operations and all that it needs there."""
+
+    takes_dealt = True
+
+    def open(self, task: Task, matrices: Matrices) -> Product:
+        """See `Library.open`."""
+        handles = {device: self._handle(device) for device in task.compute}
+        return FloorProduct(self._blas, handles, CudaMemory(self._runtime), task, matrices)
 
 
 class CublasXtLibrary(Library):
@@ -98,7 +117,7 @@ class _AddressedProduct(Product):
             sizes = [matrices.a.nbytes, matrices.b.nbytes, matrices.c.nbytes]
             self._nbytes = sizes
             self._places = [host[0], host[1], host[3]]
-            for which, device in enumerate(task.place):
+            for which, device in enumerate(task.whole):
                 if device is not None:
                     self._places[which] = memory.allocate(device, sizes[which])
                     if which < 2:
@@ -115,13 +134,13 @@ class _AddressedProduct(Product):
         return self._task.m, self._task.n, self._task.k
 
     def reset(self) -> None:
-        if self._task.place[2] is None:
+        if self._task.whole[2] is None:
             np.copyto(self._matrices.out, self._matrices.c)
         else:
             self._copy_of_c(self._places[2], self._first)
 
     def store(self) -> None:
-        if self._task.place[2] is not None:
+        if self._task.whole[2] is not None:
             self._copy_of_c(self._out, self._places[2])
 
     def _copy_of_c(self, destination: int, source: int) -> None:
@@ -143,7 +162,7 @@ class CublasProduct(_AddressedProduct):
         try:
             self._here = [
                 place if device == self._device else memory.allocate(self._device, nbytes)
-                for place, device, nbytes in zip(self._places, task.place, self._nbytes, strict=True)
+                for place, device, nbytes in zip(self._places, task.whole, self._nbytes, strict=True)
             ]
         except BaseException:
             memory.close()
@@ -160,6 +179,61 @@ class CublasProduct(_AddressedProduct):
         if c != self._places[2]:
             self._memory.copy(self._device, self._places[2], c, self._nbytes[2])
         self._memory.finish(self._device)
+
+
+class FloorProduct(Product):
+    """
+    What the devices' arithmetic takes: one product on each at once, of shares that are there already.
+
+    Shares are parts of k where that is 8 times m and n, else blocks of C on the most square grid. No result comes of
+    them.
+    """
+
+    def __init__(
+        self, blas: BlasLibrary, handles: Mapping[int, Any], memory: Memory, task: Task, matrices: Matrices
+    ) -> None:
+        self._blas, self._handles, self._memory, self._task = blas, handles, memory, task
+        parts = len(handles)
+        grid = ProcessGrid.most_square(parts)
+        rows, cols, depths = (1, 1, parts) if task.k >= 8 * max(task.m, task.n) else (grid.rows, grid.cols, 1)
+        m, n, k = (
+            ranges(extent, count)[-1] for extent, count in zip(self._extents(), (rows, cols, depths), strict=True)
+        )
+        shares = [np.asfortranarray(one) for one in (matrices.a[m, k], matrices.b[k, n], matrices.c[m, n])]
+        self.settings = [f"{rows}x{cols} blocks of C, {depths} of k"]
+        self._share = shares[0].shape[0], shares[1].shape[1], shares[0].shape[1]
+        self._addresses: dict[int, list[int]] = {}
+        try:
+            for device in handles:
+                self._addresses[device] = [memory.allocate(device, one.nbytes) for one in shares]
+                for address, one in zip(self._addresses[device], shares, strict=True):
+                    memory.copy(device, address, int(one.__array_interface__["data"][0]), one.nbytes)
+                memory.finish(device)
+        except BaseException:
+            memory.close()
+            raise
+
+    def _extents(self) -> tuple[int, int, int]:
+        return self._task.m, self._task.n, self._task.k
+
+    def call(self, setting: str) -> None:
+        """See `Product.call`."""
+        for device, handle in self._handles.items():
+            self._memory.use(device)
+            a, b, c = self._addresses[device]
+            self._blas.gemm(handle, self._task.dtype, self._share, (self._task.alpha, self._task.beta), (a, b, c))
+        for device in self._handles:
+            self._memory.finish(device)
+
+    def reset(self) -> None:
+        """See `Product.reset`: what C holds does not matter."""
+
+    def store(self) -> None:
+        """See `Product.store`: there is no result."""
+
+    def close(self) -> None:
+        """See `Product.close`."""
+        self._memory.close()
 
 
 class XtProduct(_AddressedProduct):

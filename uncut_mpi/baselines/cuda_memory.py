@@ -56,6 +56,10 @@ class CudaMemory:
         if nbytes:
             self._runtime.memcpyAsync(destination, source, nbytes, _MEMCPY_DEFAULT, 0)
 
+    def use(self, device: int) -> None:
+        """Make a device current."""
+        self._runtime.setDevice(device)
+
     def finish(self, device: int) -> None:
         """Make a device current and wait until its streams have done everything."""
         self._runtime.setDevice(device)

@@ -25,6 +25,10 @@ class Product(abc.ABC):
 
     settings: list[str]
 
+    def prepare(self) -> None:
+        """Do what need not be timed before a call; nothing by default."""
+        return
+
     @abc.abstractmethod
     def call(self, setting: str) -> None:
         """Compute once; C is back in its place on return."""
@@ -50,6 +54,8 @@ class Library(abc.ABC):
     ----------
     version : str
         Its name and version, for the record.
+    takes_whole, takes_dealt : bool
+        Whether it multiplies matrices that are in one memory each, and those that are dealt to ranks.
 
     Raises
     ------
@@ -58,6 +64,16 @@ class Library(abc.ABC):
     """
 
     version: str
+    takes_whole = True
+    takes_dealt = False
+
+    def wait(self) -> None:
+        """Wait until every process that multiplies is here; there is one by default."""
+        return
+
+    def slowest(self, seconds: float) -> float:
+        """Return the longest time of all processes that multiply (s)."""
+        return seconds
 
     @abc.abstractmethod
     def open(self, task: Task, matrices: Matrices) -> Product:

@@ -27,10 +27,26 @@ def load(name: str, backend: str, devices: int) -> Library:
     Unsupported
         If it is not installed or does not reach the devices.
     """
-    if name == "numpy":
+    if name == "numpy" or (name, backend) == ("floor", "host"):
         from uncut_mpi.baselines.numpy_blas import NumpyLibrary
 
         return NumpyLibrary()
+    if name == "scipy":
+        from uncut_mpi.baselines.numpy_blas import ScipyLibrary
+
+        return ScipyLibrary()
+    if name == "pdgemm":
+        from uncut_mpi.baselines.scalapack import ScalapackLibrary
+
+        return ScalapackLibrary()
+    if name == "dtensor":
+        from uncut_mpi.baselines.torch_dtensor import DTensorLibrary
+
+        return DTensorLibrary(backend)
+    if name == "cublasmp":
+        from uncut_mpi.baselines.cublasmp import CublasMpLibrary
+
+        return CublasMpLibrary()
     if name == "torch":
         from uncut_mpi.baselines.torch_sharded import TorchLibrary
 
@@ -39,9 +55,14 @@ def load(name: str, backend: str, devices: int) -> Library:
         from uncut_mpi.baselines.jax_sharded import JaxLibrary
 
         return JaxLibrary(backend, devices)
-    from uncut_mpi.baselines.cublas import CublasLibrary, CublasXtLibrary
+    from uncut_mpi.baselines.cublas import CublasLibrary, CublasXtLibrary, FloorLibrary
 
-    return {"cublas": CublasLibrary, "cublasxt": CublasXtLibrary}[name](devices)
+    libraries: dict[str, Callable[[int], Library]] = {
+        "cublas": CublasLibrary,
+        "cublasxt": CublasXtLibrary,
+        "floor": FloorLibrary,
+    }
+    return libraries[name](devices)
 
 
 def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) -> None:
@@ -85,6 +106,9 @@ class _Server:
         if message["do"] == "begin":
             self.drop()
             task = Task.from_json(message["task"])
+            if not (self._library.takes_dealt if task.dealt else self._library.takes_whole and task.whole):
+                kind = "are dealt to ranks" if self._library.takes_dealt else "lie in one memory each"
+                raise Unsupported(f"it multiplies matrices that {kind}")
             self._product = self._library.open(task, Matrices.open(task))
             return {"library": self._library.version, **self._tune(self._product, message.get("settings"))}
         product = self._product
@@ -93,6 +117,7 @@ class _Server:
         if message["do"] == "time":
             return {"samples_s": [self._timed(product, self._setting) for _ in range(message["count"])]}
         product.reset()
+        product.prepare()
         product.call(self._setting)
         product.store()
         self.drop()
@@ -134,8 +159,9 @@ class _Server:
             "call_s": medians[self._setting],
         }
 
-    @staticmethod
-    def _timed(product: Product, setting: str) -> float:
+    def _timed(self, product: Product, setting: str) -> float:
+        product.prepare()
+        self._library.wait()
         start = time.perf_counter()
         product.call(setting)
-        return time.perf_counter() - start
+        return self._library.slowest(time.perf_counter() - start)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.places import Dealt
 from uncut_mpi.segments import Segment
+
+MOVED: Final = "moved to "
+"""How the name of a setting begins that first moves matrices from where the task puts them to where it likes them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,8 +29,9 @@ class Task:
         Element type.
     alpha, beta : float
         Scalars.
-    place : tuple of (int or None), length 3
-        Number of the device that A, B and C are on; None: host memory.
+    place : tuple of (int, str or None), length 3
+        Number of the device that A, B and C are on; None: host memory; of a matrix that is dealt to devices, rank for
+        rank, what `Dealt.parse` reads.
     compute : tuple of int
         Devices that may compute.
     a, b, c, out : bytes
@@ -39,12 +44,24 @@ class Task:
     dtype: DType
     alpha: float
     beta: float
-    place: tuple[int | None, int | None, int | None]
+    place: tuple[int | str | None, int | str | None, int | str | None]
     compute: tuple[int, ...]
     a: bytes
     b: bytes
     c: bytes
     out: bytes
+
+    @property
+    def dealt(self) -> tuple[Dealt, ...]:
+        """How A, B and C are dealt; empty where any is in one memory."""
+        words = [place for place in self.place if isinstance(place, str)]
+        return tuple(map(Dealt.parse, words)) if len(words) == len(self.place) else ()
+
+    @property
+    def whole(self) -> tuple[int | None, ...]:
+        """Numbers of the devices that A, B and C are on, None for host memory; empty where any is dealt."""
+        found = tuple(place for place in self.place if not isinstance(place, str))
+        return found if len(found) == len(self.place) else ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON knows it."""

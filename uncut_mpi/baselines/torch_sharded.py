@@ -57,7 +57,7 @@ class _TorchProduct(Product):
         self.settings = list(self._splits)
         self._used = {device for device in devices if device.type == "cuda"}
         self._registered: list[int] = []
-        a_place, b_place, c_place = (None if number is None else devices[number] for number in task.place)
+        a_place, b_place, c_place = (None if number is None else devices[number] for number in task.whole)
         try:
             # Page-locked is what calls reach there. (To lock A and B that are copied once as well made later calls
             # fail, with "resource already mapped", where they were large and no smaller than C.)
@@ -99,7 +99,7 @@ class _TorchProduct(Product):
         self._finish()
 
     def _add_up(self, parts: list[Any]) -> None:
-        where = self._c_t.device if self._task.place[2] is not None else self._devices[0]
+        where = self._c_t.device if self._task.whole[2] is not None else self._devices[0]
         c_t = self._c_t.to(where, non_blocking=True)
         c_t.mul_(self._task.beta)
         for part in parts:

