@@ -74,13 +74,19 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
     collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
 
 
-def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", [True, False])
+def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tmp_path, monkeypatch, kept):
     measure, measured = bench_measure.Measurer.measure, []
     ask, asked = BaselineProcess.ask, []
+    verify, verified = bench_measure.check_result, []
 
-    def noted(self, one, product):
+    def noted(self, one, product, *, last):
         measured.append((one.case, one.method))
-        return measure(self, one, product)
+        return measure(self, one, product, last=last)
+
+    def checked(*arguments):
+        verified.append(len(measured))
+        return verify(*arguments)
 
     def listening(self, message, *patience):
         answer = ask(self, message, *patience)
@@ -89,7 +95,10 @@ def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tm
         return answer
 
     monkeypatch.setattr(bench_measure.Measurer, "measure", noted)
+    monkeypatch.setattr(bench_measure, "check_result", checked)
     monkeypatch.setattr(BaselineProcess, "ask", listening)
+    if not kept:  # as if the matrices were large
+        monkeypatch.setattr(bench_measure, "_KEPT", 2**62)
     path = mpi_tmp_path / "bench.jsonl"
     words = ["--sample", "2", "--methods", "auto,numpy", "--rounds", "3", "--repeat", "8", "--time-cap", "600"]
     collective_assert(comm, run(comm, path, *words) == 0)
@@ -101,8 +110,9 @@ def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tm
     collective_assert(comm, measured == wanted and len(cases) == 2, str(measured))
     chosen = [setting for _, setting in asked]
     # One library on two problems, three rounds each; its process is asked by rank 0 alone.
-    wanted = [None, chosen[:1], chosen[:1], None, chosen[3:4], chosen[3:4]] if comm.rank == 0 else []
-    collective_assert(comm, [settings for settings, _ in asked] == wanted, str(asked))
+    wanted = [None, None] if kept else [None, chosen[:1], chosen[:1], None, chosen[3:4], chosen[3:4]]
+    collective_assert(comm, [settings for settings, _ in asked] == (wanted if comm.rank == 0 else []), str(asked))
+    collective_assert(comm, verified == [6, 12], f"verified after {verified} measurements")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -156,6 +166,45 @@ def test_another_library_computes_the_same_products(comm, mpi_tmp_path):
         collective_assert(comm, good and row["scheduler"].startswith("NumPy") and row["settings"], str(row))
     collective_assert(comm, all("without a BLAS" in row["reason"] for row in left_out), str(left_out))
     collective_assert(comm, all(row["passed"] for row in by_method["one", "f16"]), "ours suffered")
+
+
+def test_dealt_matrices_are_multiplied_beside_the_floor(comm, mpi_tmp_path, capfd):
+    path = mpi_tmp_path / "bench.jsonl"
+    words = [
+        "--dataset",
+        "layouts",
+        "--methods",
+        "auto,numpy,cublasmp,torch,floor",
+        "--rounds",
+        "2",
+        "--scale",
+        "0.006",
+    ]
+    collective_assert(comm, run(comm, path, *words, "--sample", "12", "--dtypes", "f32") == 0)
+    rows = results(comm, path)
+    of_method = {name: [row for row in rows if row["method"] == name] for name in words[3].split(",")}
+    good = all(row["passed"] for row in of_method["auto"] + of_method["numpy"]) and len(of_method["auto"]) == 12
+    collective_assert(comm, good, str(rows))
+    # What comes of the floor is no result.
+    good = all(row["passed"] is None and len(row["samples_s"]) == 4 for row in of_method["floor"])
+    collective_assert(comm, good, str(of_method["floor"]))
+    said = capfd.readouterr().out
+    first = {row["place"]: row for row in of_method["auto"]}["rows,rows,rows"]
+    cell = f"{1e3 * first['median_s']:.4g} ("
+    collective_assert(comm, ("floor, ms" in said and cell in said) == (comm.rank == 0), said)
+    reasons = {row["reason"] for row in of_method["torch"]}
+    missing = "PyTorch is not installed" in str(reasons)
+    good = missing or reasons == {"it multiplies matrices that lie in one memory each"}
+    collective_assert(comm, good, str(reasons))
+
+
+def test_problems_that_no_time_is_left_for_are_the_next_runs(comm, mpi_tmp_path):
+    path = mpi_tmp_path / "bench.jsonl"
+    words = ["--methods", "auto,one", "--sample", "3"]
+    collective_assert(comm, run(comm, path, *words, "--time-limit", "0.000001") == 0)
+    collective_assert(comm, not path.exists())
+    collective_assert(comm, run(comm, path, *words, "--time-limit", "600") == 0)
+    collective_assert(comm, len(results(comm, path)) == 6)
 
 
 def test_a_wrong_result_of_another_library_is_found(comm, mpi_tmp_path, monkeypatch, capfd):

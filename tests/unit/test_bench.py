@@ -23,10 +23,11 @@ from uncut_mpi.command.bench_summary import (
 )
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.datasets import Case, paralia, uncut_irregular
+from uncut_mpi.model.datasets import Case, layouts, paralia, uncut_irregular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
@@ -45,13 +46,14 @@ def test_every_flag_reaches_its_field() -> None:
         "--dataset paralia --only square,devices --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 "
         "--methods kblocks,one --compute 1,2 "
         "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --rounds 2 --time-cap 0.5 --no-check "
+        "--time-limit 90 "
         "--tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
         dataset="paralia", only=("square", "devices"), sample=7, scale=0.5,
         dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
         compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, rounds=2,
-        time_cap_s=0.5,
+        time_cap_s=0.5, time_limit_s=90.0,
         tune_products=True, check=False, output="o.jsonl", plot="p.png",
     )  # fmt: skip
 
@@ -118,7 +120,7 @@ def test_paralias_four_variants_are_methods() -> None:
 def test_bands_get_an_a_that_is_stored_transposed() -> None:
     stored = {name: Work(Case(32, 48, 16, "h,h,h"), DType.f64, name, 2) for name in ("auto", "bands", "bands:16")}
     assert [one.problem.trans_a for one in stored.values()] == ["N", "T", "T"]
-    assert [one.gemm_arguments(0).trans_a for one in stored.values()] == ["N", "T", "T"]
+    assert [one.gemm_arguments(0, 2).trans_a for one in stored.values()] == ["N", "T", "T"]
 
 
 WORK = Work(Case(1000, 500, 100, "h,h,h"), DType.f64, "auto", 2)
@@ -130,10 +132,10 @@ def facts(samples_s: list[float], **other: object) -> dict:
 
 
 def test_rounds_are_one_result_of_all_their_samples() -> None:
-    found = combined(WORK, [facts([1.0, 5.0]), facts([2.0], joules=4.0, how="b"), facts([], joules=3.0)])
+    found = combined(WORK, [facts([1.0, 5.0]), facts([2.0], joules=None, how="b"), facts([], joules=3.0)])
     assert (found["median_s"], found["min_s"], found["max_s"], found["samples_s"]) == (2.0, 1.0, 5.0, [1.0, 5.0, 2.0])
     assert (found["joules"], found["how"]) == (3.0, "a")
-    assert combined(WORK, [facts([1.0], joules=None), facts([1.0], joules=None)])["joules"] is None
+    assert combined(WORK, [facts([1.0], joules=2.0), facts([1.0], joules=None)])["joules"] is None
     assert found["tflop_per_s"] == pytest.approx(5e-5, rel=1e-12)  # 2 x 1000 x 500 x 100 / 2 s
 
 
@@ -178,6 +180,38 @@ def test_problems_are_sampled_evenly_scaled_and_put_on_ranks_that_there_are() ->
         assert all(extent >= 16 and extent % 16 == 0 for extent in case[:3])
         Placement.parse(case.placement).check_ranks(3)
     assert cases_of(given, 1, 1e-9) == [(16, 16, 16, place) for place in ("h,h,h", "0,0,0", "0,0,h", "h,h,0")]
+
+
+def test_dealt_matrices_fit_any_number_of_ranks() -> None:
+    cases = cases_of(parse_bench(["--dataset", "layouts"]), 6, 1.0)
+    assert cases == layouts()
+    assert {case.dealt for case in cases} == {"slabs", "blocks", "cyclic", "uneven", "orders"}
+    for case in cases:
+        for ranks in (1, 2, 3, 4, 6, 8):
+            problem = GemmProblem(*case[:3], DType.f32)
+            bound = Places.parse(case.places(ranks)).bound(problem, ranks)
+            for matrix in MATRICES:
+                parts = bound.parts(matrix, problem.shape_of(matrix), problem.shape_of(matrix)[0])
+                assert sum(math.prod(part.shape) for part in parts) == math.prod(problem.shape_of(matrix))
+                owners = {part.location.rank for part in parts}
+                assert len(owners) == ranks or "cyclic" in case.placement  # of which there may be few blocks
+    case = Case(100, 60, 80, "uneven-rows,cyclic:32:16@C,blocks@host")
+    wanted = "rows(16,34,50),block_cyclic(32,16;1,3)@C,blocks(100;20,20,20)@host"
+    assert (case.places(3), case.dealt, case.data) == (wanted, "orders", "mixed")
+    assert Case(8, 8, 8, "0,h,1").places(2) == "0,h,1"
+
+
+def test_how_matrices_are_dealt_names_a_subset() -> None:
+    def chosen(only: str) -> set[str]:
+        return {case.placement for case in cases_of(parse_bench(["--dataset", "layouts", "--only", only]), 2, 1.0)}
+
+    assert chosen("blocks") == {"blocks,blocks,blocks"}
+    assert chosen("uneven,orders,square") == {
+        *("uneven-rows,uneven-rows,uneven-rows", "rows@C,cols,rows", "cols@C,rows,cols", "rows,rows@C,rows"),
+    }
+    assert chosen("mixed") == {"rows,rows@host,rows"}
+    with pytest.raises(ParamError, match="--only whole: the dataset layouts has no such problem"):
+        parse_bench(["--dataset", "layouts", "--only", "whole"])
 
 
 def row(m: int, k: int, place: str, method: str, median_s: float | None, compute: int = 4, **other: object) -> dict:
@@ -270,6 +304,33 @@ def test_other_libraries_are_compared_with_together_too() -> None:
     assert text[head:].splitlines()[2].split() == ["all", "2", "1.118", "0.500", "2.500", "1"]
     assert "the best other library" not in summary_text(rows, ["auto", "jax", "uncut"])
     assert "the best other library" not in summary_text(rows, ["jax", "torch"])
+
+
+def test_every_problem_is_shown_beside_its_floor() -> None:
+    slabs, blocks = "rows,rows,rows", "blocks,blocks,blocks"
+    rows = [
+        *(row(1000, 1000, slabs, name, s, 2) for name, s in (("auto", 1.5e-3), ("floor", 1e-3))),
+        row(1000, 1000, slabs, "dtensor", 3e-3, 2, how="cols of C"),
+        row(1000, 1000, blocks, "auto", 1.2e-3, 2, passed=False),
+        row(1000, 1000, blocks, "floor", 1.1e-3, 2, passed=None),
+        row(1000, 1000, blocks, "dtensor", 4.4e-3, 2, how="moved to cols of C"),
+        row(1000, 1000, blocks, "cublasmp", None, 2, reason="nvmath-python is not installed"),
+        row(1000, 1000, blocks, "scipy", 1.0, 1),
+    ]
+    text = summary_text(rows, ["auto", "dtensor", "cublasmp", "scipy", "floor"])
+    found = [line.split() for line in text.splitlines()[:5]]
+    assert found == [
+        ["f64", "1000×1000×1000,", "2", "ranks", "floor,", "ms", "auto", "dtensor", "cublasmp", "scipy"],
+        [slabs, "1", "1.5", "(1.50)", "3", "(3.00)", "-", "-"],
+        [blocks, "1.1", "1.2", "(1.09)!", "4.4", "(4.00)*", "-", "1000", "(909.09)"],
+        ["best", "1.2", "(1.09)!", "3", "(3.00)", "-", "1000", "(909.09)"],
+        [],
+    ]
+    assert "8 results, 1 of them wrong, 0 not verified, 1 left out" in text
+    assert "cublasmp on 2 ranks: nvmath-python is not installed" in text
+    assert "floor / of auto" not in text
+    assert "against the best other library, on 2 ranks" in text
+    assert "In brackets" not in summary_text(rows, ["auto", "dtensor"])
 
 
 def test_groups_are_those_of_problems_that_both_have_done() -> None:

@@ -13,14 +13,19 @@ from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, p
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
-from uncut_mpi.model.datasets import DATA, SHAPES, Case, paralia, uncut_irregular, uncut_regular
+from uncut_mpi.model.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
 
-DATASETS: Final = {"uncut-regular": uncut_regular, "uncut-irregular": uncut_irregular, "paralia": paralia}
+DATASETS: Final = {
+    "uncut-regular": uncut_regular,
+    "uncut-irregular": uncut_irregular,
+    "paralia": paralia,
+    "layouts": layouts,
+}
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
 
@@ -68,12 +73,19 @@ other libraries, each in a process of its own with the same devices and data, at
   cublasxt  cuBLASXt, the edge of its blocks swept
   jax       JAX: a product sharded in rows, columns, blocks and parts of k
   torch     PyTorch: scattered, multiplied and gathered, shared in the same ways
-  numpy     NumPy with its BLAS on all cores (host backend)
+  numpy     NumPy with its BLAS on all cores (host backend); scipy: the same of SciPy's BLAS
+  dtensor   PyTorch's DTensor, a process for each rank; of dealt matrices, as the next two
+  cublasmp  cuBLASMp through nvmath-python, a process for each GPU
+  pdgemm    ScaLAPACK, a process for each rank (host backend)
+  floor     no library: every device multiplies an equal share of what is there already, all at once
+Matrices that a library does not take as they are dealt (dataset layouts) it moves first, and back: the summary marks
+that with *. With floor among the methods the summary has a table of all methods for each problem.
 
 examples:
   mpiexec -n 8 python -m uncut_mpi.bench --dataset uncut-irregular --sample 60 --output irregular.jsonl
   mpiexec -n 4 python -m uncut_mpi.bench --compute 1,2,4 --methods auto,one --output scaling.jsonl --plot scaling.png
   mpiexec -n 4 python -m uncut_mpi.bench --methods auto,cublas,cublasxt,jax,torch --output others.jsonl
+  mpiexec -n 2 python -m uncut_mpi.bench --dataset layouts --only slabs --methods auto,cublasmp,dtensor,jax,floor
 """
 
 
@@ -93,8 +105,8 @@ class BenchArguments:
     dataset : str
         One of `DATASETS`.
     only : tuple of str
-        Of `SHAPES` and `DATA`: the problems of a shape named and with data where one named says; all where none of
-        a kind is named.
+        Of `SHAPES`, `DATA` and `DEALT`: the problems of a shape named, with data where one named says, dealt as one
+        named says; all where none of a kind is named.
     sample : int or None
         How many of these problems, spread evenly; None: all.
     scale : float or None
@@ -112,6 +124,8 @@ class BenchArguments:
         Into how many rounds, with all methods in each, the timed calls are divided.
     time_cap_s : float
         Time for a method's timed calls, in all rounds.
+    time_limit_s : float or None
+        After so long no more problems begin; None: all do.
     tune_products : bool
         As `Session` takes it.
     check : bool
@@ -138,6 +152,7 @@ class BenchArguments:
     repeat: int
     rounds: int
     time_cap_s: float
+    time_limit_s: float | None
     tune_products: bool
     check: bool
     output: str
@@ -181,6 +196,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         repeat=given.repeat,
         rounds=given.rounds,
         time_cap_s=given.time_cap,
+        time_limit_s=given.time_limit,
         tune_products=given.tune_products,
         check=given.check,
         output=given.output,
@@ -217,8 +233,8 @@ def make_bench_parser() -> argparse.ArgumentParser:
         type=_kinds,
         default=(),
         metavar="NAME0,NAME1,…",
-        help=f"the problems of these shapes ({', '.join(SHAPES)}) with data at these places ({', '.join(DATA)}); "
-        "default all",
+        help=f"the problems of these shapes ({', '.join(SHAPES)}) with data at these places ({', '.join(DATA)}), dealt "
+        f"so ({', '.join(DEALT)}); default all",
     )
     problems.add_argument(
         "--sample", type=whole(1), metavar="N", help="so many of these problems, spread evenly; default all"
@@ -271,6 +287,12 @@ def make_bench_parser() -> argparse.ArgumentParser:
         help="time for the timed calls of a method; default %(default)g",
     )
     run.add_argument(
+        "--time-limit",
+        type=positive,
+        metavar="S",
+        help="begin no more problems after so long, and leave them to the next run; default: all begin",
+    )
+    run.add_argument(
         "--tune-products",
         action="store_true",
         help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
@@ -300,7 +322,7 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     found = []
     for case in cases:
         m, n, k = (max(16, round(extent * scale / 16) * 16) for extent in (case.m, case.n, case.k))
-        places = (place if place == "h" else str(int(place) % num_ranks) for place in case.placement.split(","))
+        places = (str(int(place) % num_ranks) if place.isdigit() else place for place in case.placement.split(","))
         found.append(Case(m, n, k, ",".join(places)))
     return list(dict.fromkeys(found))
 
@@ -363,12 +385,14 @@ def _methods(text: str) -> tuple[str, ...]:
 def _subset(dataset: str, only: Sequence[str]) -> list[Case]:
     shapes = set(only).intersection(SHAPES) or SHAPES
     data = set(only).intersection(DATA) or DATA
-    return [case for case in DATASETS[dataset]() if case.shape in shapes and case.data in data]
+    dealt = set(only).intersection(DEALT) or DEALT
+    every = DATASETS[dataset]()
+    return [case for case in every if case.shape in shapes and case.data in data and case.dealt in dealt]
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     for word in _words(text):
-        one_of(*SHAPES, *DATA)(word)
+        one_of(*SHAPES, *DATA, *DEALT)(word)
     return tuple(_words(text))
 
 

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -118,7 +119,10 @@ class _Bench:
     def _measured(self, measurer: Measurer, todo: Sequence[Work], bar: ProgressBar | None) -> Iterator[Row]:
         """Measure what is to do, all methods of a problem in so many rounds, and yield its rows."""
         rounds, number = self._arguments.rounds, 0
+        began, limit_s = time.monotonic(), self._arguments.time_limit_s
         for _, grouped in itertools.groupby(todo, key=lambda one: (one.case, one.dtype, one.trans_a)):
+            if limit_s is not None and self._session.gather_values(time.monotonic() - began)[0] > limit_s:
+                return
             works = list(grouped)
             product: Product | None = None
             found: dict[Work, list[Facts]] = {one: [] for one in works}
@@ -130,7 +134,7 @@ class _Bench:
                 if not found[one] or "reason" not in found[one][-1]:
                     try:
                         product = product or self._make(one)
-                        facts = measurer.measure(one, product)
+                        facts = measurer.measure(one, product, last=turn == rounds - 1)
                     except (CapacityError, PlanError) as error:
                         # On every rank; the next one may be smaller or elsewhere.
                         facts = {"reason": str(error)}
@@ -208,7 +212,7 @@ class _Bench:
 
     def _make(self, one: Work) -> Product:
         m, n, k, _ = one.case
-        arguments = one.gemm_arguments(self._arguments.seed)
+        arguments = one.gemm_arguments(self._arguments.seed, self._session.size)
         return make_product(self._session, arguments, (m, n, k), one.dtype, generated_sources(arguments, m, n, k), "F")
 
     def _row(self, one: Work, facts: Facts) -> dict[str, Any]:

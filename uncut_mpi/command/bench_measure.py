@@ -14,7 +14,14 @@ import numpy as np
 from uncut_mpi.api.session import Session
 from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.bench_arguments import BenchArguments, options_of
-from uncut_mpi.command.bench_baselines import ANSWER_S, BASELINES, HOARDERS, BaselineError, BaselineProcess, SharedTask
+from uncut_mpi.command.bench_baselines import (
+    BASELINES,
+    FLOOR,
+    HOARDERS,
+    BaselineError,
+    BaselineProcess,
+    SharedTask,
+)
 from uncut_mpi.command.product import (
     Product,
     check_result,
@@ -28,12 +35,15 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Dealt, Place, Places
 from uncut_mpi.model.problem import GemmProblem, Trans
 from uncut_mpi.planning.ranks import ranks_by_use
 
 _FEWEST: Final = 3
 _MUCH: Final = 16
 """Matrices of more than this part of a device's memory are a reason to end processes that give none back."""
+_KEPT: Final = 8
+"""Matrices of more than this part of a device's memory are not kept by other libraries from one round to the next."""
 _COUNTED_S: Final = 0.5
 """
 Calls go on for so long before their energy is read: NVML's counter moves every 0.1 s or so on an H100 and an H200.
@@ -78,15 +88,20 @@ class Work:
         """The product, as planners see it."""
         return GemmProblem(*self.case[:3], self.dtype, self.trans_a)
 
-    def gemm_arguments(self, seed: int) -> GemmArguments:
+    def placement(self, num_ranks: int) -> Placement:
+        """Return where the matrices live, of so many ranks."""
+        return Places.parse(self.case.places(num_ranks)).bound(self.problem, num_ranks)
+
+    def gemm_arguments(self, seed: int, num_ranks: int) -> GemmArguments:
         """Return the gemm command's arguments for this product of random data."""
-        m, n, k, place = self.case
+        m, n, k, _ = self.case
+        place = self.case.places(num_ranks)
         words = ["-m", str(m), "-n", str(n), "-k", str(k), "--place", place, "--seed", str(seed)]
         return parse([*words, "--dtype", self.dtype.name, "--trans-a", self.trans_a])
 
     def ranks(self, session: Session) -> list[int]:
         """Return the ranks that compute, those of most use first."""
-        order = ranks_by_use(self.problem, Placement.parse(self.case.placement), session.machine)
+        order = ranks_by_use(self.problem, self.placement(session.size), session.machine)
         return order[: self.compute]
 
 
@@ -105,10 +120,13 @@ class Measurer:
         self._processes: dict[str, BaselineProcess] = {}  # on rank 0
         self._shared: tuple[Product, SharedTask] | None = None  # on rank 0
         self._settings: dict[Work, list[str]] = {}  # on rank 0, what other libraries found best in an earlier round
+        self._begun: dict[str, tuple[Work, Facts]] = {}  # of libraries whose processes have a task still
 
-    def measure(self, one: Work, product: Product) -> Facts:
+    def measure(self, one: Work, product: Product, *, last: bool) -> Facts:
         """
         Return what a method takes, by the calls of one round; why not under ``"reason"``, if it cannot be had here.
+
+        The `last` round of a problem reads the energy and verifies the result.
 
         Raises
         ------
@@ -118,11 +136,12 @@ class Measurer:
         backend = self._session.backend_name
         try:
             if one.method not in BASELINES:
-                return self._own(one, product)
+                return self._own(one, product, last)
             if backend not in BASELINES[one.method]:
                 raise BaselineError(f"it is for the {' or '.join(BASELINES[one.method])} backend, this is {backend}")
-            return self._baseline(one, product)
+            return self._baseline(one, product, last)
         except (BaselineError, ParamError) as error:  # the latter of a method that needs watts, or all ranks
+            self._begun.pop(one.method, None)
             return {"reason": str(error)}
 
     def forget(self) -> None:
@@ -132,8 +151,7 @@ class Measurer:
         product, shared = self._shared
         self._shared = None
         shared.close()
-        nbytes = product.dtype.itemsize * (product.m * product.n + product.m * product.k + product.k * product.n)
-        if _MUCH * nbytes > int(self._session.machine.memory_bytes.min()):
+        if self._much(_MUCH, product):
             for method in HOARDERS:
                 if method in self._processes:
                     self._processes[method].close()
@@ -144,11 +162,16 @@ class Measurer:
         for process in self._processes.values():
             process.close()
 
+    def _much(self, factor: int, product: Product) -> bool:
+        """Return whether so many products' matrices are more than a device's memory."""
+        nbytes = product.dtype.itemsize * (product.m * product.n + product.m * product.k + product.k * product.n)
+        return factor * nbytes > int(self._session.machine.memory_bytes.min())
+
     # -- ours --------------------------------------------------------------------------------
 
-    def _own(self, one: Work, product: Product) -> Facts:
+    def _own(self, one: Work, product: Product, last: bool) -> Facts:
         session, asked = self._session, self._asked
-        arguments = one.gemm_arguments(asked.seed)
+        arguments = one.gemm_arguments(asked.seed, session.size)
         fewer = one.method == "one" or one.compute < session.size
         options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None, session.size)
         reset_result(session, product)
@@ -164,10 +187,11 @@ class Measurer:
             while plan.tuning:
                 timed_call(session, plan, arguments)
             first_s, call_s = slowest(session, [first, timed_call(session, plan, arguments)])
-            facts = self._samples(calls, call_s, kept_back=1)
-            reset_result(session, product)
+            facts = self._samples(calls, call_s, last, kept_back=1)
+            if last:
+                reset_result(session, product)
             facts["samples_s"] += [round(sample, 8) for sample in calls(1)]
-            verdict = verify_product(session, product, arguments) if asked.check else None
+            verdict = verify_product(session, product, arguments) if asked.check and last else None
             limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
             summary = plan.summary
         return {
@@ -188,20 +212,27 @@ class Measurer:
 
     # -- other libraries' --------------------------------------------------------------------
 
-    def _baseline(self, one: Work, product: Product) -> Facts:
+    def _baseline(self, one: Work, product: Product, last: bool) -> Facts:
         session, asked = self._session, self._asked
-        arguments = one.gemm_arguments(asked.seed)
-        begun = self._on_root(lambda: self._begin(one, product, arguments))
+        arguments = one.gemm_arguments(asked.seed, session.size)
+        known, begun = self._begun.get(one.method, (None, {}))
+        if known != one:
+            begun = self._on_root(lambda: self._begin(one, product, arguments))
+            self._begun[one.method] = one, begun
 
         def calls(count: int) -> list[float]:
-            patience_s = ANSWER_S + 3 * count * begun["call_s"]
-            samples: list[float] = self._told(one, {"do": "time", "count": count}, patience_s)["samples_s"]
+            message = {"do": "time", "count": count}
+            samples: list[float] = self._told(one, message, 3 * count * begun["call_s"])["samples_s"]
             return samples
 
-        facts = self._samples(calls, begun["call_s"], kept_back=0)
-        self._told(one, {"do": "end"})
+        facts = self._samples(calls, begun["call_s"], last, kept_back=0)
+        if last or self._much(_KEPT, product):
+            # Only now: in host memory it is the C of every library that has a task still.
+            self._on_root(self._poison)
+            self._told(one, {"do": "end"})
+            del self._begun[one.method]
         verdict = None
-        if asked.check:
+        if asked.check and last and one.method != FLOOR:
             result = session.empty_host((product.m, product.n), product.dtype, order="F")
             try:
                 with session.together("copying a result"):
@@ -210,7 +241,7 @@ class Measurer:
                 verdict = check_result(session, product, result, arguments)
             finally:
                 session.release(result)
-        limit = bound(one.problem, Placement.parse(one.case.placement), session.machine)
+        limit = bound(one.problem, one.placement(session.size), session.machine)
         return {
             **facts,
             "first_call_s": begun["first_s"],
@@ -235,24 +266,36 @@ class Measurer:
             c = product.first_c.array
             self._shared = product, SharedTask(product.host_a.array, product.host_b.array, c, product.dtype)
         shared = self._shared[1]
-        shared.poison()
         process = self._processes.get(one.method)
         if process is None or not process.alive:
             process = BaselineProcess(one.method, self._session.backend_name, self._devices)
             self._processes[one.method] = process
-        placement = Placement.parse(one.case.placement)
-        a, b, c_place = (
-            self._device_of[location.rank] if location.space == "device" and location.rank is not None else None
-            for location in placement.whole()
-        )
+        places = tuple(map(self._place, (arguments.place.a, arguments.place.b, arguments.place.c)))
         compute = tuple(dict.fromkeys(self._device_of[rank] for rank in one.ranks(self._session)))
-        task = shared.task(arguments.alpha.real, arguments.beta.real, (a, b, c_place), compute)
+        task = shared.task(arguments.alpha.real, arguments.beta.real, (places[0], places[1], places[2]), compute)
         begun = process.ask({"do": "begin", "task": task.to_json(), "settings": self._settings.get(one)})
         self._settings[one] = [begun["setting"]]
         return begun
 
-    def _told(self, one: Work, message: Facts, patience_s: float = ANSWER_S) -> Facts:
-        return self._on_root(lambda: self._processes[one.method].ask(message, patience_s))
+    def _poison(self) -> Facts:
+        if self._shared is not None:
+            self._shared[1].poison()
+        return {}
+
+    def _place(self, place: Place) -> int | str | None:
+        """Return where a matrix is for a library: the number of a device, None for host memory, or how it is dealt."""
+        if isinstance(place, Dealt):
+            if self._device_of != list(range(self._session.size)):
+                raise BaselineError("matrices are dealt to ranks, and some share a GPU")
+            return str(place)
+        return self._device_of[place.rank] if place.space == "device" and place.rank is not None else None
+
+    def _told(self, one: Work, message: Facts, more_s: float = 0.0) -> Facts:
+        def ask() -> Facts:
+            process = self._processes[one.method]
+            return process.ask(message, process.patience_s + more_s)
+
+        return self._on_root(ask)
 
     def _on_root(self, function: Callable[[], Facts]) -> Facts:
         """Return on every rank what rank 0 gets, or raise its BaselineError everywhere."""
@@ -272,9 +315,9 @@ class Measurer:
 
     # -- both --------------------------------------------------------------------------------
 
-    def _samples(self, calls: Callable[[int], list[float]], call_s: float, *, kept_back: int) -> Facts:
+    def _samples(self, calls: Callable[[int], list[float]], call_s: float, last: bool, *, kept_back: int) -> Facts:
         """
-        Return a round's timed calls after warm-up calls, and the energy of one, for which more calls may follow.
+        Return a round's timed calls after warm-up calls; of the last one the energy too, for which more calls follow.
 
         `calls` has the same times on every rank; `kept_back` of the calls are left to the caller, who prepares them.
         """
@@ -287,7 +330,7 @@ class Measurer:
         most, fewest = -(-asked.repeat // asked.rounds), -(-_FEWEST // asked.rounds)
         count = min(most, max(fewest, int(cap_s / expected_s)))
         timed = count - kept_back
-        before = session.gather_values(session.energy_j())
+        before = session.gather_values(session.energy_j() if last else None)
         samples = calls(timed)
         joules = None
         if None not in before:
@@ -318,7 +361,7 @@ def combined(one: Work, rounds: Sequence[Facts]) -> Facts:
         "tflop_per_s": 2e-12 * m * n * k / median_s,
         **rounds[0],
         "samples_s": samples,
-        "joules": None if rounds[0]["joules"] is None else statistics.fmean(facts["joules"] for facts in rounds),
+        "joules": rounds[-1]["joules"],
         # The verdict that would fail comes before those that would not.
         **({name: min(verdicts, key=_leeway)[name] for name in _VERDICT} if verdicts else {}),
     }

@@ -9,14 +9,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from uncut_mpi.command.bench_baselines import BASELINES
+from uncut_mpi.baselines.task import MOVED
+from uncut_mpi.command.bench_baselines import BASELINES, FLOOR
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.datasets import Case
 
 Row = Mapping[str, Any]
 """One result as it stands in the file."""
 
-SINGLE: Final = ("one", "numpy", "cublas")
+SINGLE: Final = ("one", "numpy", "scipy", "cublas")
 """Methods that have one device, whatever the others have."""
 
 BEST: Final = "the best other library"
@@ -85,7 +86,7 @@ def largest_small(rows: Iterable[Row]) -> float:
 GROUPINGS: Mapping[str, Callable[[Row], str]] = {
     "shape": lambda row: case_of(row).shape,
     "data": lambda row: case_of(row).data,
-    "place": lambda row: str(row["place"]),
+    "place": lambda row: str(row["place"]) if case_of(row).dealt == "whole" else case_of(row).dealt,
     "limit": limit_of,
     "type": lambda row: str(row["dtype"]),
 }
@@ -184,7 +185,7 @@ def _rate(rows: Sequence[Row]) -> float:
 
 
 def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
-    """Return the summary as text: totals of every method, then speedups of the first over the others."""
+    """Return the summary as text: a table of each problem beside the floor, totals, speedups of the first method."""
     most = largest_small(rows)
     parts = {
         **{half: [row for row in rows if _half(row, most) == half] for half in ("small", "large")},
@@ -194,19 +195,68 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
     lines = [f"All operations over all times and joules{halves}.", *_totals_table(rows, methods, parts)]
     first, *others = methods
     for other in others:
-        lines += _comparison(rows, first, other)
-    libraries = [method for method in methods if method in BASELINES]
+        lines += _comparison(rows, first, other) if other != FLOOR else []
+    libraries = [method for method in methods if method in BASELINES and method != FLOOR]
     if first not in BASELINES and len(libraries) > 1:
         counts = sorted({row["compute"] for row in rows if row["method"] == first})
         together = [row for count in counts for row in best_of(rows, libraries, count)]
         lines += _comparison([row for row in rows if row["method"] == first] + together, first, BEST)
     failed = [row for row in rows if row["passed"] is False]
     left_out = [row for row in rows if row["median_s"] is None]
-    unchecked = [row for row in rows if row["passed"] is None and row["median_s"] is not None]
+    unchecked = [
+        row for row in rows if row["passed"] is None and row["median_s"] is not None and row["method"] != FLOOR
+    ]
     counts_of = f"{len(failed)} of them wrong, {len(unchecked)} not verified, {len(left_out)} left out"
     lines += ["", f"{counted(len(rows), 'result')}, {counts_of}"]
     lines += [f"  wrong: {_name(row)}, error {row['error']:.3g} above {row['tolerance']:.3g}" for row in failed]
-    return "\n".join([*lines, *_left_out(left_out)]) + "\n"
+    beside = _beside_floor(rows, methods) if FLOOR in methods else []
+    return "\n".join([*beside, *lines, *_left_out(left_out)]) + "\n"
+
+
+def _beside_floor(rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
+    """
+    Return a table of every problem: what each method takes, and how many times the floor that is.
+
+    Each number of ranks that computed has a table. Its last line says what each method takes where its matrices lie as
+    it likes best.
+    """
+    others = [method for method in methods if method != FLOOR]
+    done = [row for row in rows if row["median_s"] is not None]
+    width = max([24, *(len(str(row["place"])) for row in done)])
+    lines: list[str] = []
+    for problem in dict.fromkeys(_problem(row)[:4] for row in done):
+        alike = [row for row in done if _problem(row)[:4] == problem]
+        for count in sorted({row["compute"] for row in alike if row["method"] not in SINGLE}) or [1]:
+            m, n, k, dtype = problem
+            head = f"{dtype} {m}×{n}×{k}, {counted(count, 'rank')}"
+            lines.append(f"{head:{width}} {'floor, ms':>10}" + "".join(f" {name:>18}" for name in others))
+            best: dict[str, tuple[float, str]] = {}
+            for place in dict.fromkeys(row["place"] for row in alike):
+                found = {
+                    row["method"]: row
+                    for row in alike
+                    if row["place"] == place and row["compute"] == _ranks(row["method"], count)
+                }
+                floor_s = found[FLOOR]["median_s"] if FLOOR in found else None
+                cells = {name: (row["median_s"], _cell(row, floor_s)) for name, row in found.items()}
+                best |= {name: min(cell, best.get(name, cell)) for name, cell in cells.items()}
+                lines.append(
+                    _line(place, width, floor_s, [cells[name][1] if name in cells else "-" for name in others])
+                )
+            lines += [_line("best", width, None, [best[name][1] if name in best else "-" for name in others]), ""]
+    note = [f"In brackets: how many times the floor. * {MOVED}where the library takes them, and back. ! wrong", ""]
+    return lines + note if lines else []
+
+
+def _line(name: str, width: int, floor_s: float | None, cells: Sequence[str]) -> str:
+    floor = "" if floor_s is None else f"{1e3 * floor_s:.4g}"
+    return f"{name:{width}} {floor:>10}" + "".join(f" {cell:>18}" for cell in cells)
+
+
+def _cell(row: Row, floor_s: float | None) -> str:
+    ratio = f" ({row['median_s'] / floor_s:.2f})" if floor_s else ""
+    mark = "*" if str(row.get("how", "")).startswith(MOVED) else " "
+    return f"{1e3 * row['median_s']:.4g}{ratio}{'!' if row['passed'] is False else mark}"
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
