@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.helpers.baselines import expected, make_task
+from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task
 from uncut_mpi.command.bench_baselines import BaselineError, BaselineProcess
 from uncut_mpi.device.cuda import visible_devices
 from uncut_mpi.model.dtypes import DType
@@ -47,3 +47,38 @@ def test_a_library_multiplies_what_is_where_it_is(process, place, dtype):
         relative = 2 * (k + 3) * dtype.accumulator.unit_roundoff + 2.01 * dtype.operand_roundoff
         bound = relative * scale + 2 * dtype.unit_roundoff * np.abs(wanted)
         assert (np.abs(found - wanted) <= bound).all(), float((np.abs(found - wanted) / bound).max())
+
+
+@pytest.fixture(scope="module", params=["cublasmp", "dtensor", "jax"])
+def spread(request):
+    """A library that takes dealt matrices, and the number of GPUs."""
+    uuids, reason = visible_devices()
+    assert uuids, reason
+    started = BaselineProcess(request.param, "cuda", uuids)
+    yield started, len(uuids)
+    started.close()
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.f16, DType.bf16], ids=lambda one: one.name)
+def test_a_library_multiplies_what_is_dealt_to_its_gpus(spread, dtype):
+    library, devices = spread
+    for placement, task, matrices in dealt_tasks(dtype, devices):
+        try:
+            check_every_setting(library.ask, task, matrices, placement)
+        except BaselineError as error:
+            if library.alive and "is not installed" in str(error):
+                pytest.skip(str(error))
+            raise
+
+
+def test_the_floor_is_timed_on_all_gpus():
+    uuids, _ = visible_devices()
+    every = tuple(range(len(uuids)))
+    started = BaselineProcess("floor", "cuda", uuids)
+    for place in (("rows", "cols", "rows"), (None, None, None)):
+        with make_task(768, 512, 640, DType.f32, place, every) as (task, _):
+            begun = started.ask({"do": "begin", "task": task.to_json()})
+            assert begun["library"].startswith("cuBLAS")
+            assert min(started.ask({"do": "time", "count": 3})["samples_s"]) > 0
+            started.ask({"do": "end"})
+    started.close()

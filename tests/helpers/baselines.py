@@ -61,7 +61,8 @@ def dealt_tasks(dtype, ranks):
 def check_every_setting(ask, task, matrices, what):
     """Multiply by each setting of a process that answers `ask`, check the results and return the settings."""
     begun = ask({"do": "begin", "task": task.to_json()})
-    assert not begun["failed"], f"{what}: {begun['failed']}"
+    # A library may have no product of just these layouts.
+    assert set(begun["failed"]) <= {"as dealt"}, f"{what}: {begun['failed']}"
     wanted = expected(task, matrices)
     # γ_k of the accumulator on sums below k·1.24 + 1.2, and one rounding of the type (Higham 2002, section 3.1).
     most = 1.24 * task.k + 1.2

@@ -210,6 +210,11 @@ def test_how_matrices_are_dealt_names_a_subset() -> None:
         *("uneven-rows,uneven-rows,uneven-rows", "rows@C,cols,rows", "cols@C,rows,cols", "rows,rows@C,rows"),
     }
     assert chosen("mixed") == {"rows,rows@host,rows"}
+    both = cases_of(parse_bench(["--dataset", "layouts", "--only", "8192,4096x4096x65536,blocks"]), 2, 1.0)
+    assert [case[:3] for case in both] == [(8192,) * 3, (4096, 4096, 65536)]
+    for word in ("8192x8192", "x", "8192x"):
+        with pytest.raises(ParamError, match="does not exist: use one of square"):
+            parse_bench(["--dataset", "layouts", "--only", word])
     with pytest.raises(ParamError, match="--only whole: the dataset layouts has no such problem"):
         parse_bench(["--dataset", "layouts", "--only", "whole"])
 

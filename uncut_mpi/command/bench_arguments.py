@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -49,7 +50,8 @@ _EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
 calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3; before them
 come the calls in which tuned tries schedules. With --rounds N that happens N times, all methods in each, with an N-th
-of the timed calls, rounded up, and of the cap; settings and schedules stay those of the first round. One sample is
+of the timed calls, rounded up, and of the cap; settings and schedules stay those of the first round,
+and the last one verifies. One sample is
 the slowest rank between two barriers. Calls go on for half a second in all where GPUs tell their energy, whose
 counter is slow. No method keeps tiles from one call to the next, so there is no cache to flush. Data are random with
 every bit of the mantissa in use, alpha is 1.2345, beta 1.1154; results are verified. Problems for which memory is too
@@ -105,8 +107,8 @@ class BenchArguments:
     dataset : str
         One of `DATASETS`.
     only : tuple of str
-        Of `SHAPES`, `DATA` and `DEALT`: the problems of a shape named, with data where one named says, dealt as one
-        named says; all where none of a kind is named.
+        Of `SHAPES`, `DATA` and `DEALT`, and extents as ``"4096"`` or ``"4096x4096x65536"``. Problems are those of a
+        shape, of extents, of data and dealt as one named says; all where none of a kind is named.
     sample : int or None
         How many of these problems, spread evenly; None: all.
     scale : float or None
@@ -233,8 +235,8 @@ def make_bench_parser() -> argparse.ArgumentParser:
         type=_kinds,
         default=(),
         metavar="NAME0,NAME1,…",
-        help=f"the problems of these shapes ({', '.join(SHAPES)}) with data at these places ({', '.join(DATA)}), dealt "
-        f"so ({', '.join(DEALT)}); default all",
+        help=f"the problems of these shapes ({', '.join(SHAPES)}) or extents (4096 or 4096x4096x65536) with data at "
+        f"these places ({', '.join(DATA)}), dealt so ({', '.join(DEALT)}); default all",
     )
     problems.add_argument(
         "--sample", type=whole(1), metavar="N", help="so many of these problems, spread evenly; default all"
@@ -386,13 +388,19 @@ def _subset(dataset: str, only: Sequence[str]) -> list[Case]:
     shapes = set(only).intersection(SHAPES) or SHAPES
     data = set(only).intersection(DATA) or DATA
     dealt = set(only).intersection(DEALT) or DEALT
-    every = DATASETS[dataset]()
-    return [case for case in every if case.shape in shapes and case.data in data and case.dealt in dealt]
+    extents = {tuple(map(int, word.split("x"))) for word in only if word[0].isdigit()}
+    return [
+        case
+        for case in DATASETS[dataset]()
+        if case.shape in shapes and case.data in data and case.dealt in dealt
+        if not extents or case[:3] in extents or (case.m == case.n == case.k and (case.m,) in extents)
+    ]
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     for word in _words(text):
-        one_of(*SHAPES, *DATA, *DEALT)(word)
+        if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9}){0,2}", word) or word.count("x") == 1:
+            one_of(*SHAPES, *DATA, *DEALT)(word)
     return tuple(_words(text))
 
 

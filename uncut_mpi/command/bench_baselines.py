@@ -57,6 +57,8 @@ _LAUNCHED: Final = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
+    # Nothing starts elsewhere. Without ssh Open MPI 4 does not start here either, unless it is told another program.
+    "OMPI_MCA_plm_rsh_agent": "sh",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }

@@ -250,7 +250,7 @@ def _beside_floor(rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
 
 def _line(name: str, width: int, floor_s: float | None, cells: Sequence[str]) -> str:
     floor = "" if floor_s is None else f"{1e3 * floor_s:.4g}"
-    return f"{name:{width}} {floor:>10}" + "".join(f" {cell:>18}" for cell in cells)
+    return (f"{name:{width}} {floor:>10}" + "".join(f" {cell:>18}" for cell in cells)).rstrip()
 
 
 def _cell(row: Row, floor_s: float | None) -> str:
