@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task
+from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task, wide
 from uncut_mpi.command.bench_baselines import BaselineError, BaselineProcess
 from uncut_mpi.device.cuda import visible_devices
 from uncut_mpi.model.dtypes import DType
@@ -41,8 +41,8 @@ def test_a_library_multiplies_what_is_where_it_is(process, place, dtype):
         assert not begun["failed"], begun["failed"]
         assert len(library.ask({"do": "time", "count": 4})["samples_s"]) == 4
         library.ask({"do": "end"})
-        found, wanted = matrices.out.astype(np.float64), expected(task, matrices)
-        scale = abs(task.alpha) * np.abs(matrices.a.astype(float)) @ np.abs(matrices.b.astype(float)) + 2
+        found, wanted = wide(matrices.out), expected(task, matrices)
+        scale = abs(task.alpha) * np.abs(wide(matrices.a)) @ np.abs(wide(matrices.b)) + 2
         # γ_{k+3} of the accumulator, twice for tensor cores' truncation; roundings of operands and of the result.
         relative = 2 * (k + 3) * dtype.accumulator.unit_roundoff + 2.01 * dtype.operand_roundoff
         bound = relative * scale + 2 * dtype.unit_roundoff * np.abs(wanted)
@@ -59,7 +59,7 @@ def spread(request):
     started.close()
 
 
-@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.f16, DType.bf16], ids=lambda one: one.name)
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.f16, DType.bf16, DType.c128], ids=lambda one: one.name)
 def test_a_library_multiplies_what_is_dealt_to_its_gpus(spread, dtype):
     library, devices = spread
     for placement, task, matrices in dealt_tasks(dtype, devices):

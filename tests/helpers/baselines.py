@@ -18,7 +18,12 @@ ALPHA, BETA = 1.2345, 1.1154
 def make_task(m, n, k, dtype, place, compute, seed=3):
     """Yield a task of random matrices, its result poisoned, and the matrices as its process maps them."""
     rng = np.random.default_rng(seed)
-    a, b, c = (np.asfortranarray(rng.uniform(-1, 1, shape).astype(dtype.numpy)) for shape in ((m, k), (k, n), (m, n)))
+
+    def random(*shape):
+        values = rng.uniform(-1, 1, shape)
+        return values + 1j * rng.uniform(-1, 1, shape) if dtype.is_complex else values
+
+    a, b, c = (np.asfortranarray(random(*shape).astype(dtype.numpy)) for shape in ((m, k), (k, n), (m, n)))
     shared = SharedTask(a, b, c, dtype)
     try:
         shared.poison()
@@ -28,9 +33,14 @@ def make_task(m, n, k, dtype, place, compute, seed=3):
         shared.close()
 
 
+def wide(matrix):
+    """Return a matrix in float64, or in complex128 if it is complex."""
+    return matrix.astype(np.complex128 if matrix.dtype.kind == "c" else np.float64)
+
+
 def expected(task, matrices):
-    """Return C as it should be, in float64."""
-    a, b, c = (matrix.astype(np.float64) for matrix in (matrices.a, matrices.b, matrices.c))
+    """Return C as it should be, in float64 or complex128."""
+    a, b, c = map(wide, (matrices.a, matrices.b, matrices.c))
     return task.alpha * a @ b + task.beta * c
 
 
@@ -42,7 +52,7 @@ DEALT = {
         "cyclic:8,cyclic:8,cyclic:8",
         *OTHERWISE,
     ),
-    (48, 64, 32): ("cyclic:16:8,cyclic:8,cyclic:16:8", "blocks,cols@C,rows@host", "rows,cols@host,cols@C"),
+    (48, 64, 32): ("cyclic:4:8,cyclic:8:4,cyclic:4", "blocks,cols@C,rows@host", "rows,cols@host,cols@C"),
 }
 """Placements to try, by extents: those of the dataset, with blocks as small as the matrices, and others."""
 
@@ -65,7 +75,7 @@ def check_every_setting(ask, task, matrices, what):
     assert set(begun["failed"]) <= {"as dealt"}, f"{what}: {begun['failed']}"
     wanted = expected(task, matrices)
     # γ_k of the accumulator on sums below k·1.24 + 1.2, and one rounding of the type (Higham 2002, section 3.1).
-    most = 1.24 * task.k + 1.2
+    most = (1.24 * task.k + 1.2) * (2 if task.dtype.is_complex else 1)  # of which each part is the sum of two
     half = task.dtype.unit_roundoff if task.dtype.is_half else 0
     bound = most * ((task.k + 4) * task.dtype.accumulator.unit_roundoff + half)
     for setting in begun["settings"]:
@@ -74,6 +84,6 @@ def check_every_setting(ask, task, matrices, what):
         assert len(ask({"do": "time", "count": 2})["samples_s"]) == 2
         matrices.out.fill(np.nan)
         ask({"do": "end"})
-        found = matrices.out.astype(np.float64)
+        found = wide(matrices.out)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=bound, err_msg=f"{what}, {setting}")
     return list(begun["settings"])

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task
+from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task, wide
 from uncut_mpi.baselines.job import as_cyclic
 from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges, splits
 from uncut_mpi.baselines.serve import _Server, load, serve
@@ -344,8 +344,10 @@ def test_sharded_products_are_right_in_every_setting(name, place, dtype, monkeyp
             product.call(setting)
             product.store()
             # γ_k of the accumulator on sums below 32·1.24 + 1.2, and one rounding of the type (Higham 2002, 3.1).
-            bound = 41 * (40 * dtype.accumulator.unit_roundoff + (dtype.unit_roundoff if dtype.is_half else 0))
-            np.testing.assert_allclose(matrices.out.astype(np.float64), wanted, rtol=0, atol=bound, err_msg=setting)
+            bound = (82 if dtype.is_complex else 41) * (
+                40 * dtype.accumulator.unit_roundoff + (dtype.unit_roundoff if dtype.is_half else 0)
+            )
+            np.testing.assert_allclose(wide(matrices.out), wanted, rtol=0, atol=bound, err_msg=setting)
         product.close()
 
 
@@ -360,7 +362,8 @@ def test_uneven_extents_go_to_jax_in_the_ways_it_can(monkeypatch):
 
 
 PDGEMM = [("pdgemm", 1, DType.f64), ("pdgemm", 2, DType.f64), ("pdgemm", 2, DType.f32), ("pdgemm", 4, DType.f64)]
-DTENSOR = [("dtensor", 2, DType.f32), ("dtensor", 2, DType.bf16), ("dtensor", 4, DType.f64)]
+PDGEMM += [("pdgemm", 2, DType.c64), ("pdgemm", 2, DType.c128)]
+DTENSOR = [("dtensor", 2, dtype) for dtype in (DType.f32, DType.bf16, DType.c128)] + [("dtensor", 4, DType.f64)]
 
 
 @pytest.mark.parametrize(("name", "ranks", "dtype"), PDGEMM + DTENSOR)
@@ -392,7 +395,11 @@ def test_each_process_multiplies_what_it_has_or_moves_it_first(name, ranks, dtyp
 
 @pytest.mark.parametrize(
     ("name", "ranks", "dtype"),
-    [("jax", 2, DType.f64), ("jax", 4, DType.bf16), ("scipy", 2, DType.f64), ("scipy", 1, DType.f32)],
+    [
+        ("jax", 2, DType.c128),
+        ("jax", 4, DType.bf16),
+        *(("scipy", 1, DType[name]) for name in ("f64", "f32", "c64", "c128")),
+    ],
 )
 def test_one_process_multiplies_what_is_dealt_to_its_devices(name, ranks, dtype, monkeypatch):
     pytest.importorskip(name)

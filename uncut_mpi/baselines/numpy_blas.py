@@ -45,7 +45,7 @@ class ScipyLibrary(Library):
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
-        gemm = {DType.f64: "dgemm", DType.f32: "sgemm"}.get(task.dtype)
+        gemm = {DType.f64: "dgemm", DType.f32: "sgemm", DType.c128: "zgemm", DType.c64: "cgemm"}.get(task.dtype)
         if gemm is None:
             raise Unsupported(f"SciPy has no product of {task.dtype.name}")
         return _ScipyProduct(task, matrices, getattr(self._blas, gemm))

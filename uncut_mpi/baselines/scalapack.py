@@ -23,7 +23,7 @@ _FILES: Final = {
 }
 """Names of the library by what the MPI's begins with."""
 
-_LETTERS: Final = {DType.f64: "d", DType.f32: "s"}
+_LETTERS: Final = {DType.f64: "d", DType.f32: "s", DType.c128: "z", DType.c64: "c"}
 _BLOCKS: Final = (64, 256)
 """Edges of blocks to which matrices are moved."""
 
@@ -124,12 +124,13 @@ class _PdgemmProduct(Product):
 
     def _multiply(self, a: _Held, b: _Held, c: _Held) -> None:
         task = self._task
-        scalar = ctypes.c_double if task.dtype is DType.f64 else ctypes.c_float
+        real = ctypes.c_double if task.dtype in (DType.f64, DType.c128) else ctypes.c_float
+        # Of complex types a scalar is two numbers; of real ones the second is not looked at.
         ops = (ctypes.c_char_p(b"T" if one.turned else b"N") for one in self._given[:2])
         self._call(
             f"p{self._letter}gemm_",
-            *(*ops, task.m, task.n, task.k, scalar(task.alpha)),
-            *(a, b, scalar(task.beta), c),
+            *(*ops, task.m, task.n, task.k, (real * 2)(task.alpha)),
+            *(a, b, (real * 2)(task.beta), c),
         )
 
     def _move(self, source: _Held, target: _Held) -> None:
