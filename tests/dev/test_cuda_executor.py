@@ -345,16 +345,20 @@ def test_copies_that_need_an_order_are_not_packed_together(fake, seed):
     moves = []
     for _ in range(rng.randint(2, 10)):
         to, of = rng.sample(buffers, 2)
-        rows, cols = rng.randint(1, 4), rng.randint(1, 4)
-        ends = [RegionRef(one, rng.randint(0, 12 - rows), rng.randint(0, 9 - cols), rows, cols) for one in (to, of)]
-        moves.append(ends)
-        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], F.ONE, N)])
+        shape, turned = (rng.randint(1, 4), rng.randint(1, 4)), rng.random() < 0.2
+        ends = [
+            RegionRef(one, rng.randint(0, 12 - rows), rng.randint(0, 9 - cols), rows, cols)
+            for one, (rows, cols) in ((to, shape), (of, shape[::-1] if turned else shape))
+        ]
+        moves.append((*ends, turned))
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], F.ONE, Op.T if turned else N)])
     cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
     wanted = np.random.default_rng(seed).random((len(buffers), 12, 9), np.float32)
     for index, values in zip(buffers, wanted, strict=True):
         cluster.buffer(index)[...] = values
-    for to, of in moves:
+    for to, of, turned in moves:
         piece = wanted[buffers.index(of.buffer), of.row : of.row + of.rows, of.col : of.col + of.cols].copy()
+        piece = piece.T if turned else piece
         wanted[buffers.index(to.buffer), to.row : to.row + to.rows, to.col : to.col + to.cols] = piece
     succeed(cluster.run())
     found = [cluster.buffer(index) for index in buffers]
@@ -385,6 +389,24 @@ def test_copies_that_are_large_or_wait_are_issued_where_they_stand(fake):
     succeed(cluster.run())
     assert np.array_equal(cluster.buffer(panel)[:, :580], cluster.buffer(user)[:, :580])
     assert packed_in(fake) == [3, 2, 3]
+
+
+def test_a_table_of_packed_copies_is_used_again_when_its_list_is_gone(fake):
+    """To free it would wait for the whole device, after a stall for ever."""
+    todo, device = WarmupList(1), fake.device()
+    todo.kernel(PACKING)
+    scratch = np.arange(1024, dtype=np.uint8)
+    flags, board = FlagTable(0, np.zeros(1, np.int64)), ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
+    taken = []
+    for _ in range(3):
+        executable = bind(device, todo.program(), [scratch.ctypes.data, 0], flags, board)
+        succeed({0: executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0)})
+        executable.close()
+        del executable
+        gc.collect()
+        taken.append(fake.allocations)
+    assert taken[0] == taken[1] == taken[2]
+    assert packed_in(fake) == [2, 2, 2]
 
 
 def test_kernels_that_transpose_are_those_of_streams_and_run_once_before(fake):

@@ -148,15 +148,30 @@ def test_a_rank_begins_with_rows_or_columns_of_c_for_which_it_holds_all(which: s
     assert served == {0: 1, 1: 2, 2: 3, 3: 0}
 
 
-@pytest.mark.parametrize("counts", [(16, 16, 16, 16), (0, 31, 2, 31), (64, 0, 0, 0), (1, 3, 41, 19)])
+@pytest.mark.parametrize("counts", [(16, 16, 16, 16), (0, 31, 2, 31), (64, 0, 0, 0), (1, 3, 41, 19), (20, 20, 24, 0)])
 @pytest.mark.parametrize("which", ACROSS)
 @pytest.mark.parametrize("dtype", [DType.f64, DType.bf16])
 @pytest.mark.parametrize("first", [8, 64])
-def test_rows_and_columns_of_any_extents(counts: tuple[int, ...], which: str, dtype: DType, first: int) -> None:
+@pytest.mark.parametrize("c", ["in parts", "in host memory", "on one rank"])
+def test_rows_and_columns_of_any_extents(counts: tuple[int, ...], which: str, dtype: DType, first: int, c: str) -> None:
     layouts, grid, how = ACROSS[which]
     problem = GemmProblem(64, 64, 40, dtype, reads_c=True)
     placement = placed(problem, Layout.rows(counts), Layout.cols(counts), layouts[2])
+    if c != "in parts":
+        where = Location.host() if c == "in host memory" else Location.device(1)
+        placement = dataclasses.replace(placement, c=where)
     options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(first=first, block=64, **how))
+    check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
+
+
+@pytest.mark.parametrize("counts", [(20, 20, 24, 0), (11, 49, 4, 0), (0, 0, 40, 24)])
+@pytest.mark.parametrize("order", ["columns", "corner"])
+def test_ranks_that_begin_at_one_column_may_have_other_blocks(counts: tuple[int, ...], order: str) -> None:
+    """A rank that holds none of B has equal blocks, one that holds the first columns has a block of these."""
+    problem = GemmProblem(64, 64, 64, DType.f64, reads_c=True)
+    how = Blocking(begin="held", order=order, rows=1, columns=2, first=16, block=16)
+    options = ScheduleOptions(scheduler="kblocks", grid=(4, 1), blocking=how)
+    placement = placed(problem, ROWS, Layout.cols(counts), ROWS)
     check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
 
 

@@ -1,6 +1,7 @@
 #include "cuda_device.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -10,6 +11,7 @@ namespace {
 // How kernels of products are timed.
 constexpr std::size_t most_tuned_products = 1024;
 // Longer ones run at the power limit, where kernels differ by 3 % and less, and take long to time.
+constexpr std::size_t least_table_bytes = 4096;
 constexpr double most_operations = 2e12, most_operations_f32 = 3e11;
 constexpr double long_operations = 1e11;
 constexpr double negligible = 0.05;  // part of a plan's operations that is left to the library
@@ -245,16 +247,28 @@ std::uint64_t DeviceState::pointer_attribute(int attribute, Address address) con
 
 std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     const Driver &d = *driver_;
+    const std::size_t room = std::bit_ceil(std::max(bytes, least_table_bytes));
     reserve(0, 1, 0);
     use();
     Address address = 0;
-    d.check("cuMemAlloc", d.cuMemAlloc(&address, bytes));
-    tables_->insert(address);
-    ++num_created_;
+    {
+        const std::lock_guard lock(tables_->mutex);
+        const auto found = tables_->unused.find(room);
+        if (found != tables_->unused.end()) {
+            address = found->second;
+            tables_->unused.erase(found);
+        }
+    }
+    if (address == 0) {
+        d.check("cuMemAlloc", d.cuMemAlloc(&address, room));
+        ++num_created_;
+        const std::lock_guard lock(tables_->mutex);
+        tables_->all.push_back(address);
+    }
     // Who holds it may outlive this object.
-    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [driver = driver_, tables = tables_](void *at) {
-        const auto held = reinterpret_cast<Address>(at);
-        if (tables->erase(held) > 0) driver->cuMemFree(held);
+    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [tables = tables_, room](void *at) {
+        const std::lock_guard lock(tables->mutex);
+        tables->unused.emplace(room, reinterpret_cast<Address>(at));
     });
     const Stream stream = copy_streams_.front();
     d.check("cuMemcpyAsync", d.cuMemcpyAsync(address, reinterpret_cast<Address>(table), bytes, stream));
@@ -279,12 +293,12 @@ void DeviceState::close() {
         for (const auto *events : {&events_, &timing_events_, &caller_event_})
             for (Event event : *events)
                 d.cuEventDestroy(event);
-        for (const Address table : *tables_)
+        for (const Address table : tables_->all)
             d.cuMemFree(table);
         if (progress_ != nullptr) d.cuMemFreeHost(progress_);
         d.cuDevicePrimaryCtxRelease(device_);
     }
-    tables_->clear();
+    tables_ = std::make_shared<Tables>();  // who still holds one gives it back to nobody
     tuned_products_.clear();
     compute_lanes_.clear();
     copy_streams_.clear();

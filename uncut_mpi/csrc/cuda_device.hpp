@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "cuda_driver.hpp"
@@ -139,7 +138,13 @@ class DeviceState {
     int greatest_priority_ = 0;
     unsigned wait_flags_ = wait_value_geq;
     std::vector<ComputeLane> compute_lanes_;
-    std::shared_ptr<std::set<Address>> tables_ = std::make_shared<std::set<Address>>();
+    // Tables of executors. Who lets go of one gives it back here: to free memory would wait for the whole device.
+    struct Tables {
+        std::mutex mutex;
+        std::multimap<std::size_t, Address> unused;  // by bytes
+        std::vector<Address> all;
+    };
+    std::shared_ptr<Tables> tables_ = std::make_shared<Tables>();
     double least_operations_ = std::numeric_limits<double>::infinity();
     bool timing_ = false;
     std::map<ProductShape, Tuned> tuned_products_;

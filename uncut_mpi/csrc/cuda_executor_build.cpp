@@ -120,6 +120,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         switch (operation.code) {
             case code_copy:
                 if (transposes(program, operation)) {
+                    end_pack(program, lanes_[operation.lane]);
                     add_transposition(program, operation);
                     issued.code = code_combine;  // by a kernel
                 } else {
@@ -127,8 +128,14 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                     pack(program, operation);
                 }
                 break;
-            case code_gemm: add_gemm(program, operation); break;
-            case code_combine: add_combine(program, operation); break;
+            case code_gemm:
+                end_pack(program, lanes_[operation.lane]);
+                add_gemm(program, operation);
+                break;
+            case code_combine:
+                end_pack(program, lanes_[operation.lane]);
+                add_combine(program, operation);
+                break;
             case code_wait_flag:
                 end_pack(program, lanes_[operation.lane]);
                 add_wait(program, operation, index);

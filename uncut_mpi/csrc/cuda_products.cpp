@@ -53,7 +53,7 @@ Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shap
 TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes)
     : blas_(blas), workspace_bytes_(workspace_bytes) {
     const auto extents = [&](int op, std::int64_t rows, std::int64_t cols) {
-        return op == blas_op_t ? std::pair{cols, rows} : std::pair{rows, cols};
+        return op != blas_op_n ? std::pair{cols, rows} : std::pair{rows, cols};
     };
     const auto layout = [&](LtLayout &made, int type, std::pair<std::int64_t, std::int64_t> extent, std::int64_t ld) {
         blas_.check("cublasLtMatrixLayoutCreate",

@@ -101,14 +101,15 @@ void Scheduler::fetch(int matrix, Extent strip, const Blocks &blocks, const KSte
         // Those that begin at one place have the same at one time.
         const auto begin_of = [&](std::size_t block) {
             const KBlock &one = block_of(block);
-            return std::array{member(block, step.split).begins, one.begin_row, one.begin_col};
+            const auto edges = static_cast<std::int64_t>(matrix == matrix_b ? one.alike : 0);
+            return std::array{member(block, step.split).begins, one.begin_row, one.begin_col, edges};
         };
-        std::vector<std::array<std::int64_t, 3>> begins;
+        std::vector<std::array<std::int64_t, 4>> begins;
         for (const std::size_t block : blocks)
             begins.push_back(begin_of(block));
         std::sort(begins.begin(), begins.end());
         begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
-        for (const std::array<std::int64_t, 3> &from : begins) {
+        for (const std::array<std::int64_t, 4> &from : begins) {
             Blocks together;
             for (const std::size_t block : blocks)
                 if (begin_of(block) == from) together.push_back(block);

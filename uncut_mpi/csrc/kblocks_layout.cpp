@@ -153,6 +153,12 @@ class Maker {
         block.heights = block_edges(block.rows.size(), how.rows, problem_.step, how.halvings);
         block.starts = block_edges(block.cols.size(), how.columns, problem_.step, how.halvings);
         if (how_.from_held && unsplit()) turn(block, asked);
+        if (how_.from_held && one_by_one() == matrix_b) {
+            const auto is_alike = [&](const KBlock &other) {
+                return other.cols == block.cols && other.starts == block.starts && other.begin_col == block.begin_col;
+            };
+            block.alike = static_cast<std::size_t>(std::ranges::find_if(made_.blocks, is_alike) - made_.blocks.begin());
+        }
         block.parts.reserve(asked_.splits());
         for (std::size_t split = 0; split < asked_.splits(); ++split) {
             block.parts.push_back(part(asked, block, split));
@@ -170,17 +176,20 @@ class Maker {
     }
 
     // Lets a rank begin with the rows or columns for which it holds A or B, so that its first products wait for
-    // nothing. Of a half type all sums have one place or none: what is apart of some blocks only is where they are
-    // counted from the first row and column.
+    // nothing. Sums of some blocks alone lie where these are counted from the first row and column: then it does not,
+    // with a half type, or with rows of a C that is elsewhere.
     void turn(KBlock &block, const KRequest::Block &asked) {
         const int matrix = one_by_one();
         if (matrix == no_matrix || (!asked.alignment.empty() && asked.alignment.front().copies[matrix])) return;
         const bool some = std::ranges::any_of(
             direct_, [](const Direct &direct) { return direct.any && (direct.down > 0 || direct.along > 0); });
-        if (problem_.half() && some) return;
+        const int rank = asked_.places[asked.place].front();
+        const bool elsewhere = problem_.home(matrix_c, rank, block.rows, block.cols) == nullptr;
+        const bool some_rows = direct_[0].any && direct_[0].down > 0;
+        if (problem_.half() ? some : matrix == matrix_a && elsewhere && some_rows) return;
         const Extent across = matrix == matrix_a ? block.rows : block.cols;
         const Extent k{asked_.k_starts.front(), asked_.k_starts.back()};
-        const KPiece *piece = problem_.held_across(matrix, asked_.places[asked.place].front(), across, k);
+        const KPiece *piece = problem_.held_across(matrix, rank, across, k);
         if (!piece) return;
         const Extent its = KProblem::across_of(matrix, *piece).common(across);
         const std::int64_t begin = up_to(its.first - across.first, problem_.step), end = its.last - across.first;

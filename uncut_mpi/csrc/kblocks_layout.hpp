@@ -57,6 +57,7 @@ struct KBlock {
     std::int64_t begin_row = 0, begin_col = 0;
     std::vector<std::int64_t> heights;  // where its row blocks start, from where it begins, and their end
     std::vector<std::int64_t> starts;   // of its column blocks, and their end
+    std::size_t alike = 0;              // the first block whose column blocks start there too, where some differ
     std::vector<KPart> parts;
     std::vector<KAdder> adders;
 

@@ -9,7 +9,7 @@ namespace uncut {
 
 // One of more bytes is issued by itself. So many bytes in one kernel hold up no product for longer than some 0.1 ms.
 constexpr std::int64_t most_bytes_of_one = std::int64_t{2} << 20, most_bytes_packed = std::int64_t{128} << 20;
-constexpr std::size_t most_packed = 4096;
+constexpr std::size_t most_packed = 512;  // each is compared with all others
 
 // Copies of one lane that follow one another and of which the later ones wait for nothing that the first does not. All
 // are made where the first is issued.

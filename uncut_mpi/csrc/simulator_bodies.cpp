@@ -87,8 +87,12 @@ void Simulator::State::pack_copies() {
     for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
         const TaskRecord &task = t_.tasks[i];
         const LaneRecord &ends = t_.lanes[task.lane];
-        if (task.kind != copy_task || ends.kind != copy_lane || ends.source != ends.destination) continue;
+        if (ends.kind != copy_lane || ends.source != ends.destination) continue;
         Pack &pack = packs_[task.lane];
+        if (task.kind != copy_task) {
+            make(pack);
+            continue;
+        }
         const RegionRecord &to = t_.regions[operand(task, 0).region], &from = t_.regions[operand(task, 1).region];
         const std::int64_t bytes = to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype);
         const bool is_users = t_.buffers[from.buffer].role == user_role;
