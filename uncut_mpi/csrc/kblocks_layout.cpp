@@ -176,8 +176,8 @@ class Maker {
     }
 
     // Lets a rank begin with the rows or columns for which it holds A or B, so that its first products wait for
-    // nothing. Sums of some blocks alone lie where these are counted from the first row and column: then it does not,
-    // with a half type, or with rows of a C that is elsewhere.
+    // nothing. It does not where sums lie apart for some blocks alone, as these are counted from the first row and
+    // column: of a half type, and of rows of a C that is elsewhere.
     void turn(KBlock &block, const KRequest::Block &asked) {
         const int matrix = one_by_one();
         if (matrix == no_matrix || (!asked.alignment.empty() && asked.alignment.front().copies[matrix])) return;
