@@ -176,8 +176,8 @@ class Maker {
     }
 
     // Lets a rank begin with the rows or columns for which it holds A or B, so that its first products wait for
-    // nothing. It does not where sums lie apart for some blocks alone, as these are counted from the first row and
-    // column: of a half type, and of rows of a C that is elsewhere.
+    // nothing. It does not where the sums of some blocks alone lie apart: these are counted from the first row and
+    // column. That is so with a half type, and with rows of a C that is elsewhere.
     void turn(KBlock &block, const KRequest::Block &asked) {
         const int matrix = one_by_one();
         if (matrix == no_matrix || (!asked.alignment.empty() && asked.alignment.front().copies[matrix])) return;
