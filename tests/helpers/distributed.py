@@ -135,9 +135,15 @@ def cut_up(session, rng, data, orders):
 def random_blocking(rng, size):
     """Return options of kblocks for so many ranks."""
     order, combine = rng.choice(BLOCK_ORDERS), rng.choice(COMBINES)
+    devices = rng.choice((None, tuple(rng.sample(range(size), rng.randint(1, size)))))
+    if rng.random() < 0.4:
+        edges = {name: rng.choice((0, rng.randint(3, 30))) for name in ("c_rows", "c_cols")}
+        slots, columns = rng.randint(1, 4), rng.randint(1, 4)
+        in_rings = Blocking(block=rng.randint(3, 16), slots=slots, c_slots=rng.choice((1, 2)), columns=columns, **edges)
+        return ScheduleOptions("kblocks", devices=devices, blocking=in_rings)
     return ScheduleOptions(
         scheduler="kblocks",
-        devices=rng.choice((None, tuple(rng.sample(range(size), rng.randint(1, size))))),
+        devices=devices,
         blocking=Blocking(
             first=rng.choice((1, 4, 16)),
             block=16,

@@ -258,7 +258,8 @@ def any_options(draw: Draw, placement: Placement, ranks: int) -> ScheduleOptions
     if scheduler == "uncut":
         return draw(uncut_options(tile, devices))
     splits, shape = draw(shares(ranks if devices is None else len(devices)))
-    return ScheduleOptions("kblocks", devices=devices, blocking=draw(blockings(splits)), **shape)
+    in_rings = splits == 1 and "areas" not in shape and draw(st.sampled_from((False, False, True)))
+    return ScheduleOptions("kblocks", devices=devices, blocking=draw(blockings(splits, in_rings=in_rings)), **shape)
 
 
 @st.composite
@@ -305,13 +306,26 @@ def shares(draw: Draw, places: int) -> tuple[int, dict[str, object]]:
 
 
 @st.composite
-def blockings(draw: Draw, splits: int) -> Blocking:
-    """Every option of kblocks."""
+def blockings(draw: Draw, splits: int, *, in_rings: bool) -> Blocking:
+    """Every option of kblocks, those of several blocks of C in turn or those of one."""
 
     def one_of(*values: object) -> object:
         return draw(st.sampled_from(values))
 
     order, combine, block = one_of("", *BLOCK_ORDERS), one_of("", *COMBINES), draw(st.integers(0, 40))
+    if in_rings:
+        return Blocking(
+            first=draw(st.integers(0, min(20, block or 20))),
+            block=block,
+            growth=one_of(0, 2, 3, 5),
+            columns=draw(st.integers(0, 5)),
+            lanes=one_of(0, 1, 2),
+            delivery=one_of("", *DELIVERIES),
+            slots=draw(st.integers(1, 5)),
+            c_slots=one_of(0, 1, 2),
+            c_rows=draw(st.integers(0, 40)),
+            c_cols=draw(st.integers(0, 40)),
+        )
     return Blocking(
         splits=splits,
         first=draw(st.integers(0, min(20, block or 20))),

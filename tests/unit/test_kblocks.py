@@ -45,6 +45,10 @@ CHANGES = {
     "combine": "worker",
     "away": 2,
     "tail": 2,
+    "slots": 2,
+    "c_rows": 1024,
+    "c_cols": 1024,
+    "c_slots": 2,
 }
 
 CASES = {1: 180, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40, 64: 20}
@@ -209,8 +213,11 @@ def cube(n: int, place: str, ranks: int = 4, **options: object) -> Schedule:
 def test_every_option_changes_the_schedule(name: str) -> None:
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Blocking)}
     others = {"rows": {"order": "corner"}}.get(name, {})
-    place = "rows" if name == "begin" else "0,0,0"
-    assert cube(8192, place, **others, **{name: CHANGES[name]}).digest() != cube(8192, place, **others).digest()
+    if name in ("slots", "c_rows", "c_cols", "c_slots"):  # of more blocks of C than there is room for
+        others = {"combine": "worker", "slots": 3, "c_rows": 2048, "c_cols": 2048, "c_slots": 1}
+    place = "rows" if name == "begin" else "h,h,h" if "slots" in others else "0,0,0"
+    changes = {**others, name: CHANGES[name]}
+    assert cube(8192, place, **changes).digest() != cube(8192, place, **others).digest()
 
 
 def test_row_blocks_of_another_order_are_refused() -> None:
@@ -556,7 +563,9 @@ def test_what_does_not_fit_is_refused() -> None:
     machine = Machine.uniform(4, memory_bytes=10**8)
     place, problem = Placement.parse("h,h,h"), GemmProblem(8192, 8192, 8192, DType.f64)
     with pytest.raises(CapacityError, match=r"rank 0 needs [\d.]+ MB of device memory \([\d.]+ MB for its panels"):
-        plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks"))
+        plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks", blocking=Blocking(order="columns")))
+    with pytest.raises(CapacityError, match=r"rank 0 needs at least [\d.]+ kB .* let it use more \(device_memory\)"):
+        plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks", device_memory=10**5))
     said = (
         r"rank 2 needs 1.074 GB of device memory \(1.074 GB for the matrices placed there\), and 1.000 GB are "
         "available, 73.74 MB too few"

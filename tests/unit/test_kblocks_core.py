@@ -102,7 +102,18 @@ def ways_with(one: tuple[float, int, int], pairs: int = 4) -> Ways:
     return Ways([one] * pairs, [1.0] * 4, *([1.0] * 2 for _ in range(3)))
 
 
-HOW = {"first": 128, "block": 256, "growth": 2, "columns": 2, "rows": 1, "lanes": 2}
+HOW = {
+    "first": 128,
+    "block": 256,
+    "growth": 2,
+    "columns": 2,
+    "rows": 1,
+    "lanes": 2,
+    "slots": 0,
+    "c_rows": 0,
+    "c_cols": 0,
+    "c_slots": 0,
+}
 ORDER = {
     "order": 0,
     "earliest": False,
@@ -315,7 +326,7 @@ def test_what_leaves_nothing_open_is_complete() -> None:
     assert COMPLETE.is_complete
     for one in dataclasses.fields(Blocking):
         left_out = dataclasses.replace(COMPLETE, **{one.name: one.default})
-        assert left_out.is_complete == (one.name in ("away", "tail")), one.name
+        assert left_out.is_complete == (one.name in ("away", "tail", "slots", "c_rows", "c_cols", "c_slots")), one.name
 
 
 # -- made and simulated at once --------------------------------------------------------------------

@@ -261,8 +261,9 @@ def test_a_small_call_is_tried_in_few_ways() -> None:
 def test_what_fits_is_found(extent: int, place: str) -> None:
     # All eight ranks, or the owners' devices alone, lack memory.
     machine, problem = load_machine("karolina-8xa100"), cube(extent, reads_c=True)
+    at_once = ScheduleOptions(scheduler="kblocks", blocking=Blocking(begin="first", order="columns"))
     with pytest.raises(CapacityError):
-        plan(problem, Placement.parse(place), 8, machine, ScheduleOptions(scheduler="kblocks"))
+        plan(problem, Placement.parse(place), 8, machine, at_once)
     best = find(problem, place, machine, budget_tasks=2000).best
     needed = best.schedule.softbuf_bytes() + [extent**2 * 8 * (str(rank) in place) for rank in range(8)]
     assert max(needed) <= 40e9

@@ -93,6 +93,11 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 take(how, "columns", made.columns);
                 take(how, "rows", made.rows);
                 take(how, "lanes", made.lanes);
+                take(how, "c_rows", made.c_rows);
+                take(how, "c_cols", made.c_cols);
+                take(how, "slots", made.slots);
+                take(how, "c_slots", made.c_slots);
+                made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
                 made.halvings = halvings, made.far_apart = far_apart, made.lookahead = lookahead,
                 made.from_held = from_held;

@@ -186,6 +186,7 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
         if (part.panel[matrix] < 0) continue;
         const auto own =
             std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
+        if (!store_.brings(block_of(block), part, what)) continue;
         if (own == holders.end()) {
             takers_.push_back(block);
         } else if (!part.reads_in_place(matrix, what.across, what.k)) {

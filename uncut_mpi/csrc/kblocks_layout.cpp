@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace uncut {
@@ -79,6 +81,10 @@ class Maker {
 
     // Steps of all parts of k in turn, of one round after the other.
     void set_steps() {
+        if (how_.in_rings()) {
+            made_.steps = mark_in_rings(asked_.steps.front());
+            return;
+        }
         std::vector<KStep> marked;
         if (unsplit()) marked = mark_direct(asked_.steps.front());  // else all are sums of what several ranks have
         std::size_t most = 0, all = 0;
@@ -94,6 +100,17 @@ class Maker {
                     made_.steps.push_back(unsplit() ? marked[at] : steps[at]);
                     made_.steps.back().round = static_cast<int>(round);
                 }
+    }
+
+    // All parts of C alike: in rings C is fetched before its products, and all of these have all of k or none has.
+    std::vector<KStep> mark_in_rings(std::vector<KStep> steps) {
+        const bool at_once = how_.block >= asked_.k_starts[1] - asked_.k_starts[0];
+        direct_[0].any = problem_.half() ? at_once : problem_.reads_c;
+        direct_[1].any = problem_.half() && at_once;
+        for (KStep &step : steps)
+            step.direct = direct_[0].any, step.direct_at_home = direct_[1].any;
+        made_.any_direct = direct_[0].any;
+        return steps;
     }
 
     std::vector<KStep> mark_direct(std::vector<KStep> steps) {
@@ -142,8 +159,42 @@ class Maker {
     }
     int operand(const KPart &part, int matrix, std::int64_t rows, std::int64_t cols, bool copied) {
         if (!copied && part.home[matrix]) return -1;
+        if (how_.in_rings()) {
+            int &ring = made_.workers[part.worker].ring[static_cast<std::size_t>(matrix)];
+            if (ring >= 0) return ring;
+            const std::int64_t across = matrix == matrix_a ? largest(part).rows : largest(part).cols;
+            const std::int64_t along = how_.slots * std::min(how_.block, part.k.size());
+            rows = matrix == matrix_a ? across : along, cols = matrix == matrix_a ? along : across;
+            if (problem_.transposed(matrix)) std::swap(rows, cols);
+            return ring = panel(part.rank, rows, cols, matrix, false, panel_role);
+        }
         if (problem_.transposed(matrix)) std::swap(rows, cols);
         return panel(part.rank, rows, cols, matrix, false, panel_role);
+    }
+
+    // The most rows and columns of a worker's blocks of C, which use the same panels in turn.
+    struct Largest {
+        std::int64_t rows = 0, cols = 0;
+    };
+    const Largest &largest(const KPart &part) { return largest(part.worker / asked_.splits()); }
+    const Largest &largest(std::size_t place) {
+        if (largest_.empty()) {
+            largest_.resize(asked_.places.size());
+            for (const KRequest::Block &block : asked_.blocks) {
+                Largest &of = largest_[block.place];
+                of.rows = std::max(of.rows, block.rows.size()), of.cols = std::max(of.cols, block.cols.size());
+            }
+        }
+        return largest_[place];
+    }
+
+    // What blocks of C use in turn, as many as there is room for at a time: made for the first that needs it.
+    template <typename Make>
+    int in_turn(const KBlock &block, std::size_t worker, int what, const Make &make) {
+        if (!how_.in_rings()) return make();
+        const auto [known, is_new] = turns_.try_emplace({worker, what, block.round % how_.c_slots}, -1);
+        if (is_new) known->second = make();
+        return known->second;
     }
 
     void add_block(const KRequest::Block &asked, int round) {
@@ -152,6 +203,11 @@ class Maker {
         block.round = round, block.rows = asked.rows, block.cols = asked.cols;
         block.heights = block_edges(block.rows.size(), how.rows, problem_.step, how.halvings);
         block.starts = block_edges(block.cols.size(), how.columns, problem_.step, how.halvings);
+        if (how_.in_rings()) {  // one column block comes to the place that the same one of the block before it leaves
+            block.starts = block_edges(largest(asked.place).cols, how.columns, problem_.step, how.halvings);
+            for (std::int64_t &start : block.starts)
+                start = std::min(start, block.cols.size());
+        }
         if (how_.from_held && unsplit()) turn(block, asked);
         if (how_.from_held && one_by_one() == matrix_b) {
             const auto is_alike = [&](const KBlock &other) {
@@ -237,16 +293,21 @@ class Maker {
         made.panel[matrix_a] = operand(made, matrix_a, height, inner, alignment.copies[matrix_a]);
         made.panel[matrix_b] = operand(made, matrix_b, inner, width, alignment.copies[matrix_b]);
         if (in_place) return made;
-        std::int64_t down = height, along = width;  // of what is summed apart
+        const std::int64_t high = how_.in_rings() ? largest(made).rows : height;
+        const std::int64_t wide = how_.in_rings() ? largest(made).cols : width;
+        std::int64_t down = high, along = wide;  // of what is summed apart
         if (problem_.half() && made.is_direct) {
             down = block.heights[static_cast<std::size_t>(direct.down)];
             along = block.starts[static_cast<std::size_t>(direct.along)];
             made.direct_left = block.starts[static_cast<std::size_t>(direct.first)];
             if (!c_is_here && made.direct_left < width)
-                made.panel[panel_direct] =
-                    panel(made.rank, height, width - made.direct_left, matrix_c, false, panel_role);
+                made.panel[panel_direct] = in_turn(block, made.worker, panel_direct, [&] {
+                    return panel(made.rank, high, wide - made.direct_left, matrix_c, false, panel_role);
+                });
         }
-        if (down > 0 && along > 0) made.panel[matrix_c] = panel(made.rank, down, along, matrix_c, true, panel_role);
+        if (down > 0 && along > 0)
+            made.panel[matrix_c] = in_turn(block, made.worker, matrix_c,
+                                           [&] { return panel(made.rank, down, along, matrix_c, true, panel_role); });
         if (!problem_.half()) made.panel[panel_direct] = made.panel[matrix_c];
         return made;
     }
@@ -353,15 +414,18 @@ class Maker {
             const Direct &direct = direct_[one.home[matrix_c] != nullptr];
             down = static_cast<std::size_t>(direct.down), along = static_cast<std::size_t>(direct.along);
         }
-        const std::int64_t height = adder.rows.common(block.rows_to(down)).size();
-        const std::int64_t width = adder.slices[along].place;
+        std::int64_t height = adder.rows.common(block.rows_to(down)).size();
+        std::int64_t width = adder.slices[along].place;
         adder.partial.assign(block.parts.size(), -1);
         if (!asked_.combines || height <= 0 || width == 0) return;
+        if (how_.in_rings()) height = largest(one).rows, width = largest(one).cols;
         for (std::size_t part = 0; part < block.parts.size(); ++part)
             if (block.parts[part].rank != adder.rank)
                 adder.partial[part] = panel(adder.rank, height, width, matrix_c, true, staging_role);
         const bool beside = problem_.reads_c || problem_.half();
-        if (beside && !adder.home) adder.staging = panel(adder.rank, height, width, matrix_c, false, staging_role);
+        if (beside && !adder.home)
+            adder.staging = in_turn(block, one.worker, staging,
+                                    [&] { return panel(adder.rank, height, width, matrix_c, false, staging_role); });
     }
 
     // Room for what goes over a rank, in chunks that are as high as the highest of what can.
@@ -394,6 +458,9 @@ class Maker {
     const KProblem &problem_;
     KLayout &made_;
     std::array<Direct, 2> direct_;  // of a rank where C is not, and where it is
+    static constexpr int staging = panel_direct + 1;
+    std::map<std::tuple<std::size_t, int, int>, int> turns_;  // panels by worker, kind and turn
+    std::vector<Largest> largest_;                            // of each place
 };
 
 }  // namespace

@@ -82,6 +82,7 @@ struct KBlock {
 struct KWorker {
     std::size_t split;
     std::vector<std::size_t> blocks;
+    std::array<int, 2> ring{-1, -1};  // its panels of A and B where these are rings
 };
 
 // Where a rank keeps what it hands on for others: equal slots beside each other, each of so many columns.

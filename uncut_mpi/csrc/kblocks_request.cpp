@@ -1,5 +1,6 @@
 #include "kblocks_request.hpp"
 
+#include <array>
 #include <utility>
 
 namespace uncut {
@@ -7,6 +8,8 @@ namespace {
 
 // Fewer of them in a block, and equal blocks would be too unequal.
 constexpr std::int64_t kernel_elements = 256, least_multiples = 4;
+
+constexpr std::int64_t most_rounds = 1 << 20;
 
 void check(const KProblem &problem, const KBlocking &how) {
     const auto is_rank = [&](int rank) { return rank >= 0 && rank < problem.num_ranks; };
@@ -28,6 +31,12 @@ void check(const KProblem &problem, const KBlocking &how) {
                 problem.column_alignment >= std::max(problem.itemsize(), problem.accumulator_itemsize()),
             "slices, blocks and alignments have a size");
     require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");
+    require(how.c_rows >= 0 && how.c_cols >= 0 && how.slots >= 0 && (how.c_slots == 1 || how.c_slots == 2),
+            "there is room for one or two blocks of C, and they have elements");
+    require(how.in_rings() || (how.c_rows == 0 && how.c_cols == 0 && how.c_slots == 1),
+            "there are rings where a rank has several blocks of C");
+    require(!how.in_rings() || (how.order == by_k && how.rows == 1 && !how.from_held && how.block >= 1),
+            "there are rings in the order by k, from the first of it");
     require(problem.most_summands >= 3, "a sum has at least three summands");
     const KWays &ways = problem.ways;
     const auto ranks = static_cast<std::size_t>(problem.num_ranks), pairs = ranks * ranks;
@@ -52,6 +61,57 @@ void check(const KPlaces &places) {
     require(std::none_of(places.blocks.begin(), places.blocks.end(),
                          [](const auto &one) { return one.rows.size() < 0 || one.cols.size() < 0; }),
             "a block ends before it begins");
+}
+
+// How many blocks of C each place has down and along, where they are cut: equal ones.
+std::array<int, 2> count_cuts(const KPlaces &places, const KBlocking &how) {
+    std::int64_t down = 1, along = 1;
+    for (const KPlaces::Block &block : places.blocks) {
+        if (how.c_rows > 0) down = std::max(down, (block.rows.size() + how.c_rows - 1) / how.c_rows);
+        if (how.c_cols > 0) along = std::max(along, (block.cols.size() + how.c_cols - 1) / how.c_cols);
+    }
+    require(down * along <= most_rounds, "there are not so many blocks of C that nobody could follow them");
+    return {static_cast<int>(down), static_cast<int>(along)};
+}
+
+Extent cut_of(Extent all, int cuts, int number, std::int64_t step) {
+    const std::vector<std::int64_t> edges = block_edges(all.size(), cuts, step, 0);
+    const auto at = static_cast<std::size_t>(number);
+    return Extent{edges[at], edges[at + 1]}.shifted(all.first);
+}
+
+// Cuts the blocks of all places, one block of each for a round. Two rounds in a row share rows or columns, as they go
+// there and back. They mostly share those of the matrix that has larger k-blocks: what is there of it need not come
+// again.
+std::vector<KPlaces> cut_in_rounds(const KPlaces &places, const KProblem &problem, const KBlocking &how) {
+    const auto [down, along] = count_cuts(places, how);
+    if (down * along == 1) return {places};
+    require(std::ranges::all_of(places.place_of,
+                                [&](const std::vector<int> &strip) {
+                                    return std::ranges::all_of(strip, [&](int place) {
+                                        return place < 0 || strip.front() < 0 ||
+                                               places.blocks.at(static_cast<std::size_t>(place)).rows ==
+                                                   places.blocks.at(static_cast<std::size_t>(strip.front())).rows;
+                                    });
+                                }),
+            "ranks of a strip have the same rows where their blocks of C are cut");
+    std::int64_t height = 0, width = 0;
+    for (const KPlaces::Block &block : places.blocks)
+        height = std::max(height, block.rows.last), width = std::max(width, block.cols.last);
+    const bool keeps_columns = width * down >= height * along;
+    const int inner = keeps_columns ? down : along, outer = keeps_columns ? along : down;
+    std::vector<KPlaces> rounds;
+    rounds.reserve(static_cast<std::size_t>(inner) * static_cast<std::size_t>(outer));
+    for (int far = 0; far < outer; ++far)
+        for (int step = 0; step < inner; ++step) {
+            const int near = far % 2 ? inner - 1 - step : step;
+            KPlaces &round = rounds.emplace_back(places);
+            for (KPlaces::Block &block : round.blocks) {
+                block.rows = cut_of(block.rows, down, keeps_columns ? near : far, problem.step);
+                block.cols = cut_of(block.cols, along, keeps_columns ? far : near, problem.step);
+            }
+        }
+    return rounds;
 }
 
 // Adds the blocks of C that have elements, and the ranks of their places.
@@ -82,12 +142,14 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
         alignment[one.split] = one.how;
     }
     const auto cols = places.place_of.empty() ? 0 : places.place_of.front().size();
-    KRequest::Round made{first,
-                         request.blocks.size(),
-                         places.row_starts,
-                         static_cast<int>(places.place_of.size()),
-                         static_cast<int>(cols),
-                         {}};
+    KRequest::Round made{
+        first, request.blocks.size(), {}, static_cast<int>(places.place_of.size()), static_cast<int>(cols), {}};
+    for (std::size_t strip = 0; strip < places.place_of.size(); ++strip) {
+        Extent rows{places.row_starts[strip], places.row_starts[strip + 1]};
+        for (const int place : places.place_of[strip])
+            if (place >= 0) rows = rows.common(places.blocks.at(static_cast<std::size_t>(place)).rows);
+        made.strips.push_back(rows.size() > 0 ? rows : Extent{rows.first, rows.first});
+    }
     made.block_of.reserve(places.place_of.size() * cols);
     for (const std::vector<int> &strip : places.place_of)
         for (const int place : strip)
@@ -132,14 +194,20 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
     const std::size_t count = asked.rounds.front()->blocks.size();
     request.places.reserve(count);
     request.blocks.reserve(count * asked.rounds.size());
+    require(!how.in_rings() || (request.splits() == 1 && !asked.at_owner && asked.aligned.empty()),
+            "there are rings where no ranks share k, C is combined where it is computed, and nothing is aligned");
     for (const KPlaces *places : asked.rounds) {
         require(places->blocks.size() == count, "every round has the same places");
-        add_round(request, *places, asked);
+        for (const KPlaces &round : cut_in_rounds(*places, problem, how))
+            add_round(request, round, asked);
     }
     if (how.from_held) request.how.held = least_held(request);
     request.steps.reserve(request.splits());
     for (std::size_t part = 0; part < request.splits(); ++part) {
-        request.steps.push_back(make_steps(request.how, request.k_starts[part + 1] - request.k_starts[part]));
+        const std::int64_t extent = request.k_starts[part + 1] - request.k_starts[part];
+        request.steps.push_back(
+            how.in_rings() ? make_steps_in_rings(how, extent, static_cast<int>(request.rounds.size()), problem.reads_c)
+                           : make_steps(request.how, extent));
         for (KStep &step : request.steps.back())
             step.split = static_cast<int>(part);
     }
@@ -149,16 +217,20 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
 std::int64_t KRequest::tasks_bound() const {
     const auto parts = static_cast<std::int64_t>(splits());
     std::int64_t bound = 0;
-    for (const Round &round : rounds)
-        for (const std::vector<KStep> &of_part : steps)
-            for (const KStep &step : of_part) {
-                // A piece goes to each rank of a row or column in as many slices, a result from each part to each
-                // adder.
-                const std::int64_t each = step.kind == fetch_a   ? round.cols
-                                          : step.kind == fetch_b ? round.rows
-                                                                 : 2 * parts + 4;
-                bound += std::int64_t{round.rows} * round.cols * each;
+    const auto add = [&](const Round &round, const KStep &step) {
+        // A piece goes to each rank of a row or column in as many slices, a result from each part to each adder.
+        const std::int64_t each = step.kind == fetch_a ? round.cols : step.kind == fetch_b ? round.rows : 2 * parts + 4;
+        bound += std::int64_t{round.rows} * round.cols * each;
+    };
+    for (const std::vector<KStep> &of_part : steps)
+        for (const KStep &step : of_part) {
+            if (how.in_rings()) {
+                add(rounds[static_cast<std::size_t>(step.round)], step);
+                continue;
             }
+            for (const Round &round : rounds)
+                add(round, step);
+        }
     return bound;
 }
 

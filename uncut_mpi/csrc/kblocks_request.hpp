@@ -114,6 +114,12 @@ struct KBlocking {
     // least, of those that hold any.
     bool from_held = false;
     std::int64_t held = 0;
+    // Rows and columns of C that a rank forms at a time; 0: all that it has.
+    std::int64_t c_rows = 0, c_cols = 0;
+    // For how many k-blocks of A and of B a rank has room; 0: for all. And for how many blocks of C.
+    int slots = 0, c_slots = 1;
+
+    bool in_rings() const { return slots > 0; }
 };
 
 enum KStepKind : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
@@ -162,11 +168,11 @@ struct KRequest {
     // One block of C for each place that has one, and which of them share rows of A and columns of B. Ranks take one
     // round after the other.
     struct Round {
-        std::size_t first, last;               // its blocks
-        std::vector<std::int64_t> row_starts;  // where strips of rows start, and their end
-        int rows, cols;                        // strips of rows and columns of ranks
-        std::vector<int> block_of;             // row * cols + col -> index into blocks, -1 for none; a block may have
-                                               // several strips of rows, which its neighbours cut elsewhere
+        std::size_t first, last;     // its blocks
+        std::vector<Extent> strips;  // of rows
+        int rows, cols;              // strips of rows and columns of ranks
+        std::vector<int> block_of;   // row * cols + col -> index into blocks, -1 for none; a block may have several
+                                     // strips of rows, which its neighbours cut elsewhere
     };
 
     const KProblem &problem;  // which lives as long
@@ -175,7 +181,7 @@ struct KRequest {
     bool at_owner = false;               // whether C's owner combines column blocks, those before
     int first_at_worker = 0;             // this one; the others, if there are any, are combined where they are computed
     std::vector<std::int64_t> k_starts;  // of the parts of k, and their end
-    std::vector<std::vector<KStep>> steps;  // for each part of k, the same for every block of C
+    std::vector<std::vector<KStep>> steps;  // for each part of k, the same for every block of C; in rings of all rounds
     std::vector<std::vector<int>> places;   // the ranks of each place, one per part of k
     std::vector<Block> blocks;              // of all rounds
     std::vector<Round> rounds;
@@ -210,6 +216,9 @@ int count_blocks(int blocks, int halvings);
 std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent);
 
 std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent);
+
+// The same in rings, of so many rounds of blocks of C, one after the other without a stop.
+std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c);
 
 // The same for the same steps of all parts of k.
 std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts);

@@ -46,6 +46,7 @@ void Scheduler::run() {
     const std::vector<KStep> &steps = layout_.steps;
     for (std::size_t at = 0; at < steps.size(); ++at) {
         const KStep &step = steps[at];
+        store_.begin(step.round);
         if (!is_fetch(step)) {
             for (std::size_t block = round_of(step).first; block < round_of(step).last; ++block)
                 take(block, step);
@@ -188,7 +189,7 @@ void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
         reads[num_reads++] = {target, beta};
     } else if (first.c_there.count > 0) {
         reads[num_reads++] = {target, beta};
-        await_all(first.c_there);
+        each_cell(block, step, [&](std::size_t at) { await_all(cells[at].c_there); });
     }
     ByLane before = on_no_lane;  // what this part's sums so far were made by
     each_cell(block, step, [&](std::size_t at) {
@@ -318,13 +319,13 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
 
 void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, KTables &tables) {
     tables.clear();
-    kblocks::Panels panels(layout);
-    kblocks::Scheduler(layout, panels, most_tasks, &tables).run();
+    const auto store = kblocks::store_of(layout);
+    kblocks::Scheduler(layout, *store, most_tasks, &tables).run();
 }
 
 std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks) {
-    kblocks::Panels panels(layout);
-    kblocks::Scheduler scheduler(layout, panels, most_tasks, nullptr);
+    const auto store = kblocks::store_of(layout);
+    kblocks::Scheduler scheduler(layout, *store, most_tasks, nullptr);
     try {
         scheduler.run();
     } catch (const TooManyTasks &) {

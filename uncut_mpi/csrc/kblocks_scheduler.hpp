@@ -121,9 +121,7 @@ class Scheduler {
     const KRequest::Round &round_of(const KStep &step) const {
         return layout_.request.rounds[static_cast<std::size_t>(step.round)];
     }
-    static Extent strip(const KRequest::Round &round, int row) {
-        return {round.row_starts[static_cast<std::size_t>(row)], round.row_starts[static_cast<std::size_t>(row) + 1]};
-    }
+    static Extent strip(const KRequest::Round &round, int row) { return round.strips[static_cast<std::size_t>(row)]; }
     const KBlock &block_of(std::size_t number) const { return layout_.blocks[number]; }
     const KPart &member(std::size_t block, int split) const {
         return layout_.blocks[block].parts[static_cast<std::size_t>(split)];
@@ -148,7 +146,7 @@ class Scheduler {
     // -- tasks -------------------------------------------------------------------------------
 
     std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits) {
-        return out_.task(kind, on, write, reads, awaits, store_.take_note(out_.count(), write, reads));
+        return out_.task(kind, on, write, reads, awaits, store_.take_note(out_.count(), on, write, reads));
     }
     std::int32_t copy(std::int32_t on, const Region &there, const Region &source, Tasks awaits) {
         const Operand read{source};

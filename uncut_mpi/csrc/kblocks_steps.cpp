@@ -195,6 +195,161 @@ class Maker {
     std::vector<Work> work_;
 };
 
+// The same of several blocks of C in turn, with room for a few k-blocks of A and B: in each slot one comes after the
+// other. The next block's first ones arrive while the last ones are multiplied. k goes there and back: of a matrix of
+// which the next block needs the same rows or columns the last k-blocks need not come again.
+class RingMaker {
+  public:
+    RingMaker(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c)
+        : how_(how), extent_(extent), rounds_(rounds), columns_(count_blocks(how.columns, how.halvings)) {
+        const std::int64_t depth = std::min(how.block, extent);
+        for (std::int64_t at = 0; at < extent; at += depth)
+            slots_.push_back({at, std::min(extent, at + depth)});
+        const auto most = std::min<std::size_t>(static_cast<std::size_t>(how.slots), slots_.size());
+        // By column blocks: the last k-blocks, where C is to leave soon, and the first, where it has to come or the one
+        // before it to leave.
+        const bool waits = how.c_slots == 1 && rounds > 1;
+        tail_ = waits ? (most + 1) / 2 : 1;
+        last_tail_ = most;
+        head_ = waits ? std::max<std::size_t>(1, most - tail_) : 0;
+        first_head_ = reads_c ? 1 : 0;
+        finished_.assign(static_cast<std::size_t>(rounds), std::vector<std::ptrdiff_t>(columns_, nothing));
+    }
+
+    std::vector<KStep> run() {
+        for (int round = 0; round < rounds_; ++round)
+            add_round(round);
+        return merged();
+    }
+
+  private:
+    static constexpr std::ptrdiff_t nothing = -1;
+    // Nothing is fetched into a slot before the last product is issued that reads what is there.
+    struct Fetch {
+        std::ptrdiff_t after;
+        KStep step;
+    };
+    struct Work {
+        std::size_t needs;
+        KStep step;
+    };
+
+    KStep step(int kind, Extent k, int first, int last) const {
+        return {.kind = kind,
+                .first_k = k.first,
+                .last_k = k.last,
+                .first = first,
+                .last = last,
+                .round = round_,
+                .early = true};
+    }
+    std::ptrdiff_t last_work() const { return static_cast<std::ptrdiff_t>(work_.size()) - 1; }
+    void work(const KStep &of) { work_.push_back({fetches_.size(), of}); }
+
+    // Takes the next slots for a k-block, of which this may be a part.
+    void claim() { last_use_.push_back(nothing); }
+    void fetch(Extent k) {
+        const auto before = static_cast<std::ptrdiff_t>(last_use_.size()) - 1 - how_.slots;
+        const std::ptrdiff_t after = before >= 0 ? last_use_[static_cast<std::size_t>(before)] : nothing;
+        for (const int kind : {fetch_a, fetch_b})
+            fetches_.push_back({after, step(kind, k, 0, columns_)});
+    }
+    void fetch_c_of(int round, int column) {
+        const int before = round - how_.c_slots;
+        KStep c = step(fetch_c, {0, extent_}, column, column + 1);
+        c.round = round;
+        fetches_.push_back({before >= 0 ? finished_[static_cast<std::size_t>(before)][column] : nothing, c});
+    }
+    void use(std::size_t claims) {
+        for (std::size_t back = 1; back <= claims; ++back)
+            last_use_[last_use_.size() - back] = last_work();
+    }
+
+    void add_round(int round) {
+        round_ = round;
+        std::vector<Extent> order = slots_;
+        if (round % 2) std::reverse(order.begin(), order.end());
+        const bool is_first = round == 0, is_last = round + 1 == rounds_;
+        const std::size_t tail = std::min(is_last ? last_tail_ : tail_, order.size());
+        const std::size_t head = std::min(is_first ? first_head_ : head_, order.size() - tail);
+        const bool at_once = tail == order.size();  // C comes and leaves with the same products
+        if (!at_once && head == 0 && is_first) fetch_all_of_c();
+        if (head > 0) by_columns(order, 0, head, true, false);
+        for (std::size_t at = head; at < order.size() - tail; ++at) {
+            claim();
+            // The first products wait for little.
+            for (const Extent &k : is_first &&at == 0
+                                       ? k_blocks(order[0].size(), how_.first, how_.block, how_.growth, false, 0)
+                                       : std::vector<Extent>{{0, order[at].size()}}) {
+                const Extent part = k.shifted(order[at].first);
+                fetch(part);
+                work(step(multiply, part, 0, columns_));
+            }
+            use(1);
+            if (!is_last && how_.c_slots > 1) fetch_next_c(at + 1 - head, order.size() - tail - head + 1);
+        }
+        by_columns(order, order.size() - tail, order.size(), at_once && (is_first || how_.c_slots == 1), true);
+        if (!is_last && how_.c_slots > 1) fetch_next_c(1, 1);
+        next_c_ = 0;
+    }
+
+    void fetch_all_of_c() {
+        for (int column = 0; column < columns_; ++column)
+            fetch_c_of(round_, column);
+    }
+    // C of the next block comes meanwhile, bit by bit.
+    void fetch_next_c(std::size_t done, std::size_t all) {
+        const auto upto = static_cast<int>(static_cast<std::size_t>(columns_) * done / all);
+        for (; next_c_ < upto; ++next_c_)
+            fetch_c_of(round_ + 1, next_c_);
+    }
+
+    void by_columns(const std::vector<Extent> &order, std::size_t first, std::size_t last, bool fetches,
+                    bool finishes) {
+        for (std::size_t at = first; at < last; ++at) {
+            claim();
+            fetch(order[at]);
+        }
+        for (int column = 0; column < columns_; ++column) {
+            if (fetches) fetch_c_of(round_, column);
+            for (std::size_t at = first; at < last; ++at)
+                work(step(multiply, order[at], column, column + 1));
+            if (!finishes) continue;
+            work(step(finish, {0, extent_}, column, column + 1));
+            finished_[static_cast<std::size_t>(round_)][column] = last_work();
+        }
+        use(last - first);
+    }
+
+    std::vector<KStep> merged() const {
+        std::vector<KStep> made;
+        made.reserve(fetches_.size() + work_.size());
+        std::size_t issued = 0;
+        for (std::size_t at = 0; at < work_.size(); ++at) {
+            const auto may_go = [&](const Fetch &fetch) { return fetch.after < static_cast<std::ptrdiff_t>(at); };
+            for (; issued < work_[at].needs; ++issued) {
+                if (!may_go(fetches_[issued])) throw std::logic_error("a slot is needed before it is free");
+                made.push_back(fetches_[issued].step);
+            }
+            for (; issued < fetches_.size() && may_go(fetches_[issued]); ++issued)
+                made.push_back(fetches_[issued].step);
+            made.push_back(work_[at].step);
+        }
+        return made;
+    }
+
+    const KBlocking &how_;
+    std::int64_t extent_;
+    int rounds_, columns_, round_ = 0;
+    int next_c_ = 0;             // which of the next round's column blocks of C is to come
+    std::vector<Extent> slots_;  // the k-blocks
+    std::size_t tail_, last_tail_, head_, first_head_;
+    std::vector<Fetch> fetches_;
+    std::vector<Work> work_;
+    std::vector<std::ptrdiff_t> last_use_;               // of each claim the last product so far
+    std::vector<std::vector<std::ptrdiff_t>> finished_;  // of each round and column block: the work that hands it on
+};
+
 }  // namespace
 
 int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvings : blocks; }
@@ -216,6 +371,12 @@ std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent) {
     return Maker(how, extent).run();
 }
 
+std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c) {
+    if (extent < 1 || how.columns < 1 || how.halvings < 0 || how.slots < 1 || how.block < 1 || rounds < 1)
+        throw std::invalid_argument("there is something to multiply, in blocks and slots that there are");
+    return RingMaker(how, extent, rounds, reads_c).run();
+}
+
 std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts) {
     std::uint64_t digest = 0;
     const auto add = [&digest](std::int64_t value) {  // FNV-1a, a word at a time, with its low bits stirred
@@ -227,7 +388,8 @@ std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts) {
         for (const KStep &step : of_part)
             for (const std::int64_t value :
                  {std::int64_t{step.kind}, step.first_k, step.last_k, std::int64_t{step.first}, std::int64_t{step.last},
-                  std::int64_t{step.top}, std::int64_t{step.bottom}, std::int64_t{step.early}})
+                  std::int64_t{step.top}, std::int64_t{step.bottom}, std::int64_t{step.round},
+                  std::int64_t{step.early}})
                 add(value);
     }
     return digest;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <memory_resource>
 #include <span>
 #include <utility>
@@ -157,7 +158,15 @@ class Store {
 
     // Takes note of what a task reads and overwrites, before it is emitted. Returns tasks to await: those that read
     // what it overwrites. They live until this is called again.
-    virtual Tasks take_note(std::int32_t task, const Region &overwritten, std::span<const Operand> read) = 0;
+    virtual Tasks take_note(std::int32_t task, std::int32_t lane, const Region &overwritten,
+                            std::span<const Operand> read) = 0;
+
+    // Says that what is asked for from now on is for the blocks of C of a round, or of a step.
+    virtual void begin(int round) = 0;
+
+    // Whether a rectangle of op(A) or op(B) has to be brought to a rank for its part of a block, which then has a place
+    // for it. No tasks that read what was there before are asked for later.
+    virtual bool brings(const KBlock &block, const KPart &part, const Piece &what) = 0;
 
     // A rectangle of op(A), op(B) or C where the caller has it.
     Region users(int matrix, const KPiece &piece, Extent rows, Extent cols) const {
@@ -167,13 +176,13 @@ class Store {
         return found;
     }
 
-    void arrives(std::size_t worker, const Piece &what, std::int32_t task) {
+    virtual void arrives(std::size_t worker, const Piece &what, std::int32_t task) {
         arriving_[worker][static_cast<std::size_t>(what.matrix)].add(what, task);
     }
 
     // Adds what the next product on a lane awaits for what it reads of A and B, as `Arrivals` say.
-    void await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &before,
-               std::int32_t next, std::vector<std::int32_t> &awaits) {
+    virtual void await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &before,
+                       std::int32_t next, std::vector<std::int32_t> &awaits) {
         for (const Piece &read : {a, b})
             arriving_[worker][static_cast<std::size_t>(read.matrix)].await(read, lane, before, next, awaits);
     }
@@ -209,7 +218,76 @@ class Panels final : public Store {
                   std::int64_t columns) const override {
         return {buffer, rows.first - adder.rows.first, place, rows.size(), columns};
     }
-    Tasks take_note(std::int32_t, const Region &, std::span<const Operand>) override { return {}; }
+    Tasks take_note(std::int32_t, std::int32_t, const Region &, std::span<const Operand>) override { return {}; }
+    void begin(int) override {}
+    bool brings(const KBlock &, const KPart &, const Piece &) override { return true; }
 };
+
+// Panels that are used again and again. Of A and B a slot has one k-block after the other; a panel of C has one block
+// after the other. What overwrites something awaits all that read it.
+class Rings final : public Store {
+  public:
+    explicit Rings(const KLayout &layout);
+
+    Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const override;
+    Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
+                  std::int64_t columns) const override {
+        return {buffer, rows.first - adder.rows.first, place, rows.size(), columns};
+    }
+    Tasks take_note(std::int32_t task, std::int32_t lane, const Region &overwritten,
+                    std::span<const Operand> read) override;
+    void begin(int round) override { round_ = round; }
+    bool brings(const KBlock &block, const KPart &part, const Piece &what) override;
+    void arrives(std::size_t worker, const Piece &what, std::int32_t task) override;
+    void await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &before,
+               std::int32_t next, std::vector<std::int32_t> &awaits) override;
+
+  private:
+    // The last task of a lane.
+    struct Reader {
+        std::int32_t lane, task;
+    };
+    struct Arrival {
+        Piece what;
+        std::int32_t task;
+        std::array<bool, product_lanes.size()> awaited{};  // by products on the lane
+    };
+    struct Slot {
+        Piece has{no_matrix, {}, {}};  // a k-block and the rows or columns for which it is there
+        std::int64_t asked = 0;        // when it was last asked for
+        std::vector<Piece> filled;     // what of it comes or is there
+        std::vector<Arrival> arrivals;
+        std::vector<Reader> readers, before;  // of what it has, and of what it had
+    };
+    // A task that read some columns of what a round had in a panel of C.
+    struct Use {
+        int round;
+        std::int64_t first, last;
+        Reader by;
+    };
+    struct Known {
+        int ring = -1;          // number of the ring that a buffer is
+        std::vector<Use> uses;  // where it is none
+    };
+
+    using Slots = std::vector<Slot>;
+    Slot *slot_of(std::size_t worker, const Piece &what);
+    const Slot *slot_of(std::size_t worker, const Piece &what) const {
+        return const_cast<Rings *>(this)->slot_of(worker, what);
+    }
+    Extent k_block(const Piece &what) const;
+    std::size_t slot_at(int ring, const Region &region) const;
+    static void add(std::vector<Reader> &readers, Reader by);
+
+    std::int64_t depth_;
+    int round_ = 0;
+    std::int64_t asked_ = 0, first_k_;
+    std::vector<std::array<Slots, 2>> slots_;  // of each worker
+    std::vector<Known> known_;                 // by buffer
+    std::vector<std::int32_t> awaited_;        // of one task
+};
+
+// What fits a layout.
+std::unique_ptr<Store> store_of(const KLayout &layout);
 
 }  // namespace uncut::kblocks

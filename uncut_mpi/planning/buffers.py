@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
@@ -88,9 +89,24 @@ class Buffers:
 
 
 def check_capacity(
-    softbuf_bytes: Sequence[int], num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine
+    softbuf_bytes: Sequence[int],
+    num_ranks: int,
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    *,
+    is_least: bool = False,
 ) -> None:
-    """Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there."""
+    """
+    Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there.
+
+    Other parameters are as elsewhere.
+
+    Parameters
+    ----------
+    is_least : bool, optional
+        Whether no schedule of these ranks needs less.
+    """
     if all(map(operator.le, softbuf_bytes, room_for_panels(num_ranks, problem, placement, machine))):
         return
     resident = _resident_bytes(num_ranks, problem, placement)[:num_ranks]
@@ -101,10 +117,11 @@ def check_capacity(
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
             elsewhere = "place the matrices on other devices or in host memory, " if there else ""
+            least, mend = ("at least ", "let it use more (device_memory), ") if is_least and needed else ("", "")
             raise CapacityError(
-                f"rank {rank} needs {bytes_text(there + needed)} of device memory ({whose}), and {bytes_text(total)} "
-                f"are available, {bytes_text(there + needed - total)} too few: use more ranks, {elsewhere}"
-                "or split the product (the tile size makes no difference)"
+                f"rank {rank} needs {least}{bytes_text(there + needed)} of device memory ({whose}), and "
+                f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}use more "
+                f"ranks, {elsewhere}or split the product (the tile size makes no difference)"
             )
 
 
@@ -181,6 +198,14 @@ def room_for_panels(num_ranks: int, problem: GemmProblem, placement: Placement, 
     """Return the bytes of each rank's device memory that the caller's matrices leave."""
     resident = _resident_bytes(num_ranks, problem, placement)
     return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident[:num_ranks]))
+
+
+def with_memory(
+    num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine, device_memory: int
+) -> Machine:
+    """Return a machine of whose memory a rank has no more than so many bytes beside the caller's matrices there."""
+    resident = np.array(_resident_bytes(num_ranks, problem, placement)[:num_ranks])
+    return dataclasses.replace(machine, memory_bytes=np.minimum(machine.memory_bytes, resident + device_memory))
 
 
 def _aligned(size: int) -> int:

@@ -44,6 +44,9 @@ DIMENSIONS: Final = [
 ]
 """What is varied, in this order: first what decides most."""
 
+OUT_OF_CORE: Final = ("grids", "slots", "blocks_of_c", "columns", "ranks")
+"""What is varied where a rank has not room for all it needs."""
+
 OF_RANKS: Final = ("parts", "grids", "ranks")
 """Those that leave a candidate's kind, which later descents keep: its ranks and its grid."""
 
@@ -124,7 +127,7 @@ class Dimensions:
                     else self._sets.devices_and_shares(ranks, (rows, cols))
                 )
                 whole = {"row_shares": None, "col_shares": None, "k_shares": None, "areas": None, **where}
-                yield {**whole, "grid": (rows, cols), "tile": asked.tile, **_blocked(best, splits=splits)}
+                yield {**whole, "grid": (rows, cols), "tile": asked.tile, **_recut(asked, best, splits=splits)}
 
     def _is_behind(self, best: Candidate, shape: tuple[int, ...]) -> bool:
         """Whether all that was tried on a grid takes far longer than the best: other blocks will not help."""
@@ -143,7 +146,7 @@ class Dimensions:
                 splits = grid[2] if grid else 1
                 if asked.blocking.splits in (0, splits):
                     cut = {"areas": None, "k_shares": None, **self._sets.devices_and_shares(ranks, grid and grid[:2])}
-                    yield {**cut, "grid": grid and grid[:2], **_blocked(best, splits=splits)}
+                    yield {**cut, "grid": grid and grid[:2], **_recut(asked, best, splits=splits)}
 
     def whole(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """All of C and k in one block, for what is too small to be cut; also by one owner of A, B or C alone."""
@@ -159,6 +162,7 @@ class Dimensions:
             yield {
                 "devices": one.devices,
                 "grid": None,
+                "areas": None,
                 "k_shares": None,
                 "row_shares": None,
                 "col_shares": None,
@@ -291,6 +295,29 @@ class Dimensions:
         if not given.tail and now.order in ORDERS_BY_K:
             yield from (_blocked(best, tail=tail) for tail in _TAILS)
 
+    def _slots(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """For how many k-blocks and blocks of C there is room, how deep those are; blocks of C fit beside."""
+        given, now = asked.blocking, best.options.blocking
+        open_ = {"c_rows": given.c_rows, "c_cols": given.c_cols}
+        depths = (given.block,) if given.block else sorted({max(1, now.block // 2), now.block, 2 * now.block})
+        slots = (given.slots,) if given.slots else [one for one in (now.slots - 1, now.slots, now.slots + 1) if one > 0]
+        c_slots = (given.c_slots,) if given.c_slots else (1, 2)
+        for block, count, of_c in itertools.product(depths, slots, c_slots):
+            first = given.first or min(now.first, block)
+            yield _blocked(best, **open_, block=block, first=first, slots=count, c_slots=of_c)
+
+    def _blocks_of_c(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """One block of C more or less, down and along."""
+        given, now = asked.blocking, best.options.blocking
+        rows, cols = -(-self._problem.m // best.grid[0]), -(-self._problem.n // best.grid[1])
+        down, along = -(-rows // (now.c_rows or rows)), -(-cols // (now.c_cols or cols))
+        for more_down, more_along in itertools.product((-1, 0, 1), repeat=2):
+            if (more_down and given.c_rows) or (more_along and given.c_cols):
+                continue
+            counts = down + more_down, along + more_along
+            if min(counts) > 0:
+                yield _blocked(best, c_rows=-(-rows // counts[0]), c_cols=-(-cols // counts[1]))
+
     def _places(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products: at its owner, where they are computed, or some blocks at each."""
         owner, blocking = self._placement.device_of(Matrix.C), best.options.blocking
@@ -338,6 +365,14 @@ class Dimensions:
         if one not in self._speeds:
             self._speeds[one] = speeds_of(one)
         return self._speeds[one]
+
+
+def _recut(asked: ScheduleOptions, best: Candidate, **changes: Any) -> dict[str, Any]:
+    """Return changes of how ranks are dealt a product, with what then has to fit their memory left open again."""
+    if not best.options.blocking.slots:
+        return _blocked(best, **changes)
+    names = ("c_slots", "c_rows", "c_cols", "block", "first")
+    return _blocked(best, **{name: getattr(asked.blocking, name) for name in names}, **changes)
 
 
 def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Evaluation:
     def fits(self, options: ScheduleOptions) -> bool:
         """Return whether all ranks have room for the panels of a schedule of `kblocks`."""
         ways = (True, False) if self._kblocks.aligns else (True,)
-        return any(self._kblocks.prepare(options, aligns=aligns).fits for aligns in ways)
+        return any(self._kblocks.prepare(options, aligns=aligns, in_core=True).fits for aligns in ways)
 
     def begin(self, options: ScheduleOptions, *, must: bool = False) -> None:
         """
@@ -206,7 +206,7 @@ class Evaluation:
     def _begin_here(self, options: ScheduleOptions, *, must: bool) -> None:
         made = make_schedule(*self._about, options, most_tasks=MAX_TASKS if must else self.limit - self.spent)
         if options.scheduler == "kblocks":
-            self._alike[self._kblocks.prepare(options).alike] = options
+            self._alike[self._prepare(made.options).alike] = options
         wait = self._simulations.begin(made.schedule)
 
         def ended() -> Candidate | None:
@@ -221,7 +221,7 @@ class Evaluation:
         self._begun.append((options, ended))
 
     def _begin_in_core(self, options: ScheduleOptions) -> None:
-        prepared = self._kblocks.prepare(options)
+        prepared = self._prepare(options)
         alike = prepared.alike
         first = self._alike.setdefault(alike, options)
         if first is not options:  # the same by other rules: it costs nothing
@@ -232,7 +232,7 @@ class Evaluation:
         def ended() -> Candidate | None:
             made, run = prepared, wait()
             if not run.fits and self._kblocks.aligns:  # with fewer panels, if it fits so
-                made = self._kblocks.prepare(options, aligns=False)
+                made = self._prepare(options, aligns=False)
                 run = self._run_in_core(made)()
             if not run.fits or not self._spend(run.num_tasks):
                 del self._alike[alike]  # there may be more room later
@@ -258,6 +258,9 @@ class Evaluation:
     @functools.cached_property
     def _kblocks(self) -> kblocks.Planner:
         return kblocks.Planner(*self._about)
+
+    def _prepare(self, options: ScheduleOptions, *, aligns: bool = True) -> kblocks.Prepared:
+        return self._kblocks.prepare(options, aligns=aligns, in_core=not options.blocking.slots)
 
     def _spend(self, tasks: int, *, must: bool = False) -> bool:
         """Spend some of the budget, or none if there is no room for so many tasks."""

@@ -11,6 +11,7 @@ is computed. `schedule` says how, who issues a copy, and which lanes there are.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Hashable, Sequence
 
@@ -28,8 +29,9 @@ from uncut_mpi.planning.grid import block_starts, counted_starts, share_starts
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, Dealt, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
-from uncut_mpi.planning.limits import MAX_TASKS
-from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.limits import MANY_BUFFERS, MAX_TASKS
+from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.out_of_core import Extents, cut_to_fit, may_be_cut
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
 from uncut_mpi.planning.ways import ways_of
@@ -101,6 +103,13 @@ def schedule(
     Where links between devices differ (`uncut_mpi.planning.ways`), nothing goes over a slow link that other ranks can
     lead it round. These keep it in a few slots of a buffer, which are used again and again. List scheduling then knows
     what a byte takes on each link, and is what a schedule has if nobody asks for another delivery.
+
+    **What does not fit a rank's memory** is computed one block of C after the other (`Blocking.slots`; `csrc` has it as
+    rings). The k-blocks of A and B have a few slots, each of which has one k-block after the other. A copy into a slot
+    awaits all that read what was there before: an await as any other. All ranks take the same steps, so what several
+    need still leaves its origin once. The next block of C begins while the one before it leaves. Blocks that follow
+    each other share rows or columns, as their order goes there and back. k goes there and back too, so that the last
+    k-blocks of what two blocks share need not come again. `uncut_mpi.planning.out_of_core` chooses the sizes.
     """
     planner = Planner(problem, placement, num_ranks, machine)
     made = planner.prepare(options)
@@ -143,7 +152,7 @@ class Planner:
         self._in_core = problem_in_core(problem, placement, machine)
         self._cuts: dict[tuple[object, ...], Cut] = {}
 
-    def prepare(self, options: ScheduleOptions, *, aligns: bool = True) -> Prepared:
+    def prepare(self, options: ScheduleOptions, *, aligns: bool = True, in_core: bool = False) -> Prepared:
         """
         Return what `schedule` makes a schedule of, so that it can be made elsewhere, or not at all.
 
@@ -156,24 +165,72 @@ class Planner:
             As for `schedule`.
         aligns : bool, optional
             Whether ranks may take panels for what they hold, so that their products are aligned.
+        in_core : bool, optional
+            Whether ranks have room for all they need, unless the options say otherwise. Else what does not fit is cut
+            so that it does (`uncut_mpi.planning.out_of_core`), where that is possible.
         """
-        devices = options.computing_ranks(self.machine.num_ranks)
-        how = choose(self.problem, self.placement, len(devices), options, even=ways_of(self.machine).even)
-        if how.splits > len(devices):
-            raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
-        cut = self._cut(len(devices) // how.splits, options)
-        k_starts = _k_starts(self.problem, how.splits, options.k_shares)
-        dealt = Dealt(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
+        how = self._choose(options)
+        dealt = self._deal(options, how)
         check_steps(dealt, how)
         aligns = aligns and self.aligns
         request = dealt.request(how, aligns=aligns)
         if not options.blocking.block and request.tasks_bound > MAX_TASKS:
             how = with_longer_k_blocks(dealt, how)
             request = dealt.request(how, aligns=aligns)
-        grid = cut.partition.shape if options.areas is None else None
+        made = self._prepared(options, how, dealt, request)
+        if in_core or aligns or self._surely_fits or options.areas is not None or made.fits:
+            return made
+        if not may_be_cut(options.blocking) or min(self.room) < 0:  # the matrices there are too large already
+            return made
+        if how.splits > 1:
+            options = changed(options, blocking=changed(options.blocking, splits=1))
+            how = self._choose(options)
+            dealt = self._deal(options, how)
+        smaller = self._cut_to_fit(dealt, how, options.blocking)
+        return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False))
+
+    def _choose(self, options: ScheduleOptions) -> Blocking:
+        """Return how a rank's part is cut, where it has room for all of it."""
+        num_workers = len(options.computing_ranks(self.machine.num_ranks))
+        how = choose(self.problem, self.placement, num_workers, options, even=ways_of(self.machine).even)
+        if how.splits > num_workers:
+            raise ParamError(f"k shall be split {how.splits} times, but {num_workers} ranks compute: use more ranks")
+        return how
+
+    def _deal(self, options: ScheduleOptions, how: Blocking) -> Dealt:
+        """Return the problem as it is dealt to ranks."""
+        devices = options.computing_ranks(self.machine.num_ranks)
+        cut = self._cut(len(devices) // how.splits, options)
+        k_starts = _k_starts(self.problem, how.splits, options.k_shares)
+        return Dealt(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
+
+    def _prepared(
+        self, options: ScheduleOptions, how: Blocking, dealt: Dealt, request: _native.KBlocksRequest
+    ) -> Prepared:
+        grid = dealt.cut.partition.shape if options.areas is None else None
         known = how is options.blocking and grid == options.grid
         named = options if known else changed(options, grid=grid, blocking=how)
         return Prepared(self, dealt, named, request)
+
+    @functools.cached_property
+    def _surely_fits(self) -> bool:
+        """Whether every rank has room for all of A, B and C, so that nobody has to look at panels."""
+        problem, sums = self.problem, self.problem.dtype.accumulator.itemsize
+        operands = (problem.m + problem.n) * problem.k * problem.dtype.itemsize
+        return 2 * (operands + 3 * problem.m * problem.n * sums) + MANY_BUFFERS <= min(self.room)
+
+    def _cut_to_fit(self, dealt: Dealt, how: Blocking, asked: Blocking) -> Blocking:
+        """Return blocks of C and k-blocks for which all ranks have room, or the smallest."""
+        blocks = dealt.cut.partition.blocks
+        rows, cols = (max(map(len, extents)) for extents in zip(*blocks, strict=True))
+        down, along = dealt.cut.partition.shape
+        extents = Extents(rows, cols, self.problem.k, min(self.room[rank] for rank in dealt.devices), down, along)
+
+        def fits(one: Blocking) -> bool:
+            taken = _native.KBlocksLayout(dealt.request(one, aligns=False)).rank_bytes
+            return all(map(operator.le, taken, self.room))
+
+        return cut_to_fit(self.problem, self.placement, self.machine, dealt.devices, extents, how, asked, fits)
 
     def _cut(self, num_places: int, options: ScheduleOptions) -> Cut:
         """Return how C is cut among so many ranks."""
@@ -234,13 +291,18 @@ class Prepared:
         """What schedules have in common that are the same: k-blocks may have the same ends by other rules."""
         options, how = self.options, self.options.blocking
         cut = options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas
-        blocks = how.splits, how.columns, how.rows
+        blocks = how.splits, how.columns, how.rows, how.c_rows, how.c_cols, how.slots, how.c_slots
         return *cut, *blocks, how.lanes, how.delivery, how.begin, how.combine, how.away, self._request.steps_digest
 
     @property
     def fits(self) -> bool:
         """Whether each rank has room for its panels."""
-        return all(map(operator.le, _native.KBlocksLayout(self._request).rank_bytes, self._planner.room))
+        return all(map(operator.le, self.rank_bytes, self._planner.room))
+
+    @property
+    def rank_bytes(self) -> list[int]:
+        """Bytes that the panels of each rank take."""
+        return _native.KBlocksLayout(self._request).rank_bytes
 
     def schedule(self, most_tasks: int = MAX_TASKS) -> Schedule:
         """
@@ -255,9 +317,8 @@ class Prepared:
         """
         planner = self._planner
         layout = _native.KBlocksLayout(self._request)
-        check_capacity(
-            layout.rank_bytes, planner.machine.num_ranks, planner.problem, planner.placement, planner.machine
-        )
+        about = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
+        check_capacity(layout.rank_bytes, *about, is_least=self.options.blocking.in_rings)
         try:
             tables = layout.tables(most_tasks)
         except _native.TooManyTasksError as error:

@@ -12,6 +12,9 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
 
+USUAL_SLOTS: Final = 3
+"""For so many k-blocks ranks have room, where they have none for all: one in use and two on their way."""
+
 MOST_K_BLOCKS: Final = 1024
 """Into how many k-blocks a rank's part of k is cut where nobody asks: of a longer k they are longer."""
 
@@ -30,6 +33,8 @@ def choose(
     between devices are `even`. Ranks begin with what they hold of matrices in parts whose parts are all on devices.
     """
     asked = options.blocking
+    if asked.in_rings:
+        asked = in_rings(asked)
     if asked.is_complete:
         return asked
     on_host = placement.in_host(Matrix.C)
@@ -57,6 +62,12 @@ def choose(
         begin=asked.begin or ("held" if held else "first"),
         combine=asked.combine or "owner",
     )
+
+
+def in_rings(how: Blocking) -> Blocking:
+    """Return how ranks do with room for some k-blocks at a time: what is left open has one value only."""
+    alone = {"splits": 1, "order": "k", "rows": 1, "begin": "first", "combine": "worker", "away": 0, "tail": 0}
+    return changed(how, **alone, slots=how.slots or USUAL_SLOTS, c_slots=how.c_slots or 1)
 
 
 def choose_grid(

@@ -140,7 +140,7 @@ class Dealt:
             k_starts=self.k_starts,
             devices=self.devices,
             rounds=[self.cut.places],
-            aligned=[*self._aligned(how)] if aligns else [],
+            aligned=[*self._aligned(how)] if aligns and not how.slots else [],
         )
 
     @property

@@ -14,6 +14,19 @@ from uncut_mpi.planning.options import Blocking, changed
 def check_steps(dealt: Dealt, how: Blocking) -> None:
     """Raise `PlanError`, before any step is made, if each rank has too many k-blocks and blocks of C."""
     k_blocks, blocks = count_k_blocks(_depth(dealt), how), count_blocks(how.columns) * count_blocks(how.rows)
+    if how.in_rings:
+        rows, cols = (max(map(len, extents)) for extents in zip(*dealt.cut.partition.blocks, strict=True))
+        rounds = -(-rows // (how.c_rows or rows or 1)) * -(-cols // (how.c_cols or cols or 1))
+        if rounds * (k_blocks + blocks) > MAX_STEPS:
+            raise too_many(
+                dealt.problem,
+                f"kblocks with {rounds} blocks of C on each rank, one after the other, and {k_blocks} k-blocks",
+                f"{rounds * (k_blocks + blocks)} steps",
+                MAX_STEPS,
+                "give ranks more memory (device_memory), or ask for larger blocks (blocking.c_rows, blocking.c_cols, "
+                "blocking.block)",
+            )
+        return
     if k_blocks * blocks > MAX_STEPS:
         raise too_many(
             dealt.problem,

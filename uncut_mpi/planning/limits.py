@@ -17,6 +17,9 @@ To plan, encode and lower a task takes about 0.4 kB and 1.5 µs on rank 0, with 
 A product of 65,536³ on 1,024 ranks has 1.4 million.
 """
 
+MANY_BUFFERS: Final = 1 << 20
+"""What alignment adds to the buffers of a rank at most (bytes), where there are a few."""
+
 FEW_TASKS: Final = MAX_TASKS // 64
 """If the usual tiles or k-blocks would make more than `MAX_TASKS`, they grow until there are at most so many."""
 

@@ -39,12 +39,15 @@ BEGINS = ("first", "held")
 COMBINES = ("owner", "worker")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
 _SHARES = ("row_shares", "col_shares", "k_shares")
+_OF_RINGS = ("slots", "c_rows", "c_cols", "c_slots")
 _MOST_SHARES = 1e300
 """Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
 MOST_LANES = 64
 MOST_PRODUCT_LANES = 2
 MOST_TAIL = 4096
+MOST_SLOTS = 1024
+MOST_C_SLOTS = 2
 MOST_CHUNKS = 8
 MOST_BLOCKS = 4096
 MOST_TRIED = 16
@@ -157,6 +160,29 @@ class Blocking:
         default=0,
         most=MOST_TAIL,
     )
+    slots: int = option(
+        NUMBER,
+        """For how many k-blocks of A, and of B, a rank has room. With more than one the next k-blocks arrive while one
+        is multiplied. Left open: for all, unless its memory is too small for it; 3 with c_rows, c_cols or c_slots.""",
+        "kblocks",
+        default=0,
+        most=MOST_SLOTS,
+    )
+    c_rows: int = option(
+        NUMBER,
+        """Rows of C that a rank forms at a time: its part of C is cut into equal blocks. Left open: all that it has
+        room for.""",
+        "kblocks",
+        default=0,
+    )
+    c_cols: int = option(NUMBER, "The same of columns.", "kblocks", default=0)
+    c_slots: int = option(
+        NUMBER,
+        """For how many blocks of C a rank has room. With two it begins the next one while one leaves. Left open: 1.""",
+        "kblocks",
+        default=0,
+        most=MOST_C_SLOTS,
+    )
 
     def __post_init__(self) -> None:
         convert(self)
@@ -177,11 +203,35 @@ class Blocking:
                 f"{self.rows} row blocks (rows) are for the order 'corner', not for "
                 f"{self.order!r}: leave one of the two out"
             )
+        for name, wrong, right in (
+            ("splits", self.splits > 1, "1"),
+            ("rows", self.rows > 1, "1"),
+            ("order", self.order not in ("", "k"), "'k'"),
+            ("begin", self.begin not in ("", "first"), "'first'"),
+            ("combine", self.combine not in ("", "worker"), "'worker'"),
+            ("away", self.away > 0, "0"),
+        ):
+            if self.in_rings and wrong:
+                given = self.rings_given[0]
+                raise ParamError(
+                    f"{given} = {getattr(self, given)}, for ranks that have not room for all, goes with {name} = "
+                    f"{right}, not with {getattr(self, name)!r}: leave one of the two out"
+                )
         if self.away and self.combine == "worker":
             raise ParamError(
                 f"the last {self.away} column blocks shall be combined where they are computed (away), "
                 "but with combine = 'worker' (of blocking) all are: leave one of the two out"
             )
+
+    @property
+    def in_rings(self) -> bool:
+        """Whether ranks have room for some k-blocks at a time."""
+        return bool(self.rings_given)
+
+    @property
+    def rings_given(self) -> tuple[str, ...]:
+        """Which options are set that say how ranks do with room for some k-blocks and blocks of C at a time."""
+        return tuple(name for name in _OF_RINGS if getattr(self, name))
 
     @property
     def is_complete(self) -> bool:
@@ -351,6 +401,12 @@ class ScheduleOptions:
         default="2d-cyclic",
         words=DISTRIBUTIONS,
     )
+    device_memory: int = option(
+        NUMBER,
+        """What a rank may use of its device's memory beside the matrices there (bytes). What does not fit is computed
+        one block of C after the other. Left open: all of it.""",
+        default=0,
+    )
     blocking: Blocking = Blocking()
     tune: int = option(
         _TRIES,
@@ -508,6 +564,12 @@ class ScheduleOptions:
             )
         if self.areas is not None:
             self._check_areas(self.areas)
+        for name in ("areas", "k_shares"):
+            if self.blocking.in_rings and getattr(self, name) is not None:
+                raise ParamError(
+                    f"{name} with blocking.{self.blocking.rings_given[0]}: where ranks have not room for all they form "
+                    "blocks of a process grid, and each has all of k; leave one of the two out"
+                )
 
     def _check_areas(self, areas: tuple[tuple[float, ...], ...]) -> None:
         if not (areas and all(areas) and _are_shares([one for column in areas for one in column])):

@@ -15,6 +15,7 @@ from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
+from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -107,6 +108,8 @@ def plan_several(
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
     straight = placement.straight(num_ranks)
+    if options.device_memory:
+        machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
     if problem.copies or (not problem.has_product and placement.in_parts):
         made_here = without_product.schedule(problem, straight, machine, options)
         several = [Planned(made_here, simulate(made_here, machine).seconds, options)]

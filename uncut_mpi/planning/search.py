@@ -21,10 +21,12 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
-from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, Dimensions
+from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF_CORE, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
+from uncut_mpi.planning.kblocks_defaults import USUAL_SLOTS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.rank_sets import RankSets
 
 TIE: Final = 0.01
@@ -171,19 +173,25 @@ class _Explorer:
         kblocks, uncut = (changed(asked, scheduler=one) for one in ("kblocks", "uncut"))
         spent = self._evaluation.spent
         self._evaluation.allow(spent + round((1 - _TILED_PART) * (budget - spent)) if len(schedulers) > 1 else budget)
-        done = set[Hashable]()
+        done, refused = set[Hashable](), None
         if "kblocks" in schedulers:
             try:
                 for one in self._usual_starts(kblocks):
-                    done |= _traits(self._descend(one, kblocks, DIMENSIONS))
-            except (PlanError, CapacityError):
+                    dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
+                    done |= _traits(self._descend(one, kblocks, dimensions))
+            except (PlanError, CapacityError) as error:
                 if len(schedulers) == 1:
                     raise
+                refused = error
         self._evaluation.allow(budget)
         if "uncut" in schedulers:
-            self._explore_tiles(uncut)
+            try:
+                self._explore_tiles(uncut)
+            except CapacityError as error:
+                raise refused or error from None  # `kblocks` says with how little memory it could do
         for one in self._starts(done):
-            self._descend(one, kblocks, [name for name in DIMENSIONS if name not in OF_RANKS])
+            dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
+            self._descend(one, kblocks, [name for name in dimensions if name not in OF_RANKS])
 
     def _schedulers(self, asked: ScheduleOptions) -> tuple[str, ...]:
         """Return the schedulers to search among. Looking for `uncut`'s best for matrices in parts takes too long."""
@@ -202,12 +210,16 @@ class _Explorer:
 
     def _usual_starts(self, asked: ScheduleOptions) -> list[Candidate]:
         """Return what `kblocks` begins with, best first: its own rules, all in one block, and one rank alone."""
-        first = self._on_all_ranks(asked)
+        first, several = self._on_all_ranks(asked), list[ScheduleOptions]()
         if not self._evaluation.fits(first):
+            several += self._in_rings(first)
             first = next(filter(self._evaluation.fits, self._sets.with_room(asked)), first)
         usual = next(iter(self._begin_with(first)), None)
         if usual is None:  # it was refused when it was begun
             return []
+        in_rings = self._begin_with(*several)
+        if usual.options.blocking.slots:
+            return [min((usual, *in_rings), key=lambda one: one.value)]
         usual = self._improve(usual, asked, "parts")
         in_one_block = self._begin_with(
             *(changed(usual.options, **one) for one in self._dimensions.whole(asked, usual))
@@ -216,7 +228,14 @@ class _Explorer:
         starts = [self._improve(one, asked, "grids") for one in (usual, *in_one_block[:1])]
         for others in (in_one_block[1:], at_once):
             starts += sorted(others, key=lambda one: one.value)[:1]
-        return sorted(starts, key=lambda one: one.value)
+        return sorted([*starts, *in_rings], key=lambda one: one.value)
+
+    def _in_rings(self, asked: ScheduleOptions) -> list[ScheduleOptions]:
+        """Return how all ranks would compute one block of C after the other, if that may be."""
+        if asked.areas is not None or not may_be_cut(asked.blocking):
+            return []
+        slots = asked.blocking.slots or USUAL_SLOTS
+        return [changed(asked, blocking=changed(asked.blocking, slots=slots, splits=1))]
 
     def _explore_tiles(self, asked: ScheduleOptions) -> None:
         """Improve what `uncut` chooses by itself, on all ranks or one, if it is not far behind."""
@@ -271,4 +290,4 @@ class _Explorer:
 def _traits(one: Candidate) -> set[Hashable]:
     """Return what a descent seldom changes: grid, order of blocks, place of sums and how pieces are handed on."""
     how = one.options.blocking
-    return {one.shape, how.order, (how.combine, how.away > 0), how.delivery, how.begin}
+    return {one.shape, how.order, how.slots > 0, (how.combine, how.away > 0), how.delivery, how.begin}

@@ -1,0 +1,235 @@
+"""Products that do not fit the memory of ranks: one block of C after the other, k-blocks in slots."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers import faults, oracle
+from uncut_mpi.errors import CapacityError, ParamError, PlanError, ScheduleError
+from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
+from uncut_mpi.planning.verify import verify
+
+GIB = 1 << 30
+
+
+def random_problem(rng: random.Random, most: int = 90) -> GemmProblem:
+    m, n, k = (rng.randint(1, most) for _ in range(3))
+    trans_a, trans_b = rng.choices("NTC", k=2)
+    dtype = rng.choice(list(DType))
+    return GemmProblem(m, n, k, dtype, trans_a=trans_a, trans_b=trans_b, reads_c=rng.random() < 0.6)
+
+
+def random_placement(rng: random.Random, ranks: int) -> Placement:
+    kinds = (Location.host(), Location.host(rng.randrange(ranks)), Location.device(rng.randrange(ranks)))
+    return Placement(*(rng.choice(kinds) for _ in range(3)))
+
+
+def in_rings(rng: random.Random) -> Blocking:
+    edges = {name: rng.choice((0, rng.randint(5, 30))) for name in ("c_rows", "c_cols")}
+    columns, lanes, c_slots = rng.randint(1, 4), rng.choice((1, 2)), rng.choice((1, 2))
+    return Blocking(
+        block=rng.randint(3, 30), slots=rng.randint(1, 4), columns=columns, lanes=lanes, c_slots=c_slots, **edges
+    )
+
+
+def blocks_of_c(schedule: Schedule) -> int:
+    """Return how many blocks of C the first rank with a ring forms: what is new in its panels of C."""
+    of_sums = schedule.buffers["matrix"] == Matrix.C
+    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
+    first = gemms[gemms["num_operands"] == 3]  # which begin a part of C
+    written = schedule.operands["region"][first["first_operand"]]
+    return int(of_sums[schedule.regions["buffer"][written]].sum())
+
+
+def turns_of_rings(schedule: Schedule) -> float:
+    """Return how many times as much comes into panels of A and B as they have room for."""
+    buffers = schedule.buffers
+    ours = (buffers["role"] == Role.PANEL) & (buffers["matrix"] <= Matrix.B)
+    copies = schedule.tasks[schedule.tasks["kind"] == Kind.COPY]
+    to = schedule.regions[schedule.operands["region"][copies["first_operand"]]]
+    came = to[ours[to["buffer"]]]
+    return float((came["rows"] * came["cols"]).sum() / (buffers["rows"] * buffers["cols"])[ours].sum())
+
+
+def test_any_blocks_slots_and_problems_are_right() -> None:
+    turns = []
+    for seed in range(150):
+        rng = random.Random(seed)
+        ranks = rng.choice((1, 2, 3, 4, 6))
+        machine = dataclasses.replace(Machine.uniform(ranks), serial_copies=rng.random() < 0.5)
+        options = ScheduleOptions(scheduler="kblocks", blocking=in_rings(rng))
+        schedule = plan(random_problem(rng), random_placement(rng, ranks), ranks, machine, options).schedule
+        verify(schedule, lower(schedule), capacity_bytes=schedule.softbuf_bytes().tolist())
+        assert oracle.is_wrong(schedule) == "", seed
+        if ((schedule.buffers["role"] == Role.PANEL) & (schedule.buffers["matrix"] <= Matrix.B)).any():
+            turns.append(turns_of_rings(schedule))
+    assert sum(one >= 3 for one in turns) > 15
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("c_slots", [1, 2])
+def test_all_slots_are_used_again_and_again(slots: int, c_slots: int) -> None:
+    problem = GemmProblem(60, 60, 60, DType.f64, reads_c=False)
+    blocking = Blocking(block=8, slots=slots, c_slots=c_slots, c_rows=20, c_cols=30, columns=2)
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    schedule = plan(problem, Placement.parse("h,h,h"), 2, Machine.uniform(2), options).schedule
+    assert turns_of_rings(schedule) > 3
+    assert blocks_of_c(schedule) >= 3
+    verify(schedule, lower(schedule))
+    assert oracle.is_wrong(schedule) == ""
+
+
+def test_a_slot_that_is_used_too_early_is_seen() -> None:
+    problem = GemmProblem(60, 60, 60, DType.f64)
+    blocking = Blocking(block=8, slots=2, c_slots=1, c_rows=20, c_cols=30, columns=2)
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    schedule = plan(problem, Placement.parse("h,h,h"), 2, Machine.uniform(2), options).schedule
+    seen = 0
+    copies = np.flatnonzero((schedule.tasks["kind"] == Kind.COPY) & (schedule.tasks["num_awaits"] > 0))
+    for seed in range(40):
+        wrong = faults.drop_await_of(schedule, random.Random(seed), copies)
+        if wrong is None or oracle.is_wrong(wrong) == "":
+            continue  # others imply it
+        seen += 1
+        with pytest.raises(ScheduleError):
+            verify(wrong)
+    assert seen > 5
+
+
+def test_what_is_there_of_the_next_block_does_not_come_again() -> None:
+    problem = GemmProblem(64, 64, 64, DType.f64, reads_c=False)
+    moved = {}
+    for slots in (1, 4):
+        blocking = Blocking(block=16, slots=slots, c_rows=16, c_cols=16, columns=1)
+        options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+        schedule = plan(problem, Placement.parse("h,h,h"), 1, Machine.uniform(1), options).schedule
+        moved[slots] = schedule.bytes_by_link()["host_to_device"] // (16 * 16 * 8)
+    # Of 16 blocks of C each needs 4 k-blocks of A and 4 of B. Whatever the slots, the last one of what two blocks
+    # share is there. With room for all of k each block but the first brings one of both.
+    assert moved == {1: 2 * 16 * 4 - 15, 4: 17 * 4}
+
+
+# -- budgets ---------------------------------------------------------------------------------------
+
+
+def test_any_budget_from_the_least_on_is_kept() -> None:
+    blocks = []
+    for seed in range(60):
+        rng = random.Random(seed)
+        ranks = rng.choice((1, 2, 3))
+        problem, placement = random_problem(rng, 70), random_placement(rng, ranks)
+        machine = Machine.uniform(ranks)
+        usual = plan(problem, placement, ranks, machine, ScheduleOptions(scheduler="kblocks")).schedule
+        needed = int(usual.softbuf_bytes().max())
+        scheduler = rng.choice(("auto", "kblocks"))
+        for budget in {needed, needed * 2 // 3, needed // 2, needed // 4, needed // 16} - {0}:
+            options = ScheduleOptions(scheduler=scheduler, device_memory=budget)
+            try:
+                made = plan(problem, placement, ranks, machine, options)
+            except CapacityError as error:
+                assert "at least" in str(error)  # noqa: PT017
+                continue
+            assert made.schedule.softbuf_bytes().max() <= budget
+            verify(made.schedule, lower(made.schedule))
+            assert oracle.is_wrong(made.schedule) == "", (seed, budget)
+            blocks.append(blocks_of_c(made.schedule))
+    assert sum(one >= 3 for one in blocks) > 40
+
+
+def test_what_fits_is_computed_as_ever() -> None:
+    machine, placement = load_machine("h200-4x").subset((0, 1)), Placement.parse("h,h,h")
+    problem = GemmProblem(4096, 4096, 4096, DType.f64)
+    for scheduler in ("auto", "kblocks", "uncut"):
+        usual = plan(problem, placement, 2, machine, ScheduleOptions(scheduler=scheduler))
+        room = int(usual.schedule.softbuf_bytes().max())
+        same = plan(problem, placement, 2, machine, ScheduleOptions(scheduler=scheduler, device_memory=2 * room))
+        assert same.schedule.digest() == usual.schedule.digest()
+
+
+def test_the_least_that_works_is_said_and_works() -> None:
+    problem, placement = GemmProblem(500, 400, 300, DType.f64), Placement.parse("h,h,h")
+    with pytest.raises(CapacityError, match=r"needs at least ([\d.]+) kB") as found:
+        plan(problem, placement, 2, Machine.uniform(2), ScheduleOptions(device_memory=1000))
+    assert "let it use more (device_memory)" in str(found.value)
+    options = ScheduleOptions(scheduler="kblocks", device_memory=1000)
+    planner = kblocks.Planner(problem, placement, 2, Machine.uniform(2, memory_bytes=1000))
+    least = max(planner.prepare(options, aligns=False).rank_bytes)
+    made = plan(problem, placement, 2, Machine.uniform(2), ScheduleOptions(device_memory=least))
+    assert made.schedule.softbuf_bytes().max() <= least
+    verify(made.schedule, lower(made.schedule))
+
+
+@pytest.mark.parametrize(
+    ("extents", "dtype", "place", "ranks", "budget", "part"),
+    [
+        ((32768, 32768, 32768), DType.f64, "h,h,h", 2, 4 * GIB, 0.97),
+        ((16384, 16384, 16384), DType.f64, "h,h,h", 1, 2 * GIB, 0.92),
+        ((16384, 16384, 16384), DType.f32, "h,h,h", 1, 2 * GIB, 0.92),
+        ((32768, 32768, 32768), DType.f64, "0,0,0", 2, 2 * GIB, 0.97),
+        ((32768, 32768, 32768), DType.f64, "0,1,h", 2, 1 * GIB, 0.92),
+    ],
+)
+def test_little_memory_takes_hardly_longer(
+    extents: tuple[int, int, int], dtype: DType, place: str, ranks: int, budget: int, part: float
+) -> None:
+    machine, problem = load_machine("h200-4x").subset(range(ranks)), GemmProblem(*extents, dtype, reads_c=False)
+    placement = Placement.parse(place)
+    whole = plan(problem, placement, ranks, machine)
+    small = plan(problem, placement, ranks, machine, ScheduleOptions(device_memory=budget))
+    assert small.schedule.softbuf_bytes().max() <= budget
+    assert small.predicted_s < whole.predicted_s / part
+
+
+def test_a_result_that_no_memory_holds_leaves_at_the_speed_of_the_links() -> None:
+    machine, placement = load_machine("h200-4x").subset((0, 1)), Placement.parse("h,h,h")
+    problem = GemmProblem(131072, 131072, 4096, DType.f64, reads_c=False)
+    made = plan(problem, placement, 2, machine, ScheduleOptions(device_memory=16 * GIB))
+    assert made.predicted_s < 1.25 * bound(problem, placement, machine).seconds
+    assert made.schedule.softbuf_bytes().max() <= 16 * GIB
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"splits": 2}, "splits = 1"),
+        ({"order": "columns"}, "order = 'k'"),
+        ({"order": "corner", "rows": 2}, "rows = 1"),
+        ({"begin": "held"}, "begin = 'first'"),
+        ({"combine": "owner"}, "combine = 'worker'"),
+        ({"away": 1}, "away = 0"),
+    ],
+)
+@pytest.mark.parametrize("name", ["slots", "c_rows", "c_cols", "c_slots"])
+def test_what_does_not_go_with_slots_is_refused(name: str, other: dict[str, object], what: str) -> None:
+    with pytest.raises(ParamError, match=rf"{name} = 2, .* goes with {what}"):
+        Blocking(**{name: 2}, **other)
+
+
+@pytest.mark.parametrize("other", [{"areas": ((1.0,), (1.0,))}, {"k_shares": (1.0,)}])
+def test_shares_that_do_not_go_with_slots_are_refused(other: dict[str, object]) -> None:
+    with pytest.raises(ParamError, match="leave one of the two out"):
+        ScheduleOptions(scheduler="kblocks", blocking=Blocking(slots=2), **other)
+
+
+def test_more_blocks_of_c_than_anybody_can_follow_are_refused() -> None:
+    options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(c_rows=1, c_cols=1))
+    with pytest.raises(PlanError, match=r"blocks of C on each rank, one after the other.*device_memory"):
+        plan(GemmProblem(9000, 9000, 9000, DType.f64), Placement.parse("h,h,h"), 1, Machine.uniform(1), options)

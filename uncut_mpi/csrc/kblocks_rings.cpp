@@ -1,0 +1,146 @@
+// Panels of which the contents change: which k-block is in which slot, and who reads it.
+#include <stdexcept>
+
+#include "kblocks_store.hpp"
+
+namespace uncut::kblocks {
+
+Rings::Rings(const KLayout &layout) : Store(layout), slots_(layout.workers.size()), known_(layout.buffers.size()) {
+    const KRequest &asked = layout.request;
+    first_k_ = asked.k_starts.front();
+    depth_ = std::min(asked.how.block, asked.k_starts.back() - first_k_);
+    for (std::size_t worker = 0; worker < layout.workers.size(); ++worker)
+        for (const int matrix : {matrix_a, matrix_b}) {
+            slots_[worker][static_cast<std::size_t>(matrix)].resize(static_cast<std::size_t>(asked.how.slots));
+            const int buffer = layout.workers[worker].ring[static_cast<std::size_t>(matrix)];
+            if (buffer >= 0) known_[static_cast<std::size_t>(buffer)].ring = static_cast<int>(2 * worker) + matrix;
+        }
+}
+
+Extent Rings::k_block(const Piece &what) const {
+    const std::int64_t first = first_k_ + (what.k.first - first_k_) / depth_ * depth_;
+    return {first, first + depth_};
+}
+
+Rings::Slot *Rings::slot_of(std::size_t worker, const Piece &what) {
+    for (Slot &slot : slots_[worker][static_cast<std::size_t>(what.matrix)])
+        if (slot.has.matrix == what.matrix && slot.has.across.contains(what.across) && slot.has.k.contains(what.k))
+            return &slot;
+    return nullptr;
+}
+
+Region Rings::at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
+    const int matrix = std::min(panel, matrix_c);
+    if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
+    if (matrix == matrix_c) {
+        const std::int64_t left = block.cols.first + (panel == panel_direct ? part.direct_left : 0);
+        return stored(part.panel[panel], rows.shifted(-block.rows.first), cols.shifted(-left), false);
+    }
+    const bool of_a = matrix == matrix_a;
+    const Piece what{matrix, of_a ? rows : cols, of_a ? cols : rows};
+    const Slot *slot = slot_of(part.worker, what);
+    if (!slot) throw std::logic_error("what is read of A and B is in no slot");
+    const auto number = slot - slots_[part.worker][static_cast<std::size_t>(matrix)].data();
+    const Extent across = what.across.shifted(-slot->has.across.first),
+                 k = what.k.shifted(number * depth_ - slot->has.k.first);
+    return stored(part.panel[panel], of_a ? across : k, of_a ? k : across, problem_.transposed(matrix));
+}
+
+std::size_t Rings::slot_at(int ring, const Region &region) const {
+    const int matrix = ring % 2;
+    const bool k_is_down = (matrix == matrix_b) != problem_.transposed(matrix);
+    return static_cast<std::size_t>((k_is_down ? region.row : region.col) / depth_);
+}
+
+void Rings::add(std::vector<Reader> &readers, Reader by) {
+    const auto known = std::ranges::find(readers, by.lane, &Reader::lane);
+    if (known != readers.end())
+        known->task = by.task;
+    else
+        readers.push_back(by);
+}
+
+bool Rings::brings(const KBlock &block, const KPart &part, const Piece &what) {
+    const Piece wanted{what.matrix, what.matrix == matrix_a ? block.rows : block.cols, k_block(what)};
+    Slots &slots = slots_[part.worker][static_cast<std::size_t>(what.matrix)];
+    Slot *slot = slot_of(part.worker, wanted);
+    if (!slot) {  // the one that was asked for the longest time ago
+        slot = &*std::ranges::min_element(slots, {}, &Slot::asked);
+        slot->has = wanted;
+        slot->before = std::exchange(slot->readers, {});
+        slot->filled.clear();
+        slot->arrivals.clear();
+    }
+    slot->asked = ++asked_;
+    std::int64_t there = 0;
+    for (const Piece &piece : slot->filled) {
+        const std::int64_t across = piece.across.common(what.across).size(), k = piece.k.common(what.k).size();
+        there += across > 0 && k > 0 ? across * k : 0;
+    }
+    if (there == what.across.size() * what.k.size()) return false;
+    if (there > 0) throw std::logic_error("a part of a piece is there already");
+    slot->filled.push_back(what);
+    return true;
+}
+
+void Rings::arrives(std::size_t worker, const Piece &what, std::int32_t task) {
+    slot_of(worker, what)->arrivals.push_back({what, task});
+}
+
+void Rings::await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &, std::int32_t,
+                  std::vector<std::int32_t> &awaits) {
+    for (const Piece &read : {a, b}) {
+        Slot *slot = slot_of(worker, read);
+        if (!slot) continue;  // it is read where the caller has it
+        for (Arrival &one : slot->arrivals) {
+            if (one.awaited[lane] || !one.what.across.meets(read.across) || !one.what.k.meets(read.k)) continue;
+            one.awaited[lane] = true;
+            awaits.push_back(one.task);
+        }
+    }
+}
+
+Tasks Rings::take_note(std::int32_t task, std::int32_t lane, const Region &overwritten, std::span<const Operand> read) {
+    awaited_.clear();
+    const auto ring_slot = [&](const Known &known, const Region &region) -> Slot & {
+        return slots_[static_cast<std::size_t>(known.ring / 2)][static_cast<std::size_t>(known.ring % 2)]
+                     [slot_at(known.ring, region)];
+    };
+    const auto is_own = [&](const Region &region) {
+        return known_[static_cast<std::size_t>(region.buffer)].ring >= 0 ||
+               static_cast<std::size_t>(region.buffer) >= problem_.users.size();
+    };
+    for (const Operand &operand : read) {
+        const Region &region = operand.region;
+        if (!is_own(region) || region.empty()) continue;
+        Known &known = known_[static_cast<std::size_t>(region.buffer)];
+        if (known.ring >= 0) {
+            add(ring_slot(known, region).readers, {lane, task});
+        } else if (region.buffer != overwritten.buffer) {  // what adds to a sum stands before what reads the sum
+            const Use use{round_, region.col, region.col + region.cols, {lane, task}};
+            // Who awaits the last one of a lane awaits those before it.
+            std::erase_if(known.uses, [&](const Use &other) {
+                return other.by.lane == lane && use.first <= other.first && other.last <= use.last;
+            });
+            known.uses.push_back(use);
+        }
+    }
+    if (!is_own(overwritten)) return {};
+    Known &known = known_[static_cast<std::size_t>(overwritten.buffer)];
+    if (known.ring >= 0) {
+        for (const Reader &reader : ring_slot(known, overwritten).before)
+            awaited_.push_back(reader.task);
+    } else {
+        for (const Use &use : known.uses)
+            if (use.round < round_ && use.first < overwritten.col + overwritten.cols && overwritten.col < use.last)
+                awaited_.push_back(use.by.task);
+    }
+    return awaited_;
+}
+
+std::unique_ptr<Store> store_of(const KLayout &layout) {
+    if (layout.request.how.in_rings()) return std::make_unique<Rings>(layout);
+    return std::make_unique<Panels>(layout);
+}
+
+}  // namespace uncut::kblocks
